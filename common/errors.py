@@ -1,0 +1,42 @@
+"""Errors that say what was wrong, where, and what to do next."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class GoldfinchError(Exception):
+    """Base of every error a user can cause; the command line prints its message without a traceback."""
+
+
+class ConfigError(GoldfinchError):
+    """A configuration key, type or value that cannot be used."""
+
+
+class DataError(GoldfinchError):
+    """A data set that is missing, damaged or empty."""
+
+
+class PayloadError(GoldfinchError):
+    """Bytes or tensors from the other side that must not be used."""
+
+
+class CheckpointError(GoldfinchError):
+    """A checkpoint that cannot be read, or that belongs to another run."""
+
+
+class EngineError(GoldfinchError):
+    """An engine (inline, Ray, SuperLink) that could not start, or that stopped."""
+
+
+def nearest(word: str, choices: Iterable[str]) -> str:
+    """A sentence naming the choice closest to ``word``, or all choices when none is close.
+
+    >>> nearest("fedpol", ["fpl", "fedprox"])
+    "did you mean 'fedprox'? (choices: fedprox, fpl)"
+    """
+    known = sorted(set(choices))
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    listed = ", ".join(known) if known else "none"
+    return f"did you mean '{close[0]}'? (choices: {listed})" if close else f"choices: {listed}"

@@ -1,0 +1,1 @@
+"""The methods, one file each, behind the contract in :mod:`strategies.method`."""
