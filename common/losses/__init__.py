@@ -1,0 +1,47 @@
+"""The losses, by their names in the field: pure functions of ``[B, ..]`` tensors, scalar out, float32 or wider inside.
+
+Prototype losses go to the fastest correct kernel (:mod:`common.kernels`); all others are batched PyTorch. Each function
+names its paper and equation. Means are over the whole batch unless said.
+"""
+
+from common.kernels.terms import PrototypeTerms
+from common.losses.adversarial import least_squares_discriminator, least_squares_generator
+from common.losses.classification import cross_entropy, uniform_divergence
+from common.losses.consistency import model_contrast, multi_view_consistency
+from common.losses.distillation import (
+    cross_correlation,
+    nontarget_distillation,
+    pairwise_similarities,
+    similarity_distillation,
+)
+from common.losses.prototype import (
+    PrototypeLosses,
+    prototype_alignment,
+    prototype_contrast,
+    prototype_cosine_square,
+    prototype_losses,
+    prototype_mse,
+)
+from common.losses.regularisation import feature_norm, gaussian_class_divergence
+
+__all__ = [
+    "PrototypeLosses",
+    "PrototypeTerms",
+    "cross_correlation",
+    "cross_entropy",
+    "feature_norm",
+    "gaussian_class_divergence",
+    "least_squares_discriminator",
+    "least_squares_generator",
+    "model_contrast",
+    "multi_view_consistency",
+    "nontarget_distillation",
+    "pairwise_similarities",
+    "prototype_alignment",
+    "prototype_contrast",
+    "prototype_cosine_square",
+    "prototype_losses",
+    "prototype_mse",
+    "similarity_distillation",
+    "uniform_divergence",
+]
