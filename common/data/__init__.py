@@ -1,0 +1,1 @@
+"""Domains, the data sets they come from, who holds what, and batched augmentation."""

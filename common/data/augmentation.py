@@ -1,0 +1,121 @@
+"""Augmentation of whole batches on the training device: per-sample parameters from the CPU, one operation per batch."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from common.config import check
+
+# Columns of the uniform draws; every sample always consumes all of them, so that switching one part on or off
+# leaves the other parts' draws as they were.
+_TOP, _LEFT, _FLIP, _ANGLE, _ERASE, _AREA, _RATIO, _ERASE_TOP, _ERASE_LEFT = range(9)
+_DRAWS = 9
+_ERASED_AREA = (0.02, 0.33)  # share of the image, as in Zhong et al., "Random Erasing Data Augmentation", AAAI 2020
+_ERASED_RATIO = (0.3, 3.3)  # height over width
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """Random crop, flip, rotation and erasing for training; normalisation for both.
+
+    Order: crop and flip on uint8, scale to 0..1, rotate (outside is black), normalise, erase (to 0, which is the mean).
+
+    Attributes:
+        crop_padding: pixels of black added on each side before a crop of the original size; 0 is no crop.
+        flip: mirror left to right with probability 0.5.
+        rotation: largest angle in degrees, 0..180; the angle is uniform in [-rotation, rotation].
+        erasing: probability in 0..1 that one rectangle of a sample is erased.
+        mean: per channel, of images scaled to 0..1; one value or three.
+        std: likewise, > 0.
+    """
+
+    crop_padding: int = 0
+    flip: bool = False
+    rotation: float = 0.0
+    erasing: float = 0.0
+    mean: tuple[float, ...] = (0.485, 0.456, 0.406)
+    std: tuple[float, ...] = (0.229, 0.224, 0.225)
+
+    def __post_init__(self) -> None:
+        check(0 <= self.crop_padding <= 256, f"crop_padding must be in 0..256; got {self.crop_padding}")
+        check(0 <= self.rotation <= 180, f"rotation must be in 0..180 degrees; got {self.rotation}")
+        check(0 <= self.erasing <= 1, f"erasing is a probability in 0..1; got {self.erasing}")
+        for name, values in (("mean", self.mean), ("std", self.std)):
+            check(len(values) in (1, 3), f"{name} must have one or three values; got {list(values)}")
+            check(all(math.isfinite(value) for value in values), f"{name} must be finite; got {list(values)}")
+        check(all(value > 0 for value in self.std), f"std must be > 0; got {list(self.std)}")
+
+    def train(self, images: Tensor, generator: torch.Generator) -> Tensor:
+        """A randomly changed, normalised copy.
+
+        Args:
+            images: uint8 [B, 3, H, W] on any device.
+            generator: a CPU generator; ``9 * B`` uniform numbers are drawn from it whatever is switched on.
+
+        Returns:
+            float32 [B, 3, H, W] on the images' device.
+        """
+        draws = torch.rand(len(images), _DRAWS, generator=generator)
+        if self.crop_padding or self.flip:
+            images = self._crop_and_flip(images, draws)
+        scaled = images.float().div_(255)
+        if self.rotation:
+            scaled = self._rotate(scaled, draws[:, _ANGLE])
+        normalised = self._normalise(scaled)
+        return self._erase(normalised, draws) if self.erasing else normalised
+
+    def test(self, images: Tensor) -> Tensor:
+        """uint8 [B, 3, H, W] to normalised float32 [B, 3, H, W] on the same device; nothing random."""
+        return self._normalise(images.float().div_(255))
+
+    def _normalise(self, scaled: Tensor) -> Tensor:
+        mean = torch.tensor(self.mean, device=scaled.device).view(1, -1, 1, 1)
+        std = torch.tensor(self.std, device=scaled.device).view(1, -1, 1, 1)
+        return scaled.sub_(mean).div_(std)
+
+    def _crop_and_flip(self, images: Tensor, draws: Tensor) -> Tensor:
+        batch, channels, height, width = images.shape
+        padding = self.crop_padding
+        span = 2 * padding + 1
+        top = (draws[:, _TOP] * span).long().clamp_(max=span - 1)
+        left = (draws[:, _LEFT] * span).long().clamp_(max=span - 1)
+        columns = torch.arange(width).expand(batch, width)
+        if self.flip:
+            columns = torch.where(draws[:, _FLIP, None] < 0.5, columns.flip(1), columns)
+        rows = (torch.arange(height) + top[:, None]).to(images.device)
+        columns = (columns + left[:, None]).to(images.device)
+        padded = F.pad(images, (padding, padding, padding, padding)) if padding else images
+        tall = padded.gather(2, rows[:, None, :, None].expand(batch, channels, height, padded.shape[3]))
+        return tall.gather(3, columns[:, None, None, :].expand(batch, channels, height, width))
+
+    def _rotate(self, scaled: Tensor, draws: Tensor) -> Tensor:
+        height, width = scaled.shape[2:]
+        angle = (2 * draws - 1) * math.radians(self.rotation)
+        cosine, sine, zero = torch.cos(angle), torch.sin(angle), torch.zeros_like(angle)
+        # grid_sample's coordinates run from -1 to 1 on both axes, so the off-diagonal terms carry the aspect ratio.
+        rows = [cosine, -sine * height / width, zero, sine * width / height, cosine, zero]
+        matrix = torch.stack(rows, dim=1).view(-1, 2, 3).to(scaled.device)
+        grid = F.affine_grid(matrix, list(scaled.shape), align_corners=False)
+        return F.grid_sample(scaled, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
+
+    def _erase(self, normalised: Tensor, draws: Tensor) -> Tensor:
+        height, width = normalised.shape[2:]
+        low, high = _ERASED_AREA
+        area = (low + (high - low) * draws[:, _AREA]) * height * width
+        low, high = (math.log(bound) for bound in _ERASED_RATIO)
+        ratio = torch.exp(low + (high - low) * draws[:, _RATIO])
+        tall = (area * ratio).sqrt().round().clamp_(1, height)
+        wide = (area / ratio).sqrt().round().clamp_(1, width)
+        top = (draws[:, _ERASE_TOP] * (height - tall + 1)).floor()
+        left = (draws[:, _ERASE_LEFT] * (width - wide + 1)).floor()
+        rows, columns = torch.arange(height), torch.arange(width)
+        inside_rows = (rows >= top[:, None]) & (rows < (top + tall)[:, None])
+        inside_columns = (columns >= left[:, None]) & (columns < (left + wide)[:, None])
+        chosen = draws[:, _ERASE, None, None] < self.erasing
+        mask = (inside_rows[:, :, None] & inside_columns[:, None, :] & chosen).to(normalised.device)
+        return normalised.masked_fill_(mask[:, None], 0.0)

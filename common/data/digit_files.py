@@ -1,0 +1,148 @@
+"""Readers of the public digit formats. Each returns uint8 images [N, H, W] or [N, H, W, 3] and int64 labels [N]."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import tarfile
+import zlib
+from collections.abc import Callable, Iterable
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+import scipy.io
+from sklearn.datasets import load_svmlight_file
+
+from common.data.image_files import decode_image, image_files
+from common.errors import DataError
+
+Arrays = tuple[np.ndarray, np.ndarray]
+
+
+def existing(directory: Path, names: Iterable[str]) -> Path | None:
+    """The first of ``names`` that is in ``directory``."""
+    return next((directory / name for name in names if (directory / name).exists()), None)
+
+
+def damaged(path: Path, reason: object) -> DataError:
+    """The error for a file that cannot be read as what it should be."""
+    return DataError(f"{path} is damaged ({reason}); fetch it again")
+
+
+def read_idx(path: Path) -> np.ndarray:
+    """An IDX file of unsigned bytes (the MNIST format), gzipped or not, with as many dimensions as it says."""
+    try:
+        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    except (OSError, EOFError, zlib.error) as error:
+        raise damaged(path, error) from error
+    if len(data) < 4 or data[:3] != b"\0\0\x08" or not 1 <= data[3] <= 4 or len(data) < 4 + 4 * data[3]:
+        raise damaged(path, "it does not begin as an IDX file of bytes")
+    shape = [int.from_bytes(data[4 + 4 * axis : 8 + 4 * axis], "big") for axis in range(data[3])]
+    start = 4 + 4 * data[3]
+    if len(data) - start != int(np.prod(shape, dtype=object)):
+        raise damaged(path, f"{len(data) - start} bytes where {shape} are announced")
+    return np.frombuffer(data, np.uint8, offset=start).reshape(shape)
+
+
+def read_mnist(directory: Path, train: bool) -> Arrays:
+    """``{train,t10k}-{images-idx3,labels-idx1}-ubyte[.gz]``: grey 28x28."""
+    prefix = "train" if train else "t10k"
+    arrays = []
+    for stem in (f"{prefix}-images-idx3-ubyte", f"{prefix}-labels-idx1-ubyte"):
+        path = existing(directory, (stem + ".gz", stem, stem.replace("-idx", ".idx")))
+        if path is None:
+            raise DataError(f"mnist: {directory / stem}.gz is missing; put MNIST's four idx files there")
+        arrays.append(read_idx(path))
+    return arrays[0], arrays[1].astype(np.int64)
+
+
+def read_usps(directory: Path, train: bool) -> Arrays:
+    """``usps[.t].bz2`` in LIBSVM's text format: 256 values in -1..1 (grey 16x16), classes 1..10 for the digits 0..9."""
+    path = directory / ("usps.bz2" if train else "usps.t.bz2")
+    try:
+        values, classes = load_svmlight_file(io.BytesIO(bz2.decompress(path.read_bytes())), n_features=256)
+    except FileNotFoundError as error:
+        raise DataError(f"usps: {path} is missing; put LIBSVM's usps.bz2 and usps.t.bz2 there") from error
+    except (OSError, ValueError, EOFError) as error:
+        raise damaged(path, error) from error
+    grey = ((values.toarray() + 1) * 127.5).round().clip(0, 255).astype(np.uint8)
+    return grey.reshape(-1, 16, 16), classes.astype(np.int64) - 1
+
+
+def read_mat(path: Path) -> Arrays:
+    """A MATLAB file with X uint8 [32, 32, 3, N] and y [N, 1], where SVHN writes 10 for the digit 0."""
+    try:
+        content = scipy.io.loadmat(str(path), variable_names=["X", "y"])
+        images, labels = content["X"], content["y"].reshape(-1).astype(np.int64)
+    except FileNotFoundError as error:
+        raise DataError(f"{path} is missing; put the data set's two .mat files there") from error
+    except Exception as error:  # scipy raises whatever a damaged byte leads to
+        raise damaged(path, error) from error
+    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[2] != 3 or images.shape[3] != len(labels):
+        raise damaged(path, f"X is {images.dtype} {list(images.shape)}, y has {len(labels)} labels")
+    return np.ascontiguousarray(images.transpose(3, 0, 1, 2)), labels % 10
+
+
+def read_class_folders(directory: Path, image_size: int) -> Arrays:
+    """``directory/{0..9}/*.png`` (or jpg), resized."""
+    images, labels = [], []
+    for digit in range(10):
+        folder = directory / str(digit)
+        files = image_files(folder) if folder.is_dir() else []
+        if not files:
+            raise DataError(f"class folder {folder} is missing or has no images; put the images of that digit there")
+        images += [decode_image(path, image_size, str(path)) for path in files]
+        labels += [digit] * len(files)
+    return np.stack(images), np.array(labels, dtype=np.int64)
+
+
+def read_listed(place: Path, list_name: str, image_size: int, locate: Callable[[str], str]) -> Arrays:
+    """Images named by a list file with lines ``file label``; both are in a directory or in a tar archive.
+
+    Args:
+        place: the directory or the archive (.tar, .tar.gz); archives are read without unpacking them.
+        list_name: path of the list file inside.
+        image_size: images are resized to it.
+        locate: a line's file to its path inside.
+    """
+    if place.is_dir():
+        path = place / list_name
+        if not path.is_file():
+            raise DataError(f"{path} is missing; put the data set's list files there")
+        names, labels = _parse(path.read_text(encoding="utf-8"), path)
+        files = [place / locate(name) for name in names]
+        return np.stack([decode_image(file, image_size, str(file)) for file in files]), labels
+    found: dict[str, bytes] = {}
+    try:
+        with tarfile.open(place) as archive:
+            for member in archive:
+                content = archive.extractfile(member) if member.isfile() else None
+                if content is not None:
+                    found[str(PurePosixPath(member.name))] = content.read()
+    except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
+        raise damaged(place, error) from error
+    if list_name not in found:
+        raise damaged(place, f"it does not contain {list_name}")
+    names, labels = _parse(found[list_name].decode(), place / list_name)
+    images = []
+    for name in map(locate, names):
+        if name not in found:
+            raise damaged(place, f"{list_name} names {name}, which it does not contain")
+        images.append(decode_image(io.BytesIO(found[name]), image_size, f"{place}:{name}"))
+    return np.stack(images), labels
+
+
+def _parse(text: str, path: Path) -> tuple[list[str], np.ndarray]:
+    names, labels = [], []
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.split()
+        if not words:
+            continue
+        if len(words) != 2 or not words[1].isdigit():
+            raise damaged(path, f"line {number} is not 'file label': {line!r}")
+        names.append(words[0])
+        labels.append(int(words[1]))
+    if not names:
+        raise damaged(path, "it lists no images")
+    return names, np.array(labels, dtype=np.int64)

@@ -1,0 +1,187 @@
+"""Ten digits from seven sources, in their public formats. "Digits" means a different choice of them in every paper."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from sklearn.model_selection import train_test_split
+from torch import Tensor
+from torchvision.transforms.v2 import functional as transforms
+
+from common.data.cache import cached
+from common.data.digit_files import (
+    Arrays,
+    existing,
+    read_class_folders,
+    read_listed,
+    read_mat,
+    read_mnist,
+    read_usps,
+)
+from common.data.domain import DataSource, Domain, Split, search_roots
+from common.errors import DataError
+
+_VERSION = 1  # raise when reading changes
+
+# Per domain: the directories or archives that may hold it (relative to the root), and what to put there.
+_PLACES: dict[str, tuple[tuple[str, ...], str]] = {
+    "mnist": (
+        ("MNIST/raw", "mnist/raw", "MNIST", "mnist"),
+        "MNIST/raw/train-images-idx3-ubyte.gz and its three siblings",
+    ),
+    "usps": (("USPS", "usps"), "USPS/usps.bz2 and USPS/usps.t.bz2 (LIBSVM)"),
+    "svhn": (("SVHN", "svhn"), "SVHN/train_32x32.mat and SVHN/test_32x32.mat"),
+    "mnist_m": (
+        ("MNIST-M", "MNIST_M", "mnist_m", "MNISTM"),
+        "MNIST-M/mnist_m.tar.gz, or unpacked MNIST-M/mnist_m/ with its label lists",
+    ),
+    "syn": (
+        ("SYN", "syn", "synthetic_digits"),
+        "SYN/{imgs_train,imgs_valid}/{0..9}/*.png, the set of 10,000 + 2,000 images",
+    ),
+    "synth_digits": (
+        ("SynthDigits", "synth_digits", "synthdigits"),
+        "SynthDigits/synth_train_32x32.mat and synth_test_32x32.mat, Ganin's set of 479,400 + 9,553 images",
+    ),
+    "computer_fonts": (
+        ("CHARS74K-FNT", "chars74k_fnt", "computer_fonts"),
+        "CHARS74K-FNT/EnglishFnt_digits_28x28.tar.gz, the digits of Chars74K's EnglishFnt with train and test lists",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Digits(DataSource):
+    """Digits from ``<root>[/digits]/<set>``; see ``layout``.
+
+    ``syn`` and ``synth_digits`` are two different sets that papers both call synthetic digits: the small image folder
+    of FPL, FedAPC and FedPLCC (test 2,000), and Ganin's large one of FedBN and FedPall. ``computer_fonts`` is neither
+    and must never be reported as one of them.
+
+    Attributes:
+        split: ``standard`` keeps each set's own train and test; ``pooled`` joins them and divides 80/20, stratified
+            by class with seed 0, as FedPall's code does with scikit-learn.
+    """
+
+    name: ClassVar[str] = "digits"
+    known_domains: ClassVar[tuple[str, ...]] = tuple(_PLACES)
+
+    domains: tuple[str, ...] = ("mnist", "usps", "svhn", "mnist_m")
+    split: Literal["standard", "pooled"] = "standard"
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The digits 0 to 9."""
+        return tuple(map(str, range(10)))
+
+    def layout(self) -> str:
+        """See :meth:`DataSource.layout`."""
+        wanted = "; ".join(f"{domain}: {_PLACES[domain][1]}" for domain in self.domains)
+        return f"Put the sets there (or in digits/): {wanted}."
+
+    def _read(self, domain: str) -> Domain:
+        place = self._place(domain)
+        key: list[str | int] = [_VERSION, domain, self.image_size, *_state(place)]
+
+        def build() -> dict[str, Tensor]:
+            found: dict[str, Tensor] = {}
+            for part in ("train", "test"):
+                images, labels = _arrays(domain, place, part == "train", self.image_size)
+                if len(images) != len(labels):
+                    raise DataError(
+                        f"digits: {domain} in {place} has {len(images)} {part} images but {len(labels)} labels"
+                    )
+                if labels.min(initial=0) < 0 or labels.max(initial=0) > 9:
+                    raise DataError(f"digits: {domain} in {place} has labels that are not digits 0..9")
+                found[f"{part}_images"] = resized(images, self.image_size)
+                found[f"{part}_labels"] = torch.from_numpy(labels)
+            return found
+
+        arrays = cached(f"digits-{domain}", key, build)
+        splits = [Split(_rgb(arrays[f"{part}_images"]), arrays[f"{part}_labels"]) for part in ("train", "test")]
+        return Domain(domain, *(splits if self.split == "standard" else pooled(*splits)))
+
+    def _place(self, domain: str) -> Path:
+        """The directory or archive of ``domain``: in the root, in its ``digits``, or the root itself."""
+        names, wanted = _PLACES[domain]
+        roots = list(search_roots(self, ("digits", "Digits")))
+        for root in roots:
+            found = existing(root, names)
+            if found is not None:
+                return found
+        if roots[0].name in {part for name in names for part in name.split("/")}:
+            return roots[0]
+        hint = ""
+        if domain in ("syn", "synth_digits") and any(existing(root, _PLACES["computer_fonts"][0]) for root in roots):
+            hint = " The computer-font digits that are there are another domain, computer_fonts in data.domains."
+        raise DataError(f"digits: {domain} is not in {' or '.join(map(str, roots))}; put {wanted} there.{hint}")
+
+
+def resized(images: np.ndarray, image_size: int) -> Tensor:
+    """uint8 [N, H, W] or [N, H, W, 3] to uint8 [N, 1 or 3, image_size, image_size], bilinear with antialiasing."""
+    if images.ndim == 3:
+        tensor = torch.from_numpy(images.copy())[:, None]
+    else:
+        tensor = torch.from_numpy(images).permute(0, 3, 1, 2)
+    if tensor.shape[2:] != (image_size, image_size):
+        tensor = transforms.resize(tensor.contiguous(), [image_size, image_size], antialias=True)
+    return tensor.contiguous()
+
+
+def pooled(train: Split, test: Split) -> tuple[Split, Split]:
+    """Train and test joined and divided again, 80/20, stratified by class with seed 0."""
+    images, labels = torch.cat([train.images, test.images]), torch.cat([train.labels, test.labels])
+    places = np.arange(len(labels))
+    try:
+        chosen = train_test_split(places, test_size=0.2, random_state=0, stratify=labels.numpy())
+    except ValueError as error:
+        raise DataError(f"split=pooled needs at least two images of each class: {error}") from error
+    whole = Split(images, labels)
+    return whole.subset(torch.from_numpy(chosen[0])), whole.subset(torch.from_numpy(chosen[1]))
+
+
+def _rgb(images: Tensor) -> Tensor:
+    """Grey is stored once and repeated when it is loaded."""
+    return images.repeat(1, 3, 1, 1) if images.shape[1] == 1 else images
+
+
+def _state(place: Path) -> list[str | int]:
+    """Name, size and time of every file of the domain, for the cache's key."""
+    files = sorted(path for path in place.rglob("*") if path.is_file()) if place.is_dir() else [place]
+    state: list[str | int] = [str(place)]
+    for path in files:
+        status = path.stat()
+        state += [str(path.relative_to(place.parent)), status.st_size, status.st_mtime_ns]
+    return state
+
+
+def _arrays(domain: str, place: Path, train: bool, image_size: int) -> Arrays:
+    part = "train" if train else "test"
+    if domain == "mnist":
+        return read_mnist(place, train)
+    if domain == "usps":
+        return read_usps(place, train)
+    if domain == "svhn":
+        return read_mat(place / f"{part}_32x32.mat")
+    if domain == "synth_digits":
+        return read_mat(place / f"synth_{part}_32x32.mat")
+    if domain == "syn":
+        names = ("imgs_train", "train") if train else ("imgs_valid", "imgs_val", "imgs_test", "valid", "val", "test")
+        folder = existing(place, names)
+        if folder is None:
+            raise DataError(f"syn: {place / names[0]} is missing; put {_PLACES['syn'][1]} there")
+        return read_class_folders(folder, image_size)
+    if domain == "mnist_m":
+        place = existing(place, ("mnist_m.tar.gz", "mnist_m.tar", "mnist_m_unpacked")) or place
+        if place.is_dir() and (place / "mnist_m").is_dir():
+            place = place / "mnist_m"
+        inside = "" if place.is_dir() else "mnist_m/"
+        folder_name = f"{inside}mnist_m_{part}"
+        return read_listed(place, f"{folder_name}_labels.txt", image_size, lambda name: f"{folder_name}/{name}")
+    place = existing(place, ("EnglishFnt_digits_28x28.tar.gz",)) or place
+    inside = "" if place.is_dir() and not (place / "English").is_dir() else "English/"
+    return read_listed(place, f"{inside}{part}.txt", image_size, lambda name: f"{inside}{name}")

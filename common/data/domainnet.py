@@ -1,0 +1,58 @@
+"""DomainNet (Peng et al., ICCV 2019): 345 classes in six styles, of which the papers use ten."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from common.config import check
+from common.data.image_folders import ImageFolders, SplitRule
+
+
+@dataclass(frozen=True)
+class DomainNet(ImageFolders):
+    """``<root>[/DomainNet]/<domain>/<class>/*.jpg`` with the published ``<domain>_train.txt`` and ``_test.txt``.
+
+    Attributes:
+        classes: folder names of the classes in use, in label order; by default the ten of FedPCL and FedPLCC. The
+            numbers in the list files are not used: they count all 345 classes.
+    """
+
+    name: ClassVar[str] = "domainnet"
+    known_domains: ClassVar[tuple[str, ...]] = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
+    folders: ClassVar[tuple[str, ...]] = ("DomainNet", "domainnet", "domain_net")
+
+    list_files: ClassVar[tuple[tuple[str, str], ...]] = (("{domain}_train.txt", "{domain}_test.txt"),)
+    list_folders: ClassVar[tuple[str, ...]] = ("splits",)
+
+    domains: tuple[str, ...] = known_domains
+    image_size: int = 64
+    split: SplitRule = "lists"
+    classes: tuple[str, ...] = (
+        "bird",
+        "feather",
+        "headphones",
+        "ice_cream",
+        "teapot",
+        "tiger",
+        "whale",
+        "windmill",
+        "wine_glass",
+        "zebra",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check(len(set(self.classes)) == len(self.classes) >= 2, "classes must be at least two different names")
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """``classes``."""
+        return self.classes
+
+    def layout(self) -> str:
+        """See :meth:`DataSource.layout`."""
+        return (
+            "Put DomainNet there as [DomainNet/]<domain>/<class>/*.jpg with <domain>_train.txt and <domain>_test.txt "
+            "beside the domains (or in splits/)."
+        )

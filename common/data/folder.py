@@ -1,0 +1,144 @@
+"""Bring your own: any directory of class folders is a domain."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+
+from common.config import check
+from common.data.domain import DATA_VARIABLE, DataSource, Domain, Split
+from common.data.image_files import class_folders, decode, image_files
+from common.data.image_folders import Files, per_class_fraction
+from common.errors import DataError, nearest
+
+_PARTS = (("train",), ("test", "val", "valid", "validation"))
+
+
+@dataclass(frozen=True)
+class Folder(DataSource):
+    """``<root>/<domain>/<class>/<image>``, or ``<root>/<domain>/{train,test}/<class>/<image>``.
+
+    As a node's data-dir, the root may also be the domain's own directory. Without train and test folders the leading
+    ``train_fraction`` of each class, by file name, is train. A class a domain lacks is a class without samples.
+
+    Attributes:
+        domains: names of the domains; empty: all directories found under the root.
+        classes: names of the class folders, in label order; empty: the sorted union over all domains, which then all
+            have to be there. On devices that hold one domain each, name them, so that all agree on the labels.
+        train_fraction: share of each class that is train, in (0, 1), rounded down but never below one image.
+    """
+
+    name: ClassVar[str] = "folder"
+
+    domains: tuple[str, ...] = ()
+    image_size: int = 32
+    classes: tuple[str, ...] = ()
+    train_fraction: float = 0.8
+
+    def __post_init__(self) -> None:
+        if not self.domains:
+            root = self._root()
+            if root is None or not Path(root).is_dir():
+                raise ValueError(
+                    f"name the domains (data.domains=[a,b]), or set data.root or {DATA_VARIABLE} to a directory that "
+                    f"holds one directory per domain; {root or 'neither'} is {'not there' if root else 'set'}"
+                )
+            object.__setattr__(self, "domains", tuple(path.name for path in _directories(Path(root))))
+        super().__post_init__()
+        check(len(set(self.classes)) == len(self.classes), f"classes names one twice: {list(self.classes)}")
+        check(0 < self.train_fraction < 1, f"train_fraction must be in (0, 1); got {self.train_fraction}")
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """``classes``, or the sorted union of the class folders of all domains.
+
+        Raises:
+            DataError: ``classes`` is empty and a domain is not under the root.
+        """
+        if self.classes:
+            return self.classes
+        found: set[str] = set()
+        for domain in self.domains:
+            directory = Path(self._root() or ".") / domain
+            if not directory.is_dir():
+                raise DataError(
+                    f"folder: the classes are the union over all domains, but {directory} is not there; put it there, "
+                    "or name the classes (data.classes=[a,b]) so that every device agrees on the labels"
+                )
+            found.update(path.name for base in _bases(directory) for path in _directories(base))
+        if not found:
+            raise DataError(f"folder: no class folders in any domain under {self._root()}; {self.layout()}")
+        return tuple(sorted(found))
+
+    def layout(self) -> str:
+        """See :meth:`DataSource.layout`."""
+        return "Put images there as <domain>/<class>/*.png, or <domain>/{train,test}/<class>/*.png."
+
+    def directory(self, domain: str) -> Path:
+        """``<root>/<domain>``, or the root itself when it is the domain's own directory.
+
+        Raises:
+            DataError: neither is there.
+        """
+        if self.root is None:
+            raise DataError(
+                f"folder: no directory was given for domain {domain!r}: set data.root=DIR, the node's data-dir, or "
+                f"{DATA_VARIABLE}. {self.layout()}"
+            )
+        root = Path(self.root)
+        if not root.is_dir():
+            raise DataError(f"folder: {root} is not a directory. {self.layout()}")
+        if (root / domain).is_dir():
+            return root / domain
+        names = {path.name for base in _bases(root) for path in _directories(base)}
+        if root.name == domain or (self.classes and names & set(self.classes)):
+            return root
+        close = nearest(domain, [path.name for path in _directories(root)])
+        raise DataError(f"folder: domain {domain!r} is not in {root}; {close}. {self.layout()}")
+
+    def _read(self, domain: str) -> Domain:
+        directory = self.directory(domain)
+        class_names = self.class_names
+        for base in _bases(directory):
+            for folder in _directories(base):
+                if folder.name not in class_names and image_files(folder):
+                    close = nearest(folder.name, class_names)
+                    raise DataError(f"folder: {folder} is not one of data.classes; {close}")
+        parts = [_part(directory, names) for names in _PARTS]
+        if parts[0] is None or parts[1] is None:
+            files = class_folders(directory, class_names, all_required=False)
+            train, test = _leading(files, self.train_fraction)
+        else:
+            train, test = (class_folders(part, class_names, all_required=False) for part in parts if part is not None)
+        if not train or not test:
+            missing = "images" if not train and not test else "train images" if not train else "test images"
+            raise DataError(f"folder: domain {domain!r} in {directory} has no {missing}. {self.layout()}")
+        images = decode([path for path, _ in (*train, *test)], self.image_size, directory)
+        labels = torch.tensor([label for _, label in (*train, *test)], dtype=torch.int64)
+        count = len(train)
+        return Domain(domain, Split(images[:count], labels[:count]), Split(images[count:], labels[count:]))
+
+
+def _directories(parent: Path) -> list[Path]:
+    return sorted(path for path in parent.iterdir() if path.is_dir() and not path.name.startswith("."))
+
+
+def _part(directory: Path, names: tuple[str, ...]) -> Path | None:
+    return next((directory / name for name in names if (directory / name).is_dir()), None)
+
+
+def _bases(directory: Path) -> list[Path]:
+    """Where the class folders of a domain lie: its train and test folders when it has both, else itself."""
+    train, test = (_part(directory, names) for names in _PARTS)
+    return [directory] if train is None or test is None else [train, test]
+
+
+def _leading(files: Files, fraction: float) -> tuple[Files, Files]:
+    """As FedPall's rule with floor, but a class of one image is a training class."""
+    train, test = per_class_fraction(files, fraction, "floor")
+    absent = {label for _, label in files} - {label for _, label in train}
+    moved: Files = [next(item for item in test if item[1] == label) for label in sorted(absent)]
+    return sorted([*train, *moved], key=lambda item: (item[1], item[0])), [item for item in test if item not in moved]

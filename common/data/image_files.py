@@ -1,0 +1,121 @@
+"""Finding image files in class folders and decoding them: in parallel, once, into one uint8 tensor."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from common.data.cache import cached
+from common.errors import DataError
+
+SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".gif", ".ppm", ".pgm"})
+_VERSION = 1  # raise when decoding changes
+
+
+def normal_name(name: str) -> str:
+    """A folder name without case and separators, so that 'Real World' and 'real_world' are the same."""
+    return "".join(letter for letter in name.lower() if letter.isalnum())
+
+
+def subdirectory(parent: Path, name: str) -> Path | None:
+    """The directory ``name`` in ``parent``, whatever its case and separators; ``None`` if there is none."""
+    if (parent / name).is_dir():
+        return parent / name
+    wanted = normal_name(name)
+    return next((path for path in sorted(parent.iterdir()) if path.is_dir() and normal_name(path.name) == wanted), None)
+
+
+def image_files(directory: Path) -> list[Path]:
+    """The image files directly in ``directory``, sorted by name; hidden files are left out."""
+    return sorted(
+        path for path in directory.iterdir() if path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
+    )
+
+
+def class_folders(
+    directory: Path,
+    class_names: Sequence[str],
+    *,
+    aliases: Mapping[str, Sequence[str]] | None = None,
+    all_required: bool = True,
+) -> list[tuple[Path, int]]:
+    """Image files of class folders with their labels, in the order of the classes, then of the file names.
+
+    Args:
+        directory: holds one folder per class.
+        class_names: the label is the index into them.
+        aliases: other names a class's folder may have.
+        all_required: a class without a folder is an error instead of a class without images.
+
+    Raises:
+        DataError: a class folder is missing or empty and ``all_required``.
+    """
+    found: list[tuple[Path, int]] = []
+    for label, name in enumerate(class_names):
+        names = (name, *(aliases or {}).get(name, ()))
+        folder = next((path for path in (subdirectory(directory, each) for each in names) if path is not None), None)
+        files = image_files(folder) if folder is not None else []
+        if all_required and not files:
+            state = "is missing" if folder is None else "has no images"
+            raise DataError(f"class folder {folder or directory / name} {state}; put that class's images there")
+        found += [(path, label) for path in files]
+    return found
+
+
+def decode(files: Sequence[Path], image_size: int, base: Path) -> Tensor:
+    """The images of ``files``, resized, as uint8 [N, 3, image_size, image_size]; cached on disk.
+
+    The cache's key holds the names relative to ``base``, sizes and times of the files.
+
+    Raises:
+        DataError: a file cannot be read as an image; the first one in order is named.
+    """
+    key: list[str | int] = [_VERSION, image_size, str(base)]
+    for path in files:
+        try:
+            status = path.stat()
+        except OSError as error:
+            raise DataError(f"image {path} cannot be read ({error.strerror}); restore it or unlist it") from error
+        key += [str(path.relative_to(base)), status.st_size, status.st_mtime_ns]
+
+    def build() -> dict[str, Tensor]:
+        images = np.empty((len(files), image_size, image_size, 3), dtype=np.uint8)
+
+        def put(index: int) -> None:
+            images[index] = decode_image(files[index], image_size, str(files[index]))
+
+        with ThreadPoolExecutor(max_workers=min(16, os.cpu_count() or 1)) as pool:
+            for _ in pool.map(put, range(len(files))):
+                pass
+        return {"images": torch.from_numpy(images).permute(0, 3, 1, 2).contiguous()}
+
+    return cached("images", key, build)["images"]
+
+
+def decode_image(source: Path | BinaryIO, image_size: int, name: str) -> np.ndarray:
+    """One image as uint8 [image_size, image_size, 3]: grey becomes RGB, the whole image is resized (bilinear).
+
+    Raises:
+        DataError: it is not an image, truncated, or absurdly large.
+    """
+    try:
+        with Image.open(source) as image:
+            return np.asarray(_rgb(image).resize((image_size, image_size), Image.Resampling.BILINEAR))
+    except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
+        raise DataError(f"image {name} cannot be decoded ({error}); replace it, or take it out") from error
+
+
+def _rgb(image: Image.Image) -> Image.Image:
+    """RGB; 16-bit grey is scaled to 8 bits (Pillow would clip it at 255)."""
+    if image.mode.startswith("I;16") or image.mode == "I":
+        grey = np.asarray(image).astype(np.float64) / 257
+        return Image.fromarray(grey.round().clip(0, 255).astype(np.uint8)).convert("RGB")
+    return image.convert("RGB")

@@ -1,0 +1,41 @@
+"""PACS (Li et al., ICCV 2017): seven classes as art painting, cartoon, photo and sketch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from common.data.image_folders import ImageFolders, SplitRule
+
+
+@dataclass(frozen=True)
+class PACS(ImageFolders):
+    """``<root>[/PACS]/<domain>/<class>/<image>``; complete: 2048, 2344, 1670 and 3929 images.
+
+    ``split=lists`` reads train_list.txt/test_list.txt, or the published ``<domain>_train_kfold.txt`` and
+    ``<domain>_crossval_kfold.txt`` beside the domains or in ``pacs_label/``; ``split=per_class_fraction`` with
+    ``rounding=floor`` is FedPall's.
+    """
+
+    name: ClassVar[str] = "pacs"
+    known_domains: ClassVar[tuple[str, ...]] = ("art_painting", "cartoon", "photo", "sketch")
+    folders: ClassVar[tuple[str, ...]] = ("PACS", "pacs", "pacs_data", "kfold", "PACS/kfold")
+
+    list_files: ClassVar[tuple[tuple[str, str], ...]] = (
+        ("train_list.txt", "test_list.txt"),
+        ("{domain}_train_kfold.txt", "{domain}_crossval_kfold.txt"),
+    )
+    list_folders: ClassVar[tuple[str, ...]] = ("pacs_label", "PACS_label", "splits")
+
+    domains: tuple[str, ...] = known_domains
+    image_size: int = 64
+    split: SplitRule = "lists"
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The seven classes."""
+        return ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
+
+    def layout(self) -> str:
+        """See :meth:`DataSource.layout`."""
+        return "Put PACS there as [PACS/]{art_painting,cartoon,photo,sketch}/<class>/*.{jpg,png} with its list files."

@@ -1,0 +1,302 @@
+"""Protocols: which clients there are, which samples of their domain each holds, and which domains are scored."""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from common.config import check
+from common.data.domain import DataSource, Domain
+from common.errors import ConfigError, DataError, nearest
+from common.seeding import generator, numpy_generator
+
+
+@dataclass(frozen=True)
+class ClientSpec:
+    """One client: the domain whose samples it holds, and its number among the clients of that domain (from 0)."""
+
+    domain: str
+    index: int
+
+    @property
+    def id(self) -> str:
+        """The client's name in records, such as ``webcam-0``."""
+        return f"{self.domain}-{self.index}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Protocol(ABC):
+    """Who holds what. The same protocol, seed and data give the same split on every machine.
+
+    Attributes:
+        partition_seed: seed of the split. The papers fix the split and vary only the model's seed over runs;
+            ``None`` uses the run's seed, so that both vary together.
+    """
+
+    partition_seed: int | None = 0
+
+    @abstractmethod
+    def clients(self, data: DataSource) -> tuple[ClientSpec, ...]:
+        """All clients, by domain in the data's order, then by number.
+
+        Raises:
+            ConfigError: the protocol names a domain that ``data`` does not use.
+        """
+
+    @abstractmethod
+    def split(self, domain: Domain, client: ClientSpec, seed: int) -> Tensor:
+        """The indices of ``client``'s samples in ``domain.train``: int64 [n], distinct, in ascending order.
+
+        Args:
+            domain: the client's domain.
+            client: one of ``clients(data)``.
+            seed: the run's seed; used only if ``partition_seed`` is ``None``.
+
+        Raises:
+            DataError: the domain has too few samples for the protocol.
+        """
+
+    def test_domains(self, data: DataSource) -> tuple[str, ...]:
+        """The domains whose test splits are scored."""
+        return data.domains
+
+    def _check(self, domain: Domain, client: ClientSpec, clients: int) -> None:
+        check(client.domain == domain.name, f"client {client.id} does not hold {domain.name}")
+        check(0 <= client.index < clients, f"client {client.id}: the domain has {clients} clients")
+
+    def _seed(self, seed: int) -> int:
+        return seed if self.partition_seed is None else self.partition_seed
+
+    def _order(self, domain: Domain, seed: int) -> Tensor:
+        """A random order of the domain's train samples, the same for each of its clients."""
+        return torch.randperm(len(domain.train), generator=generator(self._seed(seed), "partition", domain.name))
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneClientPerDomain(Protocol):
+    """One client per domain (FedPLCC, FedPall): ``min(samples, available)`` samples of its train split.
+
+    Attributes:
+        samples: at most so many, >= 1; ``None`` is no limit. FedPLCC: 300, DomainNet 400.
+        fraction: at most this share of the train split, in (0, 1], rounded down. FedPall's digits: 0.1.
+        balanced: draw from the classes in turn, so that they are as equal as the domain allows.
+        order: ``random``, or ``first``: the leading samples of the train split, as FedPall's digits.
+    """
+
+    samples: int | None = None
+    fraction: float = 1.0
+    balanced: bool = False
+    order: Literal["random", "first"] = "random"
+
+    def __post_init__(self) -> None:
+        check(self.samples is None or self.samples >= 1, f"samples must be at least 1; got {self.samples}")
+        check(0 < self.fraction <= 1, f"fraction must be in (0, 1]; got {self.fraction}")
+
+    def clients(self, data: DataSource) -> tuple[ClientSpec, ...]:
+        """One client for each domain."""
+        return tuple(ClientSpec(domain, 0) for domain in data.domains)
+
+    def split(self, domain: Domain, client: ClientSpec, seed: int) -> Tensor:
+        """See :meth:`Protocol.split`."""
+        self._check(domain, client, 1)
+        available = len(domain.train)
+        count = share(available, self.fraction)
+        if self.samples is not None:
+            count = min(count, self.samples)
+        if not count:
+            raise DataError(f"{domain.name}: {self.fraction} of its {available} train images are none")
+        order = self._order(domain, seed) if self.order == "random" else torch.arange(available)
+        if self.balanced:
+            order = _by_turns(order, domain.train.labels)
+        return order[:count].sort().values
+
+
+@dataclass(frozen=True, kw_only=True)
+class Allocation(Protocol):
+    """An explicit number of clients per domain, each with a share of it, without replacement (FPL, FedAPC).
+
+    Attributes:
+        counts: clients per domain; a domain that is not named has none but is still scored.
+        fraction: share of the domain's train split each client takes, in (0, 1], rounded down. 0.01 / 0.2.
+        fractions: overrides ``fraction`` for the domains it names.
+        ensure_every_class: exchange samples with the part nobody took until each client has every class of the domain
+            (as far as that part goes), never giving away a class's last sample; FPL's Office code does so.
+    """
+
+    counts: dict[str, int]
+    fraction: float = 0.01
+    fractions: dict[str, float] = field(default_factory=dict)
+    ensure_every_class: bool = False
+
+    def __post_init__(self) -> None:
+        check(all(count >= 0 for count in self.counts.values()), f"counts must not be negative; got {self.counts}")
+        check(sum(self.counts.values()) > 0, "counts must give at least one client")
+        for value in (self.fraction, *self.fractions.values()):
+            check(0 < value <= 1, f"fractions must be in (0, 1]; got {value}")
+        for domain, count in self.counts.items():
+            total = count * self.fractions.get(domain, self.fraction)
+            check(total <= 1 + 1e-9, f"{domain}: {count} clients would take {total:.4g} of the domain; at most 1")
+
+    def clients(self, data: DataSource) -> tuple[ClientSpec, ...]:
+        """``counts[domain]`` clients for each domain."""
+        for domain in {**self.counts, **self.fractions}:
+            if domain not in data.domains:
+                close = nearest(domain, data.domains)
+                raise ConfigError(f"protocol: {domain!r} is not in data.domains of {data.name}; {close}")
+        return tuple(ClientSpec(name, index) for name in data.domains for index in range(self.counts.get(name, 0)))
+
+    def split(self, domain: Domain, client: ClientSpec, seed: int) -> Tensor:
+        """See :meth:`Protocol.split`."""
+        self._check(domain, client, self.counts.get(domain.name, 0))
+        available = len(domain.train)
+        fraction = self.fractions.get(domain.name, self.fraction)
+        count = share(available, fraction)
+        if not count:
+            raise DataError(f"{domain.name}: {fraction} of its {available} train images are none")
+        order = self._order(domain, seed)
+        clients = self.counts.get(domain.name, 0)
+        parts = [order[index * count : (index + 1) * count] for index in range(clients)]
+        if self.ensure_every_class:
+            parts = _with_every_class(parts, order[clients * count :], domain.train.labels)
+        return parts[client.index].sort().values
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dirichlet(Protocol):
+    """A label split of one source domain; the global model is scored on the domains nobody trained on (FedGCA).
+
+    For each class, the shares of the clients are drawn from Dirichlet(alpha, ..., alpha).
+
+    Attributes:
+        domain: the source; ``None`` is the data's first domain.
+        client_count: number of clients, >= 1.
+        alpha: concentration, > 0; small is uneven.
+        samples: use so many random samples of the source; ``None`` is all. FedGCA's digits: 10,000.
+        least: draw again until every client has so many samples, >= 1.
+        score: ``others`` scores every domain but the source, ``all`` the source as well.
+    """
+
+    domain: str | None = None
+    client_count: int = 10
+    alpha: float = 0.3
+    samples: int | None = None
+    least: int = 10
+    score: Literal["others", "all"] = "others"
+
+    def __post_init__(self) -> None:
+        check(self.client_count >= 1, f"client_count must be at least 1; got {self.client_count}")
+        check(self.alpha > 0, f"alpha must be > 0; got {self.alpha}")
+        check(self.least >= 1, f"least must be at least 1; got {self.least}")
+        check(
+            self.samples is None or self.samples >= self.client_count * self.least,
+            f"samples={self.samples} cannot give {self.client_count} clients {self.least} samples each",
+        )
+
+    def source(self, data: DataSource) -> str:
+        """The domain that is split."""
+        if self.domain is not None and self.domain not in data.domains:
+            close = nearest(self.domain, data.domains)
+            raise ConfigError(f"protocol.domain: {self.domain!r} is not in data.domains of {data.name}; {close}")
+        return self.domain or data.domains[0]
+
+    def clients(self, data: DataSource) -> tuple[ClientSpec, ...]:
+        """``client_count`` clients of the source."""
+        source = self.source(data)
+        return tuple(ClientSpec(source, index) for index in range(self.client_count))
+
+    def test_domains(self, data: DataSource) -> tuple[str, ...]:
+        """Every domain but the source; all of them with ``score=all``.
+
+        Raises:
+            ConfigError: the source is the only domain.
+        """
+        source = self.source(data)
+        scored = tuple(name for name in data.domains if self.score == "all" or name != source)
+        if not scored:
+            raise ConfigError(f"protocol: no domain is left to score beside {source!r}; add one, or set score=all")
+        return scored
+
+    def split(self, domain: Domain, client: ClientSpec, seed: int) -> Tensor:
+        """See :meth:`Protocol.split`."""
+        self._check(domain, client, self.client_count)
+        order = self._order(domain, seed)[: self.samples]
+        if len(order) < self.client_count * self.least:
+            raise DataError(
+                f"{domain.name}: {len(order)} train images cannot give {self.client_count} clients {self.least} each"
+            )
+        labels = domain.train.labels[order]
+        classes = [order[labels == label] for label in labels.unique()]
+        draws = numpy_generator(self._seed(seed), "dirichlet", domain.name)
+        for _ in range(1000):
+            cuts = [_cuts(draws, self.alpha, self.client_count, len(members)) for members in classes]
+            if int(np.sum([np.diff(cut) for cut in cuts], axis=0).min()) >= self.least:
+                break
+        else:
+            raise DataError(
+                f"{domain.name}: 1000 draws of Dirichlet({self.alpha}) left a client with less than {self.least} "
+                "samples; raise protocol.alpha, or lower protocol.client_count or protocol.least"
+            )
+        index = client.index
+        chosen = [members[cut[index] : cut[index + 1]] for members, cut in zip(classes, cuts, strict=True)]
+        return torch.cat(chosen).sort().values
+
+
+def share(available: int, fraction: float) -> int:
+    """``fraction * available`` rounded down, guarded against 0.29 * 100 being 28.999..."""
+    return int(fraction * available + 1e-9)
+
+
+def split_hash(data_name: str, client: ClientSpec, indices: Tensor, labels: Tensor) -> str:
+    """SHA-256 (hex) of what one client holds: data set, client, indices (int64 [n]) and their labels (int64 [n])."""
+    digest = hashlib.sha256(f"{data_name}\n{client.id}\n{len(indices)}\n".encode())
+    for values in (indices, labels):
+        digest.update(values.to("cpu", torch.int64).contiguous().numpy().astype("<i8").tobytes())
+    return digest.hexdigest()
+
+
+def combined_hash(hashes: Mapping[str, str]) -> str:
+    """SHA-256 (hex) over all clients' split hashes by client id; the order they arrive in does not matter."""
+    text = "".join(f"{client}={value}\n" for client, value in sorted(hashes.items()))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _by_turns(order: Tensor, labels: Tensor) -> Tensor:
+    """``order`` rearranged so that its classes take turns: first each class's first sample, then each one's second."""
+    ordered = labels[order]
+    turn = torch.empty_like(order)
+    for label in ordered.unique():
+        members = (ordered == label).nonzero().squeeze(1)
+        turn[members] = torch.arange(len(members))
+    return order[torch.argsort(turn, stable=True)]
+
+
+def _with_every_class(parts: list[Tensor], free: Tensor, labels: Tensor) -> list[Tensor]:
+    """Exchange samples with ``free`` until each part has every class; see :class:`Allocation`."""
+    pool = free.tolist()
+    result = []
+    for part in parts:
+        mine = part.tolist()
+        for label in labels.unique().tolist():
+            held = [int(labels[index]) for index in mine]
+            if label in held:
+                continue
+            wanted = next((place for place, index in enumerate(pool) if int(labels[index]) == label), None)
+            spare = next((place for place in reversed(range(len(mine))) if held.count(held[place]) > 1), None)
+            if wanted is not None and spare is not None:
+                mine[spare], pool[wanted] = pool[wanted], mine[spare]
+        result.append(torch.tensor(mine, dtype=torch.int64))
+    return result
+
+
+def _cuts(draws: np.random.Generator, alpha: float, clients: int, count: int) -> np.ndarray:
+    """Where to cut ``count`` samples of one class for ``clients`` clients: int64 [clients + 1] from 0 to count."""
+    shares = draws.dirichlet(np.full(clients, alpha))
+    inner = (np.cumsum(shares)[:-1] * count).astype(np.int64)
+    return np.concatenate([[0], np.minimum(inner, count), [count]])
