@@ -1,0 +1,285 @@
+"""The other losses against their formulas in loops: value and gradient, in float64."""
+
+import math
+
+import loss_oracles as oracle
+import pytest
+import torch
+import torch.nn.functional as F
+
+from common import losses
+from common.seeding import generator
+
+
+def draw(*shape, purpose="x", seed=0):
+    return torch.randn(*shape, generator=generator(seed, purpose), dtype=torch.float64)
+
+
+def agree(function, oracle_function, *inputs, check=True):
+    """Equal value, equal gradient in every input, and (away from kinks) equal to finite differences."""
+    leaves = [tensor.clone().requires_grad_() for tensor in inputs]
+    twins = [tensor.clone().requires_grad_() for tensor in inputs]
+    value, expected = function(*leaves), oracle_function(*twins)
+    torch.testing.assert_close(value, expected, rtol=1e-9, atol=1e-11)
+    found = torch.autograd.grad(value, leaves, allow_unused=True)
+    wanted = torch.autograd.grad(expected, twins, allow_unused=True)
+    for leaf, a, b in zip(leaves, found, wanted, strict=True):
+        zero = torch.zeros_like(leaf)
+        torch.testing.assert_close(zero if a is None else a, zero if b is None else b, rtol=1e-7, atol=1e-9)
+    if check:
+        assert torch.autograd.gradcheck(function, leaves)
+
+
+LABELS = torch.tensor([0, 2, 1, 2, 0])
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_cross_entropy(smoothing):
+    agree(
+        lambda v: losses.cross_entropy(v, LABELS, smoothing),
+        lambda v: oracle.cross_entropy(v, LABELS, smoothing),
+        3 * draw(5, 4),
+    )
+
+
+@pytest.mark.parametrize("direction", ["uniform_first", "prediction_first"])
+@pytest.mark.parametrize("scale", [0.0, 1.0, 8.0])  # already uniform, ordinary, confident
+def test_uniform_divergence(direction, scale):
+    agree(
+        lambda v: losses.uniform_divergence(v, direction),
+        lambda v: oracle.uniform_divergence(v, direction),
+        scale * draw(5, 4),
+    )
+
+
+def test_uniform_divergence_saturates_only_in_the_printed_direction():
+    logits = torch.tensor([[8.0, 0.0]], requires_grad=True)
+    slope = {
+        direction: torch.autograd.grad(losses.uniform_divergence(logits, direction), logits)[0].norm()
+        for direction in ("uniform_first", "prediction_first")
+    }
+    assert slope["uniform_first"] > 0.5
+    assert slope["prediction_first"] < 0.01
+
+
+@pytest.mark.parametrize("temperature", [0.5, 0.01])
+def test_model_contrast(temperature):
+    near, far = draw(5, 4, purpose="near"), draw(5, 4, purpose="far")
+    agree(
+        lambda z: losses.model_contrast(z, near, far, temperature=temperature),
+        lambda z: oracle.model_contrast(z, near, far, temperature),
+        draw(5, 4),
+    )
+
+
+def test_model_contrast_of_zero_and_opposite_vectors():
+    z = torch.tensor([[0.0, 0.0], [1.0, 0.0], [1.0, 0.0]], dtype=torch.float64)
+    near = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 0.0]], dtype=torch.float64)
+    far = torch.tensor([[0.0, 1.0], [1.0, 0.0], [0.0, 2.0]], dtype=torch.float64)
+    agree(
+        lambda z: losses.model_contrast(z, near, far, temperature=0.5),
+        lambda z: oracle.model_contrast(z, near, far, 0.5),
+        z,
+        check=False,  # a zero vector has no derivative; ours is 0 by convention
+    )
+
+
+def test_model_contrast_between_equal_models_is_log_two_without_gradient():
+    z, same = draw(5, 4).requires_grad_(), draw(5, 4, purpose="same")
+    loss = losses.model_contrast(z, same, same, temperature=0.5)
+    assert loss.item() == pytest.approx(math.log(2), abs=1e-12)
+    assert torch.autograd.grad(loss, z)[0].abs().max() == 0
+
+
+def test_model_contrast_is_constant_in_both_models():
+    z, near = draw(5, 4).requires_grad_(), draw(5, 4, purpose="near").requires_grad_()
+    loss = losses.model_contrast(z, near, near * 2 + 1, temperature=0.5)
+    assert torch.autograd.grad(loss, near, allow_unused=True)[0] is None
+
+
+@pytest.mark.parametrize("form", ["bce", "kl"])
+@pytest.mark.parametrize("detach_mean", [True, False])
+@pytest.mark.parametrize("classes", [1, 3])  # one class: every probability is 1
+def test_multi_view_consistency(form, detach_mean, classes):
+    local = draw(2, 3, classes).softmax(2)
+    frozen = draw(2, 3, classes, purpose="global").softmax(2)
+    agree(
+        lambda p: losses.multi_view_consistency(p, frozen, form, detach_mean=detach_mean),
+        lambda p: oracle.multi_view_consistency(p, frozen, form, detach_mean),
+        local,
+        check=not detach_mean and classes > 1,  # a detached target is not the derivative; a clamp has none
+    )
+
+
+def test_multi_view_consistency_of_certain_views():
+    certain = torch.tensor([[[1.0, 0.0]], [[1.0, 0.0]]], dtype=torch.float64)
+    for form in ("bce", "kl"):
+        agree(
+            lambda p, form=form: losses.multi_view_consistency(p, certain, form),
+            lambda p, form=form: oracle.multi_view_consistency(p, certain, form, True),
+            certain,
+            check=False,
+        )
+
+
+def test_kl_consistency_draws_views_to_their_mean_and_bce_to_one_hot():
+    ends = {}
+    for form in ("bce", "kl"):
+        logits = (0.3 * draw(3, 1, 4)).requires_grad_()
+        frozen = torch.full((3, 1, 4), 0.25, dtype=torch.float64)
+        for _ in range(300):
+            loss = losses.multi_view_consistency(logits.softmax(2), frozen, form)
+            (gradient,) = torch.autograd.grad(loss, logits)
+            logits = (logits - 2.0 * gradient).detach().requires_grad_()
+        ends[form] = logits.softmax(2).detach()
+    assert ends["bce"].amax(2).min() > 0.9
+    assert (ends["kl"] - 0.25).abs().max() < 0.02
+
+
+@pytest.mark.parametrize("temperature", [3.0, 1.0])
+def test_nontarget_distillation(temperature):
+    teacher = draw(5, 4, purpose="teacher")
+    agree(
+        lambda v: losses.nontarget_distillation(v, teacher, LABELS, temperature=temperature),
+        lambda v: oracle.nontarget_distillation(v, teacher, LABELS, temperature),
+        draw(5, 4),
+    )
+
+
+def test_nontarget_distillation_of_one_class_is_zero():
+    labels = torch.zeros(5, dtype=torch.int64)
+    assert losses.nontarget_distillation(draw(5, 1), draw(5, 1, purpose="t"), labels).item() == 0
+
+
+def test_cross_correlation():
+    others = draw(5, 3, purpose="others")
+    agree(
+        lambda v: losses.cross_correlation(v, others, off_diagonal=0.1),
+        lambda v: oracle.cross_correlation(v, others, 0.1),
+        draw(5, 3),
+    )
+
+
+def test_cross_correlation_of_a_constant_column_is_finite():
+    logits = draw(5, 3)
+    logits[:, 1] = 2.0
+    others = draw(5, 3, purpose="others")
+    leaf = logits.requires_grad_()
+    value = losses.cross_correlation(leaf, others)
+    torch.testing.assert_close(value, oracle.cross_correlation(logits, others, 0.0051))
+    assert torch.autograd.grad(value, leaf)[0].isfinite().all()
+    with pytest.raises(ValueError, match="at least 2"):
+        losses.cross_correlation(logits[:1], others[:1])
+
+
+def test_pairwise_similarities():
+    features = draw(4, 3)
+    features[2] = 0
+    expected = torch.tensor([[float(x) for x in row] for row in oracle.similarities(features, 0.5)])
+    found = losses.pairwise_similarities(features, temperature=0.5)
+    torch.testing.assert_close(found, expected.double(), rtol=1e-6, atol=1e-7)
+
+
+def test_similarity_distillation():
+    target = draw(4, 3, purpose="target")
+    agree(
+        lambda z: losses.similarity_distillation(z, target, temperature=0.3, scale=3.0),
+        lambda z: oracle.similarity_distillation(z, target, 0.3, 3.0),
+        draw(4, 5),
+    )
+    with pytest.raises(ValueError, match="at least 2"):
+        losses.similarity_distillation(draw(1, 3), torch.zeros(1, 0))
+
+
+def test_similarity_distillation_to_oneself_is_zero():
+    features = draw(4, 5)
+    own = losses.pairwise_similarities(features)
+    assert losses.similarity_distillation(features, own).abs().item() < 1e-12
+
+
+def test_gaussian_class_divergence():
+    deviation, class_deviation = F.softplus(draw(5, 3, purpose="s")), F.softplus(draw(3, 3, purpose="rs"))
+    agree(
+        lambda m, s, rm, rs, c: losses.gaussian_class_divergence(m, s, LABELS, rm, rs, c),
+        lambda m, s, rm, rs, c: oracle.gaussian_class_divergence(m, s, LABELS, rm, rs, c),
+        draw(5, 3),
+        deviation,
+        draw(3, 3, purpose="rm"),
+        class_deviation,
+        torch.tensor(0.7, dtype=torch.float64),
+    )
+
+
+def test_gaussian_class_divergence_is_the_divergence_of_normals():
+    mean, deviation = draw(5, 3), F.softplus(draw(5, 3, purpose="s"))
+    class_mean, class_deviation = draw(3, 3, purpose="rm"), F.softplus(draw(3, 3, purpose="rs"))
+    expected = torch.distributions.kl_divergence(
+        torch.distributions.Normal(mean, deviation),
+        torch.distributions.Normal(class_mean[LABELS], class_deviation[LABELS]),
+    )
+    found = losses.gaussian_class_divergence(mean, deviation, LABELS, class_mean, class_deviation)
+    torch.testing.assert_close(found, expected.sum(1).mean())
+
+
+@pytest.mark.parametrize("squared", [True, False])
+def test_feature_norm(squared):
+    agree(lambda z: losses.feature_norm(z, squared=squared), lambda z: oracle.feature_norm(z, squared), draw(5, 3))
+    zero = torch.zeros(2, 3, requires_grad=True)
+    loss = losses.feature_norm(zero, squared=squared)
+    assert loss.item() == 0
+    assert torch.autograd.grad(loss, zero)[0].abs().max() == 0
+
+
+def test_least_squares_adversarial():
+    agree(
+        losses.least_squares_discriminator,
+        lambda a, b: -(oracle.total(x**2 for x in a) / len(a) + oracle.total((1 - x) ** 2 for x in b) / len(b)),
+        torch.rand(4, generator=generator(0, "a"), dtype=torch.float64),
+        torch.rand(3, generator=generator(0, "b"), dtype=torch.float64),
+    )
+    agree(
+        losses.least_squares_generator,
+        lambda a: oracle.total((1 - x) ** 2 for x in a) / len(a),
+        torch.rand(4, generator=generator(0, "a"), dtype=torch.float64),
+    )
+
+
+def test_the_minimiser_of_the_discriminator_tells_references_from_features():
+    logits = torch.zeros(2, requires_grad=True, dtype=torch.float64)
+    for _ in range(200):
+        reference, feature = logits.sigmoid()
+        loss = losses.least_squares_discriminator(reference[None], feature[None])
+        (gradient,) = torch.autograd.grad(loss, logits)
+        logits = (logits - 5 * gradient).detach().requires_grad_()
+    reference, feature = logits.sigmoid()
+    assert reference > 0.9
+    assert feature < 0.1
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_lower_precisions_compute_in_float32(dtype):
+    logits, features = draw(5, 4).to(dtype), draw(5, 4, purpose="z").to(dtype)
+    for value in (
+        losses.cross_entropy(logits, LABELS),
+        losses.uniform_divergence(logits),
+        losses.model_contrast(features, logits, -logits, temperature=0.5),
+        losses.multi_view_consistency(logits[None].softmax(2), logits[None].softmax(2)),
+        losses.nontarget_distillation(logits, logits * 2, LABELS),
+        losses.cross_correlation(logits, logits * 2),
+        losses.similarity_distillation(features, torch.zeros(5, 4)),
+        losses.feature_norm(features),
+        losses.least_squares_generator(features),
+    ):
+        assert value.dtype == torch.float32
+        assert value.isfinite()
+
+
+def test_unknown_options_are_named():
+    with pytest.raises(ValueError, match="direction"):
+        losses.uniform_divergence(draw(2, 3), "sideways")
+    with pytest.raises(ValueError, match="form"):
+        losses.multi_view_consistency(draw(1, 2, 3), draw(1, 2, 3), "mse")
+    with pytest.raises(ValueError, match=r"\[V, B, K\]"):
+        losses.multi_view_consistency(draw(1, 2, 3), draw(1, 2, 4))
+    with pytest.raises(ValueError, match="temperature"):
+        losses.model_contrast(draw(2, 3), draw(2, 3), draw(2, 3), temperature=0)

@@ -1,0 +1,325 @@
+"""Prototype losses against their formulas in loops: value and gradient, in float64, on hand-made inputs."""
+
+import loss_oracles as oracle
+import pytest
+import torch
+
+from common.losses import (
+    PrototypeTerms,
+    prototype_alignment,
+    prototype_contrast,
+    prototype_cosine_square,
+    prototype_losses,
+    prototype_mse,
+)
+from common.prototypes import PrototypeSet, unbiased_prototypes
+from common.seeding import generator
+
+
+def rows(labels, size=4, seed=0, positive=False):
+    draw = generator(seed, "rows")
+    vectors = torch.randn(len(labels), size, generator=draw)
+    weights = torch.rand(len(labels), generator=draw) + 0.1
+    return PrototypeSet(vectors.abs() if positive else vectors, torch.tensor(labels, dtype=torch.int64), weights)
+
+
+def batch(labels, size=4, seed=0, positive=False):
+    features = torch.randn(len(labels), size, generator=generator(seed, "features"), dtype=torch.float64)
+    return (features.abs() if positive else features), torch.tensor(labels)
+
+
+AXES = PrototypeSet(torch.eye(4) * torch.tensor([1.0, 2.0, 0.5, 3.0]), torch.tensor([0, 0, 1, 2]), torch.ones(4))
+PLUS_MINUS = torch.tensor([[1.0, 0, 0, 0], [-1, 0, 0, 0], [0, 1, 0, 0], [1, 1, 0, 0]], dtype=torch.float64)
+
+CASES = {
+    # a class with several rows, one with one, and batch labels in no order
+    "ordinary": (*batch([0, 2, 1, 0, 2]), rows([0, 0, 1, 2, 2, 2])),
+    # post-ReLU features: every cosine is positive
+    "positive features": (*batch([0, 2, 1, 0, 2], positive=True), rows([0, 0, 1, 2, 2, 2], positive=True)),
+    # labels between, below and above the table's classes have no row
+    "absent classes": (*batch([0, 1, 3, 5, 9]), rows([1, 1, 3, 4])),
+    # nobody in the batch has a row
+    "all absent": (*batch([0, 7]), rows([1, 1, 3])),
+    # only one class in the table: no negatives
+    "one class": (*batch([2, 2, 1]), rows([2, 2, 2])),
+    # one row in all
+    "one row": (*batch([0, 1]), rows([0])),
+    # a feature of length zero has cosine 0 with every row and no gradient from it
+    "zero feature": (torch.tensor([[0.0] * 4, [1, 2, 0, 1]], dtype=torch.float64), torch.tensor([0, 1]), rows([0, 1])),
+    # a prototype of length zero has cosine 0 with every feature
+    "zero prototype": (
+        *batch([0, 1, 2]),
+        PrototypeSet(torch.tensor([[0.0] * 4, [1, 0, 2, 1], [0, 3, 1, 0]]), torch.tensor([0, 1, 2]), torch.ones(3)),
+    ),
+    # cosines exactly 1, 0 and -1
+    "aligned, orthogonal, opposite": (PLUS_MINUS, torch.tensor([0, 0, 1, 2]), AXES),
+    # equal rows: ties in the ranking
+    "duplicate rows": (*batch([0, 1]), PrototypeSet(torch.ones(5, 4), torch.tensor([0, 0, 0, 1, 1]), torch.ones(5))),
+    # one sample
+    "one sample": (*batch([1]), rows([0, 1, 1])),
+    # a row of weight 0 takes part in nothing weighted; class 1 has only such rows
+    "zero weights": (
+        *batch([0, 1, 2]),
+        PrototypeSet(rows([0, 0, 1, 2]).vectors, torch.tensor([0, 0, 1, 2]), torch.tensor([0.0, 2, 0, 1])),
+    ),
+}
+
+CONTRASTS = {
+    "fpl": {"temperature": 0.02},
+    "fedproc": {"temperature": 1.0},
+    "fedplvm": {"temperature": 0.07, "alpha": 0.25},
+    "fedplcc": {"temperature": 0.07, "alpha": 0.5, "weighted": True},
+    "fedpall": {"temperature": 3.0},
+    "fedpall as printed": {"temperature": 3.0, "denominator": "negatives"},
+    "fedpall as released": {"temperature": 3.0, "denominator_rows": "raw"},
+    "raw rows, weighted, among negatives": {
+        "temperature": 0.5, "denominator_rows": "raw", "denominator": "negatives", "weighted": True,
+    },
+    "odd power": {"temperature": 0.1, "alpha": 0.5, "power": "odd"},
+    "shifted power": {"temperature": 0.1, "alpha": 0.5, "power": "shift"},
+    "shifted, alpha 1": {"temperature": 0.1, "power": "shift"},
+    "weighted": {"temperature": 0.5, "weighted": True},
+    "huge 1/temperature": {"temperature": 0.0005},
+}  # fmt: skip
+
+
+def agree(function, oracle_function, features):
+    """``function`` equals its oracle in value and in gradient, in float64."""
+    value, gradient = oracle.value_and_gradient(function, features)
+    expected, expected_gradient = oracle.value_and_gradient(oracle_function, features)
+    torch.testing.assert_close(value, expected, rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(gradient, expected_gradient, rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("options", CONTRASTS)
+def test_contrast_is_its_formula(case, options):
+    features, labels, prototypes = CASES[case]
+    terms = PrototypeTerms(contrast=1, **CONTRASTS[options])
+    agree(
+        lambda z: prototype_contrast(z, labels, prototypes, backend="batched", **CONTRASTS[options]),
+        lambda z: oracle.combined(z, labels, prototypes, terms),
+        features,
+    )
+
+
+@pytest.mark.parametrize("denominator", ["all", "negatives"])
+def test_positive_bias_is_its_formula(denominator):
+    features, labels, prototypes = CASES["ordinary"]
+    bias = torch.tensor([-1.0, 0.3, -2, 0, 4], dtype=torch.float64)
+    terms = PrototypeTerms(contrast=1, temperature=0.5, denominator=denominator)
+    agree(
+        lambda z: prototype_contrast(
+            z, labels, prototypes, temperature=0.5, denominator=denominator, positive_bias=bias, backend="batched"
+        ),
+        lambda z: oracle.combined(z, labels, prototypes, terms, bias=bias),
+        features,
+    )
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("alpha", [1.0, 0.5, 0.25])
+@pytest.mark.parametrize("fraction", [1.0, 0.5, 0.34])
+@pytest.mark.parametrize("weighted", [True, False])
+def test_alignment_is_its_formula(case, alpha, fraction, weighted):
+    features, labels, prototypes = CASES[case]
+    terms = PrototypeTerms(alignment=1, alpha=alpha, fraction=fraction, weighted=weighted)
+    agree(
+        lambda z: prototype_alignment(
+            z, labels, prototypes, alpha=alpha, fraction=fraction, weighted=weighted, backend="batched"
+        ),
+        lambda z: oracle.combined(z, labels, prototypes, terms),
+        features,
+    )
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("reduce", ["mean", "sum"])
+def test_mse_is_its_formula(case, reduce):
+    features, labels, prototypes = CASES[case]
+    means = unbiased_prototypes(prototypes)
+    terms = PrototypeTerms(mse=1, mse_reduce=reduce)
+    agree(
+        lambda z: prototype_mse(z, labels, means, reduce=reduce, backend="batched"),
+        lambda z: oracle.combined(z, labels, means, terms),
+        features,
+    )
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_cosine_square_is_its_formula(case):
+    features, labels, prototypes = CASES[case]
+    means = unbiased_prototypes(prototypes)
+    agree(
+        lambda z: prototype_cosine_square(z, labels, means, backend="batched"),
+        lambda z: oracle.combined(z, labels, means, PrototypeTerms(cosine_square=1)),
+        features,
+    )
+
+
+FUSED = {
+    "fpl": PrototypeTerms(contrast=1, mse=1, temperature=0.02),
+    "fedplvm": PrototypeTerms(contrast=100, cosine_square=100, temperature=0.07, alpha=0.25),
+    "fedplcc": PrototypeTerms(contrast=1, alignment=0.3, temperature=0.07, alpha=0.5, fraction=0.5, weighted=True),
+    "everything": PrototypeTerms(contrast=0.5, alignment=-2, mse=3, cosine_square=0.1, temperature=0.2, fraction=0.5),
+    "nothing": PrototypeTerms(),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("terms", FUSED)
+def test_fused_terms_are_their_formulas(case, terms):
+    features, labels, prototypes = CASES[case]
+    means = unbiased_prototypes(prototypes)
+    agree(
+        lambda z: prototype_losses(z, labels, prototypes, FUSED[terms], class_rows=means, backend="batched").total,
+        lambda z: oracle.combined(z, labels, prototypes, FUSED[terms], means),
+        features,
+    )
+    found = prototype_losses(features, labels, prototypes, FUSED[terms], class_rows=means, backend="batched")[1:]
+    expected = oracle.prototype_terms(features, labels, prototypes, FUSED[terms], means)
+    torch.testing.assert_close(list(found), expected, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("options", [*CONTRASTS])
+def test_contrast_passes_gradcheck(options):
+    features, labels, prototypes = CASES["ordinary"]
+    if CONTRASTS[options]["temperature"] < 0.01:
+        pytest.skip("finite differences of 1e-6 are too coarse for logits of 1/0.0005")
+    leaf = features.clone().requires_grad_()
+    assert torch.autograd.gradcheck(
+        lambda z: prototype_contrast(z, labels, prototypes, **CONTRASTS[options]), (leaf,), atol=1e-4, rtol=1e-4
+    )
+
+
+def test_other_prototype_losses_pass_gradcheck():
+    features, labels, prototypes = CASES["positive features"]
+    means = unbiased_prototypes(prototypes)
+    leaf = features.clone().requires_grad_()
+    for loss in (
+        lambda z: prototype_alignment(z, labels, prototypes, alpha=0.5, fraction=0.5),
+        lambda z: prototype_mse(z, labels, means, reduce="sum"),
+        lambda z: prototype_cosine_square(z, labels, means),
+        lambda z: prototype_losses(z, labels, prototypes, FUSED["everything"], class_rows=means).total,
+    ):
+        assert torch.autograd.gradcheck(loss, (leaf,))
+
+
+def test_an_empty_set_gives_exactly_zero_that_can_be_differentiated():
+    features = torch.tensor([[float("nan"), 1.0], [2.0, 3.0]], requires_grad=True)
+    labels, empty = torch.tensor([0, 1]), PrototypeSet.empty(2)
+    for loss in (
+        prototype_contrast(features, labels, empty, temperature=0.1),
+        prototype_alignment(features, labels, empty),
+        prototype_mse(features, labels, empty),
+        prototype_cosine_square(features, labels, empty),
+        prototype_losses(features, labels, empty, FUSED["everything"]).total,
+    ):
+        assert loss.item() == 0
+        assert torch.autograd.grad(loss, features)[0].abs().sum().item() == 0
+
+
+def test_a_batch_of_none_gives_zero():
+    features = torch.zeros(0, 4, requires_grad=True)
+    loss = prototype_contrast(features, torch.zeros(0, dtype=torch.int64), rows([0, 1]), temperature=0.1)
+    assert loss.item() == 0
+    loss.backward()
+
+
+def test_absent_classes_keep_the_full_batch_as_divisor():
+    features, labels, prototypes = CASES["absent classes"]
+    present = torch.tensor([1, 2])
+    alone = prototype_contrast(features[present], labels[present], prototypes, temperature=0.1, reduction="sum")
+    together = prototype_contrast(features, labels, prototypes, temperature=0.1)
+    torch.testing.assert_close(together, alone / len(features))
+
+
+def test_reductions_agree():
+    features, labels, prototypes = CASES["ordinary"]
+    each = prototype_contrast(features, labels, prototypes, temperature=0.1, reduction="none")
+    assert each.shape == (5,)
+    for reduction, expected in (("sum", each.sum()), ("mean", each.mean())):
+        torch.testing.assert_close(
+            prototype_contrast(features, labels, prototypes, temperature=0.1, reduction=reduction), expected
+        )
+
+
+def test_nan_features_show_in_the_loss_even_when_their_class_is_absent():
+    _, labels, prototypes = CASES["absent classes"]
+    for index in range(len(labels)):
+        features = CASES["absent classes"][0].clone()
+        features[index, 0] = float("nan")
+        for options in CONTRASTS.values():
+            assert prototype_contrast(features, labels, prototypes, **options).isnan(), options
+
+
+def test_the_naive_power_would_be_nan_where_the_guard_is_finite():
+    features = torch.tensor([[-1.0, 0.0], [0.0, 1.0]], requires_grad=True)
+    prototypes = PrototypeSet(torch.tensor([[1.0, 0.0]]), torch.tensor([0]), torch.ones(1))
+    labels = torch.tensor([0, 0])
+    cosines = (features @ prototypes.normalised.T).detach()
+    assert cosines.pow(0.5)[0].isnan()
+    loss = prototype_alignment(features, labels, prototypes, alpha=0.5)
+    gradient = torch.autograd.grad(loss, features)[0]
+    assert loss.isfinite()
+    assert gradient.abs().sum() == 0
+
+
+def test_contrast_is_never_negative_and_only_rotates_features():
+    features, labels, prototypes = CASES["ordinary"]
+    leaf = features.clone().requires_grad_()
+    each = prototype_contrast(leaf, labels, prototypes, temperature=0.02, reduction="none")
+    assert (each >= 0).all()
+    gradient = torch.autograd.grad(each.sum(), leaf)[0]
+    assert (gradient * features).sum(1).abs().max() < 1e-9
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_lower_precisions_compute_in_float32(dtype):
+    features, labels, prototypes = CASES["ordinary"]
+    features = features.to(dtype)
+    loss = prototype_contrast(features, labels, prototypes, temperature=0.07)
+    assert loss.dtype == torch.float32
+    expected = prototype_contrast(features.double(), labels, prototypes, temperature=0.07)
+    torch.testing.assert_close(loss.double(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_autocast_does_not_lower_the_precision():
+    features, labels, prototypes = CASES["ordinary"]
+    features = features.float()
+    plain = prototype_contrast(features, labels, prototypes, temperature=0.02)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(prototype_contrast(features, labels, prototypes, temperature=0.02), plain)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"temperature": 0}, "temperature"),
+        ({"temperature": 1, "alpha": 0}, "alpha"),
+        ({"temperature": 1, "alpha": 2}, "alpha"),
+        ({"temperature": 1, "denominator": "positives"}, "denominator"),
+        ({"temperature": 1, "power": "even"}, "power"),
+        ({"temperature": 1, "eps": 0}, "eps"),
+        ({"temperature": 1, "denominator_rows": "raw", "alpha": 0.5}, "raw"),
+        ({"temperature": 1, "positive_bias": torch.zeros(3)}, "positive_bias"),
+        ({"temperature": 1, "backend": "fastest"}, "backend"),
+        ({"temperature": 1, "reduction": "median"}, "reduction"),
+    ],
+)
+def test_options_out_of_range_are_named(options, message):
+    features, labels, prototypes = CASES["ordinary"]
+    with pytest.raises(ValueError, match=message):
+        prototype_contrast(features, labels, prototypes, **options)
+
+
+def test_shapes_that_do_not_fit_are_named():
+    features, labels, prototypes = CASES["ordinary"]
+    with pytest.raises(ValueError, match="5 dimensions, prototypes 4"):
+        prototype_contrast(torch.zeros(2, 5), labels[:2], prototypes, temperature=1)
+    with pytest.raises(ValueError, match=r"features \[B, D\]"):
+        prototype_contrast(features, labels[:2], prototypes, temperature=1)
+    with pytest.raises(ValueError, match="one row per class"):
+        prototype_mse(features, labels, prototypes)
+    with pytest.raises(ValueError, match="fraction"):
+        prototype_alignment(features, labels, prototypes, fraction=0)
