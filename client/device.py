@@ -1,0 +1,275 @@
+"""A device: answers the server's requests for one client, on whatever engine brought them."""
+
+from __future__ import annotations
+
+import platform
+import resource
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from client.store import Store
+from client.trainer import LocalExchange, build_model, choose_device
+from common.data.domain import Split
+from common.data.protocols import ClientSpec, split_hash
+from common.errors import DataError, PayloadError
+from common.messages import Answer, Registration, Request, code_sha256, header_of
+from common.payload import Payload
+from common.prototypes import PrototypeSet
+from common.settings import RunSettings
+from common.versions import package_versions
+from strategies.method import Client, Local, Method, Trained, Upload, feature_size
+
+_MODELS = threading.local()
+"""The model of this thread with its initial state, so that a Ray actor or an inline worker builds its net once."""
+
+MODEL_PREFIX = "model/"
+LOCAL_PREFIX = "local/"
+
+
+class Device:
+    """One client of a federation on this machine.
+
+    Args:
+        settings: the run's settings.
+        spec: which client this is.
+        store: gives, for a run's id, where the client keeps its own state.
+        data_root: where this device's data are; ``None`` takes the configuration's.
+        scores: domains whose test sets this device can score; ``None`` is its own.
+    """
+
+    def __init__(
+        self,
+        settings: RunSettings,
+        spec: ClientSpec,
+        store: Callable[[str], Store],
+        data_root: str | None = None,
+        scores: tuple[str, ...] | None = None,
+    ) -> None:
+        self.settings, self.spec, self.data_root = settings, spec, data_root
+        self.method: Method = settings.method
+        self.torch_device = choose_device(settings.train.device)
+        self.scores = scores if scores is not None else (spec.domain,)
+        self._store = store
+        self._train_split: Split | None = None
+        self._split_sha256 = ""
+        self._test_splits: dict[str, Split] = {}
+        if settings.train.deterministic:
+            torch.use_deterministic_algorithms(True, warn_only=self.torch_device.type == "cpu")
+            torch.backends.cudnn.benchmark = False
+
+    # ---- registration ----------------------------------------------------------------------------------------------
+
+    def register(self) -> Registration:
+        """What the server needs to know before the first round; loads and checks the data."""
+        split = self._training_data()
+        return Registration(
+            client=self.spec.id,
+            domain=self.spec.domain,
+            samples=len(split),
+            class_counts=split.class_counts(self.settings.data.class_count).tolist(),
+            scores=list(self.scores),
+            split=self._split_sha256,
+            identity=self.settings.identity,
+            code=code_sha256(),
+            device=describe_device(self.torch_device),
+            versions=package_versions(),
+        )
+
+    def _training_data(self) -> Split:
+        if self._train_split is None:
+            domain = self.settings.data.load(self.spec.domain, self.data_root)
+            indices = self.settings.protocol.split(domain, self.spec, self.settings.seed)
+            if len(indices) < 2:
+                raise DataError(
+                    f"client {self.spec.id} would train on {len(indices)} samples; it needs two or more: "
+                    "give the domain more images or the protocol a larger share"
+                )
+            self._split_sha256 = split_hash(self.settings.data.name, self.spec, indices, domain.train.labels)
+            self._train_split = domain.train.subset(indices).to(self.torch_device)
+        return self._train_split
+
+    def _test_data(self, domain: str) -> Split:
+        if domain not in self.scores:
+            raise PayloadError(f"client {self.spec.id} cannot score {domain}; it can score {', '.join(self.scores)}")
+        if domain not in self._test_splits:
+            split = self.settings.data.load(domain, self.data_root).test.to(self.torch_device)
+            if not len(split):
+                raise DataError(f"domain {domain} has no test images; put some into its test split")
+            self._test_splits[domain] = split
+        return self._test_splits[domain]
+
+    # ---- one exchange ----------------------------------------------------------------------------------------------
+
+    def answer(self, request: Request, message: Payload) -> Payload:
+        """Score what was received, take part in the exchange, keep the own state, and say what came out.
+
+        Args:
+            request: what the server asks of this client.
+            message: the tensors every participant was sent.
+
+        Returns:
+            The update's tensors; the header is an :class:`~common.messages.Answer`.
+
+        Raises:
+            PayloadError: the request is for another run, method, code or client.
+        """
+        self._check(request)
+        torch.set_num_threads(self.settings.train.threads)  # a setting of the calling thread
+        clock = Clock()
+        split = self._training_data()
+        for domain in request.score:
+            self._test_data(domain)
+        client = Client(
+            self.spec.id,
+            self.spec.domain,
+            len(split),
+            tuple(split.class_counts(self.settings.data.class_count).tolist()),
+            request.client_index,
+            request.client_count,
+        )
+        position = request.round * len(self.method.exchanges) + self.method.exchanges.index(request.exchange)
+        store = self._store(request.run)
+        kept = {name: tensor.to(self.torch_device) for name, tensor in store.load(position).items()}
+        local = self._install(message, request, client, split, kept)
+        clock.lap("load")
+        scores = [{"domain": domain, **local.score(self._test_data(domain))} for domain in request.score]
+        clock.lap("score")
+        upload, trained = self._take_part(local, request) if request.train else (Upload(weights={}), None)
+        clock.lap("train")
+        if request.train:
+            self._keep(store, position, local.model, upload)
+        clock.lap("save")
+        shared = self.method.shared_names(local.model)
+        weights = upload.weights
+        if weights is None:
+            weights = {name: tensor for name, tensor in local.model.state_dict().items() if name in shared}
+        answer = Answer(
+            run=request.run,
+            method=request.method,
+            round=request.round,
+            exchange=request.exchange,
+            client=request.client,
+            samples=client.samples,
+            class_counts=list(client.class_counts),
+            trained=request.train,
+            scores=scores,
+            losses=dict(trained.losses) if trained else {},
+            steps=trained.steps if trained else 0,
+            seconds=clock.seconds,
+            peak_bytes=peak_bytes(),
+            device=describe_device(self.torch_device),
+        )
+        prototypes = upload.prototypes.to("cpu") if upload.prototypes is not None else None
+        return Payload(header_of(answer), _on_cpu(weights), prototypes, _on_cpu(upload.extra))
+
+    def _check(self, request: Request) -> None:
+        if request.code != code_sha256():
+            raise PayloadError(
+                f"the server runs code {request.code}, this device {code_sha256()}: install the same Goldfinch on "
+                "both; in simulation, stop the local SuperLink so that it forgets the other checkout"
+            )
+        if request.method != self.method.name or request.identity != self.settings.identity:
+            raise PayloadError(
+                f"the server runs {request.method} with settings {request.identity}, this device {self.method.name} "
+                f"with {self.settings.identity}: give both the same overrides"
+            )
+        if request.client != self.spec.id:
+            raise PayloadError(f"the request is for {request.client}; this is {self.spec.id}")
+        if request.exchange not in self.method.exchanges:
+            raise PayloadError(f"{self.method.name} has no exchange {request.exchange!r}: {self.method.exchanges}")
+
+    def _install(
+        self, message: Payload, request: Request, client: Client, split: Split, kept: Mapping[str, Tensor]
+    ) -> LocalExchange:
+        """The model with the received shared state and the kept own state."""
+        model, initial = self._model(client.client_count)
+        weights = {name: tensor.to(self.torch_device) for name, tensor in message.weights.items()}
+        shared = self.method.shared_names(model)
+        if weights and set(weights) != shared:
+            difference = sorted(set(weights) ^ shared)[:3]
+            raise PayloadError(f"the received model does not fit {type(model).__name__}: {', '.join(difference)} ...")
+        own = {name[len(MODEL_PREFIX) :]: kept[name] for name in kept if name.startswith(MODEL_PREFIX)}
+        try:
+            model.load_state_dict({**initial, **own, **weights})
+        except RuntimeError as error:
+            raise PayloadError(f"the received model does not fit: {error}") from error
+        prototypes = message.prototypes
+        if prototypes is None:
+            prototypes = PrototypeSet.empty(feature_size(model))
+        return LocalExchange(
+            self.settings,
+            self.method,
+            model,
+            client,
+            split,
+            weights=weights,
+            prototypes=prototypes.to(self.torch_device),
+            extra={name: tensor.to(self.torch_device) for name, tensor in message.extra.items()},
+            kept={name[len(LOCAL_PREFIX) :]: kept[name] for name in kept if name.startswith(LOCAL_PREFIX)},
+            round_number=request.round,
+            exchange=request.exchange,
+            device=self.torch_device,
+        )
+
+    def _model(self, client_count: int) -> tuple[nn.Module, dict[str, Tensor]]:
+        key = (self.settings.identity, self.settings.seed, client_count, str(self.torch_device))
+        if getattr(_MODELS, "key", None) != key:
+            model = build_model(self.settings, self.method, client_count).to(self.torch_device)
+            if self.settings.train.channels_last:
+                model = model.to(memory_format=torch.channels_last)
+            _MODELS.key, _MODELS.model = key, model
+            _MODELS.initial = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+        return _MODELS.model, _MODELS.initial
+
+    def _take_part(self, local: LocalExchange, request: Request) -> tuple[Upload, Trained | None]:
+        typed: Local = local
+        if request.exchange != "train":
+            return self.method.respond(typed), None
+        self.method.begin(typed)
+        trained = local.run()
+        return self.method.upload(typed, trained), trained
+
+    def _keep(self, store: Store, position: int, model: nn.Module, upload: Upload) -> None:
+        """Write what must outlive the round; the last step, so that a failed exchange leaves no trace."""
+        shared = self.method.shared_names(model)
+        state = {MODEL_PREFIX + name: tensor for name, tensor in model.state_dict().items() if name not in shared}
+        state |= {LOCAL_PREFIX + name: tensor for name, tensor in upload.local.items()}
+        if state:
+            store.save(position, state)
+
+
+class Clock:
+    """Wall seconds by phase."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def lap(self, phase: str) -> None:
+        """The time since the last lap belongs to ``phase``."""
+        now = time.perf_counter()
+        self.seconds[phase] = round(now - self._last, 4)
+        self._last = now
+
+
+def _on_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies on the CPU: the model's own tensors change with the next client that uses it."""
+    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+
+
+def peak_bytes() -> int:
+    """Peak resident memory of this process."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def describe_device(device: torch.device) -> str:
+    """The device as a person would say it."""
+    if device.type == "cuda":
+        return f"{torch.cuda.get_device_name(device)} ({device})"
+    return f"{platform.machine()} CPU, {torch.get_num_threads()} threads"

@@ -1,0 +1,91 @@
+"""A client's own state between rounds: named tensors, one version per exchange, safe against crashes on either side.
+
+A version is written as the last step of an exchange and keeps its position in the run. When the server resumes from an
+earlier round, the client goes back to the version from before that round, so that a resumed run is bit-equal.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+from torch import Tensor
+
+from common.files import read_tensors, write_tensors
+
+KEPT_VERSIONS = 3
+"""The server may fall back behind the newest version by its last checkpoint: one round, plus the one in flight."""
+
+
+class Store(Protocol):
+    """Where a client keeps its state."""
+
+    def load(self, position: int) -> dict[str, Tensor]:
+        """The newest version written before ``position``; empty if there is none."""
+
+    def save(self, position: int, tensors: Mapping[str, Tensor]) -> None:
+        """Write the version of ``position``; versions of later positions belong to a future that was undone."""
+
+
+class MemoryStore:
+    """A store for tests and benchmarks: gone with the process."""
+
+    def __init__(self) -> None:
+        self._versions: dict[int, dict[str, Tensor]] = {}
+
+    def load(self, position: int) -> dict[str, Tensor]:
+        """See :class:`Store`."""
+        earlier = [version for version in self._versions if version < position]
+        return dict(self._versions[max(earlier)]) if earlier else {}
+
+    def save(self, position: int, tensors: Mapping[str, Tensor]) -> None:
+        """See :class:`Store`."""
+        kept = {version: self._versions[version] for version in sorted(self._versions) if version < position}
+        kept[position] = {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
+        self._versions = dict(list(kept.items())[-KEPT_VERSIONS:])
+
+
+class FileStore:
+    """Versions as safetensors files in one folder, replaced atomically; a damaged newest version is passed over.
+
+    Args:
+        folder: the client's own folder, made on the first save.
+        per_round: exchanges per round; versions of the last ``KEPT_VERSIONS`` rounds are kept.
+    """
+
+    def __init__(self, folder: Path, per_round: int = 1) -> None:
+        self.folder = folder
+        self._keep = KEPT_VERSIONS * per_round
+
+    def _versions(self) -> dict[int, Path]:
+        if not self.folder.is_dir():
+            return {}
+        found = {}
+        for path in self.folder.iterdir():
+            match = re.fullmatch(r"state-(\d{8})\.safetensors", path.name)
+            if match:
+                found[int(match[1])] = path
+        return dict(sorted(found.items()))
+
+    def load(self, position: int) -> dict[str, Tensor]:
+        """See :class:`Store`."""
+        for version, path in reversed(self._versions().items()):
+            if version < position:
+                try:
+                    return read_tensors(path)[0]
+                except ValueError:
+                    continue
+        return {}
+
+    def save(self, position: int, tensors: Mapping[str, Tensor]) -> None:
+        """See :class:`Store`."""
+        versions = self._versions()
+        for version, path in versions.items():
+            if version > position:
+                path.unlink(missing_ok=True)
+        write_tensors(self.folder / f"state-{position:08d}.safetensors", tensors)
+        kept = [version for version in versions if version < position]
+        for version in kept[: max(0, len(kept) - self._keep + 1)]:
+            versions[version].unlink(missing_ok=True)

@@ -1,0 +1,269 @@
+"""The local loop: what happens on a device between a download and an upload, for every method and engine alike."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from common.data.domain import Split
+from common.prototypes import ClassSums, PrototypeSet, class_means
+from common.seeding import generator
+from common.settings import RunSettings, TrainSettings
+from strategies.method import Batch, Client, Method, Phase, Trained, feature_size
+
+EVALUATION_BATCH = 256
+
+
+def choose_device(name: str) -> torch.device:
+    """The device of ``train.device``: ``auto`` is CUDA where there is one.
+
+    Raises:
+        RuntimeError: CUDA was asked for and is not there.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise RuntimeError(f"train.device={name}, but no CUDA device is visible here; use train.device=auto or cpu")
+    return torch.device(name)
+
+
+def split_batches(order: Tensor, size: int, last: str) -> list[Tensor]:
+    """``order`` cut into batches of ``size``; what becomes of a short last one is ``last`` (keep, drop or merge).
+
+    A last batch of one sample joins the batch before it, since batch normalisation cannot train on it.
+    """
+    batches = list(order.split(size))
+    if len(batches) > 1:
+        short = len(batches[-1])
+        if short < size and last == "drop":
+            batches.pop()
+        elif short == 1 or (short < size and last == "merge"):
+            tail = batches.pop()
+            batches[-1] = torch.cat([batches[-1], tail])
+    return batches
+
+
+class LocalExchange:
+    """One exchange on one device; implements :class:`strategies.method.Local`.
+
+    Args:
+        settings: the run's settings.
+        method: the method.
+        model: the model with the received and the kept state installed, on ``device``.
+        client: who this is.
+        split: training split of the client, on ``device``.
+        weights, prototypes, extra, kept: what was received, and what the client kept; on ``device``.
+        round_number: 1-based round.
+        exchange: name of the exchange.
+    """
+
+    def __init__(
+        self,
+        settings: RunSettings,
+        method: Method,
+        model: nn.Module,
+        client: Client,
+        split: Split,
+        *,
+        weights: Mapping[str, Tensor],
+        prototypes: PrototypeSet,
+        extra: Mapping[str, Tensor],
+        kept: Mapping[str, Tensor],
+        round_number: int,
+        exchange: str,
+        device: torch.device,
+    ) -> None:
+        self.settings, self.method, self.model, self.client, self.split = settings, method, model, client, split
+        self.weights, self.prototypes, self.extra, self.kept = weights, prototypes, extra, kept
+        self.round, self.rounds, self.exchange = round_number, settings.train.rounds, exchange
+        self.seed, self.device = settings.seed, device
+        self.train: TrainSettings = settings.train
+        self.class_count: int = settings.data.class_count
+        self.feature_size = feature_size(model)
+        self.views: int = 1 + settings.views.count
+        self.optimizer: torch.optim.Optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+        self._cache: dict[str, Any] = {}
+        self._first_batch: Batch | None = None
+
+    # ---- what methods use ------------------------------------------------------------------------------------------
+
+    def forward(self, images: Tensor, labels: Tensor) -> Batch:
+        """A forward pass of the model in its present mode; features and logits come back in float32."""
+        with self._autocast():
+            features, logits = self.model(images)
+        batch = Batch(images, labels, features.float(), logits.float(), self.views)
+        if self._first_batch is None:
+            self._first_batch = batch
+        return batch
+
+    def backward(self, loss: Tensor) -> None:
+        """Clear the gradients and differentiate ``loss``; clip if the settings say so."""
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        if self.train.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.train.clip_norm)
+
+    def frozen(self, name: str, weights: Mapping[str, Tensor] | None = None) -> nn.Module:
+        """See :meth:`strategies.method.Local.frozen`."""
+        return self.cached(f"frozen {name}", lambda: self._copy(weights))
+
+    def _copy(self, weights: Mapping[str, Tensor] | None) -> nn.Module:
+        copy = self.new_model()
+        copy.load_state_dict(self.snapshot() if weights is None else {**self.snapshot(), **weights})
+        return copy.eval().requires_grad_(False)
+
+    def new_model(self) -> nn.Module:
+        """Another model of the run's architecture, with its initial weights, on the device."""
+        return build_model(self.settings, self.method, self.client.client_count).to(self.device)
+
+    def snapshot(self) -> Mapping[str, Tensor]:
+        """The whole state of the model as it was when training began."""
+        state: Mapping[str, Tensor] = self.cached(
+            "snapshot", lambda: {name: tensor.detach().clone() for name, tensor in self.model.state_dict().items()}
+        )
+        return state
+
+    def reference(self) -> Mapping[str, Tensor]:
+        """See :meth:`strategies.method.Local.reference`."""
+        return self.snapshot()
+
+    def cached(self, name: str, make: Callable[[], Any]) -> Any:
+        """See :meth:`strategies.method.Local.cached`."""
+        if name not in self._cache:
+            self._cache[name] = make()
+        return self._cache[name]
+
+    def generator(self, *purpose: str | int) -> torch.Generator:
+        """Random numbers keyed by (seed, purpose, round, client)."""
+        return generator(self.seed, *purpose, self.round, self.client.id)
+
+    @torch.no_grad()
+    def features(self, *, augmented: int = 0, training_mode: bool = False) -> tuple[Tensor, Tensor]:
+        """See :meth:`strategies.method.Local.features`."""
+        was_training = self.model.training
+        self.model.train(training_mode)
+        draws = self.generator("feature pass")
+        augmentation = self.settings.data.augmentation
+        rows = []
+        for indices in split_batches(torch.arange(len(self.split)), EVALUATION_BATCH, "keep"):
+            images = self.split.images[indices.to(self.device)]
+            views = [augmentation.train(images, draws) for _ in range(augmented)] or [augmentation.test(images)]
+            with self._autocast():
+                passes = [self.model(self._formatted(view))[0].float() for view in views]
+            rows.append(torch.stack(passes).mean(0))
+        self.model.train(was_training)
+        return torch.cat(rows), self.split.labels
+
+    # ---- the loop --------------------------------------------------------------------------------------------------
+
+    def run(self) -> Trained:
+        """Local training: every phase, every epoch, every batch."""
+        self.snapshot()
+        self.model.train()
+        epochs = 0
+        steps = 0
+        losses: dict[str, float] = {}
+        sums: ClassSums | None = None
+        phases = self.method.phases(self.train.epochs)
+        total = sum(phase.epochs for phase in phases)
+        for phase in phases:
+            self._prepare(phase)
+            for _ in range(phase.epochs):
+                epochs += 1
+                if epochs == total and self.method.prototypes_from == "last_epoch_running":
+                    sums = ClassSums(self.class_count, self.feature_size, self.device)
+                losses, taken = self._epoch(epochs, sums)
+                steps += taken
+        self.model.requires_grad_(True)
+        return Trained(self._prototypes(sums), steps, losses)
+
+    def _prepare(self, phase: Phase) -> None:
+        """Freeze what this phase does not train, and make a fresh optimiser."""
+        for name, parameter in self.model.named_parameters():
+            parameter.requires_grad_(phase.trainable is None or phase.trainable(name))
+            parameter.grad = None
+        chosen = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        rate, decay = self.train.learning_rate, self.train.weight_decay
+        if self.train.optimizer == "adam":
+            self.optimizer = torch.optim.Adam(chosen, lr=rate, weight_decay=decay)
+        else:
+            self.optimizer = torch.optim.SGD(chosen, lr=rate, momentum=self.train.momentum, weight_decay=decay)
+
+    def _epoch(self, epoch: int, sums: ClassSums | None) -> tuple[dict[str, float], int]:
+        totals: dict[str, Tensor] = {}
+        steps = 0
+        for images, labels in self._batches(epoch):
+            self._first_batch = None
+            losses = self.method.step(self, images, labels)
+            steps += 1
+            for name, value in losses.terms.items():
+                totals[name] = totals.get(name, torch.zeros((), device=self.device)) + value.detach()
+            if sums is not None and self._first_batch is not None:
+                originals = len(labels) // self.views
+                sums.add(self._first_batch.features[:originals], labels[:originals])
+        return {name: float(value) / max(steps, 1) for name, value in totals.items()}, steps
+
+    def _batches(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Augmented and viewed batches of one epoch, in an order keyed by (seed, round, client, epoch)."""
+        draws = self.generator("epoch", epoch)
+        order = torch.randperm(len(self.split), generator=draws)
+        batches = split_batches(order, self.train.batch_size, self.train.last_batch)
+        for indices in batches[: self.train.local_steps]:
+            chosen = indices.to(self.device)
+            images = self.settings.data.augmentation.train(self.split.images[chosen], draws)
+            labels = self.split.labels[chosen]
+            if self.views > 1:
+                images, labels = self.settings.views(images, draws), labels.repeat(self.views)
+            yield self._formatted(images), labels
+
+    def _prototypes(self, sums: ClassSums | None) -> PrototypeSet:
+        mode = self.method.prototypes_from
+        if mode == "post_eval":
+            features, labels = self.features()
+            return class_means(features, labels, self.class_count)
+        return sums.means() if sums is not None else PrototypeSet.empty(self.feature_size)
+
+    # ---- scoring ---------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def score(self, split: Split) -> dict[str, Any]:
+        """Samples, correct predictions, summed loss and the confusion counts of the model on a test split."""
+        was_training = self.model.training
+        self.model.eval()
+        confusion = torch.zeros(self.class_count, self.class_count, dtype=torch.int64)
+        loss = 0.0
+        for indices in torch.arange(len(split)).split(EVALUATION_BATCH):
+            chosen = indices.to(self.device)
+            labels = split.labels[chosen]
+            images = self.settings.data.augmentation.test(split.images[chosen])
+            with self._autocast():
+                features, logits = self.model(self._formatted(images))
+            scores = self.method.predict(features.float(), logits.float(), self)
+            loss += float(nn.functional.cross_entropy(logits.float(), labels, reduction="sum"))
+            cells = labels * self.class_count + scores.argmax(1)
+            confusion += torch.bincount(cells.cpu(), minlength=self.class_count**2).view_as(confusion)
+        self.model.train(was_training)
+        return {
+            "count": len(split),
+            "correct": int(confusion.diagonal().sum()),
+            "loss": loss / max(len(split), 1),
+            "confusion": confusion.tolist(),
+        }
+
+    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
+        if self.train.precision == "float32":
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, dtype=torch.bfloat16)
+
+    def _formatted(self, images: Tensor) -> Tensor:
+        return images.contiguous(memory_format=torch.channels_last) if self.train.channels_last else images
+
+
+def build_model(settings: RunSettings, method: Method, client_count: int) -> nn.Module:
+    """The run's model with its initial weights, a pure function of the settings and the seed."""
+    model = settings.model.build(settings.data.class_count, settings.data.image_size, settings.seed)
+    return method.extend(model, client_count, settings.seed)

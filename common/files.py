@@ -1,0 +1,72 @@
+"""Files that are either complete or absent: written to a temporary name, flushed to the disk, then renamed."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Replace ``path`` by ``content`` atomically; after a crash the old file or the new one is there, never half of it.
+
+    Raises:
+        OSError: the disk is full or the folder cannot be written; the temporary file is removed.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename durable: the folder's own entry must reach the disk too."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_text(path: Path, content: str) -> None:
+    """:func:`write_bytes` of UTF-8 text."""
+    write_bytes(path, content.encode())
+
+
+def write_json(path: Path, content: Any) -> None:
+    """:func:`write_bytes` of indented JSON with sorted keys, so that equal content gives equal files."""
+    write_text(path, json.dumps(content, indent=2, sort_keys=True) + "\n")
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
+    """:func:`write_bytes` of named tensors in the safetensors format."""
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    write_bytes(path, safetensors.torch.save(plain, dict(metadata or {})))
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Named tensors and metadata of a safetensors file.
+
+    Raises:
+        ValueError: the file is not a complete safetensors file.
+    """
+    try:
+        with safe_open(path, framework="pt", device="cpu") as stream:
+            return {name: stream.get_tensor(name) for name in stream.keys()}, stream.metadata() or {}  # noqa: SIM118
+    except SafetensorError as error:
+        raise ValueError(f"{path} is not a complete safetensors file: {error}") from error

@@ -1,0 +1,69 @@
+"""Scores of a federated run: per domain, over domains, and over rounds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class RoundScore:
+    """Accuracy per domain after a round, in per cent."""
+
+    round: int
+    accuracy: Mapping[str, float]
+
+    @property
+    def average(self) -> float:
+        """Unweighted mean over domains, as every paper's AVG column."""
+        return sum(self.accuracy.values()) / len(self.accuracy)
+
+    @property
+    def worst(self) -> float:
+        """The lowest domain's accuracy."""
+        return min(self.accuracy.values())
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation between domains (population), in percentage points."""
+        mean = self.average
+        return math.sqrt(sum((value - mean) ** 2 for value in self.accuracy.values()) / len(self.accuracy))
+
+
+def domain_accuracy(scores: Sequence[tuple[str, int, int]]) -> dict[str, float]:
+    """Accuracy in per cent by domain from ``(domain, correct, count)`` entries.
+
+    Several entries for one domain (clients with models of their own) count by accuracy, each client once.
+    """
+    by_domain: dict[str, list[float]] = {}
+    for domain, correct, count in scores:
+        by_domain.setdefault(domain, []).append(100.0 * correct / count)
+    return {domain: sum(values) / len(values) for domain, values in sorted(by_domain.items())}
+
+
+def summarise(rounds: Sequence[RoundScore], last: int) -> dict[str, dict[str, object]]:
+    """The run's scores under each rule.
+
+    ``final`` is the last scored round; ``last_n`` the mean of each domain over the last ``last`` scored rounds (the
+    FPL, FedAPC rule); ``best_round`` the round of the highest test average, which picks a model by its test score, as
+    FedPall's table does, and is named so because it flatters.
+    """
+    if not rounds:
+        return {}
+    best = max(rounds, key=lambda score: score.average)
+    tail = rounds[-last:]
+    domains = rounds[-1].accuracy
+    mean = {domain: sum(score.accuracy.get(domain, 0.0) for score in tail) / len(tail) for domain in domains}
+    rules = {"final": rounds[-1], "last_n": RoundScore(rounds[-1].round, mean), "best_round": best}
+    result: dict[str, dict[str, object]] = {}
+    for name, score in rules.items():
+        result[name] = {
+            "round": score.round,
+            "accuracy": dict(score.accuracy),
+            "average": score.average,
+            "worst": score.worst,
+            "spread": score.spread,
+        }
+    result["last_n"]["rounds"] = len(tail)
+    return result

@@ -1,0 +1,212 @@
+"""The wire: named tensors and a small header as one safetensors blob, checked before anything is allocated.
+
+One blob per message, because the number of tensors, not their bytes, sets Flower's time on the wire. The header is
+JSON in the safetensors metadata: schema version, method, run, round, exchange, sender and scalars. No pickle, ever.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from common.errors import PayloadError
+from common.prototypes import PrototypeSet
+from common.state import named_tensors
+
+SCHEMA = 1
+"""Version of names and header; a peer with another version is refused."""
+
+TENSOR_TYPE = "safetensors"
+"""What ``Parameters.tensor_type`` says on the wire."""
+
+MAX_BYTES = 2 * 1024**3
+MAX_HEADER_BYTES = 8 * 1024**2
+MAX_TENSORS = 20_000
+PREFIXES = ("weights/", "extra/")
+PROTOTYPES = {"prototypes/vectors": ("F32", 2), "prototypes/labels": ("I64", 1), "prototypes/weights": ("F32", 1)}
+ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "U8": 1, "BOOL": 1}
+DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Payload:
+    """What one message carries.
+
+    Args:
+        header: JSON-able scalars, lists and mappings: round, exchange, client, class counts, metrics ...
+        weights: model state by name.
+        prototypes: a prototype set, or ``None`` when the message has none (an empty set is something else).
+        extra: further tensors by name.
+    """
+
+    header: Mapping[str, Any]
+    weights: Mapping[str, Tensor] = field(default_factory=dict)
+    prototypes: PrototypeSet | None = None
+    extra: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All tensors under their wire names, sorted."""
+        return named_tensors(self.weights, self.prototypes, self.extra)
+
+    def part_bytes(self) -> dict[str, int]:
+        """Bytes of the tensors by part: weights, prototypes, extra."""
+        sizes = {"weights": 0, "prototypes": 0, "extra": 0}
+        for name, tensor in self.tensors().items():
+            sizes[name.partition("/")[0]] += tensor.numel() * tensor.element_size()
+        return sizes
+
+
+def encode(payload: Payload) -> bytes:
+    """The payload as bytes.
+
+    Raises:
+        PayloadError: a tensor has a dtype the wire does not carry.
+    """
+    tensors = {}
+    for name, tensor in payload.tensors().items():
+        if tensor.dtype not in DTYPES:
+            raise PayloadError(f"tensor {name} has dtype {tensor.dtype}, which the wire does not carry")
+        tensors[name] = tensor.detach().cpu().contiguous()
+    return safetensors.torch.save(tensors, {"goldfinch": _header_text(payload)})
+
+
+def encoded_size(payload: Payload) -> int:
+    """``len(encode(payload))`` without copying a tensor: safetensors is a padded JSON table followed by the bytes."""
+    table: dict[str, Any] = {"__metadata__": {"goldfinch": _header_text(payload)}}
+    position = 0
+    tensors = payload.tensors()
+    # safetensors lays tensors out by falling item size, then by name
+    for name in sorted(tensors, key=lambda key: (-tensors[key].element_size(), key)):
+        tensor = tensors[name]
+        end = position + tensor.numel() * tensor.element_size()
+        table[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [position, end]}
+        position = end
+    header = len(json.dumps(table, separators=(",", ":"), ensure_ascii=False).encode())
+    return 8 + math.ceil(header / 8) * 8 + position
+
+
+def _header_text(payload: Payload) -> str:
+    header = {"schema": SCHEMA, **payload.header}
+    return json.dumps(header, separators=(",", ":"), sort_keys=True, allow_nan=False)
+
+
+def decode(blob: bytes, *, max_bytes: int = MAX_BYTES) -> Payload:
+    """The payload in ``blob``, after its table was checked; tensors are allocated last.
+
+    Raises:
+        PayloadError: too large, truncated, another schema, an unknown name or dtype, shapes and offsets that do not
+            agree, or numbers that are not finite. The message says which.
+    """
+    table = _read_table(blob, max_bytes)
+    header = _read_header(table)
+    _check_table(table, len(blob) - 8 - int.from_bytes(blob[:8], "little"))
+    try:
+        tensors = safetensors.torch.load(blob)
+    except (SafetensorError, ValueError, RuntimeError) as error:
+        raise PayloadError(f"the message is not a safetensors blob: {error}") from error
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            bad = int((~torch.isfinite(tensor)).sum())
+            raise PayloadError(f"tensor {name} has {bad} of {tensor.numel()} values that are not finite")
+    return Payload(header, *_parts(tensors))
+
+
+def _read_table(blob: bytes, max_bytes: int) -> dict[str, Any]:
+    if len(blob) > max_bytes:
+        raise PayloadError(f"the message has {len(blob)} bytes; the limit is {max_bytes}")
+    if len(blob) < 8:
+        raise PayloadError(f"the message is truncated: {len(blob)} bytes")
+    length = int.from_bytes(blob[:8], "little")
+    if length > min(MAX_HEADER_BYTES, len(blob) - 8):
+        raise PayloadError(f"the message is truncated or no safetensors blob: its table claims {length} bytes")
+    try:
+        table = json.loads(blob[8 : 8 + length])
+    except (ValueError, RecursionError) as error:
+        raise PayloadError(f"the message's table is not JSON: {error}") from error
+    if not isinstance(table, dict):
+        raise PayloadError("the message's table is not a JSON object")
+    if len(table) > MAX_TENSORS:
+        raise PayloadError(f"the message names {len(table)} tensors; the limit is {MAX_TENSORS}")
+    return table
+
+
+def _read_header(table: dict[str, Any]) -> dict[str, Any]:
+    metadata = table.pop("__metadata__", None)
+    text = metadata.get("goldfinch") if isinstance(metadata, dict) else None
+    if not isinstance(text, str):
+        raise PayloadError("the message has no Goldfinch header")
+    try:
+        header = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise PayloadError(f"the message's header is not JSON: {error}") from error
+    if not isinstance(header, dict):
+        raise PayloadError("the message's header is not a JSON object")
+    schema = header.pop("schema", None)
+    if schema != SCHEMA:
+        raise PayloadError(f"the message has schema {schema!r}, this side speaks {SCHEMA}; run the same Goldfinch")
+    return header
+
+
+def _check_table(table: Mapping[str, Any], data_bytes: int) -> None:
+    spans = []
+    for name, entry in table.items():
+        if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
+            raise PayloadError(f"tensor {name!r} has a malformed entry")
+        dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+        if dtype not in ITEM_BYTES:
+            raise PayloadError(f"tensor {name!r} has dtype {dtype!r}, which the wire does not carry")
+        if not _counts(shape) or not _counts(offsets) or len(offsets) != 2 or len(shape) > 8:
+            raise PayloadError(f"tensor {name!r} has shape {shape!r} and offsets {offsets!r}")
+        if offsets[1] - offsets[0] != math.prod(shape) * ITEM_BYTES[dtype] or offsets[1] > data_bytes:
+            raise PayloadError(f"tensor {name!r} of shape {shape} does not fill its place {offsets} in the message")
+        if name in PROTOTYPES:
+            if (dtype, len(shape)) != PROTOTYPES[name]:
+                raise PayloadError(f"{name} must be {PROTOTYPES[name]}; got {dtype} of shape {shape}")
+        elif not name.startswith(PREFIXES):
+            raise PayloadError(f"tensor {name!r}: names begin with weights/, prototypes/ or extra/")
+        spans.append((offsets[0], offsets[1]))
+    present = [name for name in PROTOTYPES if name in table]
+    if present and len(present) < len(PROTOTYPES):
+        raise PayloadError(f"a prototype set needs {', '.join(PROTOTYPES)}; only {', '.join(present)} came")
+    if present and len({table[name]["shape"][0] for name in PROTOTYPES}) != 1:
+        raise PayloadError(f"prototype rows do not match: {[table[name]['shape'] for name in PROTOTYPES]}")
+    position = 0
+    for start, end in sorted(spans):
+        if start != position:
+            raise PayloadError("the message's tensors overlap or leave gaps")
+        position = end
+    if position != data_bytes:
+        raise PayloadError(f"the message is truncated or padded: {position} bytes named, {data_bytes} present")
+
+
+def _counts(values: object) -> bool:
+    return isinstance(values, list) and all(type(value) is int and 0 <= value < 2**48 for value in values)
+
+
+def _parts(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], PrototypeSet | None, dict[str, Tensor]]:
+    weights = {name[8:]: tensor for name, tensor in tensors.items() if name.startswith("weights/")}
+    extra = {name[6:]: tensor for name, tensor in tensors.items() if name.startswith("extra/")}
+    prototypes = None
+    if "prototypes/vectors" in tensors:
+        try:
+            prototypes = PrototypeSet(*(tensors[name] for name in PROTOTYPES))
+        except ValueError as error:
+            raise PayloadError(f"the message's prototype set: {error}") from error
+    return weights, prototypes, extra

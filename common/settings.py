@@ -1,0 +1,189 @@
+"""A run's settings as frozen dataclasses: what ``conf/`` composes to, checked."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from common.config import build, check, coerce, compose_config
+from common.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """Rounds and local training (conf/train/).
+
+    Args:
+        rounds: communication rounds, >= 1.
+        epochs: local epochs E per round, >= 1.
+        local_steps: stop each local epoch after so many batches; ``None`` runs whole epochs.
+        batch_size: samples per batch, >= 2.
+        last_batch: what becomes of a short last batch: kept, dropped, or merged into the one before. A batch of a
+            single sample is always merged, because batch normalisation cannot train on it.
+        optimizer: ``sgd`` or ``adam``; made fresh for each client and round.
+        learning_rate: > 0.
+        momentum: SGD's momentum, in [0, 1).
+        weight_decay: L2 coefficient, >= 0.
+        clip_norm: largest norm of the gradient over all parameters; ``None`` does not clip.
+        device: ``auto`` (CUDA where there is one), ``cpu``, ``cuda`` or ``cuda:0`` ...
+        threads: CPU threads of one client. Another number may round differently, so it is part of what is reproducible.
+        precision: ``float32``, or ``bfloat16`` autocast.
+        channels_last: memory format of images and convolutions.
+        deterministic: on CUDA, only deterministic algorithms.
+    """
+
+    rounds: int = 10
+    epochs: int = 1
+    local_steps: int | None = None
+    batch_size: int = 32
+    last_batch: Literal["keep", "drop", "merge"] = "keep"
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    learning_rate: float = 0.01
+    momentum: float = 0.9
+    weight_decay: float = 1e-5
+    clip_norm: float | None = None
+    device: str = "auto"
+    threads: int = 1
+    precision: Literal["float32", "bfloat16"] = "float32"
+    channels_last: bool = False
+    deterministic: bool = False
+
+    def __post_init__(self) -> None:
+        check(self.rounds >= 1, f"rounds must be >= 1; got {self.rounds}")
+        check(self.epochs >= 1, f"epochs must be >= 1; got {self.epochs}")
+        check(self.local_steps is None or self.local_steps >= 1, f"local_steps must be >= 1; got {self.local_steps}")
+        check(self.batch_size >= 2, f"batch_size must be >= 2; got {self.batch_size}")
+        check(self.learning_rate > 0, f"learning_rate must be > 0; got {self.learning_rate}")
+        check(0 <= self.momentum < 1, f"momentum must be in [0, 1); got {self.momentum}")
+        check(self.weight_decay >= 0, f"weight_decay must be >= 0; got {self.weight_decay}")
+        check(self.clip_norm is None or self.clip_norm > 0, f"clip_norm must be > 0; got {self.clip_norm}")
+        check(self.threads >= 1, f"threads must be >= 1; got {self.threads}")
+        name, _, index = self.device.partition(":")
+        valid = self.device in ("auto", "cpu", "cuda") or (name == "cuda" and index.isdigit())
+        check(valid, f"device must be auto, cpu, cuda or cuda:N; got {self.device!r}")
+
+
+@dataclass(frozen=True)
+class RoundSettings:
+    """How the server conducts rounds (conf/rounds/).
+
+    Args:
+        participation: share of clients sampled each round, in (0, 1]; at least one client.
+        quorum: share of the sampled clients that must answer for the round to count, in (0, 1].
+        deadline: seconds a round's exchange may take; clients that are later are left out. Always set, because Flower's
+            own default waits twelve hours.
+        registration: seconds to wait for all clients of the protocol to appear before the first round.
+        failures: rounds in a row that may miss the quorum before the run stops.
+        last_rounds: how many of the last rounds the ``last`` score averages (the papers: 5).
+        checkpoints: rounds whose checkpoints are kept, >= 2.
+        evaluate_every: score the test sets every so many rounds (the last round always).
+    """
+
+    participation: float = 1.0
+    quorum: float = 0.5
+    deadline: float = 3600.0
+    registration: float = 300.0
+    failures: int = 3
+    last_rounds: int = 5
+    checkpoints: int = 2
+    evaluate_every: int = 1
+
+    def __post_init__(self) -> None:
+        check(0 < self.participation <= 1, f"participation must be in (0, 1]; got {self.participation}")
+        check(0 < self.quorum <= 1, f"quorum must be in (0, 1]; got {self.quorum}")
+        check(self.deadline > 0, f"deadline must be > 0 seconds; got {self.deadline}")
+        check(self.registration > 0, f"registration must be > 0 seconds; got {self.registration}")
+        check(self.failures >= 1, f"failures must be >= 1; got {self.failures}")
+        check(self.last_rounds >= 1, f"last_rounds must be >= 1; got {self.last_rounds}")
+        check(self.checkpoints >= 2, f"checkpoints must be >= 2; got {self.checkpoints}")
+        check(self.evaluate_every >= 1, f"evaluate_every must be >= 1; got {self.evaluate_every}")
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """One run: what is trained on what, how, and where its output goes.
+
+    ``method``, ``data``, ``protocol``, ``model`` and ``views`` are the objects that their groups' ``_target_`` names.
+
+    Args:
+        seed: seed of model initialisation, shuffling, augmentation and client sampling, >= 0.
+        output: folder of everything the run writes; absolute, or relative to where ``goldfinch`` was called.
+        resume: go on from the checkpoint in ``output`` if there is one.
+        engine: the chosen engine's own settings; read by that engine only.
+        report: where rows go besides the CSV; read by the report only.
+        raw: the composed configuration as plain containers, for the record.
+    """
+
+    method: Any
+    data: Any
+    protocol: Any
+    model: Any
+    views: Any
+    train: TrainSettings
+    rounds: RoundSettings
+    seed: int
+    output: str
+    resume: bool
+    engine: Mapping[str, Any]
+    report: Mapping[str, Any]
+    raw: Mapping[str, Any] = field(repr=False)
+
+    @property
+    def identity(self) -> str:
+        """16 hex digits over everything that changes the result; a checkpoint of another identity is refused.
+
+        The number of rounds is left out, so that a finished run can be continued; so are engine, report, output, device
+        and time limits, which do not change the result.
+        """
+        relevant = json.loads(json.dumps(self.raw, default=str))
+        for key in ("engine", "report", "output", "resume", "experiment"):
+            relevant.pop(key, None)
+        for group, keys in {
+            "train": ("rounds", "device"),
+            "rounds": ("deadline", "registration", "failures", "last_rounds", "checkpoints", "evaluate_every"),
+            "data": ("root",),
+        }.items():
+            for key in keys:
+                relevant.get(group, {}).pop(key, None)
+        return hashlib.sha256(json.dumps(relevant, sort_keys=True).encode()).hexdigest()[:16]
+
+    @property
+    def output_folder(self) -> Path:
+        """``output`` as an absolute path."""
+        return Path(self.output).expanduser().absolute()
+
+
+def load_settings(overrides: Sequence[str] = ()) -> RunSettings:
+    """Compose ``conf/`` with ``overrides`` and check every value.
+
+    Raises:
+        ConfigError: what is wrong, at which key, and the nearest valid choice.
+    """
+    raw = compose_config(overrides)
+    for key in ("method", "data", "protocol", "model", "views", "train", "rounds", "engine"):
+        if not isinstance(raw.get(key), Mapping):
+            raise ConfigError(f"no {key} chosen; add {key}=NAME (see conf/{key}/)")
+    seed = coerce(raw["seed"], int, "seed")
+    if seed < 0:
+        raise ConfigError(f"seed={seed}: must be >= 0")
+    settings = RunSettings(
+        method=build(raw["method"], "method"),
+        data=build(raw["data"], "data"),
+        protocol=build(raw["protocol"], "protocol"),
+        model=build(raw["model"], "model"),
+        views=build(raw["views"], "views"),
+        train=build(raw["train"], "train", TrainSettings),
+        rounds=build(raw["rounds"], "rounds", RoundSettings),
+        seed=seed,
+        output=coerce(raw["output"], str, "output"),
+        resume=coerce(raw["resume"], bool, "resume"),
+        engine=raw["engine"],
+        report=raw.get("report") or {},
+        raw=raw,
+    )
+    settings.protocol.clients(settings.data)  # the protocol's domains must exist in the data set
+    return settings

@@ -1,0 +1,79 @@
+"""The federation's global state: plain named tensors, so that saving, sending and hashing it are one and the same."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from common.prototypes import PrototypeSet
+
+
+@dataclass(frozen=True, eq=False)
+class GlobalState:
+    """Everything the server knows after ``round`` rounds.
+
+    Args:
+        round: rounds completed; 0 before the first.
+        weights: the shared model's state (parameters and buffers) by name, on the CPU.
+        prototypes: the global prototype set; empty before the first round and for methods without prototypes.
+        extra: whatever else a method keeps, by name (FedDyn's ``h``, FedPall's amplifier, server momentum ...).
+    """
+
+    round: int
+    weights: Mapping[str, Tensor]
+    prototypes: PrototypeSet = field(default_factory=PrototypeSet.empty)
+    extra: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All tensors under the names they have on the wire and on disk, sorted by name."""
+        return named_tensors(self.weights, self.prototypes, self.extra)
+
+    @classmethod
+    def from_tensors(cls, round_number: int, tensors: Mapping[str, Tensor]) -> GlobalState:
+        """Inverse of :meth:`tensors`."""
+        weights, prototypes, extra = split_tensors(tensors)
+        return cls(round_number, weights, prototypes, extra)
+
+    def sha256(self) -> str:
+        """SHA-256 over round, names, dtypes, shapes and bytes: equal on every engine for equal states."""
+        return tensors_sha256(self.tensors(), f"round={self.round}")
+
+
+def named_tensors(
+    weights: Mapping[str, Tensor], prototypes: PrototypeSet | None, extra: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """One mapping with the prefixes ``weights/``, ``prototypes/`` and ``extra/``, sorted by name."""
+    tensors = {f"weights/{name}": tensor for name, tensor in weights.items()}
+    tensors |= {f"extra/{name}": tensor for name, tensor in extra.items()}
+    if prototypes is not None:
+        tensors["prototypes/vectors"] = prototypes.vectors
+        tensors["prototypes/labels"] = prototypes.labels
+        tensors["prototypes/weights"] = prototypes.weights
+    return dict(sorted(tensors.items()))
+
+
+def split_tensors(
+    tensors: Mapping[str, Tensor],
+) -> tuple[dict[str, Tensor], PrototypeSet, dict[str, Tensor]]:
+    """Weights, prototypes (empty when absent) and extra of a mapping made by :func:`named_tensors`."""
+    weights = {name.partition("/")[2]: tensor for name, tensor in tensors.items() if name.startswith("weights/")}
+    extra = {name.partition("/")[2]: tensor for name, tensor in tensors.items() if name.startswith("extra/")}
+    if "prototypes/vectors" in tensors:
+        prototypes = PrototypeSet(*(tensors[f"prototypes/{part}"] for part in ("vectors", "labels", "weights")))
+    else:
+        prototypes = PrototypeSet.empty()
+    return weights, prototypes, extra
+
+
+def tensors_sha256(tensors: Mapping[str, Tensor], prefix: str = "") -> str:
+    """SHA-256 over ``prefix`` and, in name order, every tensor's name, dtype, shape and bytes."""
+    digest = hashlib.sha256(prefix.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        digest.update(f"|{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
+        digest.update(tensor.flatten().view(torch.uint8).numpy().tobytes() if tensor.numel() else b"")
+    return digest.hexdigest()

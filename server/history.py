@@ -1,0 +1,133 @@
+"""What happened in a run: every client x domain x round row, every exchange, every event, appended as it happens."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from common.files import write_text
+from common.metrics import RoundScore, domain_accuracy
+
+SCORES = ("round", "client", "client_domain", "domain", "count", "correct", "accuracy", "loss")
+ACTIVITY = (
+    "round",
+    "exchange",
+    "client",
+    "domain",
+    "status",
+    "reason",
+    "samples",
+    "steps",
+    "losses",
+    "seconds_load",
+    "seconds_score",
+    "seconds_train",
+    "seconds_save",
+    "bytes_down",
+    "bytes_up",
+    "bytes_up_weights",
+    "bytes_up_prototypes",
+    "bytes_up_extra",
+    "peak_bytes",
+)
+
+Listener = Callable[[str, Mapping[str, Any]], None]
+
+
+class History:
+    """Three files in a run's folder, and the listeners that are told as rows come.
+
+    ``history.csv``: one row per client, scored domain and round. ``activity.csv``: one row per client and exchange with
+    losses, seconds, bytes and, for failures and refusals, the reason. ``events.jsonl``: one line per event of the run.
+
+    Args:
+        folder: the run's output folder.
+        keep_until: activity and events of later rounds are dropped, since a resumed run writes them again. ``-1``
+            starts anew.
+        scores_until: the same for scores.
+        listeners: called with an event's name and content.
+    """
+
+    def __init__(
+        self, folder: Path, keep_until: int = -1, scores_until: int = -1, listeners: Sequence[Listener] = ()
+    ) -> None:
+        self.folder = folder
+        self.listeners = list(listeners)
+        folder.mkdir(parents=True, exist_ok=True)
+        self.scores = _reopen(folder / "history.csv", SCORES, scores_until)
+        self.activity = _reopen(folder / "activity.csv", ACTIVITY, keep_until)
+        events = folder / "events.jsonl"
+        old = events.read_text().splitlines() if keep_until >= 0 and events.exists() else []
+        kept = [line for line in old if _parses(line) and json.loads(line).get("round", 0) <= keep_until]
+        write_text(events, "".join(f"{line}\n" for line in kept))
+
+    def event(self, name: str, **content: Any) -> None:
+        """Append an event and tell the listeners."""
+        entry = {"event": name, "time": round(time.time(), 3), **content}
+        with (self.folder / "events.jsonl").open("a") as stream:
+            stream.write(json.dumps(entry) + "\n")
+        for listener in self.listeners:
+            listener(name, entry)
+
+    def add_scores(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Append rows of ``history.csv``."""
+        self.scores += [dict(row) for row in rows]
+        _append(self.folder / "history.csv", SCORES, rows)
+
+    def add_activity(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Append rows of ``activity.csv``."""
+        self.activity += [dict(row) for row in rows]
+        _append(self.folder / "activity.csv", ACTIVITY, rows)
+
+    def round_scores(self) -> list[RoundScore]:
+        """Accuracy per domain of every scored round, ascending."""
+        by_round: dict[int, list[tuple[str, int, int]]] = {}
+        for row in self.scores:
+            entry = (str(row["domain"]), int(row["correct"]), int(row["count"]))
+            by_round.setdefault(int(row["round"]), []).append(entry)
+        return [RoundScore(number, domain_accuracy(by_round[number])) for number in sorted(by_round)]
+
+    def bytes_total(self) -> dict[str, int]:
+        """Bytes down to and up from all clients over the run."""
+        return {
+            way: sum(int(row[f"bytes_{way}"]) for row in self.activity if row[f"bytes_{way}"] not in ("", None))
+            for way in ("up", "down")
+        }
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a CSV written by :class:`History`; a last line that a crash cut short is left out."""
+    if not path.exists():
+        return []
+    text = path.read_text()
+    complete = text[: text.rfind("\n") + 1]
+    return [dict(row) for row in csv.DictReader(io.StringIO(complete)) if None not in row.values()]
+
+
+def _reopen(path: Path, columns: Sequence[str], keep_until: int) -> list[dict[str, Any]]:
+    rows = [row for row in read_rows(path) if int(row["round"]) <= keep_until] if keep_until >= 0 else []
+    stream = io.StringIO()
+    writer = csv.DictWriter(stream, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_text(path, stream.getvalue())
+    return rows
+
+
+def _append(path: Path, columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
+    stream = io.StringIO()
+    csv.DictWriter(stream, columns, lineterminator="\n", restval="").writerows(rows)
+    with path.open("a") as target:
+        target.write(stream.getvalue())
+
+
+def _parses(line: str) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except ValueError:
+        return False

@@ -1,0 +1,328 @@
+"""The round loop: the same for every engine and method."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from common.errors import EngineError, PayloadError
+from common.messages import Request
+from common.metrics import RoundScore, domain_accuracy
+from common.payload import Payload
+from common.seeding import generator
+from common.settings import RunSettings, TrainSettings
+from common.state import GlobalState
+from server.checkpoint import Checkpoint, Checkpoints, check_belongs
+from server.engine import Engine, Failure, Reply
+from server.gate import Gate
+from server.history import History, Listener
+from server.roster import Roster
+from strategies.method import Client, Method, Update, feature_size
+
+_REGISTERED = ("client", "domain", "samples", "class_counts", "split", "device", "versions")
+
+
+@dataclass
+class ServerSide:
+    """Implements :class:`strategies.method.Server`."""
+
+    rounds: int
+    class_count: int
+    feature_size: int
+    clients: Sequence[Client]
+    train: TrainSettings
+    device: torch.device
+    shared: Mapping[str, Tensor]
+    parameters: frozenset[str]
+    seed: int
+    round: int = 0
+    exchange: str = "train"
+
+    def generator(self, *purpose: str | int) -> torch.Generator:
+        """Random numbers keyed by (seed, purpose, round)."""
+        return generator(self.seed, "server", *purpose, self.round)
+
+
+@dataclass
+class Rounds:
+    """One run: registration, rounds, scores, checkpoints.
+
+    Args:
+        settings: the run's settings.
+        engine: how clients are reached.
+        listeners: told of every event.
+        stop: asked before every round; ``True`` ends the run after its checkpoint.
+    """
+
+    settings: RunSettings
+    engine: Engine
+    listeners: Sequence[Listener] = ()
+    stop: Callable[[], bool] = lambda: False
+    state: GlobalState = field(init=False)
+    history: History = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.method: Method = self.settings.method
+        folder = self.settings.output_folder
+        self.checkpoints = Checkpoints(folder / "checkpoint", self.settings.rounds.checkpoints)
+        self.run_id = uuid.uuid4().hex[:12]
+        self.roster = Roster(self.settings)
+
+    # ---- the run ---------------------------------------------------------------------------------------------------
+
+    def run(self) -> GlobalState:
+        """Train until ``train.rounds`` rounds are done, score the last state, return it.
+
+        Raises:
+            EngineError: too few clients registered, or too many rounds in a row missed their quorum.
+            CheckpointError: the run is to be resumed, but the checkpoint is another run's.
+        """
+        resumed = self._resume()
+        self._register(self.settings.rounds.registration)
+        self._insist_on_quorum()
+        self.server = self._server_side()
+        if resumed is None:
+            self.state = self.method.initial_state(self.server.shared, self.server)
+        total = self.settings.train.rounds
+        self.history.event(
+            "start" if resumed is None else "resume",
+            round=self.state.round,
+            rounds=total,
+            method=self.method.name,
+            data=self.settings.data.name,
+            clients=sorted(self.roster.registrations),
+            run=self.run_id,
+        )
+        missed = 0
+        for number in range(self.state.round + 1, total + 1):
+            if self.stop():
+                self.history.event("stopped", round=number - 1)
+                return self.state
+            held = self._round(number)
+            missed = 0 if held else missed + 1
+            self._save()
+            if missed >= self.settings.rounds.failures:
+                raise EngineError(
+                    f"{missed} rounds in a row missed their quorum; the last reasons are in "
+                    f"{self.history.folder / 'activity.csv'}; the state of round {number} is kept: resume=true goes on"
+                )
+        self._score_last(total)
+        self.history.event("finish", round=self.state.round, sha256=self.state.sha256())
+        return self.state
+
+    def _resume(self) -> Checkpoint | None:
+        checkpoint = self.checkpoints.load() if self.settings.resume else None
+        if checkpoint is None:
+            self.checkpoints.clear()
+            self.history = History(self.settings.output_folder, listeners=self.listeners)
+            return None
+        check_belongs(checkpoint, self.method.name, self.settings.identity, self.settings.seed)
+        self.state, self.run_id = checkpoint.state, checkpoint.run
+        done = self.state.round
+        scored_late = self.method.scored_at != self.method.exchanges[0]
+        self.history = History(
+            self.settings.output_folder, done, done if scored_late else done - 1, listeners=self.listeners
+        )
+        return checkpoint
+
+    def _save(self) -> None:
+        self.checkpoints.save(
+            Checkpoint(self.state, self.run_id, self.method.name, self.settings.identity, self.settings.seed)
+        )
+
+    # ---- clients ---------------------------------------------------------------------------------------------------
+
+    def _register(self, seconds: float) -> None:
+        """Admit the clients that are there."""
+        for registration in self.engine.register(self.roster.missing, seconds):
+            reason = self.roster.admit(registration)
+            if reason:
+                self.history.event("registration refused", client=registration.client, reason=reason)
+            else:
+                self.history.event("registered", **{key: getattr(registration, key) for key in _REGISTERED})
+
+    def _insist_on_quorum(self) -> None:
+        roster, rounds = self.roster, self.settings.rounds
+        needed = max(1, math.ceil(rounds.quorum * len(roster.expected)))
+        if len(roster.registrations) < needed:
+            raise EngineError(
+                f"only {len(roster.registrations)} of {len(roster.expected)} clients registered within "
+                f"{rounds.registration:g} s, {needed} are needed; missing: {', '.join(roster.missing)}"
+            )
+        if roster.missing:
+            self.history.event("missing", clients=roster.missing)
+
+    def _server_side(self) -> ServerSide:
+        data = self.settings.data
+        model = self.method.extend(
+            self.settings.model.build(data.class_count, data.image_size, self.settings.seed),
+            len(self.roster.expected),
+            self.settings.seed,
+        )
+        names = self.method.shared_names(model)
+        shared = {name: tensor.clone() for name, tensor in model.state_dict().items() if name in names}
+        parameters = frozenset(name for name, _ in model.named_parameters() if name in names)
+        return ServerSide(
+            rounds=self.settings.train.rounds,
+            class_count=data.class_count,
+            feature_size=feature_size(model),
+            clients=self.roster.clients(),
+            train=self.settings.train,
+            device=torch.device("cpu"),
+            shared=shared,
+            parameters=parameters,
+            seed=self.settings.seed,
+        )
+
+    # ---- one round -------------------------------------------------------------------------------------------------
+
+    def _round(self, number: int) -> bool:
+        """One round; whether it held. If it does not, the state stays as it was, but for the round number."""
+        before = self.state
+        started = time.perf_counter()
+        if self.roster.missing:
+            self._register(0.0)
+            self.server.clients = self.roster.clients()
+        participants = self.roster.sample(number)
+        self.history.event("round", round=number, clients=[client.id for client in participants])
+        for exchange in self.method.exchanges:
+            self.server.round, self.server.exchange = number, exchange
+            scoring = exchange == self.method.scored_at and (number - 1) % self.settings.rounds.evaluate_every == 0
+            updates = self._exchange(participants, score=scoring, train=True)
+            needed = math.ceil(self.settings.rounds.quorum * len(participants))
+            if len(updates) < max(1, needed):
+                self.state = replace(before, round=number)
+                self.history.event("round skipped", round=number, answered=len(updates), needed=needed)
+                return False
+            self.state = self.method.aggregate(self.state, updates, self.server)
+            participants = [update.client for update in updates]
+        self.state = replace(self.state, round=number)
+        self.history.event("round done", round=number, seconds=round(time.perf_counter() - started, 3))
+        return True
+
+    def _score_last(self, total: int) -> None:
+        """One trip that only scores the final state."""
+        if self.method.scored_at == self.method.exchanges[0]:
+            self.server.round, self.server.exchange = total + 1, self.method.exchanges[0]
+            participants = list(self.server.clients) if self.method.personal else self.roster.sample(total)
+            self._exchange(participants, score=True, train=False)
+
+    def _exchange(self, participants: Sequence[Client], *, score: bool, train: bool) -> list[Update]:
+        download = self.method.download(self.state, self.server)
+        message = Payload({}, download.weights, download.prototypes, download.extra)
+        scorers = self.roster.scorers(participants, personal=self.method.personal) if score else {}
+        training = {client.id for client in participants} if train else set()
+        clients = {client.id: client for client in self.server.clients}
+        requests = {
+            client: self._request(clients[client], train=client in training, score=scorers.get(client, []))
+            for client in sorted(training | set(scorers))
+        }
+        replies, failures = self.engine.exchange(message, requests, self.settings.rounds.deadline)
+        gate = Gate(self.method.expects(self.server), self.server)
+        updates: dict[str, Update] = {}
+        accepted: list[Reply] = []
+        for reply in sorted(replies, key=lambda item: item.client):
+            try:
+                if reply.client in {done.client for done in accepted} or reply.client not in requests:
+                    raise PayloadError("a second answer, or one from a client that was not asked")
+                if reply.client in training:
+                    updates[reply.client] = gate.admit(
+                        requests[reply.client], reply.answer, reply.payload, clients[reply.client]
+                    )
+                accepted.append(reply)
+            except PayloadError as error:
+                failures.append(Failure(reply.client, "refused", str(error)))
+        self._record(accepted, failures)
+        return [updates[client] for client in sorted(updates)]
+
+    def _request(self, client: Client, *, train: bool, score: list[str]) -> Request:
+        return Request(
+            run=self.run_id,
+            identity=self.settings.identity,
+            method=self.method.name,
+            round=self.server.round,
+            exchange=self.server.exchange,
+            client=client.id,
+            client_count=client.client_count,
+            client_index=client.index,
+            train=train,
+            score=score,
+        )
+
+    # ---- the record ------------------------------------------------------------------------------------------------
+
+    def _record(self, accepted: Sequence[Reply], failures: Sequence[Failure]) -> None:
+        number, exchange = self.server.round, self.server.exchange
+        late = self.method.scored_at != self.method.exchanges[0]
+        scored_round = number if late else number - 1
+        rows: list[dict[str, Any]] = []
+        for reply in accepted:
+            for entry in reply.answer.scores:
+                rows.append(self._score_row(scored_round, reply, entry))
+        self.history.add_scores(rows)
+        self.history.add_activity(
+            [_activity_row(number, exchange, reply, self.roster.domain(reply.client)) for reply in accepted]
+            + [
+                {
+                    "round": number,
+                    "exchange": exchange,
+                    "client": failure.client,
+                    "domain": self.roster.domain(failure.client),
+                    "status": failure.status,
+                    "reason": failure.reason,
+                }
+                for failure in failures
+            ]
+        )
+        for failure in failures:
+            self.history.event(
+                "client " + failure.status,
+                round=number,
+                exchange=exchange,
+                client=failure.client,
+                reason=failure.reason,
+                traceback=failure.traceback,
+            )
+        if rows:
+            accuracy = domain_accuracy([(row["domain"], row["correct"], row["count"]) for row in rows])
+            score = RoundScore(scored_round, accuracy)
+            self.history.event("score", round=scored_round, accuracy=accuracy, average=score.average, worst=score.worst)
+
+    def _score_row(self, number: int, reply: Reply, entry: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "round": number,
+            "client": reply.client,
+            "client_domain": self.roster.domain(reply.client),
+            "domain": entry["domain"],
+            "count": entry["count"],
+            "correct": entry["correct"],
+            "accuracy": round(100.0 * entry["correct"] / max(1, entry["count"]), 4),
+            "loss": round(entry["loss"], 6),
+        }
+
+
+def _activity_row(number: int, exchange: str, reply: Reply, domain: str) -> dict[str, Any]:
+    answer, parts = reply.answer, reply.payload.part_bytes()
+    return {
+        "round": number,
+        "exchange": exchange,
+        "client": reply.client,
+        "domain": domain,
+        "status": "trained" if answer.trained else "scored",
+        "samples": answer.samples,
+        "steps": answer.steps,
+        "losses": json.dumps({name: round(value, 6) for name, value in answer.losses.items()}),
+        **{f"seconds_{phase}": answer.seconds.get(phase, "") for phase in ("load", "score", "train", "save")},
+        "bytes_down": reply.bytes_down,
+        "bytes_up": reply.bytes_up,
+        **{f"bytes_up_{part}": size for part, size in parts.items()},
+        "peak_bytes": answer.peak_bytes,
+    }

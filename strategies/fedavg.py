@@ -1,0 +1,31 @@
+"""FedAvg (McMahan et al., AISTATS 2017)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from common.state import GlobalState
+from strategies.aggregation import average_weights
+from strategies.method import Method, Server, Update
+
+
+@dataclass(frozen=True)
+class FedAvg(Method):
+    """Cross-entropy on every device; the server averages the models.
+
+    Payload: the model's state both ways. Client state: none.
+
+    Args:
+        weighting: by ``samples`` N_k (McMahan; FPL, FedPall), or ``uniform`` (FedBN's and FedPLVM's code).
+    """
+
+    fedavg_at: ClassVar[Mapping[str, Any] | None] = {}
+
+    weighting: Literal["samples", "uniform"] = "samples"
+
+    def aggregate(self, state: GlobalState, updates: Sequence[Update], server: Server) -> GlobalState:  # noqa: ARG002
+        """``w <- sum_k N_k w_k / sum_k N_k``, or the plain mean."""
+        weights = average_weights(updates, uniform=self.weighting == "uniform")
+        return GlobalState(state.round, weights, state.prototypes, state.extra)

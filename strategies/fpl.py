@@ -1,0 +1,95 @@
+"""FPL: Rethinking Federated Learning with Domain Shift, a Prototype View (Huang et al., CVPR 2023)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from common.config import check
+from common.losses import cross_entropy, prototype_contrast, prototype_mse
+from common.prototypes import PrototypeSet, cluster_prototypes, unbiased_prototypes
+from common.state import GlobalState
+from strategies.method import Batch, Local, Losses, Method, PrototypeMode, Server, Update
+
+
+@dataclass(frozen=True)
+class FPL(Method):
+    """FedAvg plus contrast with cluster prototypes (CPCL) and consistency with unbiased ones (UPCR).
+
+    The server clusters each class's local means with FINCH (Eq. 4), so that a dominant domain cannot drown a small
+    one. Devices pull features towards all cluster prototypes of their class and away from the others (Eq. 7), and
+    towards the mean of the class's clusters (Eq. 8-10). ``contrast=consistency=0`` is FedAvg.
+
+    Payload: the model's state both ways; up one vector per class, down one per cluster. Client state: none.
+
+    Args:
+        temperature: tau of Eq. 7, > 0. Any positive value is safe: the loss is computed with log-sum-exp.
+        contrast: weight of CPCL, >= 0.
+        consistency: weight of UPCR, >= 0.
+        consistency_reduce: Eq. 10 sums over feature dimensions, the released code takes the mean (512 times smaller).
+            The mean is the default, since it produced the published numbers.
+        prototype_mode: running means over the last local epoch (released code), or a pass after training (Algorithm 1).
+        clusters: what CPCL contrasts with: FINCH clusters, or one global mean per class (Fig. 5).
+        target: what UPCR pulls towards: the mean of the clusters, or the mean of the clients (Table 3).
+        level: FINCH level; ``None`` is the coarsest with two clusters or more.
+    """
+
+    fedavg_at: ClassVar[Mapping[str, Any] | None] = {"contrast": 0.0, "consistency": 0.0}
+
+    temperature: float = 0.02
+    contrast: float = 1.0
+    consistency: float = 1.0
+    consistency_reduce: Literal["mean", "sum"] = "mean"
+    prototype_mode: Literal["last_epoch_running", "post_eval"] = "last_epoch_running"
+    clusters: Literal["finch", "global"] = "finch"
+    target: Literal["unbiased", "global"] = "unbiased"
+    level: int | None = None
+
+    def __post_init__(self) -> None:
+        check(self.temperature > 0, f"temperature must be > 0; got {self.temperature}")
+        check(self.contrast >= 0, f"contrast must be >= 0; got {self.contrast}")
+        check(self.consistency >= 0, f"consistency must be >= 0; got {self.consistency}")
+        check(self.level is None or self.level >= 0, f"level must be >= 0; got {self.level}")
+
+    @property
+    def prototypes_from(self) -> PrototypeMode:
+        """See ``prototype_mode``."""
+        return self.prototype_mode
+
+    def loss(self, batch: Batch, local: Local) -> Losses:
+        """Cross-entropy + CPCL (Eq. 7) + UPCR (Eq. 10); only cross-entropy before there are prototypes."""
+        terms = {"cross_entropy": cross_entropy(batch.logits, batch.labels)}
+        if not len(local.prototypes):
+            return Losses(terms)
+        if self.contrast:
+            rows = self._rows(local, self.clusters == "global")
+            terms["contrast"] = self.contrast * prototype_contrast(
+                batch.features, batch.labels, rows, temperature=self.temperature
+            )
+        if self.consistency:
+            means = local.cached("targets", lambda: self._targets(local.prototypes))
+            terms["consistency"] = self.consistency * prototype_mse(
+                batch.features, batch.labels, means, reduce=self.consistency_reduce
+            )
+        return Losses(terms)
+
+    def _rows(self, local: Local, one_per_class: bool) -> PrototypeSet:
+        if not one_per_class:
+            return local.prototypes
+        rows: PrototypeSet = local.cached("means", lambda: self._means(local.prototypes))
+        return rows
+
+    def _targets(self, prototypes: PrototypeSet) -> PrototypeSet:
+        return self._means(prototypes) if self.target == "global" else unbiased_prototypes(prototypes)
+
+    @staticmethod
+    def _means(clusters: PrototypeSet) -> PrototypeSet:
+        """The mean over the clients that hold a class: clusters weighted by their number of members."""
+        return unbiased_prototypes(clusters, sample_weighted=True)
+
+    def aggregate_prototypes(self, state: GlobalState, updates: Sequence[Update], server: Server) -> PrototypeSet:  # noqa: ARG002
+        """FINCH over the local means of each class (Eq. 4); a cluster's weight is its number of members."""
+        means = PrototypeSet.concatenate([update.prototypes for update in updates])
+        one_each = PrototypeSet(means.vectors, means.labels, means.weights.new_ones(len(means)))
+        return cluster_prototypes(one_each, level=self.level)

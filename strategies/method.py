@@ -1,0 +1,352 @@
+"""The contract of a method: a frozen dataclass of hyper-parameters with two pure halves, device and server.
+
+State is data. The server's is a :class:`~common.state.GlobalState`; a client's is a mapping of named tensors. A method
+holds neither, so the same object serves every engine, and saving a run is writing named tensors.
+
+A logical round is the sequence of a method's ``exchanges``. In each, the server sends a download to every participant,
+the device answers with an upload, and the server aggregates the uploads into the next global state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from common.losses import cross_entropy
+from common.prototypes import PrototypeSet
+from common.settings import TrainSettings
+from common.state import GlobalState
+from strategies.aggregation import average_weights
+
+PrototypeMode = Literal["none", "last_epoch_running", "post_eval"]
+"""Where local class means come from: nowhere; running sums over the last local epoch (training mode, before each step);
+a separate pass in evaluation mode after training."""
+
+
+@dataclass(frozen=True)
+class Client:
+    """What the server knows of a client since its registration.
+
+    Args:
+        id: ``domain-index``, unique in the federation.
+        domain: the domain its data come from.
+        samples: training samples N_k.
+        class_counts: training samples per class, ``K`` numbers.
+        index: position among the federation's clients, by id; 0 .. C-1.
+        client_count: number of clients C in the federation.
+    """
+
+    id: str
+    domain: str
+    samples: int
+    class_counts: tuple[int, ...]
+    index: int = 0
+    client_count: int = 1
+
+
+@dataclass
+class Batch:
+    """One batch after the forward pass.
+
+    With V views per sample, rows are view-major: row ``v * B + i`` is view ``v`` of sample ``i``; labels are repeated.
+
+    Args:
+        images: ``[V*B, 3, H, W]`` float, augmented and normalised.
+        labels: ``[V*B]`` int64.
+        features: ``[V*B, D]``, the classifier's input.
+        logits: ``[V*B, K]``.
+        views: V >= 1.
+    """
+
+    images: Tensor
+    labels: Tensor
+    features: Tensor
+    logits: Tensor
+    views: int = 1
+
+
+@dataclass
+class Losses:
+    """A batch's loss terms by name, each already multiplied by its weight; ``total`` is what is differentiated."""
+
+    terms: dict[str, Tensor]
+
+    @property
+    def total(self) -> Tensor:
+        """The sum of the terms in the order they were given."""
+        values = list(self.terms.values())
+        total = values[0]
+        for value in values[1:]:
+            total = total + value
+        return total
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A stretch of local training in which only some parameters train.
+
+    Args:
+        epochs: local epochs, >= 1.
+        trainable: whether the parameter of this name trains; ``None`` trains all.
+    """
+
+    epochs: int
+    trainable: Callable[[str], bool] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Download:
+    """What the server sends to one client in one exchange."""
+
+    weights: Mapping[str, Tensor] = field(default_factory=dict)
+    prototypes: PrototypeSet | None = None
+    extra: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Upload:
+    """What a client answers, and what it keeps.
+
+    Args:
+        weights: model state to send; ``None`` sends the shared part of the trained model.
+        prototypes: prototype set to send.
+        extra: further tensors to send.
+        local: named tensors to keep on the device until the next time, besides the unshared part of the model.
+    """
+
+    weights: Mapping[str, Tensor] | None = None
+    prototypes: PrototypeSet | None = None
+    extra: Mapping[str, Tensor] = field(default_factory=dict)
+    local: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Update:
+    """A client's upload as the server's half sees it, after the gate."""
+
+    client: Client
+    weights: Mapping[str, Tensor] = field(default_factory=dict)
+    prototypes: PrototypeSet = field(default_factory=PrototypeSet.empty)
+    extra: Mapping[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def samples(self) -> int:
+        """Training samples of the client, as registered."""
+        return self.client.samples
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What an exchange's uploads must carry; the gate refuses anything else.
+
+    Args:
+        weights: the whole shared model state, or nothing.
+        prototypes: a prototype set.
+        most_rows: largest number of prototype rows per class; ``None`` allows one per training sample.
+        extra: dtype and shape of each further tensor by name; ``None`` in a shape allows any length.
+    """
+
+    weights: bool = True
+    prototypes: bool = False
+    most_rows: int | None = 1
+    extra: Mapping[str, tuple[torch.dtype, tuple[int | None, ...]]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """What local training left.
+
+    Args:
+        prototypes: local class means, in the method's ``prototype_mode``; empty for ``none``.
+        steps: optimiser steps taken.
+        losses: mean of each loss term over the last epoch.
+    """
+
+    prototypes: PrototypeSet
+    steps: int
+    losses: Mapping[str, float]
+
+
+class Local(Protocol):
+    """The device's side of one exchange: what a method's client half may use. Implemented by the trainer."""
+
+    model: nn.Module
+    client: Client
+    round: int
+    rounds: int
+    exchange: str
+    seed: int
+    device: torch.device
+    train: TrainSettings
+    class_count: int
+    feature_size: int
+    views: int
+    weights: Mapping[str, Tensor]
+    """Shared model state as received, on the device."""
+    prototypes: PrototypeSet
+    """Global prototypes as received, on the device; empty before the first."""
+    extra: Mapping[str, Tensor]
+    """Further tensors as received, on the device."""
+    kept: Mapping[str, Tensor]
+    """The client's own named tensors from its last participation, on the device; empty at first."""
+    optimizer: torch.optim.Optimizer
+
+    def forward(self, images: Tensor, labels: Tensor) -> Batch:
+        """A forward pass of the model in its present mode."""
+
+    def backward(self, loss: Tensor) -> None:
+        """Clear the gradients and differentiate ``loss``."""
+
+    def frozen(self, name: str, weights: Mapping[str, Tensor] | None = None) -> nn.Module:
+        """A copy of the model in evaluation mode that does not train, made once per exchange under ``name``.
+
+        Without ``weights`` it is the model as it was when training began.
+        """
+
+    def reference(self) -> Mapping[str, Tensor]:
+        """The trainable parameters by name as they were when training began: the w^t of proximal terms."""
+
+    def cached(self, name: str, make: Callable[[], Any]) -> Any:
+        """``make()`` the first time ``name`` is asked for in this exchange, the same object afterwards."""
+
+    def generator(self, *purpose: str | int) -> torch.Generator:
+        """Random numbers keyed by (seed, purpose, round, client)."""
+
+    def features(self, *, augmented: int = 0, training_mode: bool = False) -> tuple[Tensor, Tensor]:
+        """Features ``[N, D]`` and labels ``[N]`` of the whole training split in one pass without gradients.
+
+        ``augmented`` > 0 passes over so many augmented views per sample instead, averaged per sample.
+        """
+
+
+class Server(Protocol):
+    """The server's side of one exchange: what a method's server half may use besides state and updates."""
+
+    round: int
+    rounds: int
+    exchange: str
+    class_count: int
+    feature_size: int
+    clients: Sequence[Client]
+    """All registered clients, by id."""
+    train: TrainSettings
+    device: torch.device
+    shared: Mapping[str, Tensor]
+    """An example of the shared model state: names, shapes and dtypes (the initial state)."""
+    parameters: frozenset[str]
+    """Which names of the shared state are trainable parameters; the others are buffers."""
+
+    def generator(self, *purpose: str | int) -> torch.Generator:
+        """Random numbers keyed by (seed, purpose, round)."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """Base of every method. As it stands it is FedAvg (McMahan et al., 2017): cross-entropy, average by samples."""
+
+    exchanges: ClassVar[tuple[str, ...]] = ("train",)
+    """The exchanges of one round; ``train`` among them runs local training."""
+
+    scored_at: ClassVar[str] = "train"
+    """The exchange at whose beginning devices score the model. At the first exchange the score is of the state after
+    the previous round; at a later one, of this round's."""
+
+    personal: ClassVar[bool] = False
+    """Whether a client's own model is scored on its own domain, instead of the global model on every domain."""
+
+    fedavg_at: ClassVar[Mapping[str, Any] | None] = None
+    """Hyper-parameters at which the method is FedAvg bit for bit; ``None`` if it never is."""
+
+    multi_view: ClassVar[bool] = False
+    """Whether the loss needs more than one view per sample."""
+
+    @property
+    def name(self) -> str:
+        """The method's name: the stem of its file and of its YAML."""
+        return type(self).__module__.rpartition(".")[2]
+
+    @property
+    def prototypes_from(self) -> PrototypeMode:
+        """Where :attr:`Trained.prototypes` come from."""
+        return "none"
+
+    # ---- the model -------------------------------------------------------------------------------------------------
+
+    def extend(self, model: nn.Module, client_count: int, seed: int) -> nn.Module:  # noqa: ARG002
+        """The model with whatever nets the method adds; what is added is named, shared or kept like the rest."""
+        return model
+
+    def shared_names(self, model: nn.Module) -> set[str]:
+        """Names of the model's state that travel; the rest stays on each device."""
+        return set(model.state_dict())
+
+    # ---- on the device ---------------------------------------------------------------------------------------------
+
+    def phases(self, epochs: int) -> tuple[Phase, ...]:
+        """The stretches of local training; by default one, of all parameters."""
+        return (Phase(epochs),)
+
+    def begin(self, local: Local) -> None:
+        """Before local training, after scoring: install what else was received."""
+
+    def loss(self, batch: Batch, local: Local) -> Losses:  # noqa: ARG002
+        """The loss terms of one batch."""
+        return Losses({"cross_entropy": cross_entropy(batch.logits, batch.labels)})
+
+    def edit_gradients(self, local: Local) -> None:
+        """Change gradients between backward and step (proximal terms)."""
+
+    def step(self, local: Local, images: Tensor, labels: Tensor) -> Losses:
+        """One optimiser step on one batch."""
+        losses = self.loss(local.forward(images, labels), local)
+        local.backward(losses.total)
+        self.edit_gradients(local)
+        local.optimizer.step()
+        return losses
+
+    def upload(self, local: Local, trained: Trained) -> Upload:  # noqa: ARG002
+        """What to send after local training, and what to keep."""
+        return Upload(prototypes=trained.prototypes if self.prototypes_from != "none" else None)
+
+    def predict(self, features: Tensor, logits: Tensor, local: Local) -> Tensor:  # noqa: ARG002
+        """Scores ``[B, K]`` whose largest is the prediction; the classifier's logits unless a method says otherwise."""
+        return logits
+
+    def respond(self, local: Local) -> Upload:
+        """The answer to an exchange other than ``train``; the model is as the device kept it."""
+        raise NotImplementedError(f"{self.name} declares the exchange {local.exchange!r} but does not answer it")
+
+    # ---- on the server ---------------------------------------------------------------------------------------------
+
+    def initial_state(self, weights: Mapping[str, Tensor], server: Server) -> GlobalState:
+        """The global state before the first round. ``weights`` is the shared part of the initial model."""
+        return GlobalState(0, weights, PrototypeSet.empty(server.feature_size))
+
+    def download(self, state: GlobalState, server: Server) -> Download:  # noqa: ARG002
+        """What every participant of this exchange is sent."""
+        sends_prototypes = self.prototypes_from != "none"
+        return Download(state.weights, state.prototypes if sends_prototypes else None, {})
+
+    def expects(self, server: Server) -> Expected:  # noqa: ARG002
+        """What the uploads of this exchange must carry."""
+        return Expected(prototypes=self.prototypes_from != "none")
+
+    def aggregate(self, state: GlobalState, updates: Sequence[Update], server: Server) -> GlobalState:
+        """The next global state from ``updates``, which come sorted by client id and are never empty."""
+        return GlobalState(
+            state.round, average_weights(updates), self.aggregate_prototypes(state, updates, server), state.extra
+        )
+
+    def aggregate_prototypes(self, state: GlobalState, updates: Sequence[Update], server: Server) -> PrototypeSet:  # noqa: ARG002
+        """The next global prototypes; by default they stay as they are."""
+        return state.prototypes
+
+
+def feature_size(model: nn.Module) -> int:
+    """D of a model that returns (features, logits)."""
+    size: Any = model.feature_size
+    return int(size)
