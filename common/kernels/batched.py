@@ -124,11 +124,11 @@ def _contrast(
         below, has_below = _log_sum_exp(logits, ~own)
         if terms.denominator == "all":
             # softplus(negative - positive): equal to LSE(all) - LSE(positive) and exact where the positives dominate.
-            losses = torch.where(has_below, -F.logsigmoid(positive - below), 0.0)
+            losses = torch.where(has_below | positive.isnan(), -F.logsigmoid(positive - below), 0.0)
             keep = has_positive
         else:
             losses, keep = below - positive, has_positive & has_below
-    return torch.where(keep | torch.isnan(below), losses, 0.0)  # a feature that is NaN is never hidden
+    return torch.where(keep | (positive + below).isnan(), losses, 0.0)  # a feature that is NaN is never hidden
 
 
 def _log_sum_exp(logits: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
+
+import torch
+from torch import Tensor
 
 Denominator = Literal["all", "negatives"]
 DenominatorRows = Literal["normalised", "raw"]
@@ -68,6 +73,10 @@ class PrototypeTerms:
         if self.denominator_rows == "raw" and (self.alpha != 1 or self.power == "shift"):
             raise ValueError("denominator_rows='raw' is defined for alpha=1 and power='clamp' only")
 
+    def coefficients(self, like: Tensor) -> Tensor:
+        """``[4]`` coefficients of (contrast, alignment, mse, cosine_square), of ``like``'s type and device."""
+        return like.new_tensor((self.contrast, self.alignment, self.mse, self.cosine_square))
+
     @property
     def uses_rows(self) -> bool:
         """Whether a term looks at all rows of the set (contrast, alignment)."""
@@ -87,3 +96,25 @@ def _one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
 def alignment_count(rows: int, fraction: float) -> int:
     """How many of a class's ``rows`` are aligned to: ``max(1, ceil(fraction * rows))``, safe from float error."""
     return max(1, math.ceil(fraction * rows - 1e-9))
+
+
+@contextlib.contextmanager
+def full_precision(device: torch.device, temperature: float) -> Iterator[None]:
+    """No autocast inside; no TF32 products either where ``temperature`` is at most 0.05."""
+    lower = (
+        device.type == "cuda"
+        and temperature <= FULL_PRECISION_TEMPERATURE
+        and not torch.compiler.is_compiling()
+        and torch.backends.cuda.matmul.allow_tf32
+    )
+    if lower:
+        torch.backends.cuda.matmul.allow_tf32 = False
+    try:
+        if torch.is_autocast_enabled(device.type):
+            with torch.autocast(device.type, enabled=False):
+                yield
+        else:
+            yield
+    finally:
+        if lower:
+            torch.backends.cuda.matmul.allow_tf32 = True

@@ -5,27 +5,16 @@ Prototypes are constants: gradients reach the features only. A batch against an 
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Literal
 
-import torch
 from torch import Tensor
 
 from common.kernels.batched import term_values
-from common.kernels.terms import Denominator, DenominatorRows, Power, PrototypeTerms, Reduce
+from common.kernels.dispatch import Backend, PrototypeLosses, compute, zero_of
+from common.kernels.terms import Denominator, DenominatorRows, Power, PrototypeTerms, Reduce, full_precision
 from common.prototypes import PrototypeSet
 
-Backend = Literal["auto", "batched", "closed_form", "triton"]
 Reduction = Literal["mean", "sum", "none"]
-
-
-class PrototypeLosses(NamedTuple):
-    """The fused total, and its terms (detached, before their coefficients; 0 where not asked for)."""
-
-    total: Tensor
-    contrast: Tensor
-    alignment: Tensor
-    mse: Tensor
-    cosine_square: Tensor
 
 
 def prototype_contrast(
@@ -167,17 +156,8 @@ def prototype_losses(
         ValueError: feature sizes differ, or a class has several rows where one is needed.
     """
     class_rows = _check(features, labels, prototypes, class_rows, terms, positive_bias)
-    terms_asked = (terms.contrast, terms.alignment, terms.mse, terms.cosine_square)
-    values = _evaluate(features, labels, prototypes, class_rows, terms, positive_bias)
     divisor = max(len(features), 1)
-    zero = _zero(features)
-    means = [zero if value is None else value.sum() / divisor for value in values]
-    total = zero
-    for coefficient, mean in zip(terms_asked, means, strict=True):
-        if coefficient:
-            total = total + coefficient * mean
-    contrast, alignment, mse, cosine_square = (mean.detach() for mean in means)
-    return PrototypeLosses(total, contrast, alignment, mse, cosine_square)
+    return compute(features, labels, prototypes, class_rows, terms, positive_bias, backend=backend, divisor=divisor)
 
 
 def _single(
@@ -189,33 +169,19 @@ def _single(
     reduction: Reduction,
     backend: Backend,
 ) -> Tensor:
+    if reduction not in ("mean", "sum", "none"):
+        raise ValueError(f"reduction must be mean, sum or none; got {reduction!r}")
     class_rows = _check(features, labels, prototypes, None, terms, positive_bias)
-    values = _evaluate(features, labels, prototypes, class_rows, terms, positive_bias)
-    value = next((found for found in values if found is not None), None)
-    if reduction == "none":
-        return _zero(features).expand(len(features)) if value is None else value
-    if value is None:
-        return _zero(features)
-    return value.sum() if reduction == "sum" else value.sum() / max(len(features), 1)
-
-
-def _evaluate(
-    features: Tensor,
-    labels: Tensor,
-    prototypes: PrototypeSet,
-    class_rows: PrototypeSet | None,
-    terms: PrototypeTerms,
-    positive_bias: Tensor | None,
-) -> tuple[Tensor | None, ...]:
-    if not len(prototypes):
-        return (None, None, None, None)
-    with torch.autocast(features.device.type, enabled=False):
-        return term_values(features, labels, prototypes, class_rows, terms, positive_bias)
-
-
-def _zero(features: Tensor) -> Tensor:
-    """Exactly 0, whatever the features hold, and differentiable."""
-    return features[:0].sum(dtype=torch.promote_types(features.dtype, torch.float32))
+    if reduction == "none":  # per-sample values exist in the batched tier only
+        if not len(prototypes) or not len(features):
+            return zero_of(features).expand(len(features))
+        with full_precision(features.device, terms.temperature):
+            values = term_values(features, labels, prototypes, class_rows, terms, positive_bias)
+        return next(value for value in values if value is not None)
+    divisor = max(len(features), 1) if reduction == "mean" else 1
+    return compute(
+        features, labels, prototypes, class_rows, terms, positive_bias, backend=backend, divisor=divisor
+    ).total
 
 
 def _check(

@@ -83,6 +83,11 @@ CONTRASTS = {
 }  # fmt: skip
 
 
+@pytest.fixture(params=["batched", "closed_form"])
+def tier(request):
+    return request.param
+
+
 def agree(function, oracle_function, features):
     """``function`` equals its oracle in value and in gradient, in float64."""
     value, gradient = oracle.value_and_gradient(function, features)
@@ -93,24 +98,24 @@ def agree(function, oracle_function, features):
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("options", CONTRASTS)
-def test_contrast_is_its_formula(case, options):
+def test_contrast_is_its_formula(case, options, tier):
     features, labels, prototypes = CASES[case]
     terms = PrototypeTerms(contrast=1, **CONTRASTS[options])
     agree(
-        lambda z: prototype_contrast(z, labels, prototypes, backend="batched", **CONTRASTS[options]),
+        lambda z: prototype_contrast(z, labels, prototypes, backend=tier, **CONTRASTS[options]),
         lambda z: oracle.combined(z, labels, prototypes, terms),
         features,
     )
 
 
 @pytest.mark.parametrize("denominator", ["all", "negatives"])
-def test_positive_bias_is_its_formula(denominator):
+def test_positive_bias_is_its_formula(denominator, tier):
     features, labels, prototypes = CASES["ordinary"]
     bias = torch.tensor([-1.0, 0.3, -2, 0, 4], dtype=torch.float64)
     terms = PrototypeTerms(contrast=1, temperature=0.5, denominator=denominator)
     agree(
         lambda z: prototype_contrast(
-            z, labels, prototypes, temperature=0.5, denominator=denominator, positive_bias=bias, backend="batched"
+            z, labels, prototypes, temperature=0.5, denominator=denominator, positive_bias=bias, backend=tier
         ),
         lambda z: oracle.combined(z, labels, prototypes, terms, bias=bias),
         features,
@@ -121,12 +126,12 @@ def test_positive_bias_is_its_formula(denominator):
 @pytest.mark.parametrize("alpha", [1.0, 0.5, 0.25])
 @pytest.mark.parametrize("fraction", [1.0, 0.5, 0.34])
 @pytest.mark.parametrize("weighted", [True, False])
-def test_alignment_is_its_formula(case, alpha, fraction, weighted):
+def test_alignment_is_its_formula(case, alpha, fraction, weighted, tier):
     features, labels, prototypes = CASES[case]
     terms = PrototypeTerms(alignment=1, alpha=alpha, fraction=fraction, weighted=weighted)
     agree(
         lambda z: prototype_alignment(
-            z, labels, prototypes, alpha=alpha, fraction=fraction, weighted=weighted, backend="batched"
+            z, labels, prototypes, alpha=alpha, fraction=fraction, weighted=weighted, backend=tier
         ),
         lambda z: oracle.combined(z, labels, prototypes, terms),
         features,
@@ -135,23 +140,23 @@ def test_alignment_is_its_formula(case, alpha, fraction, weighted):
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("reduce", ["mean", "sum"])
-def test_mse_is_its_formula(case, reduce):
+def test_mse_is_its_formula(case, reduce, tier):
     features, labels, prototypes = CASES[case]
     means = unbiased_prototypes(prototypes)
     terms = PrototypeTerms(mse=1, mse_reduce=reduce)
     agree(
-        lambda z: prototype_mse(z, labels, means, reduce=reduce, backend="batched"),
+        lambda z: prototype_mse(z, labels, means, reduce=reduce, backend=tier),
         lambda z: oracle.combined(z, labels, means, terms),
         features,
     )
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_cosine_square_is_its_formula(case):
+def test_cosine_square_is_its_formula(case, tier):
     features, labels, prototypes = CASES[case]
     means = unbiased_prototypes(prototypes)
     agree(
-        lambda z: prototype_cosine_square(z, labels, means, backend="batched"),
+        lambda z: prototype_cosine_square(z, labels, means, backend=tier),
         lambda z: oracle.combined(z, labels, means, PrototypeTerms(cosine_square=1)),
         features,
     )
@@ -168,27 +173,30 @@ FUSED = {
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("terms", FUSED)
-def test_fused_terms_are_their_formulas(case, terms):
+def test_fused_terms_are_their_formulas(case, terms, tier):
     features, labels, prototypes = CASES[case]
     means = unbiased_prototypes(prototypes)
     agree(
-        lambda z: prototype_losses(z, labels, prototypes, FUSED[terms], class_rows=means, backend="batched").total,
+        lambda z: prototype_losses(z, labels, prototypes, FUSED[terms], class_rows=means, backend=tier).total,
         lambda z: oracle.combined(z, labels, prototypes, FUSED[terms], means),
         features,
     )
-    found = prototype_losses(features, labels, prototypes, FUSED[terms], class_rows=means, backend="batched")[1:]
+    found = prototype_losses(features, labels, prototypes, FUSED[terms], class_rows=means, backend=tier)[1:]
     expected = oracle.prototype_terms(features, labels, prototypes, FUSED[terms], means)
     torch.testing.assert_close(list(found), expected, rtol=1e-9, atol=1e-11)
 
 
 @pytest.mark.parametrize("options", [*CONTRASTS])
-def test_contrast_passes_gradcheck(options):
+def test_contrast_passes_gradcheck(options, tier):
     features, labels, prototypes = CASES["ordinary"]
     if CONTRASTS[options]["temperature"] < 0.01:
         pytest.skip("finite differences of 1e-6 are too coarse for logits of 1/0.0005")
     leaf = features.clone().requires_grad_()
     assert torch.autograd.gradcheck(
-        lambda z: prototype_contrast(z, labels, prototypes, **CONTRASTS[options]), (leaf,), atol=1e-4, rtol=1e-4
+        lambda z: prototype_contrast(z, labels, prototypes, backend=tier, **CONTRASTS[options]),
+        (leaf,),
+        atol=1e-4,
+        rtol=1e-4,
     )
 
 
@@ -244,13 +252,14 @@ def test_reductions_agree():
         )
 
 
-def test_nan_features_show_in_the_loss_even_when_their_class_is_absent():
-    _, labels, prototypes = CASES["absent classes"]
+@pytest.mark.parametrize("case", ["absent classes", "one class", "one row", "ordinary"])
+def test_nan_features_show_in_the_loss_even_when_their_class_is_absent(case, tier):
+    _, labels, prototypes = CASES[case]
     for index in range(len(labels)):
-        features = CASES["absent classes"][0].clone()
+        features = CASES[case][0].clone()
         features[index, 0] = float("nan")
         for options in CONTRASTS.values():
-            assert prototype_contrast(features, labels, prototypes, **options).isnan(), options
+            assert prototype_contrast(features, labels, prototypes, backend=tier, **options).isnan(), options
 
 
 def test_the_naive_power_would_be_nan_where_the_guard_is_finite():

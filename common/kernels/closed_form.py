@@ -1,0 +1,230 @@
+"""The prototype losses with their gradient in closed form: no autograd graph, two matrix products in all.
+
+With ``n`` the softmax over the negatives, ``r`` the softmax over the positives and ``d = LSE_negatives - LSE_positives``
+of a sample, the contrast is ``softplus(d)`` and its derivative in logit j is ``sigmoid(d) (n_j - r_j)``; with negatives
+only in the denominator it is ``d`` and ``n_j - r_j``. Nothing cancels, and n and r share one exponential because their
+supports are disjoint. Through the cosine: ``dz = (sum_j a_j p_j - (sum_j a_j c_j) z / |z|) / |z|``.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from common.kernels.batched import working_dtype
+from common.kernels.inputs import KernelInputs
+from common.kernels.terms import LENGTH_FLOOR, PrototypeTerms
+from common.prototypes import normalise_rows
+
+
+class Evaluation(NamedTuple):
+    """Sums over the batch, before coefficients, and the gradient of the weighted sum over the features."""
+
+    sums: Tensor  # [4] contrast, alignment, mse, cosine_square
+    gradient: Tensor | None  # [B, D], of sum_i(coefficient . terms_i)
+
+
+def evaluate(
+    features: Tensor,
+    labels: Tensor,
+    prototypes: KernelInputs,
+    class_rows: KernelInputs | None,
+    terms: PrototypeTerms,
+    positive_bias: Tensor | None,
+    *,
+    with_gradient: bool,
+) -> Evaluation:
+    """The four sums and, ``with_gradient``, ``d total / d features``. Nothing here is recorded by autograd.
+
+    Args:
+        features: ``[B, D]``; computed in float32, float64 for float64.
+        labels: ``[B]``.
+        prototypes: rows of contrast and alignment, ``M >= 1`` when one of them is asked for.
+        class_rows: one row per class for mse and cosine_square.
+        terms: coefficients and options.
+        positive_bias: ``[B]`` or ``None``.
+        with_gradient: ``False`` saves the second product.
+    """
+    dtype = working_dtype(features)
+    features = features.detach().to(dtype)
+    length = torch.linalg.vector_norm(features, dim=1, keepdim=True)
+    inverse = length.reciprocal().masked_fill_(length < LENGTH_FLOOR, 0.0)  # [B, 1]
+    zero = features.new_zeros(())
+    sums = [zero, zero, zero, zero]
+    gradient = None
+    if terms.uses_rows:
+        units = prototypes.units if dtype == torch.float32 else normalise_rows(prototypes.vectors.to(dtype))
+        cosines = torch.mm(features, units.T).mul_(inverse)
+        own = labels[:, None] == prototypes.labels
+        similarity, slope = _power(cosines, terms, with_gradient)
+        pull: Tensor | None = None  # [B, M] d total / d similarity
+        if terms.contrast:
+            sums[0], pull = _contrast(similarity, own, prototypes, terms, positive_bias, with_gradient)
+        if terms.alignment:
+            sums[1], chosen = _alignment(similarity, own, prototypes, terms)
+            if with_gradient:
+                pull = chosen.mul_(-terms.alignment) if pull is None else pull.sub_(chosen, alpha=terms.alignment)
+        if with_gradient and pull is not None:
+            if slope is not None:
+                pull.mul_(slope)
+            pull.mul_(inverse)
+            radial = torch.linalg.vecdot(pull, cosines)[:, None].mul_(inverse)
+            gradient = torch.mm(pull, units).addcmul_(features, radial, value=-1.0)
+    if terms.uses_class_rows and class_rows is not None:
+        gradient = _class_terms(features, inverse, labels, class_rows, terms, sums, gradient, with_gradient)
+    if with_gradient and gradient is None:
+        gradient = torch.zeros_like(features)
+    return Evaluation(torch.stack(sums), gradient)
+
+
+def _power(cosines: Tensor, terms: PrototypeTerms, with_gradient: bool) -> tuple[Tensor, Tensor | None]:
+    """``s(c)`` and ``ds/dc`` (``None`` stands for 1)."""
+    if terms.alpha == 1:
+        if terms.power == "shift":
+            return cosines.add(1.0).mul_(0.5), torch.full_like(cosines, 0.5)
+        return cosines, None
+    base = cosines.abs() if terms.power == "odd" else cosines
+    if terms.power == "shift":
+        base = cosines.add(1.0).mul_(0.5)
+    floored = base.clamp_min(terms.eps)
+    similarity = floored.sqrt() if terms.alpha == 0.5 else floored.pow(terms.alpha)
+    slope = None
+    if with_gradient:
+        factor = terms.alpha * (0.5 if terms.power == "shift" else 1.0)
+        slope = (similarity / floored).mul_(factor).masked_fill_(base <= terms.eps, 0.0)
+    if terms.power == "odd":
+        similarity = similarity * cosines.sign()
+    return similarity, slope
+
+
+def _contrast(
+    similarity: Tensor,
+    own: Tensor,
+    prototypes: KernelInputs,
+    terms: PrototypeTerms,
+    positive_bias: Tensor | None,
+    with_gradient: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """Sum of the contrast over the batch, and ``[B, M]``: coefficient times its derivative in the similarities."""
+    logits = similarity / terms.temperature
+    shift = prototypes.weights.to(logits.dtype).log() if terms.weighted else None
+    if terms.denominator_rows == "raw":
+        return _raw_contrast(logits, own, prototypes, shift, terms, positive_bias, with_gradient)
+    if shift is not None:
+        logits += shift
+    positive = torch.logsumexp(logits.masked_fill(~own, -math.inf), 1, keepdim=True)
+    negative = torch.logsumexp(logits.masked_fill(own, -math.inf), 1, keepdim=True)
+    gap = negative - positive
+    if positive_bias is not None:
+        gap -= positive_bias.to(gap.dtype)[:, None]
+    # Without positives the gap is +inf (or NaN without anything), without negatives -inf: such samples add 0, unless
+    # their feature is NaN, which must show.
+    skipped = positive == -math.inf
+    if terms.denominator == "negatives":
+        skipped |= negative == -math.inf
+    skipped &= ~(positive + negative).isnan()
+    losses = gap if terms.denominator == "negatives" else -F.logsigmoid(-gap)
+    total = losses.masked_fill(skipped, 0.0).sum()
+    if not with_gradient:
+        return total, None
+    scale = terms.contrast / terms.temperature
+    factor = gap.sigmoid().mul_(scale) if terms.denominator == "all" else torch.full_like(gap, scale)
+    factor.masked_fill_(skipped | (negative == -math.inf), 0.0)
+    normaliser = torch.where(own, positive, negative)
+    normaliser.masked_fill_(normaliser == -math.inf, 0.0)
+    shares = logits.sub_(normaliser).exp_()
+    return total, shares.mul_(torch.where(own, -factor, factor))
+
+
+def _raw_contrast(
+    logits: Tensor,
+    own: Tensor,
+    prototypes: KernelInputs,
+    shift: Tensor | None,
+    terms: PrototypeTerms,
+    positive_bias: Tensor | None,
+    with_gradient: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """The reading with the prototypes' raw lengths in the denominator: two softmaxes over different logits."""
+    lengths = prototypes.lengths if logits.dtype == torch.float32 else _lengths(prototypes, logits.dtype)
+    below = logits * lengths
+    if shift is not None:
+        logits, below = logits + shift, below + shift
+    if positive_bias is not None:
+        bias = torch.where(own, positive_bias.to(logits.dtype)[:, None], 0.0)
+        logits, below = logits + bias, below + bias
+    logits = logits.masked_fill(~own, -math.inf)
+    if terms.denominator == "negatives":
+        below = below.masked_fill(own, -math.inf)
+    positive, denominator = torch.logsumexp(logits, 1, True), torch.logsumexp(below, 1, True)
+    skipped = ((positive == -math.inf) | (denominator == -math.inf)) & ~(positive + denominator).isnan()
+    total = (denominator - positive).masked_fill(skipped, 0.0).sum()
+    if not with_gradient:
+        return total, None
+    pull = (below - denominator).exp_().mul_(lengths).sub_((logits - positive).exp_())
+    return total, pull.masked_fill_(skipped, 0.0).mul_(terms.contrast / terms.temperature)
+
+
+def _lengths(prototypes: KernelInputs, dtype: torch.dtype) -> Tensor:
+    return torch.linalg.vector_norm(prototypes.vectors.to(dtype), dim=1)
+
+
+def _alignment(
+    similarity: Tensor, own: Tensor, prototypes: KernelInputs, terms: PrototypeTerms
+) -> tuple[Tensor, Tensor]:
+    """Sum of the alignment over the batch, and ``[B, M]``: the weight of each chosen row, 0 elsewhere."""
+    weights = prototypes.weights.to(similarity.dtype)
+    if terms.fraction < 1:
+        own = leading(similarity * weights if terms.weighted else similarity, own, terms.fraction)
+    chosen = own.to(similarity.dtype)
+    if terms.weighted:
+        chosen *= weights
+    # where() and not a product alone: a NaN or infinite similarity of another class must not reach the sum.
+    return -torch.where(own, similarity, 0.0).mul_(chosen).sum(), chosen
+
+
+def leading(scores: Tensor, own: Tensor, fraction: float) -> Tensor:
+    """``[B, M]`` bool: the ``max(1, ceil(fraction n))`` largest of a row's n own scores, ties to the lowest index."""
+    order = torch.sort(scores.masked_fill(~own, -math.inf), dim=1, descending=True, stable=True).indices
+    wanted = (fraction * own.sum(1).double() - 1e-9).ceil().clamp_min(1)
+    first = torch.arange(own.shape[1], device=own.device) < wanted[:, None]
+    return own & torch.zeros_like(own).scatter_(1, order, first)
+
+
+def _class_terms(
+    features: Tensor,
+    inverse: Tensor,
+    labels: Tensor,
+    class_rows: KernelInputs,
+    terms: PrototypeTerms,
+    sums: list[Tensor],
+    gradient: Tensor | None,
+    with_gradient: bool,
+) -> Tensor | None:
+    """Adds mse and cosine_square to ``sums`` and to ``gradient``, in place where there is one."""
+    index = torch.searchsorted(class_rows.labels, labels).clamp_max_(len(class_rows.labels) - 1)
+    present = (class_rows.labels[index] == labels)[:, None]
+    rows = class_rows.vectors.to(features.dtype)[index]
+    if terms.mse:
+        scale = 1.0 / features.shape[1] if terms.mse_reduce == "mean" else 1.0
+        # where() and not a product: a feature that is NaN must not become a difference of an absent class.
+        difference = torch.where(present, features - rows, 0.0)
+        sums[2] = torch.linalg.vecdot(difference, difference).sum() * scale
+        if with_gradient:
+            factor = 2.0 * scale * terms.mse
+            gradient = difference * factor if gradient is None else gradient.add_(difference, alpha=factor)
+    if terms.cosine_square:
+        units = normalise_rows(rows)
+        cosine = torch.linalg.vecdot(features, units)[:, None] * inverse
+        error = torch.where(present, cosine - 1.0, 0.0)
+        sums[3] = 2.0 * error.square().sum()
+        if with_gradient:
+            step = error * (4.0 * terms.cosine_square) * inverse
+            radial = step * cosine * inverse
+            gradient = torch.zeros_like(features) if gradient is None else gradient
+            gradient.addcmul_(units, step).addcmul_(features, radial, value=-1.0)
+    return gradient
