@@ -1,0 +1,1 @@
+"""Networks that return ``(features, logits)``, and how their state is divided."""

@@ -1,0 +1,171 @@
+"""What every network of Goldfinch is: a backbone that makes features, and a head that classifies them.
+
+Features are the input of the last classifier and come out of a ReLU, so features and prototypes are non-negative and
+every cosine between them lies in [0, 1].
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from common.errors import ConfigError
+from common.seeding import derive
+
+Norm = Literal["batch", "group"]
+
+GROUP_WIDTH = 16
+"""Channels per group of a GroupNorm (Wu and He, ECCV 2018, table 3: as good as a fixed count of groups, any width)."""
+
+_CONSTRUCTION = threading.Lock()
+
+
+class ModelError(ConfigError, ValueError):
+    """A network that cannot be built, or cannot do what was asked of it."""
+
+
+@contextmanager
+def initialised(seed: int, *key: str | int) -> Iterator[None]:
+    """Layers made inside draw their first weights from the stream of ``(seed, *key)``, on the CPU, in float32.
+
+    torch's layers know only the global random state; it is set for the block and put back afterwards, so that the
+    weights do not depend on it and it does not notice.
+    """
+    with _CONSTRUCTION, torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        torch.default_generator.manual_seed(derive(seed, *key))
+        yield
+
+
+def norm_2d(norm: Norm, channels: int) -> nn.Module:
+    """The normalisation of feature maps ``[B, channels, U, V]``; ``channels`` is a multiple of 16 or less than 16."""
+    return nn.BatchNorm2d(channels) if norm == "batch" else _group_norm(channels)
+
+
+def norm_1d(norm: Norm, channels: int) -> nn.Module:
+    """The normalisation of feature vectors ``[B, channels]``."""
+    return nn.BatchNorm1d(channels) if norm == "batch" else _group_norm(channels)
+
+
+def _group_norm(channels: int) -> nn.GroupNorm:
+    return nn.GroupNorm(max(1, channels // GROUP_WIDTH), channels)
+
+
+class PooledBackbone(nn.Module):
+    """A backbone that ends in global average pooling: features are the mean over positions of non-negative maps."""
+
+    def maps(self, images: Tensor) -> Tensor:
+        """``[B, L, U, V]`` float, >= 0: the maps of ``images [B, 3, H, W]`` before pooling."""
+        raise NotImplementedError
+
+    def forward(self, images: Tensor) -> Tensor:
+        """``[B, L]``: the features of ``images [B, 3, H, W]``."""
+        return pool(self.maps(images))
+
+
+def pool(maps: Tensor) -> Tensor:
+    """``[B, L]``: global average pooling of ``maps [B, L, U, V]``."""
+    return maps.mean(dim=(2, 3))
+
+
+class Model(nn.Module):
+    """``head(backbone(images))``; state-dict names begin with ``backbone.`` and ``head.``.
+
+    Args:
+        backbone: images ``[B, 3, H, W]`` float to features ``[B, D]``.
+        head: features ``[B, D]`` to logits ``[B, K]``.
+        feature_size: ``D``.
+        class_count: ``K``.
+    """
+
+    backbone: nn.Module
+    head: nn.Module
+
+    def __init__(self, backbone: nn.Module, head: nn.Module, feature_size: int, class_count: int) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.head = head
+        self.feature_size = feature_size
+        self.class_count = class_count
+
+    def features(self, images: Tensor) -> Tensor:
+        """``[B, D]``: what the last classifier reads (and prototypes are made of)."""
+        features: Tensor = self.backbone(images)
+        return features
+
+    def classify(self, features: Tensor) -> Tensor:
+        """``[B, K]``: logits of ``features [B, D]``."""
+        logits: Tensor = self.head(features)
+        return logits
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """``(features [B, D], logits [B, K])`` of ``images [B, 3, H, W]``."""
+        features = self.features(images)
+        return features, self.classify(features)
+
+    @property
+    def supports_cam(self) -> bool:
+        """Whether class activation maps are defined: global average pooling followed by one linear layer."""
+        return isinstance(self.backbone, PooledBackbone) and isinstance(self.head, nn.Linear)
+
+    def feature_maps(self, images: Tensor) -> Tensor:
+        """``[B, L, U, V]``, >= 0: the last maps; ``pool`` of them is :meth:`features`.
+
+        Raises:
+            ModelError: the network has no class activation maps (see :attr:`supports_cam`).
+        """
+        self._require_cam()
+        assert isinstance(self.backbone, PooledBackbone)
+        return self.backbone.maps(images)
+
+    def class_activation_maps(self, maps: Tensor, labels: Tensor) -> Tensor:
+        """``[B, U, V]``: ``sum_l W[y, l] maps[l]`` for each image's label (Zhou et al., CVPR 2016, Eq. 2).
+
+        The bias is left out (it is the same at every position), so the mean over positions is the logit minus the
+        bias.
+
+        Args:
+            maps: ``[B, L, U, V]`` from :meth:`feature_maps`.
+            labels: ``[B]`` int64, < K.
+
+        Raises:
+            ModelError: the network has no class activation maps.
+        """
+        self._require_cam()
+        assert isinstance(self.head, nn.Linear)
+        return torch.einsum("bl,bluv->buv", self.head.weight[labels], maps)
+
+    def _require_cam(self) -> None:
+        if not self.supports_cam:
+            raise ModelError(
+                f"class activation maps need a network that ends in global average pooling and one linear layer; this "
+                f"one is {type(self.backbone).__name__} + {type(self.head).__name__}; choose model=digit_cnn_gap, "
+                f"small, resnet10 or resnet18, or model.head=linear"
+            )
+
+
+class MultilayerHead(nn.Module):
+    """``D -> 512 -> 512 -> K`` with normalisation and ReLU after the first two layers (FedPall's classifier).
+
+    For D = 2048 it has 1,318,922 parameters with 10 classes and 1,317,383 with 7. With batch normalisation a training
+    batch needs two images or more.
+    """
+
+    def __init__(self, feature_size: int, class_count: int, hidden_size: int = 512, norm: Norm = "batch") -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(feature_size, hidden_size)
+        self.bn1 = norm_1d(norm, hidden_size)
+        self.fc2 = nn.Linear(hidden_size, hidden_size)
+        self.bn2 = norm_1d(norm, hidden_size)
+        self.fc3 = nn.Linear(hidden_size, class_count)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """``[B, K]``: logits of ``features [B, D]``."""
+        hidden = torch.relu(self.bn1(self.fc1(features)))
+        hidden = torch.relu(self.bn2(self.fc2(hidden)))
+        logits: Tensor = self.fc3(hidden)
+        return logits

@@ -1,0 +1,86 @@
+"""Small convolutional backbones for digits."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from common.models.base import Norm, PooledBackbone, norm_1d, norm_2d
+
+
+class DigitBackbone(nn.Module):
+    """Two 5x5 convolutions and two fully connected layers of 1024 (RandConv's digit network, Xu et al., ICLR 2021).
+
+    With a linear head for 10 classes it has 4,547,466 parameters at 32x32. It flattens its maps, so it has no class
+    activation maps and its size depends on ``image_size``.
+    """
+
+    feature_size = 1024
+
+    def __init__(self, image_size: int) -> None:
+        super().__init__()
+        side = ((image_size - 4) // 2 - 4) // 2
+        self.conv1 = nn.Conv2d(3, 64, 5)
+        self.conv2 = nn.Conv2d(64, 128, 5)
+        self.fc1 = nn.Linear(128 * side * side, 1024)
+        self.fc2 = nn.Linear(1024, 1024)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """``[B, 1024]``, >= 0: features of ``images [B, 3, image_size, image_size]``."""
+        hidden = F.max_pool2d(torch.relu(self.conv1(images)), 2)
+        hidden = F.max_pool2d(torch.relu(self.conv2(hidden)), 2)
+        return torch.relu(self.fc2(torch.relu(self.fc1(hidden.flatten(1)))))
+
+
+class DigitPooledBackbone(PooledBackbone):
+    """The two convolutions of :class:`DigitBackbone`, a 3x3 one to 256 maps, then global average pooling.
+
+    With a linear head for 10 classes it has 507,530 parameters, at any image size.
+    """
+
+    feature_size = 256
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 64, 5)
+        self.conv2 = nn.Conv2d(64, 128, 5)
+        self.conv3 = nn.Conv2d(128, 256, 3, padding=1)
+
+    def maps(self, images: Tensor) -> Tensor:
+        """``[B, 256, U, V]``, >= 0; U = V = 5 at 32x32."""
+        hidden = F.max_pool2d(torch.relu(self.conv1(images)), 2)
+        hidden = F.max_pool2d(torch.relu(self.conv2(hidden)), 2)
+        return torch.relu(self.conv3(hidden))
+
+
+class FedBNDigitBackbone(nn.Module):
+    """Three 5x5 convolutions and fully connected layers of 2048 and 512, each normalised (Li et al., ICLR 2021).
+
+    At 28x28 its first fully connected layer reads 6272 numbers, as published. It flattens its maps, so it has no class
+    activation maps.
+    """
+
+    feature_size = 512
+
+    def __init__(self, image_size: int, norm: Norm = "batch") -> None:
+        super().__init__()
+        side = image_size // 2 // 2
+        self.conv1 = nn.Conv2d(3, 64, 5, padding=2)
+        self.bn1 = norm_2d(norm, 64)
+        self.conv2 = nn.Conv2d(64, 64, 5, padding=2)
+        self.bn2 = norm_2d(norm, 64)
+        self.conv3 = nn.Conv2d(64, 128, 5, padding=2)
+        self.bn3 = norm_2d(norm, 128)
+        self.fc1 = nn.Linear(128 * side * side, 2048)
+        self.bn4 = norm_1d(norm, 2048)
+        self.fc2 = nn.Linear(2048, 512)
+        self.bn5 = norm_1d(norm, 512)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """``[B, 512]``, >= 0: features of ``images [B, 3, image_size, image_size]``."""
+        hidden = F.max_pool2d(torch.relu(self.bn1(self.conv1(images))), 2)
+        hidden = F.max_pool2d(torch.relu(self.bn2(self.conv2(hidden))), 2)
+        hidden = torch.relu(self.bn3(self.conv3(hidden))).flatten(1)
+        hidden = torch.relu(self.bn4(self.fc1(hidden)))
+        return torch.relu(self.bn5(self.fc2(hidden)))

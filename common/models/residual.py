@@ -1,0 +1,73 @@
+"""Residual backbones (He et al., CVPR 2016), built from torchvision's blocks; all end in global average pooling."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet
+
+from common.models.base import Norm, PooledBackbone, norm_2d
+
+Stem = Literal["plain", "wide", "torchvision"]
+"""How images enter.
+
+``plain``: 3x3 convolution, stride 1, no pooling (RethinkFL's nets for 32x32 images). ``wide``: 5x5 convolution, stride
+2, padding 1, then 3x3 max pooling, stride 2 (FedPLVM). ``torchvision``: 7x7 convolution, stride 2, padding 3, then 3x3
+max pooling, stride 2.
+"""
+
+
+class ResidualBackbone(PooledBackbone):
+    """Stem and four stages; parameter names are torchvision's (``conv1``, ``bn1``, ``layer1.0.conv1`` ...).
+
+    Args:
+        blocks: residual blocks per stage.
+        bottleneck: three-layer blocks (ResNet-50) instead of two-layer ones.
+        stem: see :data:`Stem`.
+        norm: ``batch`` or ``group``.
+        kaiming: convolutions start from He's normal distribution (fan out), as in torchvision; otherwise from torch's
+            own default, as in RethinkFL.
+
+    ``feature_size`` is 512, or 2048 with bottlenecks.
+    """
+
+    def __init__(
+        self,
+        blocks: tuple[int, int, int, int],
+        *,
+        bottleneck: bool = False,
+        stem: Stem = "torchvision",
+        norm: Norm = "batch",
+        kaiming: bool = True,
+    ) -> None:
+        super().__init__()
+        block = Bottleneck if bottleneck else BasicBlock
+        network = ResNet(block, list(blocks), num_classes=1, norm_layer=partial(norm_2d, norm))
+        pooling: nn.Module = network.maxpool
+        if stem == "plain":
+            network.conv1 = nn.Conv2d(3, 64, 3, stride=1, padding=1, bias=False)
+            pooling = nn.Identity()
+        elif stem == "wide":
+            network.conv1 = nn.Conv2d(3, 64, 5, stride=2, padding=1, bias=False)
+        self.conv1: nn.Conv2d = network.conv1
+        self.bn1: nn.Module = network.bn1
+        self.pooling = pooling
+        self.layer1: nn.Module = network.layer1
+        self.layer2: nn.Module = network.layer2
+        self.layer3: nn.Module = network.layer3
+        self.layer4: nn.Module = network.layer4
+        self.feature_size: int = 512 * block.expansion
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d) and not kaiming:
+                module.reset_parameters()
+        if kaiming and stem != "torchvision":
+            nn.init.kaiming_normal_(self.conv1.weight, mode="fan_out", nonlinearity="relu")
+
+    def maps(self, images: Tensor) -> Tensor:
+        """``[B, feature_size, U, V]``, >= 0: the last stage's output for ``images [B, 3, H, W]``."""
+        hidden = self.pooling(torch.relu(self.bn1(self.conv1(images))))
+        maps: Tensor = self.layer4(self.layer3(self.layer2(self.layer1(hidden))))
+        return maps

@@ -1,0 +1,175 @@
+"""The networks that can be chosen with ``model=...``: frozen dataclasses that build a :class:`Model` from a seed."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from torch import nn
+
+from common.models.base import Model, ModelError, MultilayerHead, Norm, initialised
+from common.models.digits import DigitBackbone, DigitPooledBackbone, FedBNDigitBackbone
+from common.models.pretrained import load_pretrained
+from common.models.residual import ResidualBackbone
+from common.models.small import SmallBackbone
+
+
+@dataclass(frozen=True)
+class ModelSpec(ABC):
+    """A network that can be built for any number of classes, image size and seed."""
+
+    minimum_image_size: ClassVar[int]
+    """Side in pixels below which a layer would have nothing left to halve."""
+
+    def build(self, class_count: int, image_size: int, seed: int) -> Model:
+        """The network on the CPU in float32, in training mode; its weights depend on ``seed`` and nothing else.
+
+        Args:
+            class_count: K, >= 1.
+            image_size: side of the square input images in pixels.
+            seed: the run's seed.
+
+        Raises:
+            ModelError: no class, or images too small for this network.
+        """
+        if class_count < 1:
+            raise ModelError(f"a network needs at least one class; got {class_count}")
+        if image_size < self.minimum_image_size:
+            raise ModelError(
+                f"images of {image_size}x{image_size} pixels are too small for {type(self).__name__}, which needs "
+                f"{self.minimum_image_size} or more; set a larger image size for the data, or choose another model"
+            )
+        with initialised(seed, "initialisation"):
+            return self._construct(class_count, image_size)
+
+    @abstractmethod
+    def _construct(self, class_count: int, image_size: int) -> Model:
+        """The network, with whatever weights the surrounding random state gives."""
+
+
+def _linear(backbone: nn.Module, feature_size: int, class_count: int) -> Model:
+    return Model(backbone, nn.Linear(feature_size, class_count), feature_size, class_count)
+
+
+@dataclass(frozen=True)
+class Small(ModelSpec):
+    """Five convolutions to 64 features, 98,810 parameters with 10 classes: for runs on a few CPU cores.
+
+    Args:
+        norm: ``batch`` or ``group``.
+    """
+
+    norm: Norm = "batch"
+    minimum_image_size: ClassVar[int] = 8
+
+    def _construct(self, class_count: int, image_size: int) -> Model:  # noqa: ARG002 - pooled, any size fits
+        return _linear(SmallBackbone(self.norm), SmallBackbone.feature_size, class_count)
+
+
+@dataclass(frozen=True)
+class ResNet10(ModelSpec):
+    """The ResNet-10 of FPL (FedAPC and FedPLCC too): 512 features, 4,903,242 parameters with 10 classes.
+
+    3x3 convolution without pooling, four blocks of 64, 128, 256, 512 channels, linear classifier; 253 million
+    multiply-adds per 32x32 image.
+
+    Args:
+        norm: ``batch`` or ``group``.
+        initialisation: ``default`` leaves convolutions as torch makes them, as the released code does; ``kaiming`` is
+            He's normal distribution.
+    """
+
+    norm: Norm = "batch"
+    initialisation: Literal["default", "kaiming"] = "default"
+    minimum_image_size: ClassVar[int] = 5
+
+    def _construct(self, class_count: int, image_size: int) -> Model:  # noqa: ARG002 - pooled, any size fits
+        kaiming = self.initialisation == "kaiming"
+        backbone = ResidualBackbone((1, 1, 1, 1), stem="plain", norm=self.norm, kaiming=kaiming)
+        return _linear(backbone, backbone.feature_size, class_count)
+
+
+@dataclass(frozen=True)
+class ResNet10PLVM(ModelSpec):
+    """The ResNet-10 of FedPLVM's own code: 512 features, 4,906,314 parameters with 10 classes, for 64x64 and up.
+
+    5x5 convolution with stride 2 and 3x3 max pooling before the same four blocks; He initialisation.
+
+    Args:
+        norm: ``batch`` or ``group``.
+    """
+
+    norm: Norm = "batch"
+    minimum_image_size: ClassVar[int] = 19
+
+    def _construct(self, class_count: int, image_size: int) -> Model:  # noqa: ARG002 - pooled, any size fits
+        backbone = ResidualBackbone((1, 1, 1, 1), stem="wide", norm=self.norm)
+        return _linear(backbone, backbone.feature_size, class_count)
+
+
+@dataclass(frozen=True)
+class TorchvisionResNet(ModelSpec):
+    """torchvision's ResNet-18 (512 features) or ResNet-50 (2048 features), with a linear or a multilayer head.
+
+    Args:
+        depth: 18 or 50.
+        head: ``linear``, or ``multilayer``: D-512-512-K with normalisation (FedPall: ResNet-50, 23,508,032 +
+            1,318,922 parameters with 10 classes).
+        norm: ``batch`` or ``group``.
+        pretrained_file: a safetensors file with torchvision's names (``conv1.weight`` ...) that the backbone starts
+            from; its classifier ``fc.*`` is ignored. ``None``: random weights.
+    """
+
+    depth: Literal[18, 50] = 18
+    head: Literal["linear", "multilayer"] = "linear"
+    norm: Norm = "batch"
+    pretrained_file: Path | None = None
+    minimum_image_size: ClassVar[int] = 17
+
+    def _construct(self, class_count: int, image_size: int) -> Model:  # noqa: ARG002 - pooled, any size fits
+        deep = self.depth == 50
+        backbone = ResidualBackbone((3, 4, 6, 3) if deep else (2, 2, 2, 2), bottleneck=deep, norm=self.norm)
+        size = backbone.feature_size
+        if self.pretrained_file is not None:
+            load_pretrained(backbone, self.pretrained_file)
+        if self.head == "linear":
+            return _linear(backbone, size, class_count)
+        return Model(backbone, MultilayerHead(size, class_count, norm=self.norm), size, class_count)
+
+
+@dataclass(frozen=True)
+class DigitCNN(ModelSpec):
+    """RandConv's digit network: 1024 features, 4,547,466 parameters at 32x32; no class activation maps."""
+
+    minimum_image_size: ClassVar[int] = 16
+
+    def _construct(self, class_count: int, image_size: int) -> Model:
+        return _linear(DigitBackbone(image_size), DigitBackbone.feature_size, class_count)
+
+
+@dataclass(frozen=True)
+class DigitCNNPooled(ModelSpec):
+    """The digit network with global average pooling, so that class activation maps exist: 256 features, 507,530."""
+
+    minimum_image_size: ClassVar[int] = 16
+
+    def _construct(self, class_count: int, image_size: int) -> Model:  # noqa: ARG002 - pooled, any size fits
+        return _linear(DigitPooledBackbone(), DigitPooledBackbone.feature_size, class_count)
+
+
+@dataclass(frozen=True)
+class FedBNDigit(ModelSpec):
+    """FedBN's digit network: 512 features, 14,219,210 parameters at 28x28 with 10 classes; no class activation maps.
+
+    Args:
+        norm: ``batch`` or ``group``.
+    """
+
+    norm: Norm = "batch"
+    minimum_image_size: ClassVar[int] = 4
+
+    def _construct(self, class_count: int, image_size: int) -> Model:
+        backbone = FedBNDigitBackbone(image_size, self.norm)
+        return _linear(backbone, FedBNDigitBackbone.feature_size, class_count)
