@@ -34,6 +34,8 @@ def split_overrides(text: str) -> list[str]:
 def compose_config(overrides: Sequence[str], conf: Path = CONF) -> dict[str, Any]:
     """Hydra's composition of ``conf/config.yaml`` with ``overrides``, as plain containers.
 
+    ``choices`` holds the name of the option that was chosen in each group.
+
     Raises:
         ConfigError: an override cannot be parsed, or names a group, option or key that does not exist.
     """
@@ -45,8 +47,12 @@ def compose_config(overrides: Sequence[str], conf: Path = CONF) -> dict[str, Any
             for item in parsed:
                 if item not in groups:
                     _check_key(item, typing.cast("dict[str, Any]", base))
-            composed = compose("config", list(overrides))
-            return typing.cast("dict[str, Any]", OmegaConf.to_container(composed, resolve=True))
+            composed = compose("config", list(overrides), return_hydra_config=True)
+            choices = {str(group): str(name) for group, name in composed.hydra.runtime.choices.items()}
+            OmegaConf.set_struct(composed, False)
+            composed.pop("hydra")
+            plain = typing.cast("dict[str, Any]", OmegaConf.to_container(composed, resolve=True))
+            return {**plain, "choices": {group: name for group, name in choices.items() if group in plain}}
         except (HydraException, OmegaConfBaseException) as error:
             raise ConfigError(str(error).strip()) from error
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -113,6 +113,7 @@ class RunSettings:
         seed: seed of model initialisation, shuffling, augmentation and client sampling, >= 0.
         output: folder of everything the run writes; absolute, or relative to where ``goldfinch`` was called.
         resume: go on from the checkpoint in ``output`` if there is one.
+        overwrite: replace a run that ``output`` holds already.
         engine: the chosen engine's own settings; read by that engine only.
         report: where rows go besides the CSV; read by the report only.
         raw: the composed configuration as plain containers, for the record.
@@ -128,6 +129,7 @@ class RunSettings:
     seed: int
     output: str
     resume: bool
+    overwrite: bool
     engine: Mapping[str, Any]
     report: Mapping[str, Any]
     raw: Mapping[str, Any] = field(repr=False)
@@ -140,7 +142,7 @@ class RunSettings:
         and time limits, which do not change the result.
         """
         relevant = json.loads(json.dumps(self.raw, default=str))
-        for key in ("engine", "report", "output", "resume", "experiment"):
+        for key in ("engine", "report", "output", "resume", "overwrite", "experiment", "choices"):
             relevant.pop(key, None)
         for group, keys in {
             "train": ("rounds", "device"),
@@ -152,9 +154,25 @@ class RunSettings:
         return hashlib.sha256(json.dumps(relevant, sort_keys=True).encode()).hexdigest()[:16]
 
     @property
+    def choices(self) -> Mapping[str, str]:
+        """The name of the option chosen in each group of ``conf/``."""
+        chosen: Mapping[str, str] = self.raw["choices"]
+        return chosen
+
+    @property
     def output_folder(self) -> Path:
         """``output`` as an absolute path."""
         return Path(self.output).expanduser().absolute()
+
+
+def _default_output(choices: Mapping[str, str], seed: int) -> str:
+    return str(Path("outputs", choices["data"], choices["method"], f"seed-{seed}"))
+
+
+def with_method(settings: RunSettings, method: Any) -> RunSettings:
+    """The same run with another method object; the record says so."""
+    target = f"{type(method).__module__}.{type(method).__qualname__}"
+    return replace(settings, method=method, raw={**settings.raw, "method": {"_target_": target, **asdict(method)}})
 
 
 def load_settings(overrides: Sequence[str] = ()) -> RunSettings:
@@ -179,8 +197,9 @@ def load_settings(overrides: Sequence[str] = ()) -> RunSettings:
         train=build(raw["train"], "train", TrainSettings),
         rounds=build(raw["rounds"], "rounds", RoundSettings),
         seed=seed,
-        output=coerce(raw["output"], str, "output"),
+        output=coerce(raw["output"], str | None, "output") or _default_output(raw["choices"], seed),
         resume=coerce(raw["resume"], bool, "resume"),
+        overwrite=coerce(raw["overwrite"], bool, "overwrite"),
         engine=raw["engine"],
         report=raw.get("report") or {},
         raw=raw,

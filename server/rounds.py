@@ -6,49 +6,21 @@ import json
 import math
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from common.errors import EngineError, PayloadError
-from common.messages import Request
 from common.metrics import RoundScore, domain_accuracy
-from common.payload import Payload
-from common.seeding import generator
-from common.settings import RunSettings, TrainSettings
+from common.settings import RunSettings
 from common.state import GlobalState
 from server.checkpoint import Checkpoint, Checkpoints, check_belongs
 from server.engine import Engine, Failure, Reply
-from server.gate import Gate
 from server.history import History, Listener
-from server.roster import Roster
-from strategies.method import Client, Method, Update, feature_size
+from strategies.federation import Federation
+from strategies.method import Client, Method, Update
 
 _REGISTERED = ("client", "domain", "samples", "class_counts", "split", "device", "versions")
-
-
-@dataclass
-class ServerSide:
-    """Implements :class:`strategies.method.Server`."""
-
-    rounds: int
-    class_count: int
-    feature_size: int
-    clients: Sequence[Client]
-    train: TrainSettings
-    device: torch.device
-    shared: Mapping[str, Tensor]
-    parameters: frozenset[str]
-    seed: int
-    round: int = 0
-    exchange: str = "train"
-
-    def generator(self, *purpose: str | int) -> torch.Generator:
-        """Random numbers keyed by (seed, purpose, round)."""
-        return generator(self.seed, "server", *purpose, self.round)
 
 
 @dataclass
@@ -74,7 +46,9 @@ class Rounds:
         folder = self.settings.output_folder
         self.checkpoints = Checkpoints(folder / "checkpoint", self.settings.rounds.checkpoints)
         self.run_id = uuid.uuid4().hex[:12]
-        self.roster = Roster(self.settings)
+        self.federation = Federation(self.settings)
+        self.roster = self.federation.roster
+        self.server = self.federation.server
 
     # ---- the run ---------------------------------------------------------------------------------------------------
 
@@ -88,9 +62,8 @@ class Rounds:
         resumed = self._resume()
         self._register(self.settings.rounds.registration)
         self._insist_on_quorum()
-        self.server = self._server_side()
         if resumed is None:
-            self.state = self.method.initial_state(self.server.shared, self.server)
+            self.state = self.federation.initial_state()
         total = self.settings.train.rounds
         self.history.event(
             "start" if resumed is None else "resume",
@@ -160,28 +133,6 @@ class Rounds:
         if roster.missing:
             self.history.event("missing", clients=roster.missing)
 
-    def _server_side(self) -> ServerSide:
-        data = self.settings.data
-        model = self.method.extend(
-            self.settings.model.build(data.class_count, data.image_size, self.settings.seed),
-            len(self.roster.expected),
-            self.settings.seed,
-        )
-        names = self.method.shared_names(model)
-        shared = {name: tensor.clone() for name, tensor in model.state_dict().items() if name in names}
-        parameters = frozenset(name for name, _ in model.named_parameters() if name in names)
-        return ServerSide(
-            rounds=self.settings.train.rounds,
-            class_count=data.class_count,
-            feature_size=feature_size(model),
-            clients=self.roster.clients(),
-            train=self.settings.train,
-            device=torch.device("cpu"),
-            shared=shared,
-            parameters=parameters,
-            seed=self.settings.seed,
-        )
-
     # ---- one round -------------------------------------------------------------------------------------------------
 
     def _round(self, number: int) -> bool:
@@ -190,11 +141,10 @@ class Rounds:
         started = time.perf_counter()
         if self.roster.missing:
             self._register(0.0)
-            self.server.clients = self.roster.clients()
         participants = self.roster.sample(number)
         self.history.event("round", round=number, clients=[client.id for client in participants])
         for exchange in self.method.exchanges:
-            self.server.round, self.server.exchange = number, exchange
+            self.federation.begin(number, exchange)
             scoring = exchange == self.method.scored_at and (number - 1) % self.settings.rounds.evaluate_every == 0
             updates = self._exchange(participants, score=scoring, train=True)
             needed = math.ceil(self.settings.rounds.quorum * len(participants))
@@ -211,51 +161,27 @@ class Rounds:
     def _score_last(self, total: int) -> None:
         """One trip that only scores the final state."""
         if self.method.scored_at == self.method.exchanges[0]:
-            self.server.round, self.server.exchange = total + 1, self.method.exchanges[0]
+            self.federation.begin(total + 1, self.method.exchanges[0])
             participants = list(self.server.clients) if self.method.personal else self.roster.sample(total)
             self._exchange(participants, score=True, train=False)
 
     def _exchange(self, participants: Sequence[Client], *, score: bool, train: bool) -> list[Update]:
-        download = self.method.download(self.state, self.server)
-        message = Payload({}, download.weights, download.prototypes, download.extra)
-        scorers = self.roster.scorers(participants, personal=self.method.personal) if score else {}
-        training = {client.id for client in participants} if train else set()
-        clients = {client.id: client for client in self.server.clients}
-        requests = {
-            client: self._request(clients[client], train=client in training, score=scorers.get(client, []))
-            for client in sorted(training | set(scorers))
-        }
+        message = self.federation.message(self.state)
+        requests = self.federation.requests(self.run_id, participants, score=score, train=train)
         replies, failures = self.engine.exchange(message, requests, self.settings.rounds.deadline)
-        gate = Gate(self.method.expects(self.server), self.server)
-        updates: dict[str, Update] = {}
+        updates: list[Update] = []
         accepted: list[Reply] = []
         for reply in sorted(replies, key=lambda item: item.client):
             try:
-                if reply.client in {done.client for done in accepted} or reply.client not in requests:
-                    raise PayloadError("a second answer, or one from a client that was not asked")
-                if reply.client in training:
-                    updates[reply.client] = gate.admit(
-                        requests[reply.client], reply.answer, reply.payload, clients[reply.client]
-                    )
-                accepted.append(reply)
+                update = self.federation.admit(reply.client, reply.answer, reply.payload)
             except PayloadError as error:
                 failures.append(Failure(reply.client, "refused", str(error)))
+                continue
+            accepted.append(reply)
+            if update is not None:
+                updates.append(update)
         self._record(accepted, failures)
-        return [updates[client] for client in sorted(updates)]
-
-    def _request(self, client: Client, *, train: bool, score: list[str]) -> Request:
-        return Request(
-            run=self.run_id,
-            identity=self.settings.identity,
-            method=self.method.name,
-            round=self.server.round,
-            exchange=self.server.exchange,
-            client=client.id,
-            client_count=client.client_count,
-            client_index=client.index,
-            train=train,
-            score=score,
-        )
+        return updates
 
     # ---- the record ------------------------------------------------------------------------------------------------
 

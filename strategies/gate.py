@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -29,13 +30,16 @@ class Gate:
     server: Server
     max_norm: float = 1e8
 
-    def admit(self, request: Request, answer: Answer, payload: Payload, client: Client) -> Update:
-        """The update, if everything about it is as it must be.
+    def admit(self, request: Request, answer: Answer, payload: Payload, client: Client) -> Update | None:
+        """The update, if everything about it is as it must be; ``None`` if only a score was asked for.
 
         Raises:
             PayloadError: the first thing that is not, in words for the round's record.
         """
         self._check_sender(request, answer, client)
+        self._check_scores(request, answer)
+        if not request.train:
+            return None
         if self.expected.weights:
             check_tensors("weights", payload.weights, {name: _spec(tensor) for name, tensor in self._shared.items()})
         elif payload.weights:
@@ -60,6 +64,20 @@ class Gate:
                 f"the answer claims {answer.samples} samples in classes {answer.class_counts}; the client registered "
                 f"{client.samples} in {list(client.class_counts)}"
             )
+
+    def _check_scores(self, request: Request, answer: Answer) -> None:
+        """Scores are what was asked for, and arithmetically possible."""
+        if answer.trained != request.train:
+            raise PayloadError("the answer carries no update" if request.train else "an update came unasked")
+        domains = [entry.get("domain") for entry in answer.scores if isinstance(entry, dict)]
+        if domains != list(request.score):
+            raise PayloadError(f"scores of {domains} came; asked for {request.score}")
+        for entry in answer.scores:
+            count, correct, loss = entry.get("count"), entry.get("correct"), entry.get("loss")
+            if type(count) is not int or type(correct) is not int or not 0 <= correct <= count or count < 1:
+                raise PayloadError(f"the score of {entry['domain']} claims {correct!r} correct of {count!r}")
+            if not isinstance(loss, float | int) or not math.isfinite(loss):
+                raise PayloadError(f"the score of {entry['domain']} has loss {loss!r}")
 
     def _check_prototypes(self, prototypes: PrototypeSet | None, client: Client) -> PrototypeSet:
         if not self.expected.prototypes:

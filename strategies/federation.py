@@ -1,0 +1,129 @@
+"""The server's side of a federation, whatever carries the messages: who is there, what is asked, what is let in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from common.errors import PayloadError
+from common.messages import Answer, Request
+from common.payload import Payload
+from common.seeding import generator
+from common.settings import RunSettings, TrainSettings
+from common.state import GlobalState
+from strategies.gate import Gate
+from strategies.method import Client, Method, Update, feature_size
+from strategies.roster import Roster
+
+
+@dataclass
+class ServerSide:
+    """Implements :class:`strategies.method.Server`."""
+
+    rounds: int
+    class_count: int
+    feature_size: int
+    clients: Sequence[Client]
+    train: TrainSettings
+    device: torch.device
+    shared: Mapping[str, Tensor]
+    parameters: frozenset[str]
+    seed: int
+    round: int = 0
+    exchange: str = "train"
+
+    def generator(self, *purpose: str | int) -> torch.Generator:
+        """Random numbers keyed by (seed, purpose, round)."""
+        return generator(self.seed, "server", *purpose, self.round)
+
+
+class Federation:
+    """What the server needs to make requests and judge answers.
+
+    Args:
+        settings: the run's settings.
+    """
+
+    def __init__(self, settings: RunSettings) -> None:
+        self.settings = settings
+        self.method: Method = settings.method
+        self.roster = Roster(settings)
+        self.server = self._server_side()
+        self._requests: dict[str, Request] = {}
+        self._answered: set[str] = set()
+
+    def _server_side(self) -> ServerSide:
+        data, count = self.settings.data, len(self.roster.expected)
+        built = self.settings.model.build(data.class_count, data.image_size, self.settings.seed)
+        model = self.method.extend(built, count, self.settings.seed)
+        names = self.method.shared_names(model)
+        return ServerSide(
+            rounds=self.settings.train.rounds,
+            class_count=data.class_count,
+            feature_size=feature_size(model),
+            clients=(),
+            train=self.settings.train,
+            device=torch.device("cpu"),
+            shared={name: tensor.clone() for name, tensor in model.state_dict().items() if name in names},
+            parameters=frozenset(name for name, _ in model.named_parameters() if name in names),
+            seed=self.settings.seed,
+        )
+
+    def initial_state(self) -> GlobalState:
+        """The global state before the first round, a pure function of the settings and the seed."""
+        return self.method.initial_state(self.server.shared, self.server)
+
+    def begin(self, round_number: int, exchange: str) -> None:
+        """Turn to an exchange; answers to earlier ones are stale from here on."""
+        self.server.clients = self.roster.clients()
+        self.server.round, self.server.exchange = round_number, exchange
+        self._requests, self._answered = {}, set()
+
+    def message(self, state: GlobalState) -> Payload:
+        """The tensors every participant of the present exchange is sent."""
+        download = self.method.download(state, self.server)
+        return Payload({}, download.weights, download.prototypes, download.extra)
+
+    def requests(
+        self, run: str, participants: Sequence[Client], *, score: bool, train: bool = True
+    ) -> dict[str, Request]:
+        """What each client is asked in the present exchange, by client id."""
+        duties = self.roster.scorers(participants, personal=self.method.personal) if score else {}
+        training = {client.id for client in participants} if train else set()
+        self._requests = {
+            client.id: Request(
+                run=run,
+                identity=self.settings.identity,
+                method=self.method.name,
+                round=self.server.round,
+                exchange=self.server.exchange,
+                client=client.id,
+                client_count=client.client_count,
+                client_index=client.index,
+                train=client.id in training,
+                score=duties.get(client.id, []),
+            )
+            for client in self.server.clients
+            if client.id in training or client.id in duties
+        }
+        return dict(self._requests)
+
+    def admit(self, client: str, answer: Answer, payload: Payload) -> Update | None:
+        """The update in a client's answer, checked; ``None`` if only a score was asked for.
+
+        Raises:
+            PayloadError: the client was not asked, answered already, or its answer is not as it must be.
+        """
+        request = self._requests.get(client)
+        if request is None:
+            raise PayloadError(f"{client} was not asked in round {self.server.round}")
+        if client in self._answered:
+            raise PayloadError(f"{client} has answered already in round {self.server.round}")
+        registered = next(item for item in self.server.clients if item.id == client)
+        gate = Gate(self.method.expects(self.server), self.server)
+        update = gate.admit(request, answer, payload, registered)
+        self._answered.add(client)
+        return update

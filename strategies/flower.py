@@ -1,0 +1,234 @@
+"""The one Flower strategy: requests and answers as FitIns and FitRes, for every method.
+
+``Parameters(tensors=[blob], tensor_type="safetensors")`` carries all tensors of a message in one blob, the same for
+every participant, so that Flower's object store keeps one copy. What differs between clients travels as JSON text in
+``FitIns.config["request"]``.
+
+:class:`FlowerStrategy` also works in any Flower app of yours::
+
+    ServerAppComponents(strategy=FlowerStrategy(FPL(temperature=0.02)), config=ServerConfig(num_rounds=10))
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from logging import INFO, WARNING
+
+from flwr.common import (
+    Code,
+    EvaluateIns,
+    EvaluateRes,
+    FitIns,
+    FitRes,
+    GetPropertiesIns,
+    GetPropertiesRes,
+    Parameters,
+    Scalar,
+    Status,
+)
+from flwr.common.logger import log
+from flwr.server.client_manager import ClientManager
+from flwr.server.client_proxy import ClientProxy
+from flwr.server.strategy import Strategy
+
+from common.errors import PayloadError
+from common.messages import Answer, Registration, Request, header_of, read_header
+from common.metrics import domain_accuracy
+from common.payload import TENSOR_TYPE, Payload, decode, encode
+from common.settings import RunSettings, load_settings, with_method
+from strategies.federation import Federation
+from strategies.method import Method, Update
+
+
+def request_to_fit_ins(blob: bytes, request: Request) -> FitIns:
+    """A request and its tensors as Flower carries them."""
+    return FitIns(Parameters([blob], TENSOR_TYPE), {"request": json.dumps(header_of(request), separators=(",", ":"))})
+
+
+def fit_ins_to_request(instruction: FitIns) -> tuple[Request, Payload]:
+    """Inverse of :func:`request_to_fit_ins`.
+
+    Raises:
+        PayloadError: the instruction was not made by Goldfinch, or its blob is not good.
+    """
+    text = instruction.config.get("request")
+    if not isinstance(text, str):
+        raise PayloadError("the instruction carries no request: is the server's strategy FlowerStrategy?")
+    return read_header(Request, _json(text)), decode(_blob(instruction.parameters))
+
+
+def answer_to_fit_res(payload: Payload) -> FitRes:
+    """A client's answer as Flower carries it."""
+    answer = read_header(Answer, payload.header)
+    return FitRes(Status(Code.OK, ""), Parameters([encode(payload)], TENSOR_TYPE), answer.samples, {})
+
+
+def failure_to_fit_res(code: Code, reason: str, traceback: str) -> FitRes:
+    """A client's own error: the only failure that carries who failed and why."""
+    return FitRes(Status(code, reason), Parameters([], TENSOR_TYPE), 0, {"traceback": traceback})
+
+
+def fit_res_to_answer(result: FitRes) -> tuple[Answer, Payload, int]:
+    """The answer in ``result``, its tensors, and its bytes.
+
+    Raises:
+        PayloadError: the blob is not good.
+    """
+    blob = _blob(result.parameters)
+    payload = decode(blob)
+    return read_header(Answer, payload.header), payload, len(blob)
+
+
+def registration_to_properties(registration: Registration) -> GetPropertiesRes:
+    """A registration as Flower carries it."""
+    return GetPropertiesRes(Status(Code.OK, ""), {"registration": json.dumps(header_of(registration))})
+
+
+def ask_registration(proxy: ClientProxy, properties: Mapping[str, Scalar], seconds: float | None) -> Registration:
+    """Ask a node who it is.
+
+    Raises:
+        PayloadError: it does not answer as a Goldfinch client; the message holds its own words.
+    """
+    result = proxy.get_properties(GetPropertiesIns(dict(properties)), timeout=seconds, group_id=None)
+    text = result.properties.get("registration")
+    if result.status.code != Code.OK or not isinstance(text, str):
+        raise PayloadError(result.status.message or "the node does not answer as a Goldfinch client")
+    return read_header(Registration, _json(text))
+
+
+def _blob(parameters: Parameters) -> bytes:
+    if parameters.tensor_type != TENSOR_TYPE or len(parameters.tensors) != 1:
+        raise PayloadError(
+            f"expected one tensor of type {TENSOR_TYPE}; got {len(parameters.tensors)} of {parameters.tensor_type!r}"
+        )
+    return parameters.tensors[0]
+
+
+def _json(text: str) -> dict[str, object]:
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise PayloadError(f"a header is not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise PayloadError("a header is not a JSON object")
+    return content
+
+
+FitResults = list[tuple[ClientProxy, FitRes]]
+FitFailures = list[tuple[ClientProxy, FitRes] | BaseException]
+
+
+class FlowerStrategy(Strategy):
+    """A method as a Flower strategy. One Flower round is one exchange of the method.
+
+    With Flower's own ``Server`` it stands alone: nodes register in the first round, every node takes part in every
+    round, updates are checked and aggregated, and the devices' scores appear as Flower's fit metrics. Goldfinch's
+    round loop adds sampling, deadlines, checkpoints and history, and uses this module's encoding.
+
+    Args:
+        method: the method.
+        settings: data, model, training and seed; the defaults of ``conf/`` if left out. Nodes must run with the same.
+        run: id under which nodes keep their own state.
+    """
+
+    def __init__(self, method: Method, settings: RunSettings | None = None, run: str = "flower") -> None:
+        settings = with_method(settings or load_settings(), method)
+        self.federation = Federation(settings)
+        self.settings, self.run = settings, run
+        self.state = self.federation.initial_state()
+        self._nodes: dict[str, str] = {}
+
+    def initialize_parameters(self, client_manager: ClientManager) -> Parameters | None:  # noqa: ARG002
+        """The initial shared state, made from the seed."""
+        return self._parameters()
+
+    def _parameters(self) -> Parameters:
+        message = self.federation.message(self.state)
+        return Parameters([encode(message)], TENSOR_TYPE)
+
+    def configure_fit(
+        self,
+        server_round: int,
+        parameters: Parameters,  # noqa: ARG002  # the state is kept here, with prototypes and extra tensors
+        client_manager: ClientManager,
+    ) -> list[tuple[ClientProxy, FitIns]]:
+        """A request to every registered node; new nodes register first."""
+        proxies = client_manager.all()
+        for node, proxy in sorted(proxies.items()):
+            if node not in self._nodes:
+                self._register(node, proxy)
+        exchanges = self.settings.method.exchanges
+        logical_round, step = divmod(server_round - 1, len(exchanges))
+        self.federation.begin(logical_round + 1, exchanges[step])
+        participants = [client for client in self.federation.roster.clients() if self._node_of(client.id) in proxies]
+        blob = encode(self.federation.message(self.state))
+        requests = self.federation.requests(
+            self.run, participants, score=exchanges[step] == self.settings.method.scored_at
+        )
+        return [
+            (proxies[self._node_of(client)], request_to_fit_ins(blob, request)) for client, request in requests.items()
+        ]
+
+    def _node_of(self, client: str) -> str:
+        return next((node for node, name in self._nodes.items() if name == client), "")
+
+    def _register(self, node: str, proxy: ClientProxy) -> None:
+        roster = self.federation.roster
+        try:
+            registration = ask_registration(proxy, {"missing": json.dumps(roster.missing)}, None)
+            reason = roster.admit(registration)
+        except (PayloadError, ValueError) as error:
+            reason = str(error)
+        if reason:
+            log(WARNING, "node %s was not admitted: %s", node, reason)
+        else:
+            self._nodes[node] = registration.client
+
+    def aggregate_fit(
+        self, server_round: int, results: FitResults, failures: FitFailures
+    ) -> tuple[Parameters | None, dict[str, Scalar]]:
+        """Check every answer, aggregate those that pass, and report the devices' scores."""
+        updates: list[Update] = []
+        scores: list[tuple[str, int, int]] = []
+        for proxy, result in sorted(results, key=lambda item: self._nodes.get(item[0].cid, "")):
+            client = self._nodes.get(proxy.cid, proxy.cid)
+            try:
+                answer, payload, _ = fit_res_to_answer(result)
+                update = self.federation.admit(client, answer, payload)
+                updates += [update] if update is not None else []
+                scores += [(entry["domain"], entry["correct"], entry["count"]) for entry in answer.scores]
+            except PayloadError as error:
+                log(WARNING, "round %s: the update of %s is refused: %s", server_round, client, error)
+        if failures:
+            log(WARNING, "round %s: %s clients failed", server_round, len(failures))
+        if updates:
+            aggregated = self.settings.method.aggregate(self.state, updates, self.federation.server)
+            self.state = replace(aggregated, round=self.federation.server.round)
+        accuracy = domain_accuracy(scores) if scores else {}
+        log(INFO, "round %s: accuracy %s", server_round, accuracy)
+        return self._parameters(), {f"accuracy {domain}": value for domain, value in accuracy.items()}
+
+    def configure_evaluate(
+        self,
+        server_round: int,  # noqa: ARG002
+        parameters: Parameters,  # noqa: ARG002
+        client_manager: ClientManager,  # noqa: ARG002
+    ) -> list[tuple[ClientProxy, EvaluateIns]]:
+        """Nothing: devices score what they receive in the same trip that trains."""
+        return []
+
+    def aggregate_evaluate(
+        self,
+        server_round: int,  # noqa: ARG002
+        results: list[tuple[ClientProxy, EvaluateRes]],  # noqa: ARG002
+        failures: list[tuple[ClientProxy, EvaluateRes] | BaseException],  # noqa: ARG002
+    ) -> tuple[float | None, dict[str, Scalar]]:
+        """Nothing; see :meth:`configure_evaluate`."""
+        return None, {}
+
+    def evaluate(self, server_round: int, parameters: Parameters) -> tuple[float, dict[str, Scalar]] | None:  # noqa: ARG002
+        """Nothing: the server holds no data."""
+        return None
