@@ -9,14 +9,13 @@ import hashlib
 import json
 import logging
 import os
-import tempfile
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import safetensors.torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
+
+from common.files import read_tensors, write_tensors
 
 CACHE_VARIABLE = "GOLDFINCH_CACHE"
 _log = logging.getLogger(__name__)
@@ -50,15 +49,13 @@ def cached(kind: str, key: Sequence[str | int], build: Callable[[], dict[str, Te
 
 
 def _checksum(tensor: Tensor) -> str:
-    return f"{zlib.crc32(memoryview(tensor.numpy()).cast('B')):08x}"
+    return f"{zlib.crc32(tensor.numpy().data):08x}"
 
 
 def _read(path: Path) -> dict[str, Tensor] | None:
     try:
-        with safe_open(path, framework="pt") as file:
-            sums = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
-    except (OSError, SafetensorError, ValueError) as error:
+        tensors, sums = read_tensors(path)
+    except (OSError, ValueError) as error:
         if path.exists():
             _log.warning("the cache file %s cannot be read (%s); making it again", path, error)
         return None
@@ -69,18 +66,7 @@ def _read(path: Path) -> dict[str, Tensor] | None:
 
 
 def _write(path: Path, tensors: dict[str, Tensor]) -> None:
-    """Write to a temporary name in the same directory, flush to the disk, rename."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(safetensors.torch.save(tensors, {name: _checksum(each) for name, each in tensors.items()}))
-                file.flush()
-                os.fsync(file.fileno())
-            Path(temporary).replace(path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        write_tensors(path, tensors, {name: _checksum(tensor) for name, tensor in tensors.items()})
     except OSError as error:
         _log.info("the cache file %s cannot be written (%s); it will be made again next time", path, error)

@@ -60,9 +60,12 @@ class Folder(DataSource):
         """
         if self.classes:
             return self.classes
+        root = self._root()
+        if root is None:
+            raise DataError(f"folder: name the classes (data.classes=[a,b]), or set data.root or {DATA_VARIABLE}")
         found: set[str] = set()
         for domain in self.domains:
-            directory = Path(self._root() or ".") / domain
+            directory = Path(root) / domain
             if not directory.is_dir():
                 raise DataError(
                     f"folder: the classes are the union over all domains, but {directory} is not there; put it there, "
@@ -70,7 +73,7 @@ class Folder(DataSource):
                 )
             found.update(path.name for base in _bases(directory) for path in _directories(base))
         if not found:
-            raise DataError(f"folder: no class folders in any domain under {self._root()}; {self.layout()}")
+            raise DataError(f"folder: no class folders in any domain under {root}; {self.layout()}")
         return tuple(sorted(found))
 
     def layout(self) -> str:

@@ -254,9 +254,16 @@ def share(available: int, fraction: float) -> int:
 
 
 def split_hash(data_name: str, client: ClientSpec, indices: Tensor, labels: Tensor) -> str:
-    """SHA-256 (hex) of what one client holds: data set, client, indices (int64 [n]) and their labels (int64 [n])."""
+    """SHA-256 (hex) of what one client holds: the data set's name, the client, its indices, and their labels.
+
+    Args:
+        data_name: ``DataSource.name``.
+        client: whose split it is.
+        indices: int64 [n], from :meth:`Protocol.split`.
+        labels: int64 [N], of the domain's whole train split; those at ``indices`` are hashed.
+    """
     digest = hashlib.sha256(f"{data_name}\n{client.id}\n{len(indices)}\n".encode())
-    for values in (indices, labels):
+    for values in (indices, labels.to(indices.device)[indices]):
         digest.update(values.to("cpu", torch.int64).contiguous().numpy().astype("<i8").tobytes())
     return digest.hexdigest()
 

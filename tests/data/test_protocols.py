@@ -1,0 +1,236 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from data_makers import even_labels, made_up_domain
+
+from common.data.glyphs import Glyphs
+from common.data.office_caltech import OfficeCaltech
+from common.data.protocols import (
+    Allocation,
+    ClientSpec,
+    Dirichlet,
+    OneClientPerDomain,
+    Protocol,
+    combined_hash,
+    share,
+    split_hash,
+)
+from common.errors import ConfigError, DataError
+
+OFFICE = OfficeCaltech()
+GLYPHS = Glyphs()
+FPL_OFFICE = Allocation(
+    counts={"caltech": 3, "amazon": 2, "webcam": 1, "dslr": 4}, fraction=0.2, ensure_every_class=True
+)
+
+
+def parts(protocol: Protocol, name: str, labels: object, seed: int = 0) -> list[torch.Tensor]:
+    domain = made_up_domain(name, labels)
+    source = OFFICE if name in OFFICE.domains else GLYPHS
+    return [protocol.split(domain, client, seed) for client in protocol.clients(source) if client.domain == name]
+
+
+def test_clients_are_numbered_within_their_domain_in_the_datas_order() -> None:
+    assert [client.id for client in FPL_OFFICE.clients(OFFICE)] == [
+        *("caltech-0", "caltech-1", "caltech-2", "amazon-0", "amazon-1", "webcam-0"),
+        *("dslr-0", "dslr-1", "dslr-2", "dslr-3"),
+    ]
+    assert [client.id for client in OneClientPerDomain().clients(OFFICE)] == [f"{name}-0" for name in OFFICE.domains]
+
+
+@pytest.mark.parametrize(
+    ("train", "fraction", "wanted"),
+    [
+        *((60000, 0.01, 600), (7291, 0.01, 72), (73257, 0.01, 732), (10000, 0.01, 100)),  # FPL's digits
+        *((899, 0.2, 179), (768, 0.2, 153), (237, 0.2, 47), (127, 0.2, 25)),  # FPL's Office-Caltech
+        (100, 0.29, 29),  # 0.29 * 100 is 28.999... in binary
+    ],
+)
+def test_shares_are_those_of_the_papers(train: int, fraction: float, wanted: int) -> None:
+    assert share(train, fraction) == wanted
+
+
+@pytest.mark.parametrize(("name", "train", "each"), [("caltech", 899, 179), ("amazon", 768, 153), ("dslr", 127, 25)])
+def test_allocation_is_disjoint_and_has_the_right_sizes(name: str, train: int, each: int) -> None:
+    clients = parts(FPL_OFFICE, name, even_labels(train))
+    assert len(clients) == FPL_OFFICE.counts[name]
+    for indices in clients:
+        assert indices.dtype == torch.int64
+        assert len(indices) == each
+        assert torch.equal(indices, indices.unique())
+        assert 0 <= int(indices.min()) <= int(indices.max()) < train
+    everyone = torch.cat(clients)
+    assert len(everyone.unique()) == len(everyone)
+
+
+def test_every_class_is_ensured_by_exchange_without_losing_another() -> None:
+    # two rare classes: without the exchange, clients of 25 out of 127 would often miss them
+    labels = [*([0] * 100), *([1] * 19), *([2] * 4), *([3] * 4)]
+    without = Allocation(counts={"dslr": 4}, fraction=0.2)
+    missing = [set(labels) - {labels[i] for i in part.tolist()} for part in parts(without, "dslr", labels)]
+    assert any(missing)
+    ensured = parts(FPL_OFFICE, "dslr", labels)
+    assert all({labels[i] for i in part.tolist()} == {0, 1, 2, 3} for part in ensured)
+    everyone = torch.cat(ensured)
+    assert len(everyone) == len(everyone.unique()) == 100
+
+
+def test_a_class_that_cannot_go_round_is_left_where_it_is() -> None:
+    labels = [*([0] * 59), 1]
+    clients = parts(FPL_OFFICE, "dslr", labels)
+    assert [len(part) for part in clients] == [12] * 4
+    assert sum(1 for part in clients if 59 in part.tolist()) <= 1
+
+
+def test_fractions_override_the_common_fraction() -> None:
+    protocol = Allocation(counts={"printed": 2, "sketch": 1}, fraction=0.1, fractions={"sketch": 0.5})
+    assert [len(part) for part in parts(protocol, "printed", even_labels(100))] == [10, 10]
+    assert [len(part) for part in parts(protocol, "sketch", even_labels(100))] == [50]
+    assert protocol.test_domains(GLYPHS) == GLYPHS.domains
+
+
+def test_allocation_takes_a_whole_domain() -> None:
+    clients = parts(Allocation(counts={"sketch": 4}, fraction=0.25), "sketch", even_labels(100))
+    assert sorted(torch.cat(clients).tolist()) == list(range(100))
+
+
+@pytest.mark.parametrize(("available", "wanted"), [(899, 300), (127, 127)])
+def test_one_client_takes_at_most_what_is_there(available: int, wanted: int) -> None:
+    (indices,) = parts(OneClientPerDomain(samples=300), "dslr", even_labels(available))
+    assert len(indices.unique()) == len(indices) == wanted
+
+
+def test_balanced_draws_equal_classes_as_far_as_they_go() -> None:
+    labels = torch.tensor([*([0] * 500), *([1] * 500), *([2] * 30)])
+    (indices,) = parts(OneClientPerDomain(samples=300, balanced=True), "dslr", labels)
+    assert torch.bincount(labels[indices]).tolist() == [135, 135, 30]
+    (unbalanced,) = parts(OneClientPerDomain(samples=300), "dslr", labels)
+    assert torch.bincount(labels[unbalanced]).max() > 135
+
+
+def test_first_tenth_is_the_leading_part() -> None:
+    (indices,) = parts(OneClientPerDomain(fraction=0.1, order="first"), "dslr", even_labels(7438))
+    assert indices.tolist() == list(range(743))
+
+
+def test_the_split_is_fixed_over_run_seeds_unless_asked_otherwise() -> None:
+    labels = even_labels(500)
+    for make in (
+        lambda seed: OneClientPerDomain(samples=50, partition_seed=seed),
+        lambda seed: Allocation(counts={"sketch": 2}, fraction=0.1, partition_seed=seed),
+        lambda seed: Dirichlet(domain="sketch", client_count=3, partition_seed=seed),
+    ):
+        first, second = (parts(make(0), "sketch", labels, seed)[0] for seed in (0, 1))
+        assert torch.equal(first, second)
+        assert not torch.equal(first, parts(make(7), "sketch", labels)[0])
+        moving = [parts(make(None), "sketch", labels, seed)[0] for seed in (0, 1)]
+        assert torch.equal(first, moving[0])
+        assert not torch.equal(moving[0], moving[1])
+
+
+def test_dirichlet_divides_everything_among_the_clients() -> None:
+    protocol = Dirichlet(domain="sketch", alpha=0.3)
+    clients = parts(protocol, "sketch", even_labels(2000))
+    assert len(clients) == 10
+    assert sorted(torch.cat(clients).tolist()) == list(range(2000))
+    assert min(map(len, clients)) >= 10
+
+
+def test_small_alpha_is_more_uneven_than_large() -> None:
+    labels = torch.from_numpy(even_labels(5000))
+
+    def unevenness(alpha: float) -> float:
+        clients = parts(Dirichlet(domain="sketch", alpha=alpha), "sketch", labels)
+        shares = torch.stack([torch.bincount(labels[part], minlength=10) / len(part) for part in clients])
+        return float(shares.std(0).mean())
+
+    assert unevenness(0.3) > 0.1
+    assert unevenness(1000.0) < 0.02
+
+
+def test_dirichlet_uses_a_sample_of_the_source_and_scores_the_others() -> None:
+    protocol = Dirichlet(domain="printed", samples=1000)
+    clients = parts(protocol, "printed", even_labels(3000))
+    everyone = torch.cat(clients)
+    assert len(everyone.unique()) == 1000
+    assert protocol.test_domains(GLYPHS) == ("handwritten", "signs", "sketch")
+    assert Dirichlet(domain="printed", score="all").test_domains(GLYPHS) == GLYPHS.domains
+    assert Dirichlet().source(GLYPHS) == "handwritten"
+
+
+def test_dirichlet_needs_a_domain_left_to_score() -> None:
+    with pytest.raises(ConfigError, match="no domain is left to score"):
+        Dirichlet().test_domains(Glyphs(domains=("sketch",)))
+
+
+def test_unknown_domains_are_named_with_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'webcam'"):
+        Allocation(counts={"webcams": 1}).clients(OFFICE)
+    with pytest.raises(ConfigError, match="did you mean 'sketch'"):
+        Dirichlet(domain="sketches").clients(GLYPHS)
+
+
+def test_too_few_samples_are_an_error_with_a_way_out() -> None:
+    with pytest.raises(DataError, match="are none"):
+        parts(Allocation(counts={"sketch": 1}, fraction=0.01), "sketch", even_labels(50))
+    with pytest.raises(DataError, match="cannot give 10 clients 10 each"):
+        parts(Dirichlet(domain="sketch"), "sketch", even_labels(99))
+    with pytest.raises(DataError, match=r"raise protocol\.alpha"):
+        parts(Dirichlet(domain="sketch", alpha=0.001), "sketch", even_labels(100, 2))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: OneClientPerDomain(samples=0), "samples"),
+        (lambda: OneClientPerDomain(fraction=0.0), "fraction"),
+        (lambda: Allocation(counts={}), "at least one client"),
+        (lambda: Allocation(counts={"sketch": -1, "signs": 2}), "negative"),
+        (lambda: Allocation(counts={"sketch": 6}, fraction=0.2), "sketch: 6 clients would take 1.2"),
+        (lambda: Dirichlet(alpha=0.0), "alpha"),
+        (lambda: Dirichlet(samples=20), "cannot give"),
+    ],
+)
+def test_values_out_of_range_are_refused(make: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()  # type: ignore[operator]
+
+
+def test_a_client_of_another_domain_is_refused() -> None:
+    domain = made_up_domain("sketch", even_labels(20))
+    with pytest.raises(ValueError, match="does not hold"):
+        OneClientPerDomain().split(domain, ClientSpec("printed", 0), 0)
+    with pytest.raises(ValueError, match="has 1 clients"):
+        OneClientPerDomain().split(domain, ClientSpec("sketch", 1), 0)
+
+
+def test_hashes_are_stable_and_notice_every_part() -> None:
+    client, indices, labels = ClientSpec("sketch", 0), torch.tensor([1, 3, 4]), torch.tensor([0, 1, 2, 3, 4, 5])
+    value = split_hash("glyphs", client, indices, labels)
+    # written down once: histories of different versions stay comparable
+    assert value == "e63be8f3d98ee3eafaa01d48e9a3f0a1e4ef0af9dd6a8dd8dc9a63ed0de7b55d"
+    relabelled = labels.clone()
+    relabelled[3] = 0
+    unseen = labels.clone()
+    unseen[0] = 9
+    others = [
+        split_hash("digits", client, indices, labels),
+        split_hash("glyphs", ClientSpec("sketch", 1), indices, labels),
+        split_hash("glyphs", client, indices[:2], labels),
+        split_hash("glyphs", client, indices, relabelled),
+    ]
+    assert len({value, *others}) == 5
+    assert split_hash("glyphs", client, indices, unseen) == value
+
+
+def test_the_combined_hash_ignores_the_order_of_arrival() -> None:
+    assert combined_hash({"a-0": "11", "b-0": "22"}) == combined_hash({"b-0": "22", "a-0": "11"})
+    assert combined_hash({"a-0": "11", "b-0": "22"}) != combined_hash({"a-0": "22", "b-0": "11"})
+
+
+def test_published_allocations_are_in_the_configuration() -> None:
+    text = (Path(__file__).resolve().parents[2] / "conf" / "protocol" / "fpl_digits.yaml").read_text()
+    assert "{mnist: 3, usps: 7, svhn: 6, syn: 4}" in text
