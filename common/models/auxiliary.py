@@ -1,7 +1,7 @@
 """Small networks that some methods need besides the model: discriminators, generators, projections, Gaussians.
 
-All take and return features ``[B, D]``. Make them inside ``common.models.base.initialised(seed, purpose, ...)``, so that
-their first weights depend on the seed alone. None draws random numbers on its own: noise is an argument.
+All take and return features ``[B, D]``. Make them inside ``common.models.base.initialised(seed, purpose, ...)``, so
+that their first weights depend on the seed alone. None draws random numbers on its own: noise is an argument.
 """
 
 from __future__ import annotations

@@ -1,0 +1,174 @@
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from common.models.auxiliary import (
+    ClassGaussians,
+    Discriminator,
+    FeatureDiscriminator,
+    FeatureGenerator,
+    GaussianLayer,
+    ProbabilisticModel,
+    ProjectionHead,
+    TaskHead,
+    sample,
+    scaled_one_hot,
+    with_projection,
+)
+from common.models.base import initialised
+from common.models.specs import Small
+from common.seeding import generator
+
+
+def parameters(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+@pytest.mark.parametrize(("clients", "count"), [(4, 1_314_816), (5, 1_315_328)])
+def test_discriminator_counts_of_fedpall(clients, count):
+    assert parameters(Discriminator(2048, clients)) == count
+
+
+def test_discriminator_shape_and_gradient_to_the_features():
+    network = Discriminator(16, 3, hidden_size=8)
+    features = torch.rand(5, 16, requires_grad=True)
+    logits = network(features)
+    assert logits.shape == (5, 3)
+    F.cross_entropy(logits, torch.tensor([0, 1, 2, 0, 1])).backward()
+    assert features.grad is not None
+    assert bool((features.grad != 0).any())
+    assert not any(name.endswith("bias") for name, _ in network.named_parameters() if name.startswith("fc"))
+
+
+def test_initialised_makes_any_network_a_function_of_its_key():
+    def make(seed: int, purpose: str) -> torch.Tensor:
+        with initialised(seed, purpose):
+            return Discriminator(4, 2, hidden_size=3).fc1.weight
+
+    assert torch.equal(make(0, "amplifier"), make(0, "amplifier"))
+    assert not torch.equal(make(0, "amplifier"), make(1, "amplifier"))
+    assert not torch.equal(make(0, "amplifier"), make(0, "other"))
+
+
+def test_projection_head():
+    assert ProjectionHead(512)(torch.rand(2, 512)).shape == (2, 256)
+    assert parameters(ProjectionHead(512)) == 512 * 512 + 512 + 512 * 256 + 256
+
+
+def test_with_projection_makes_the_projection_the_feature():
+    model = with_projection(Small().build(10, 32, 0), 32).eval()
+    images = torch.randn(2, 3, 32, 32)
+    features, logits = model(images)
+    assert features.shape == (2, model.feature_size) == (2, 32)
+    assert bool((features < 0).any())
+    torch.testing.assert_close(logits, F.linear(features, model.head.weight, model.head.bias))
+    assert {name.split(".")[0] for name in model.state_dict()} == {"backbone", "head"}
+    assert not model.supports_cam
+
+
+def test_feature_generator():
+    network = FeatureGenerator(512, 7)
+    assert parameters(network) == (2048 + 7) * 4096 + 4096 + 4096 * 512 + 512
+    bound = 0.5 * math.sqrt(6 / (2055 + 4096))
+    assert 0.99 * bound < float(network.fc1.weight.detach().abs().max()) <= bound
+    classes = scaled_one_hot(torch.tensor([0, 6]), 7, 0.6)
+    noise = torch.randn(2, network.noise_size)
+    features = network(noise, classes)
+    assert features.shape == (2, 512)
+    assert bool((features >= 0).all())
+    assert not torch.equal(features, network(noise, classes.flip(0)))  # the class matters
+
+
+def test_feature_discriminator():
+    network = FeatureDiscriminator(512, 7)
+    assert network.projection.weight.shape == (1024, 519)
+    assert network.projection.bias is None
+    assert float(network.projection.weight.norm()) == pytest.approx(1.0, abs=1e-5)
+    assert parameters(network) == 519 * 1024 + 1024 * 1024 + 1024 + 1024 + 1
+    features = 100 * torch.rand(3, 512)
+    first = network(features, scaled_one_hot(torch.tensor([0, 1, 2]), 7))
+    second = network(features, scaled_one_hot(torch.tensor([3, 4, 5]), 7))
+    assert first.shape == (3,)
+    assert bool(((first > 0) & (first < 1)).all())
+    assert not torch.equal(first, second)
+
+
+def test_scaled_one_hot():
+    assert scaled_one_hot(torch.tensor([1, 0]), 3, 0.5).tolist() == [[0.0, 0.5, 0.0], [0.5, 0.0, 0.0]]
+
+
+def test_task_head_is_linear_in_the_features():
+    head = TaskHead(6, 4)
+    assert parameters(head) == 6 * 6 + 6 + 6 * 4 + 4
+    a, b = torch.randn(2, 6), torch.randn(2, 6)
+    torch.testing.assert_close(head(a + b) + head(torch.zeros(2, 6)), head(a) + head(b))
+
+
+def test_gaussian_layer_halves():
+    layer = GaussianLayer(5, 3)
+    features = torch.randn(4, 5)
+    mean, deviation = layer(features)
+    torch.testing.assert_close(mean, F.linear(features, layer.fc.weight[:3], layer.fc.bias[:3]))
+    raw = F.linear(features, layer.fc.weight[3:], layer.fc.bias[3:])
+    torch.testing.assert_close(deviation, torch.log(1 + torch.exp(raw)))
+
+
+def test_sample_has_the_mean_and_deviation_and_lets_gradients_through():
+    mean = torch.tensor([[1.0, -2.0]], requires_grad=True).expand(20_000, 2)
+    deviation = torch.tensor([[0.5, 3.0]], requires_grad=True).expand(20_000, 2)
+    draws = sample(mean, deviation, generator(0, "noise"))
+    torch.testing.assert_close(draws.mean(0), torch.tensor([1.0, -2.0]), atol=0.06, rtol=0)
+    torch.testing.assert_close(draws.std(0), torch.tensor([0.5, 3.0]), atol=0.06, rtol=0)
+    assert torch.equal(draws, sample(mean, deviation, generator(0, "noise")))
+    small_mean = torch.zeros(2, 2, requires_grad=True)
+    small_deviation = torch.ones(2, 2, requires_grad=True)
+    sample(small_mean, small_deviation, generator(0, "noise")).sum().backward()
+    assert torch.equal(small_mean.grad, torch.ones(2, 2))
+    noise = torch.randn(2, 2, generator=generator(0, "noise"))
+    torch.testing.assert_close(small_deviation.grad, noise)
+
+
+def test_probabilistic_model():
+    model = ProbabilisticModel(Small().build(10, 32, 0), 12).eval()
+    images = torch.randn(3, 3, 32, 32)
+    mean, deviation = model.distribution(images)
+    features, logits = model(images)
+    assert features.shape == (3, model.feature_size) == (3, 12)
+    assert torch.equal(features, mean)
+    assert bool((deviation > 0).all())
+    assert logits.shape == (3, 10)
+    assert {name.split(".")[0] for name in model.state_dict()} == {"backbone", "head"}
+    assert not model.supports_cam
+
+
+def test_predict_averages_probabilities_over_samples():
+    model = ProbabilisticModel(Small().build(4, 32, 0), 5).eval().requires_grad_(False)
+    images = torch.randn(2, 3, 32, 32)
+    prediction = model.predict(images, generator(1, "predict"), samples=6)
+    mean, deviation = model.distribution(images)
+    draws = generator(1, "predict")
+    expected = torch.zeros(2, 4)
+    for _ in range(6):
+        expected += model.classify(sample(mean, deviation, draws)).softmax(dim=1) / 6
+    torch.testing.assert_close(prediction.exp(), expected)
+    torch.testing.assert_close(prediction.exp().sum(1), torch.ones(2))
+
+
+def test_class_gaussians_start_as_released_and_stay_positive():
+    table = ClassGaussians(3, 4)
+    means, deviations, scale = table(torch.tensor([2, 0]))
+    assert torch.equal(means, torch.zeros(2, 4))
+    torch.testing.assert_close(deviations, torch.full((2, 4), math.log(1 + math.e)))
+    torch.testing.assert_close(scale, torch.tensor(1.0))
+    assert {name for name, _ in table.named_parameters()} == {"means", "raw_deviations", "raw_scale"}
+    with torch.no_grad():
+        table.raw_scale.fill_(-30.0)
+        table.raw_deviations.fill_(-30.0)
+        table.means[1] = torch.arange(4.0)
+    means, deviations, scale = table(torch.tensor([1]))
+    assert means.tolist() == [[0.0, 1.0, 2.0, 3.0]]
+    assert bool(torch.isfinite(torch.log(scale)))
+    assert bool(torch.isfinite(torch.log(deviations)).all())

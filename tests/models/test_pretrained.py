@@ -1,0 +1,80 @@
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torchvision.models import resnet18, resnet50
+
+from common.errors import ConfigError
+from common.models.base import ModelError
+from common.models.specs import TorchvisionResNet
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(7)
+    network = resnet18(num_classes=13)
+    with torch.no_grad():
+        network.bn1.running_mean.fill_(0.25)
+    path = tmp_path_factory.mktemp("weights") / "resnet18.safetensors"
+    save_file(network.state_dict(), path)
+    return path
+
+
+def test_backbone_starts_from_the_file_and_head_from_the_seed(file):
+    plain = TorchvisionResNet(18).build(10, 64, 0).state_dict()
+    model = TorchvisionResNet(18, pretrained_file=file).build(10, 64, 0)
+    torch.manual_seed(7)
+    reference = resnet18(num_classes=13).state_dict()
+    state = model.state_dict()
+    assert torch.equal(state["backbone.layer3.1.conv2.weight"], reference["layer3.1.conv2.weight"])
+    assert torch.equal(state["backbone.bn1.running_mean"], torch.full((64,), 0.25))
+    assert torch.equal(state["head.weight"], plain["head.weight"])
+    assert not torch.equal(state["backbone.conv1.weight"], plain["backbone.conv1.weight"])
+
+
+def test_batch_counters_may_be_missing(file, tmp_path):
+    state = {name: value for name, value in resnet18().state_dict().items() if "num_batches_tracked" not in name}
+    path = tmp_path / "no_counters.safetensors"
+    save_file(state, path)
+    TorchvisionResNet(18, pretrained_file=path).build(10, 64, 0)
+
+
+def test_missing_file_says_how_to_make_one(tmp_path):
+    with pytest.raises(ModelError, match="no such file; write one with"):
+        TorchvisionResNet(18, pretrained_file=tmp_path / "absent.safetensors").build(10, 64, 0)
+
+
+def test_damaged_file_is_refused(file, tmp_path):
+    path = tmp_path / "half.safetensors"
+    path.write_bytes(file.read_bytes()[:1000])
+    with pytest.raises(ConfigError, match="not a readable safetensors file"):
+        TorchvisionResNet(18, pretrained_file=path).build(10, 64, 0)
+
+
+def test_another_depth_is_refused(file):
+    with pytest.raises(ModelError, match=r"belongs to another network.*model\.depth"):
+        TorchvisionResNet(50, pretrained_file=file).build(10, 64, 0)
+
+
+def test_another_shape_is_refused(tmp_path):
+    state = resnet18().state_dict()
+    state["conv1.weight"] = torch.zeros(64, 3, 3, 3)
+    path = tmp_path / "stem.safetensors"
+    save_file(state, path)
+    with pytest.raises(ModelError, match=r"other shapes for conv1\.weight"):
+        TorchvisionResNet(18, pretrained_file=path).build(10, 64, 0)
+
+
+def test_unknown_tensors_are_refused(tmp_path):
+    state = resnet50().state_dict()
+    state["layer5.weight"] = torch.zeros(2)
+    path = tmp_path / "extra.safetensors"
+    save_file(state, path)
+    with pytest.raises(ModelError, match=r"unknown tensors layer5\.weight"):
+        TorchvisionResNet(50, pretrained_file=path).build(10, 64, 0)
+
+
+def test_batch_norm_weights_do_not_start_a_group_norm_network(file):
+    with pytest.raises(ModelError, match=r"model\.norm"):
+        TorchvisionResNet(18, norm="group", pretrained_file=file).build(10, 64, 0)

@@ -1,0 +1,383 @@
+import math
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from common.config import CONF, build
+from common.errors import ConfigError
+from common.seeding import generator
+from common.views import (
+    AugMix,
+    NoViews,
+    ProgressiveRandConv,
+    RandConv,
+    Views,
+    convolve,
+    draw_kernel,
+    smooth_fields,
+    standardise,
+)
+
+CHOICES = sorted(path.stem for path in (CONF / "views").glob("*.yaml"))
+EXTRA = [RandConv(2), RandConv(2, mix=False), RandConv(2, repeats=3), ProgressiveRandConv(2), AugMix(2)]
+
+
+def choice(name: str, **changes: object) -> Views:
+    node = OmegaConf.to_container(OmegaConf.load(CONF / "views" / f"{name}.yaml"))
+    assert isinstance(node, dict)
+    views = build({**node, **changes}, "views")
+    assert isinstance(views, Views)
+    return views
+
+
+def batch(count: int = 4, size: int = 12, channels: int = 3) -> torch.Tensor:
+    return torch.randn(count, channels, size, size, generator=generator(0, "test-images"))
+
+
+def convolve_by_loops(images: torch.Tensor, kernel: torch.Tensor) -> torch.Tensor:
+    count, channels, height, width = images.shape
+    size = kernel.shape[-1]
+    result = torch.zeros(images.shape, dtype=torch.float64)
+    for n in range(count):
+        for out in range(channels):
+            for row in range(height):
+                for column in range(width):
+                    for channel in range(channels):
+                        for i in range(size):
+                            for j in range(size):
+                                y, x = row + i - size // 2, column + j - size // 2
+                                if 0 <= y < height and 0 <= x < width:
+                                    result[n, out, row, column] += float(
+                                        images[n, channel, y, x] * kernel[out, channel, i, j]
+                                    )
+    return result.float()
+
+
+def test_choices_are_all_there():
+    assert set(CHOICES) >= {"none", "randconv", "randconv_image", "progressive_randconv", "augmix"}
+
+
+def test_files_name_the_published_settings():
+    assert choice("none") == NoViews()
+    assert choice("randconv") == RandConv(1, (1, 3, 5, 7), mix=True, identity_probability=0.0, repeats=1)
+    assert choice("randconv_image") == RandConv(1, (1, 3, 5, 7), mix=False, identity_probability=0.5, repeats=1)
+    assert choice("progressive_randconv") == ProgressiveRandConv()
+    assert choice("augmix") == AugMix()
+
+
+@pytest.mark.parametrize("name", [name for name in CHOICES if name != "none"])
+@pytest.mark.parametrize("count", [1, 3])
+def test_originals_come_first_and_views_follow_batch_by_batch(name, count):
+    views = choice(name, count=count)
+    images = batch()
+    extended = views(images, generator(3, "views"))
+    assert extended.shape == ((1 + count) * 4, 3, 12, 12)
+    assert extended.dtype == torch.float32
+    assert torch.equal(extended[:4], images)
+    assert bool(torch.isfinite(extended).all())
+    assert views.repeat(torch.tensor([5, 6, 7, 8])).tolist() == [5, 6, 7, 8] * (1 + count)
+
+
+@pytest.mark.parametrize("views", [NoViews(), RandConv(0), AugMix(0), ProgressiveRandConv(0)], ids=repr)
+def test_no_views_leave_images_labels_and_generator_alone(views):
+    images, labels, draws = batch(), torch.tensor([1, 2, 3, 4]), generator(0, "views")
+    before = draws.get_state()
+    assert views(images, draws) is images
+    assert views.repeat(labels) is labels
+    assert torch.equal(draws.get_state(), before)
+
+
+@pytest.mark.parametrize("views", EXTRA, ids=repr)
+def test_views_are_a_function_of_the_generator_alone(views):
+    images = batch()
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    first = views(images, generator(1, "views", 0))
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(99)
+    assert torch.equal(first, views(images, generator(1, "views", 0)))
+    other = views(images, generator(1, "views", 1))
+    assert not torch.equal(first[4:], other[4:])
+    assert not torch.equal(first[4:8], first[8:])  # each view draws anew
+
+
+@pytest.mark.parametrize("views", [RandConv(mix=False), ProgressiveRandConv()], ids=repr)
+def test_one_draw_serves_the_whole_batch(views):
+    images = batch()
+    together = views(images, generator(1, "views"))[4:]
+    alone = torch.cat([views(row[None], generator(1, "views"))[1:] for row in images])
+    torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("views", EXTRA, ids=repr)
+def test_views_carry_no_gradient_and_change_no_input(views):
+    images = batch().requires_grad_()
+    kept = images.detach().clone()
+    extended = views(images, generator(0, "views"))
+    assert not extended.requires_grad
+    assert torch.equal(images, kept)
+
+
+@pytest.mark.parametrize("views", EXTRA, ids=repr)
+def test_channels_last_keeps_format_and_values(views):
+    images = batch()
+    expected = views(images, generator(0, "views"))
+    result = views(images.to(memory_format=torch.channels_last), generator(0, "views"))
+    assert result.is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("views", EXTRA, ids=repr)
+def test_autocast_does_not_coarsen_views(views):
+    expected = views(batch(), generator(0, "views"))
+    with torch.autocast("cpu", torch.bfloat16):
+        result = views(batch(), generator(0, "views"))
+    assert result.dtype == torch.float32
+    assert torch.equal(result, expected)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("views", EXTRA, ids=repr)
+def test_any_channel_count_and_a_single_pixel(views, channels):
+    images = batch(2, 1, channels)
+    extended = views(images, generator(0, "views"))
+    assert extended.shape == (6, channels, 1, 1)
+    assert bool(torch.isfinite(extended).all())
+
+
+@pytest.mark.parametrize("size", [1, 3, 5])
+def test_convolution_against_loops(size):
+    images = batch(2, 4)
+    kernel = draw_kernel(images, size, generator(2, "kernel"))
+    torch.testing.assert_close(convolve(images, kernel), convolve_by_loops(images, kernel), rtol=1e-5, atol=1e-5)
+
+
+def test_displacements_move_the_sampling_positions():
+    images = batch(2, 6)
+    kernel = draw_kernel(images, 3, generator(2, "kernel"))
+    still = torch.zeros(1, 18, 6, 6)
+    torch.testing.assert_close(convolve(images, kernel, still), convolve(images, kernel), rtol=1e-5, atol=1e-5)
+    right = still.clone()
+    right[:, 1::2] = 1.0  # horizontal part of every tap: one pixel to the right
+    shifted = convolve(images, kernel, right)
+    torch.testing.assert_close(shifted[..., :-2], convolve(images, kernel)[..., 1:-1], rtol=1e-5, atol=1e-5)
+    down = still.clone()
+    down[:, 0::2] = 1.0
+    shifted = convolve(images, kernel, down)
+    torch.testing.assert_close(shifted[..., :-2, :], convolve(images, kernel)[..., 1:-1, :], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [1, 3, 5, 7])
+def test_kernel_weights_have_variance_one_over_three_k_squared(size):
+    draws = generator(4, "kernel")
+    weights = torch.stack([draw_kernel(batch(), size, draws) for _ in range(2000)])
+    assert weights.shape == (2000, 3, 3, size, size)
+    deviation = 1 / math.sqrt(3 * size * size)
+    count = weights.numel()
+    assert float(weights.std()) == pytest.approx(deviation, rel=5 / math.sqrt(2 * count))
+    assert abs(float(weights.mean())) < 5 * deviation / math.sqrt(count)
+    kurtosis = float((weights / deviation).pow(4).mean())
+    assert kurtosis == pytest.approx(3.0, abs=0.25)  # a normal distribution's, a uniform one's is 1.8
+
+
+def test_smoothing_keeps_the_centre_and_shrinks_the_rim():
+    plain = draw_kernel(batch(), 5, generator(5, "kernel"))
+    smooth = draw_kernel(batch(), 5, generator(5, "kernel"), smoothing=True)
+    ratio = smooth / plain
+    torch.testing.assert_close(ratio[..., 2, 2], torch.ones(3, 3))
+    ratio = ratio[0, 0]
+    assert float(ratio[2, 3]) < 1
+    assert float(ratio[2, 3]) == pytest.approx(float(ratio[1, 2]), rel=1e-4)
+    assert float(ratio[2, 4]) == pytest.approx(float(ratio[2, 3]) ** 4, rel=1e-3)  # exp(-4a) = exp(-a)^4
+    assert float(ratio[3, 3]) == pytest.approx(float(ratio[2, 3]) ** 2, rel=1e-3)
+
+
+def test_kernel_sizes_are_all_drawn_about_equally_often():
+    # a 1-pixel impulse shows the size of the kernel that was used
+    impulse = torch.zeros(1, 1, 9, 9)
+    impulse[..., 4, 4] = 1.0
+    draws, counts = generator(6, "views"), {1: 0, 3: 0, 5: 0, 7: 0}
+    views = RandConv(1, mix=False)
+    for _ in range(400):
+        rows = (views(impulse, draws)[1, 0] != 0).any(dim=1)
+        counts[int(rows.sum())] += 1
+    assert min(counts.values()) > 65
+    assert max(counts.values()) < 135
+
+
+def test_mixed_view_lies_between_image_and_convolution():
+    images, shares = batch(), []
+    for seed in range(200):
+        plain = RandConv(1, mix=False)(images, generator(seed, "views"))[4:]
+        mixed = RandConv(1, mix=True)(images, generator(seed, "views"))[4:]
+        difference = plain - images
+        share = float(((mixed - images) * difference).sum() / difference.square().sum())
+        torch.testing.assert_close(mixed, images + share * difference, rtol=1e-4, atol=1e-4)
+        assert -1e-5 <= share <= 1 + 1e-5
+        shares.append(share)
+    values = torch.tensor(shares)
+    assert float(values.mean()) == pytest.approx(0.5, abs=0.08)  # U(0, 1)
+    assert float(values.std()) == pytest.approx(12**-0.5, abs=0.04)
+
+
+def test_identity_probability():
+    images = batch(1, 4)
+    draws = generator(7, "views")
+    views = RandConv(400, mix=False, identity_probability=0.5)
+    extended = views(images, draws)[1:]
+    same = sum(torch.equal(view, images[0]) for view in extended)
+    assert 160 < same < 240
+    always = RandConv(3, identity_probability=1.0)(images, draws)
+    assert torch.equal(always, images.expand(4, -1, -1, -1))
+
+
+def test_repeats_apply_one_kernel_with_standardisation_between():
+    images = batch(2, 6)
+    result = RandConv(1, (3,), mix=False, repeats=3)(images, generator(8, "views"))[2:]
+    draws = generator(8, "views")
+    torch.randint(1, (), generator=draws)  # the choice among one kernel size
+    kernel = draw_kernel(images, 3, draws)
+    expected = convolve_by_loops(images, kernel)
+    for _ in range(2):
+        expected = convolve_by_loops(standardise(expected), kernel)
+    torch.testing.assert_close(result, expected, rtol=1e-3, atol=1e-4)
+
+
+def test_standardise_against_loops_and_on_flat_channels():
+    images = 3 * batch(2, 5) + 7
+    images[1, 2] = 4.0
+    result = standardise(images)
+    for row in range(2):
+        for channel in range(3):
+            values = images[row, channel].double()
+            expected = (values - values.mean()) / (values.var(correction=0) + 1e-5).sqrt()
+            torch.testing.assert_close(result[row, channel].double(), expected, rtol=1e-4, atol=1e-4)
+    assert torch.equal(result[1, 2], torch.zeros(5, 5))
+
+
+def test_progressive_views_are_bounded_and_standardised():
+    images = 50 * batch()
+    squashed = ProgressiveRandConv(5)(images, generator(0, "views"))[4:]
+    assert float(squashed.abs().max()) <= 1.0
+    plain = ProgressiveRandConv(5, contrast=0.0, offset=0.0)(images, generator(0, "views"))[4:]
+    torch.testing.assert_close(plain.mean(dim=(2, 3)), torch.zeros(20, 3), atol=1e-4, rtol=0)
+    torch.testing.assert_close(plain.std(dim=(2, 3), correction=0), torch.ones(20, 3), atol=1e-2, rtol=0)
+
+
+def test_progressive_pass_is_the_documented_block():
+    images = batch(2, 6)
+    views = ProgressiveRandConv(1, repeats=1, smoothing=False, offset=0.0, contrast=0.5)
+    result = views(images, generator(9, "views"))[2:]
+    draws = generator(9, "views")
+    torch.randint(1, (), generator=draws)
+    kernel = draw_kernel(images, 3, draws)
+    scales = 0.5 * torch.randn(1, 3, 1, 1, generator=draws)
+    shifts = 0.5 * torch.randn(1, 3, 1, 1, generator=draws)
+    expected = torch.tanh(standardise(convolve_by_loops(images, kernel)) * scales + shifts)
+    torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_displacement_moves_pixels_no_further_than_its_spread_allows():
+    # a horizontal ramp under a one-tap kernel: standardised values change by displacement / deviation of the ramp
+    ramp = torch.arange(64.0).expand(1, 1, 64, 64).contiguous()
+    still = ProgressiveRandConv(1, 1, repeats=1, smoothing=False, offset=0.0, contrast=0.0)
+    moved = ProgressiveRandConv(1, 1, repeats=1, smoothing=False, offset=0.5, contrast=0.0)
+    changes = []
+    for seed in range(20):
+        first = still(ramp, generator(seed, "views"))[1, 0, :, 4:-4]
+        second = moved(ramp, generator(seed, "views"))[1, 0, :, 4:-4]
+        changes.append((second - first).abs() * float(ramp.std()))
+    changes = torch.stack(changes)
+    assert 0.05 < float(changes.mean()) < 0.4  # spread ~ U(0, 0.5), so about 0.25 * sqrt(2 / pi) = 0.2 pixels
+    assert float(changes.max()) < 3.0
+
+
+def test_number_of_passes_is_uniform_up_to_the_limit():
+    images, counts = batch(1, 3), [0] * 5
+    draws = generator(11, "views")
+    views = ProgressiveRandConv(1, 3, repeats=4, smoothing=False, offset=0.0, contrast=0.0)
+    for _ in range(200):
+        state = draws.get_state()
+        result = views(images, draws)[1:]
+        after = draws.get_state()
+        draws.set_state(state)
+        torch.randint(4, (), generator=draws)
+        kernel = draw_kernel(images, 3, draws)
+        expected = images
+        for passes in range(1, 5):
+            expected = standardise(convolve(expected, kernel))
+            if torch.equal(expected, result):
+                counts[passes] += 1
+                break
+        else:
+            counts[0] += 1
+        draws.set_state(after)
+    assert counts[0] == 0
+    assert min(counts[1:]) > 30
+
+
+def test_smooth_fields_have_unit_size_and_alike_neighbours():
+    fields = smooth_fields(200, 16, 20, generator(0, "fields"))
+    assert fields.shape == (200, 16, 20)
+    torch.testing.assert_close(fields.square().mean(dim=(1, 2)), torch.ones(200))
+    torch.testing.assert_close(fields.mean(dim=(1, 2)), torch.zeros(200), atol=1e-4, rtol=0)
+    assert float((fields[:, :, 1:] * fields[:, :, :-1]).mean()) > 0.5  # white noise: 0
+    assert float((fields[:, 1:] * fields[:, :-1]).mean()) > 0.5
+
+
+def test_augmix_is_a_convex_mixture_of_image_and_chains():
+    images = batch(6, 5)
+    views = AugMix(1, chains=3, depth=1, kernel_sizes=(3,))
+    result = views(images, generator(10, "views"))[6:]
+    draws = generator(10, "views")
+    exponential = torch.empty(6, 3).exponential_(generator=draws)
+    kept = torch.rand(6, generator=draws)
+    chains = []
+    for _ in range(3):
+        torch.randint(1, (), generator=draws)  # length
+        torch.randint(1, (), generator=draws)  # size
+        chains.append(convolve_by_loops(images, draw_kernel(images, 3, draws)))
+    for row in range(6):
+        shares = exponential[row] / exponential[row].sum()
+        assert float(shares.sum()) == pytest.approx(1.0)
+        mixture = sum(float(shares[index]) * chains[index][row] for index in range(3))
+        expected = float(kept[row]) * images[row] + (1 - float(kept[row])) * mixture
+        torch.testing.assert_close(result[row], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_augmix_weights_differ_between_images():
+    images = batch(1, 6).expand(5, -1, -1, -1).contiguous()
+    result = AugMix(1)(images, generator(0, "views"))[5:]
+    assert not torch.allclose(result[0], result[1])
+
+
+@pytest.mark.parametrize(
+    ("node", "message"),
+    [
+        ({"_target_": "common.views.RandConv", "count": -1}, "count of views must be >= 0"),
+        ({"_target_": "common.views.RandConv", "kernel_sizes": [2]}, "odd"),
+        ({"_target_": "common.views.RandConv", "kernel_sizes": []}, "at least one size"),
+        ({"_target_": "common.views.RandConv", "identity_probability": 1.5}, r"in \[0, 1\]"),
+        ({"_target_": "common.views.RandConv", "repeats": 0}, "repeats must be >= 1"),
+        ({"_target_": "common.views.RandConv", "counts": 1}, "did you mean 'count'"),
+        ({"_target_": "common.views.NoViews", "count": 1}, "views=none"),
+        ({"_target_": "common.views.ProgressiveRandConv", "kernel_size": 4}, "odd"),
+        ({"_target_": "common.views.ProgressiveRandConv", "offset": -0.1}, "offset"),
+        ({"_target_": "common.views.ProgressiveRandConv", "contrast": -1}, "contrast"),
+        ({"_target_": "common.views.AugMix", "chains": 0}, "chains must be >= 1"),
+        ({"_target_": "common.views.AugMix", "depth": 0}, "depth must be >= 1"),
+    ],
+)
+def test_values_out_of_range_are_refused(node, message):
+    with pytest.raises(ConfigError, match=message):
+        build(node, "views")
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("views", EXTRA, ids=repr)
+def test_views_agree_between_devices(views):
+    expected = views(batch(), generator(0, "views"))
+    result = views(batch().cuda(), generator(0, "views"))
+    torch.testing.assert_close(result.cpu(), expected, rtol=1e-2, atol=1e-2)
