@@ -48,8 +48,12 @@ class Failure:
 class Engine(Protocol):
     """Reaches the clients of a federation."""
 
-    def register(self, expected: Sequence[str], seconds: float) -> list[Registration]:
-        """Registrations of the clients that are there, after waiting up to ``seconds`` for all of ``expected``."""
+    def register(self, expected: Sequence[str], seconds: float) -> tuple[list[Registration], list[Failure]]:
+        """Registrations that are new since the last call, after waiting up to ``seconds`` for all of ``expected``.
+
+        A client that was registered before comes again when it returns on another node. Failures are nodes whose
+        registration could not be read, with their own words.
+        """
 
     def exchange(
         self, message: Payload, requests: Mapping[str, Request], seconds: float

@@ -64,9 +64,13 @@ class InlineEngine:
         self.devices = {spec.id: make(settings, spec) for spec in settings.protocol.clients(settings.data)}
         self._pool = ThreadPoolExecutor(self.options.workers, thread_name_prefix="client")
 
-    def register(self, expected: Sequence[str], seconds: float) -> list[Registration]:  # noqa: ARG002
+    def register(
+        self,
+        expected: Sequence[str],
+        seconds: float,  # noqa: ARG002  # nothing here waits on a network
+    ) -> tuple[list[Registration], list[Failure]]:
         """See :class:`server.engine.Engine`; bad data raises, since every client is here to be mended."""
-        return list(self._pool.map(lambda client: self.devices[client].register(), expected))
+        return list(self._pool.map(lambda client: self.devices[client].register(), expected)), []
 
     def exchange(
         self,

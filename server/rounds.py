@@ -49,6 +49,7 @@ class Rounds:
         self.federation = Federation(self.settings)
         self.roster = self.federation.roster
         self.server = self.federation.server
+        self.refusals: list[str] = []
 
     # ---- the run ---------------------------------------------------------------------------------------------------
 
@@ -115,10 +116,15 @@ class Rounds:
 
     def _register(self, seconds: float) -> None:
         """Admit the clients that are there."""
-        for registration in self.engine.register(self.roster.missing, seconds):
+        registrations, failures = self.engine.register(self.roster.missing, seconds)
+        for failure in failures:
+            self.history.event("registration refused", client=failure.client, reason=failure.reason)
+            self.refusals.append(f"{failure.client}: {failure.reason}")
+        for registration in registrations:
             reason = self.roster.admit(registration)
             if reason:
                 self.history.event("registration refused", client=registration.client, reason=reason)
+                self.refusals.append(f"{registration.client}: {reason}")
             else:
                 self.history.event("registered", **{key: getattr(registration, key) for key in _REGISTERED})
 
@@ -129,6 +135,7 @@ class Rounds:
             raise EngineError(
                 f"only {len(roster.registrations)} of {len(roster.expected)} clients registered within "
                 f"{rounds.registration:g} s, {needed} are needed; missing: {', '.join(roster.missing)}"
+                + "".join(f"\n  {refusal}" for refusal in self.refusals)
             )
         if roster.missing:
             self.history.event("missing", clients=roster.missing)
@@ -139,8 +146,7 @@ class Rounds:
         """One round; whether it held. If it does not, the state stays as it was, but for the round number."""
         before = self.state
         started = time.perf_counter()
-        if self.roster.missing:
-            self._register(0.0)
+        self._register(0.0)
         participants = self.roster.sample(number)
         self.history.event("round", round=number, clients=[client.id for client in participants])
         for exchange in self.method.exchanges:

@@ -12,7 +12,7 @@ every participant, so that Flower's object store keeps one copy. What differs be
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import replace
 from logging import INFO, WARNING
 
@@ -56,7 +56,10 @@ def fit_ins_to_request(instruction: FitIns) -> tuple[Request, Payload]:
     text = instruction.config.get("request")
     if not isinstance(text, str):
         raise PayloadError("the instruction carries no request: is the server's strategy FlowerStrategy?")
-    return read_header(Request, _json(text)), decode(_blob(instruction.parameters))
+    header = _json(text)
+    if not isinstance(header, dict):
+        raise PayloadError("the request is not a JSON object")
+    return read_header(Request, header), decode(_blob(instruction.parameters))
 
 
 def answer_to_fit_res(payload: Payload) -> FitRes:
@@ -81,22 +84,31 @@ def fit_res_to_answer(result: FitRes) -> tuple[Answer, Payload, int]:
     return read_header(Answer, payload.header), payload, len(blob)
 
 
-def registration_to_properties(registration: Registration) -> GetPropertiesRes:
-    """A registration as Flower carries it."""
-    return GetPropertiesRes(Status(Code.OK, ""), {"registration": json.dumps(header_of(registration))})
+def registrations_to_properties(registrations: Sequence[Registration]) -> GetPropertiesRes:
+    """The registrations of the clients that a node hosts, as Flower carries them."""
+    text = json.dumps([header_of(registration) for registration in registrations])
+    return GetPropertiesRes(Status(Code.OK, ""), {"registrations": text})
 
 
-def ask_registration(proxy: ClientProxy, properties: Mapping[str, Scalar], seconds: float | None) -> Registration:
-    """Ask a node who it is.
+def refusal_to_properties(reason: str) -> GetPropertiesRes:
+    """A node's own error at registration."""
+    return GetPropertiesRes(Status(Code.GET_PROPERTIES_NOT_IMPLEMENTED, reason), {})
+
+
+def ask_registrations(proxy: ClientProxy, seconds: float | None) -> list[Registration]:
+    """Ask a node which clients it hosts: one in a deployment, several where a simulation has fewer nodes than clients.
 
     Raises:
         PayloadError: it does not answer as a Goldfinch client; the message holds its own words.
     """
-    result = proxy.get_properties(GetPropertiesIns(dict(properties)), timeout=seconds, group_id=None)
-    text = result.properties.get("registration")
+    result = proxy.get_properties(GetPropertiesIns({}), timeout=seconds, group_id=None)
+    text = result.properties.get("registrations")
     if result.status.code != Code.OK or not isinstance(text, str):
         raise PayloadError(result.status.message or "the node does not answer as a Goldfinch client")
-    return read_header(Registration, _json(text))
+    content = _json(text)
+    if not isinstance(content, list) or not all(isinstance(item, dict) for item in content):
+        raise PayloadError("the node's registrations are not a list of objects")
+    return [read_header(Registration, item) for item in content]
 
 
 def _blob(parameters: Parameters) -> bytes:
@@ -107,14 +119,11 @@ def _blob(parameters: Parameters) -> bytes:
     return parameters.tensors[0]
 
 
-def _json(text: str) -> dict[str, object]:
+def _json(text: str) -> object:
     try:
-        content = json.loads(text)
+        return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise PayloadError(f"a header is not JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise PayloadError("a header is not a JSON object")
-    return content
 
 
 FitResults = list[tuple[ClientProxy, FitRes]]
@@ -157,35 +166,31 @@ class FlowerStrategy(Strategy):
     ) -> list[tuple[ClientProxy, FitIns]]:
         """A request to every registered node; new nodes register first."""
         proxies = client_manager.all()
-        for node, proxy in sorted(proxies.items()):
-            if node not in self._nodes:
-                self._register(node, proxy)
+        for node in sorted(set(proxies) - set(self._nodes.values())):
+            self._register(node, proxies[node])
         exchanges = self.settings.method.exchanges
         logical_round, step = divmod(server_round - 1, len(exchanges))
         self.federation.begin(logical_round + 1, exchanges[step])
-        participants = [client for client in self.federation.roster.clients() if self._node_of(client.id) in proxies]
+        participants = [client for client in self.federation.roster.clients() if self._nodes[client.id] in proxies]
         blob = encode(self.federation.message(self.state))
-        requests = self.federation.requests(
-            self.run, participants, score=exchanges[step] == self.settings.method.scored_at
-        )
+        score = exchanges[step] == self.settings.method.scored_at
+        requests = self.federation.requests(self.run, participants, score=score)
         return [
-            (proxies[self._node_of(client)], request_to_fit_ins(blob, request)) for client, request in requests.items()
+            (proxies[self._nodes[client]], request_to_fit_ins(blob, request)) for client, request in requests.items()
         ]
 
-    def _node_of(self, client: str) -> str:
-        return next((node for node, name in self._nodes.items() if name == client), "")
-
     def _register(self, node: str, proxy: ClientProxy) -> None:
-        roster = self.federation.roster
         try:
-            registration = ask_registration(proxy, {"missing": json.dumps(roster.missing)}, None)
-            reason = roster.admit(registration)
+            registrations = ask_registrations(proxy, None)
         except (PayloadError, ValueError) as error:
-            reason = str(error)
-        if reason:
-            log(WARNING, "node %s was not admitted: %s", node, reason)
-        else:
-            self._nodes[node] = registration.client
+            log(WARNING, "node %s was not admitted: %s", node, error)
+            return
+        for registration in registrations:
+            reason = self.federation.roster.admit(registration)
+            if reason:
+                log(WARNING, "client %s was not admitted: %s", registration.client, reason)
+            else:
+                self._nodes[registration.client] = node
 
     def aggregate_fit(
         self, server_round: int, results: FitResults, failures: FitFailures
@@ -193,15 +198,17 @@ class FlowerStrategy(Strategy):
         """Check every answer, aggregate those that pass, and report the devices' scores."""
         updates: list[Update] = []
         scores: list[tuple[str, int, int]] = []
-        for proxy, result in sorted(results, key=lambda item: self._nodes.get(item[0].cid, "")):
-            client = self._nodes.get(proxy.cid, proxy.cid)
+        for proxy, result in results:
             try:
                 answer, payload, _ = fit_res_to_answer(result)
-                update = self.federation.admit(client, answer, payload)
+                if self._nodes.get(answer.client) != proxy.cid:
+                    raise PayloadError(f"node {proxy.cid} does not host {answer.client}")
+                update = self.federation.admit(answer.client, answer, payload)
                 updates += [update] if update is not None else []
                 scores += [(entry["domain"], entry["correct"], entry["count"]) for entry in answer.scores]
             except PayloadError as error:
-                log(WARNING, "round %s: the update of %s is refused: %s", server_round, client, error)
+                log(WARNING, "round %s: an update of node %s is refused: %s", server_round, proxy.cid, error)
+        updates.sort(key=lambda update: update.client.id)  # results come in the order of arrival
         if failures:
             log(WARNING, "round %s: %s clients failed", server_round, len(failures))
         if updates:

@@ -1,0 +1,108 @@
+"""``goldfinch``: run, table, doctor."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+
+from common.errors import ConfigError, GoldfinchError, nearest
+from common.settings import RunSettings, load_settings
+
+USAGE = """goldfinch run [KEY=VALUE ...]     train: method=fpl data=glyphs engine=inline train.rounds=10 output=DIR
+goldfinch table DIR [DIR ...]      runs side by side, mean and standard deviation over seeds
+goldfinch doctor                   what works here, and how to mend what does not
+goldfinch list [GROUP]             what can be chosen: methods, data sets, models, protocols, engines ..."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point; the exit status is 0 only if what was asked for was done."""
+    commands: dict[str, Callable[[list[str]], int]] = {
+        "run": _run,
+        "table": _table,
+        "doctor": _doctor,
+        "list": _list,
+    }
+    parser = argparse.ArgumentParser(prog="goldfinch", usage=USAGE, add_help=True)
+    parser.add_argument("command", nargs="?")
+    parser.add_argument("rest", nargs=argparse.REMAINDER)
+    parsed = parser.parse_args(arguments)
+    if parsed.command is None:
+        print(USAGE)
+        return 2
+    try:
+        if parsed.command not in commands:
+            raise ConfigError(f"goldfinch {parsed.command}: no such command; {nearest(parsed.command, commands)}")
+        return commands[parsed.command](parsed.rest)
+    except GoldfinchError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\nstopped; the last complete round is kept: resume=true goes on", file=sys.stderr)
+        return 130
+
+
+def _run(overrides: list[str]) -> int:
+    settings = load_settings(overrides)
+    run(settings, overrides)
+    return 0
+
+
+def run(settings: RunSettings, overrides: Sequence[str]) -> None:
+    """One run on the engine that the settings name.
+
+    Raises:
+        GoldfinchError: what was wrong, and what to do next.
+    """
+    from server.conduct import conduct, prepare_output
+    from server.inline import InlineEngine
+    from server.progress import plain_lines
+    from server.submit import run_on_ray, run_on_superlink
+
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    logging.getLogger("flwr").setLevel(logging.WARNING)
+    engine = settings.engine.get("name")
+    listeners = [plain_lines(settings)]
+    prepare_output(settings)
+    if engine == "inline":
+        conduct(settings, InlineEngine(settings), listeners)
+    elif engine == "ray":
+        run_on_ray(settings, overrides, listeners)
+    elif engine == "superlink":
+        run_on_superlink(settings, overrides, listeners)
+    else:
+        raise ConfigError(f"engine.name={engine!r}; {nearest(str(engine), ['inline', 'ray', 'superlink'])}")
+
+
+def _table(folders: list[str]) -> int:
+    from server.table import print_table
+
+    if not folders:
+        raise ConfigError("goldfinch table needs one or more run folders")
+    print_table(folders)
+    return 0
+
+
+def _doctor(arguments: list[str]) -> int:
+    from server.doctor import examine
+
+    if arguments:
+        raise ConfigError(f"goldfinch doctor takes no arguments; got {' '.join(arguments)}")
+    return examine()
+
+
+def _list(groups: list[str]) -> int:
+    from common.config import CONF
+
+    known = {path.name: sorted(item.stem for item in path.glob("*.yaml")) for path in CONF.iterdir() if path.is_dir()}
+    for group in groups or sorted(known):
+        if group not in known:
+            raise ConfigError(f"{group}: no such group; {nearest(group, known)}")
+        print(f"{group:12} {' '.join(known[group])}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

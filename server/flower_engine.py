@@ -1,0 +1,160 @@
+"""The Flower engine: clients behind SuperNodes, simulated by Ray or deployed, through Flower's legacy Server."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TypeVar
+
+from flwr.common import Code
+from flwr.server import History as FlowerHistory
+from flwr.server.client_manager import ClientManager
+from flwr.server.client_proxy import ClientProxy
+from flwr.server.server import Server
+
+from common.errors import EngineError, PayloadError
+from common.messages import Registration, Request
+from common.payload import Payload, encode
+from common.settings import RunSettings
+from server.conduct import conduct
+from server.engine import Failure, Reply
+from server.history import Listener
+from strategies.flower import FlowerStrategy, ask_registrations, fit_res_to_answer, request_to_fit_ins
+
+POLL_SECONDS = 2.0
+DEAD_ACTOR = ("ActorDiedError", "ActorUnavailableError", "actor died", "ActorPool is empty")
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+class FlowerEngine:
+    """Reaches the clients that Flower's nodes host.
+
+    Args:
+        manager: Flower's client manager, whose ``all()`` asks the SuperLink for the nodes that are online.
+    """
+
+    def __init__(self, manager: ClientManager) -> None:
+        self.manager = manager
+        self._nodes: dict[str, str] = {}
+        self._asked: set[str] = set()
+
+    # ---- registration ----------------------------------------------------------------------------------------------
+
+    def register(self, expected: Sequence[str], seconds: float) -> tuple[list[Registration], list[Failure]]:
+        """See :class:`server.engine.Engine`. New nodes are asked once; a node that restarts is a new one."""
+        found: dict[str, Registration] = {}
+        failures: list[Failure] = []
+        end = time.monotonic() + seconds
+        while True:
+            online = self.manager.all()
+            self._asked &= set(online)
+            fresh = sorted(set(online) - self._asked)
+            left = max(end - time.monotonic(), POLL_SECONDS * 10)
+            proxies = [online[node] for node in fresh]
+            for node, outcome in zip(fresh, self._each(proxies, partial(self._ask, seconds=left)), strict=True):
+                self._asked.add(node)
+                if isinstance(outcome, str):
+                    failures.append(Failure(f"node {node}", "refused", outcome))
+                    continue
+                for registration in outcome:
+                    other = self._nodes.get(registration.client)
+                    if other is not None and other != node and other in online:
+                        failures.append(
+                            Failure(registration.client, "refused", f"nodes {other} and {node} both claim to be it")
+                        )
+                        continue
+                    self._nodes[registration.client] = node
+                    found[registration.client] = registration
+            if set(expected) <= set(found) or time.monotonic() >= end:
+                return list(found.values()), failures
+            time.sleep(min(POLL_SECONDS, max(0.0, end - time.monotonic())))
+
+    def _ask(self, proxy: ClientProxy, seconds: float) -> list[Registration] | str:
+        try:
+            return ask_registrations(proxy, seconds)
+        except Exception as error:  # Flower raises ValueError, PayloadError is ours; either is the node's refusal
+            return str(error)
+
+    # ---- exchanges -------------------------------------------------------------------------------------------------
+
+    def exchange(
+        self, message: Payload, requests: Mapping[str, Request], seconds: float
+    ) -> tuple[list[Reply], list[Failure]]:
+        """See :class:`server.engine.Engine`.
+
+        Raises:
+            EngineError: a Ray actor died; Flower does not replace it, so every later round would lose clients.
+        """
+        blob = encode(message)
+        send = partial(self._send, blob=blob, online=self.manager.all(), seconds=seconds)
+        outcomes = self._each([requests[client] for client in sorted(requests)], send)
+        replies = [outcome for outcome in outcomes if isinstance(outcome, Reply)]
+        failures = [outcome for outcome in outcomes if isinstance(outcome, Failure)]
+        for failure in failures:
+            if any(sign in failure.reason + failure.traceback for sign in DEAD_ACTOR):
+                raise EngineError(
+                    f"the Ray actor that trained {failure.client} died, most likely for want of memory; "
+                    "go on with resume=true and fewer actors (engine.actors=1)"
+                )
+        return replies, failures
+
+    def _send(
+        self, request: Request, *, blob: bytes, online: Mapping[str, ClientProxy], seconds: float
+    ) -> Reply | Failure:
+        client = request.client
+        proxy = online.get(self._nodes.get(client, ""))
+        if proxy is None:
+            return Failure(client, "lost", "its node is offline")
+        instruction = request_to_fit_ins(blob, request)
+        try:
+            result = proxy.fit(instruction, timeout=seconds, group_id=request.round)
+        except Exception as error:  # Flower's errors carry no client, so they are caught where it is known
+            return Failure(client, "lost", str(error))
+        if result.status.code != Code.OK:
+            return Failure(client, "failed", result.status.message, str(result.metrics.get("traceback", "")))
+        try:
+            answer, payload, size = fit_res_to_answer(result)
+        except PayloadError as error:
+            return Failure(client, "refused", str(error))
+        down = len(blob) + len(str(instruction.config["request"]))
+        return Reply(client, answer, payload, down, size)
+
+    @staticmethod
+    def _each(items: Sequence[Item], work: Callable[[Item], Result]) -> list[Result]:
+        """``work`` on all items at once; Flower's own pool has cpu + 4 threads, so few clients would block the rest."""
+        if not items:
+            return []
+        with ThreadPoolExecutor(len(items), thread_name_prefix="node") as pool:
+            return list(pool.map(work, items))
+
+    def close(self) -> None:
+        """Nothing to release: the nodes are Flower's."""
+
+
+class RoundServer(Server):
+    """Flower's Server with Goldfinch's round loop in place of its own.
+
+    Args:
+        settings: the run's settings.
+        client_manager: Flower's client manager.
+        listeners: told of every event.
+    """
+
+    def __init__(self, settings: RunSettings, client_manager: ClientManager, listeners: Sequence[Listener]) -> None:
+        super().__init__(client_manager=client_manager, strategy=FlowerStrategy(settings.method, settings))
+        self.settings, self.listeners = settings, listeners
+
+    def fit(self, num_rounds: int, timeout: float | None) -> tuple[FlowerHistory, float]:  # noqa: ARG002
+        """All rounds; the settings say how many and how long, so Flower's arguments are not used."""
+        started = time.perf_counter()
+        summary = conduct(self.settings, FlowerEngine(self.client_manager()), self.listeners)
+        history = FlowerHistory()
+        for name, value in summary["accuracy"].items():
+            history.add_metrics_distributed_fit(summary["rounds"], {f"accuracy {name}": value})
+        return history, time.perf_counter() - started
+
+    def disconnect_all_clients(self, timeout: float | None) -> None:
+        """Nothing: nodes outlive a run."""

@@ -1,0 +1,159 @@
+"""Flower's programs as child processes: started from a neutral folder, watched, and stopped with all they started."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+import httpx
+
+from common.errors import EngineError
+
+QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "PYTHONUNBUFFERED": "1",
+}
+"""Set for every program of Flower's that we start: nothing is sent, fetched or installed behind the user's back."""
+
+
+def flower_environment(home: Path, **more: str) -> dict[str, str]:
+    """This process's environment with Flower's home at ``home`` and this Python's programs first on the PATH.
+
+    Flower starts its own programs by bare name, so those of another environment could be taken otherwise.
+    """
+    programs = str(Path(sys.executable).parent)
+    path = os.pathsep.join([programs, os.environ.get("PATH", "")])
+    return {**os.environ, **QUIET, "FLWR_HOME": str(home), "PATH": path, **more}
+
+
+def program(name: str) -> str:
+    """The path of one of Flower's programs beside this Python.
+
+    Raises:
+        EngineError: it is not installed there.
+    """
+    path = Path(sys.executable).parent / name
+    if not path.exists():
+        raise EngineError(f"{name} is not installed beside {sys.executable}; install requirements.txt into this Python")
+    return str(path)
+
+
+def free_port() -> int:
+    """A TCP port of the loopback interface that nothing listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@dataclass
+class Child:
+    """One started program.
+
+    Args:
+        name: what it is, for messages.
+        process: the process; it leads a session of its own, so that all it starts can be stopped with it.
+        log: where its output goes.
+    """
+
+    name: str
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def tail(self, lines: int = 15) -> str:
+        """The end of its output."""
+        with contextlib.suppress(OSError):
+            return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+        return ""
+
+
+@dataclass
+class Processes:
+    """A group of programs that end together.
+
+    Args:
+        folder: a neutral working folder for all of them; logs go to ``folder/logs`` unless ``logs`` says otherwise.
+        logs: folder of the logs.
+    """
+
+    folder: Path
+    logs: Path
+    children: list[Child] = field(default_factory=list)
+
+    def __enter__(self) -> Processes:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def start(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> Child:
+        """Start ``command`` from the neutral folder; its output goes to ``<logs>/<name>.log``."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.logs.mkdir(parents=True, exist_ok=True)
+        log = self.logs / f"{name}.log"
+        with log.open("ab") as stream:
+            process = subprocess.Popen(  # noqa: S603  # our own commands, no shell
+                list(command),
+                cwd=self.folder,
+                env=dict(environment),
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        child = Child(name, process, log)
+        self.children.append(child)
+        return child
+
+    def stop(self, seconds: float = 15.0) -> None:
+        """End all programs and what they started: ask first, insist after ``seconds``."""
+        for child in reversed(self.children):
+            _signal_group(child.process.pid, signal.SIGTERM)
+        end = time.monotonic() + seconds
+        for child in reversed(self.children):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.process.wait(max(0.1, end - time.monotonic()))
+        for child in reversed(self.children):
+            _signal_group(child.process.pid, signal.SIGKILL)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.process.wait(5)
+        self.children.clear()
+
+
+def _signal_group(leader: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, number)
+
+
+def wait_healthy(child: Child, url: str, seconds: float = 60.0, verify: str | bool = True) -> None:
+    """Wait until ``url`` answers.
+
+    Raises:
+        EngineError: the program ended, or did not answer in time; the message has the end of its log.
+    """
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if child.process.poll() is not None:
+            raise EngineError(
+                f"{child.name} ended with code {child.process.returncode}:\n{child.tail()}\n(see {child.log})"
+            )
+        with contextlib.suppress(httpx.HTTPError):
+            if httpx.get(url, timeout=2.0, verify=verify).is_success:
+                return
+        time.sleep(0.2)
+    raise EngineError(f"{child.name} did not answer at {url} within {seconds:g} s:\n{child.tail()}\n(see {child.log})")

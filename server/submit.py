@@ -1,0 +1,263 @@
+"""Submit a run to a SuperLink and follow it to its true end: ``flwr run`` itself exits 0 even when the run failed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from common.config import build, check
+from common.errors import EngineError
+from common.settings import RunSettings
+from server.bundle import write_bundle
+from server.history import Listener
+from server.processes import Processes, flower_environment, free_port, program, wait_healthy
+
+
+@dataclass(frozen=True)
+class RaySettings:
+    """conf/engine/ray.yaml.
+
+    Args:
+        name: ``ray``.
+        actors: clients that train at the same time; ``None`` is one per CPU, at most one per client.
+        gpus: share of a GPU that each actor takes, in [0, 1].
+    """
+
+    name: str
+    actors: int | None = None
+    gpus: float = 0.0
+
+    def __post_init__(self) -> None:
+        check(self.actors is None or self.actors >= 1, f"actors must be >= 1; got {self.actors}")
+        check(0 <= self.gpus <= 1, f"gpus must be in [0, 1]; got {self.gpus}")
+
+
+@dataclass(frozen=True)
+class SuperLinkSettings:
+    """conf/engine/superlink.yaml.
+
+    Args:
+        name: ``superlink``.
+        connection: name of the connection in Flower's ``config.toml``; ``None`` is its default.
+    """
+
+    name: str
+    connection: str | None = None
+
+
+def run_on_ray(settings: RunSettings, overrides: Sequence[str], listeners: Sequence[Listener]) -> None:
+    """A simulation on a SuperLink of its own, in a neutral folder, ended with the run.
+
+    Raises:
+        EngineError: the SuperLink did not start, or the run failed; the reason is in the message.
+    """
+    options: RaySettings = build(settings.engine, "engine", RaySettings)
+    clients = len(settings.protocol.clients(settings.data))
+    actors = min(options.actors or os.cpu_count() or 1, clients)
+    federation = {
+        "num-supernodes": clients,
+        "client-resources-num-cpus": 1,
+        "client-resources-num-gpus": options.gpus,
+        "init-args-num-cpus": actors,
+        "init-args-num-gpus": _gpu_count() if options.gpus else 0,
+    }
+    neutral = Path(tempfile.mkdtemp(prefix="goldfinch-"))
+    port = free_port()
+    home = neutral / "home"
+    home.mkdir()
+    (home / "config.toml").write_text(
+        f'[superlink]\ndefault = "simulation"\n\n[superlink.simulation]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
+    )
+    environment = flower_environment(home)
+    command = [program("flower-superlink"), "--insecure", "--simulation", "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--disable-runtime-dependency-installation"]
+    try:
+        with Processes(neutral / "cwd", settings.output_folder / "logs") as processes:
+            link = processes.start("superlink", command, environment)
+            wait_healthy(link, f"http://127.0.0.1:{port}/health")
+            submit(settings, overrides, "simulation", environment, neutral, federation, listeners)
+    finally:
+        shutil.rmtree(neutral, ignore_errors=True)
+
+
+def run_on_superlink(settings: RunSettings, overrides: Sequence[str], listeners: Sequence[Listener]) -> None:
+    """A run on a SuperLink that is up already.
+
+    Raises:
+        EngineError: the run failed; the reason is in the message.
+    """
+    options: SuperLinkSettings = build(settings.engine, "engine", SuperLinkSettings)
+    home = Path(os.environ.get("FLWR_HOME", Path.home() / ".flwr"))
+    neutral = Path(tempfile.mkdtemp(prefix="goldfinch-"))
+    try:
+        submit(settings, overrides, options.connection, flower_environment(home), neutral, {}, listeners)
+    finally:
+        shutil.rmtree(neutral, ignore_errors=True)
+
+
+def submit(
+    settings: RunSettings,
+    overrides: Sequence[str],
+    connection: str | None,
+    environment: Mapping[str, str],
+    neutral: Path,
+    federation: Mapping[str, object],
+    listeners: Sequence[Listener],
+) -> None:
+    """Submit, follow ``events.jsonl`` for the listeners, keep Flower's own output in ``logs/flower.log``.
+
+    Raises:
+        EngineError: the run did not complete.
+    """
+    app = write_bundle(neutral / "goldfinch")
+    empty = neutral / "cwd"  # Flower's commands take an argument that names a folder here for an app
+    empty.mkdir(exist_ok=True)
+    text = " ".join(_quoted(item) for item in [*overrides, f"output={settings.output_folder}"])
+    target = [connection] if connection else []
+    command = [
+        program("flwr"),
+        "run",
+        str(app),
+        *target,
+        "--format",
+        "json",
+        "--run-config",
+        f"overrides={json.dumps(text)}",
+    ]
+    if federation:
+        command += ["--federation-config", " ".join(f"{key}={value}" for key, value in federation.items())]
+    started = _call(command, environment, empty)
+    answer = _json_of(started)
+    if "run-id" not in answer:
+        raise EngineError(f"flwr run was refused: {answer.get('error-message') or started.strip()}")
+    run = str(answer["run-id"])
+    logs = settings.output_folder / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    follower = _Follower(settings.output_folder / "events.jsonl", listeners)
+    with (logs / "flower.log").open("ab") as stream, follower:
+        subprocess.run(  # noqa: S603  # our own command, no shell
+            [program("flwr"), "log", run, *target, "--stream"],
+            env=dict(environment),
+            cwd=empty,
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            check=False,
+        )
+        status, details = _final_status(run, target, environment, empty)
+    if status != "finished:completed":
+        cause = _cause(logs / "flower.log") or details
+        raise EngineError(f"the run ended as {status}: {cause}\n(Flower's own output is in {logs / 'flower.log'})")
+
+
+def _final_status(run: str, target: Sequence[str], environment: Mapping[str, str], folder: Path) -> tuple[str, str]:
+    """The run's status once it is final: the log stream can end a moment earlier."""
+    for _ in range(20):
+        listed = _call([program("flwr"), "list", *target, "--run-id", run, "--format", "json"], environment, folder)
+        entry = _json_of(listed)["runs"][0]
+        status, details = str(entry["status"]), str(entry.get("status-details", ""))
+        if status.startswith("finished"):
+            return status, details
+        time.sleep(1.0)
+    return status, details
+
+
+def _call(command: Sequence[str], environment: Mapping[str, str], folder: Path) -> str:
+    result = subprocess.run(  # noqa: S603  # our own command, no shell
+        list(command),
+        env=dict(environment),
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if result.returncode:
+        shown = (result.stdout + result.stderr).strip()
+        raise EngineError(f"{Path(command[0]).name} {command[1]} failed: {shown}")
+    return result.stdout
+
+
+def _json_of(text: str) -> dict[str, Any]:
+    """The JSON object in a command's output; notices may stand before it."""
+    try:
+        content: dict[str, Any] = json.loads(text[text.index("{") :])
+    except ValueError as error:
+        raise EngineError(f"flwr answered without JSON: {text.strip()}") from error
+    return content
+
+
+def _quoted(override: str) -> str:
+    return f"'{override}'" if any(character in override for character in ' "\\') else override
+
+
+def _cause(log: Path) -> str:
+    """The last error line of Flower's output that says what was wrong."""
+    try:
+        lines = log.read_text(errors="replace").splitlines()
+    except OSError:
+        return ""
+    for line in reversed(lines):
+        plain = line.strip()
+        if plain.startswith("common.errors."):
+            return plain.partition(": ")[2]
+        if "Error: " in plain and not plain.startswith("["):
+            return plain
+    return ""
+
+
+def _gpu_count() -> int:
+    import torch
+
+    return torch.cuda.device_count()
+
+
+class _Follower:
+    """Tells listeners of events as the server process appends them to a file."""
+
+    def __init__(self, path: Path, listeners: Sequence[Listener]) -> None:
+        self._path, self._listeners = path, listeners
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._follow, daemon=True)
+        self._seen = path.stat().st_size if path.exists() else 0
+        self._inode = path.stat().st_ino if path.exists() else 0
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def _follow(self) -> None:
+        while True:
+            last = self._done.is_set()
+            self._read()
+            if last:
+                return
+            self._done.wait(0.3)
+
+    def _read(self) -> None:
+        if not self._path.exists():
+            return
+        status = self._path.stat()
+        if status.st_ino != self._inode:  # the server rewrote the file when it started
+            self._inode, self._seen = status.st_ino, 0
+        with self._path.open("rb") as stream:
+            stream.seek(self._seen)
+            content = stream.read()
+        complete = content[: content.rfind(b"\n") + 1]
+        self._seen += len(complete)
+        for line in complete.splitlines():
+            entry = json.loads(line)
+            for listener in self._listeners:
+                listener(entry["event"], entry)
