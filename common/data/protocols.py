@@ -126,8 +126,9 @@ class Allocation(Protocol):
         counts: clients per domain; a domain that is not named has none but is still scored.
         fraction: share of the domain's train split each client takes, in (0, 1], rounded down. 0.01 / 0.2.
         fractions: overrides ``fraction`` for the domains it names.
-        ensure_every_class: exchange samples with the part nobody took until each client has every class of the domain
-            (as far as that part goes), never giving away a class's last sample; FPL's Office code does so.
+        ensure_every_class: exchange samples with the part nobody took, then between clients, until each client has
+            every class of the domain (as far as they go round), never giving away a client's last sample of a class;
+            FPL's Office code does so.
     """
 
     counts: dict[str, int]
@@ -285,21 +286,22 @@ def _by_turns(order: Tensor, labels: Tensor) -> Tensor:
 
 
 def _with_every_class(parts: list[Tensor], free: Tensor, labels: Tensor) -> list[Tensor]:
-    """Exchange samples with ``free`` until each part has every class; see :class:`Allocation`."""
+    """Exchange samples until each part has every class: with ``free`` first, then with parts that have two of it."""
     pool = free.tolist()
-    result = []
-    for part in parts:
-        mine = part.tolist()
-        for label in labels.unique().tolist():
-            held = [int(labels[index]) for index in mine]
-            if label in held:
+    held = [part.tolist() for part in parts]
+    label_of = labels.tolist()
+    for mine in held:
+        for label in sorted(set(label_of)):
+            classes = [label_of[index] for index in mine]
+            spare = next((place for place in reversed(range(len(mine))) if classes.count(classes[place]) > 1), None)
+            if label in classes or spare is None:
                 continue
-            wanted = next((place for place, index in enumerate(pool) if int(labels[index]) == label), None)
-            spare = next((place for place in reversed(range(len(mine))) if held.count(held[place]) > 1), None)
-            if wanted is not None and spare is not None:
-                mine[spare], pool[wanted] = pool[wanted], mine[spare]
-        result.append(torch.tensor(mine, dtype=torch.int64))
-    return result
+            for other, least in ((pool, 1), *((each, 2) for each in held if each is not mine)):
+                places = [place for place, index in enumerate(other) if label_of[index] == label]
+                if len(places) >= least:
+                    mine[spare], other[places[0]] = other[places[0]], mine[spare]
+                    break
+    return [torch.tensor(part, dtype=torch.int64) for part in held]
 
 
 def _cuts(draws: np.random.Generator, alpha: float, clients: int, count: int) -> np.ndarray:

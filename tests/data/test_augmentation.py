@@ -89,12 +89,14 @@ def test_flip_mirrors_about_half_of_the_samples() -> None:
 
 def test_rotation_keeps_a_disc_and_moves_a_bar() -> None:
     axis = torch.arange(33) - 16
-    disc = ((axis[:, None] ** 2 + axis[None, :] ** 2) <= 100).to(torch.uint8) * 255
+    radius = (axis[:, None] ** 2 + axis[None, :] ** 2).sqrt()
+    disc = (radius <= 10).to(torch.uint8) * 255
     bar = torch.zeros(33, 33, dtype=torch.uint8)
     bar[14:19, :] = 255
     images = torch.stack([disc, bar])[:, None].expand(2, 3, 33, 33)
     output = Augmentation(rotation=90.0, **PLAIN).train(images, generator(3, "draw"))
-    assert (output[0] - disc / 255).abs().mean() < 0.02
+    torch.testing.assert_close(output[0][:, radius <= 8], torch.ones_like(output[0][:, radius <= 8]))
+    assert (output[0][:, radius >= 12] == 0).all()
     assert (output[1] - bar / 255).abs().mean() > 0.05
 
 

@@ -60,7 +60,8 @@ def test_a_damaged_file_is_made_again(own_cache: Path, damage: str, caplog: pyte
     assert same(cached("kind", ["key"], build))
     assert build.calls == 2
     assert str(path) in caplog.text
-    assert path.read_bytes() == content
+    assert same(cached("kind", ["key"], build))
+    assert build.calls == 2
 
 
 def test_changing_what_was_read_does_not_change_the_cache() -> None:

@@ -24,13 +24,13 @@ SIZES = {
 }
 # SHA-256 over all train and test images and labels. The first and the last domain use no font.
 CONTENT = {
-    "handwritten": "",
-    "printed": "",
-    "signs": "",
-    "sketch": "",
-    "blended": "",
+    "handwritten": "b62ffdc62c97b17ed028432382bdb2245e70889233adaed12a75dbbc0cc4da80",
+    "printed": "b2dea21318a08718fcd97963e999a5d3092960d74a3c4efe0926a6128211070e",
+    "signs": "a269c82d0d5881a7e3f9c92551461fa9c76173b07daaedade8f002adfc806d98",
+    "sketch": "1481a5810e4577eb27899c37e79a348c5cf4be4d8e8973e321fdfc10327fbb19",
+    "blended": "39ab0f0b648acb2e21ab140e621c2aa7a48667bc64649c90cd5dd8b36cfe451f",
 }
-FREETYPE = "2.14.1"
+FREETYPE = "2.14.3"
 
 
 def content_hash(arrays: dict[str, torch.Tensor]) -> str:

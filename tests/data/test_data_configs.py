@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+from common.config import build
+from common.data.augmentation import Augmentation
+from common.data.domain import DataSource
+from common.data.protocols import Protocol
+
+CONF = Path(__file__).resolve().parents[2] / "conf"
+# For each protocol, the data it is written for.
+DATA = {
+    "one_per_domain": "glyphs",
+    "glyphs_uneven": "glyphs",
+    "dirichlet": "glyphs",
+    "fedplcc": "office_caltech",
+    "fedplcc_domainnet": "domainnet",
+    "fpl_office": "office_caltech",
+    "fedapc_office": "office_caltech",
+    "fpl_digits": "digits",
+    "fpl_digits_code_seed0": "digits",
+    "fedapc_digits": "digits",
+    "fedpall_digits": "digits",
+    "fedgca_digits": "digits",
+    "fedgca_pacs": "pacs",
+}
+CLIENTS = {
+    "one_per_domain": 4,
+    "glyphs_uneven": 10,
+    "dirichlet": 10,
+    "fedplcc": 4,
+    "fedplcc_domainnet": 6,
+    "fpl_office": 10,
+    "fedapc_office": 8,
+    "fpl_digits": 20,
+    "fpl_digits_code_seed0": 20,
+    "fedapc_digits": 8,
+    "fedpall_digits": 4,
+    "fedgca_digits": 10,
+    "fedgca_pacs": 10,
+}
+
+
+def composed(group: str, name: str) -> dict[str, Any]:
+    with initialize_config_dir(config_dir=str(CONF), version_base="1.3"):
+        found = OmegaConf.to_container(compose(f"{group}/{name}"), resolve=True)
+    assert isinstance(found, dict)
+    return found[group]
+
+
+def names(group: str) -> list[str]:
+    return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
+
+
+@pytest.mark.parametrize("name", names("data"))
+def test_every_data_file_builds_and_shows_every_field(name: str, tmp_path: Path) -> None:
+    node = composed("data", name)
+    assert (CONF / "data" / f"{name}.yaml").read_text().startswith("# ")
+    node["root"] = str(tmp_path)
+    (tmp_path / "domain").mkdir()
+    source = build(node, "data")
+    assert isinstance(source, DataSource)
+    assert source.name == name
+    assert isinstance(source.augmentation, Augmentation)
+    assert set(node) - {"_target_"} == {field.name for field in dataclasses.fields(source)}
+    assert set(node["augmentation"]) == {field.name for field in dataclasses.fields(Augmentation)}
+    hash(source)
+
+
+@pytest.mark.parametrize("name", names("protocol"))
+def test_every_protocol_file_builds_and_has_its_clients(name: str) -> None:
+    node = composed("protocol", name)
+    assert (CONF / "protocol" / f"{name}.yaml").read_text().startswith("# ")
+    protocol = build(node, "protocol")
+    assert isinstance(protocol, Protocol)
+    assert set(node) - {"_target_"} == {field.name for field in dataclasses.fields(protocol)}
+    data = composed("data", DATA[name])
+    if "syn" in node.get("counts", {}):
+        data["domains"] = ["mnist", "usps", "svhn", "syn"]
+    source = build(data, "data")
+    clients = protocol.clients(source)
+    assert len({client.id for client in clients}) == len(clients) == CLIENTS[name]
+    assert set(protocol.test_domains(source)) <= set(source.domains)

@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from data_makers import levels, write_classes, write_image
+
+from common.data.folder import Folder
+from common.errors import DataError
+
+
+def wards(tmp_path: Path) -> Path:
+    write_classes(tmp_path / "ward_a", {"benign": 5, "malignant": 5})
+    write_classes(tmp_path / "ward_b", {"benign": 5, "unclear": 10}, start=100)
+    return tmp_path
+
+
+def folder(root: Path, **fields: object) -> Folder:
+    return Folder(image_size=8, root=str(root), **fields)  # type: ignore[arg-type]
+
+
+def test_domains_and_classes_are_found(tmp_path: Path) -> None:
+    source = folder(wards(tmp_path))
+    assert source.domains == ("ward_a", "ward_b")
+    assert source.class_names == ("benign", "malignant", "unclear")
+    assert source.class_count == 3
+    domain = source.load("ward_b")
+    assert domain.train.class_counts(3).tolist() == [4, 0, 8]
+    assert levels(domain.test) == [104, 113, 114]
+
+
+def test_train_and_test_folders_are_taken_as_they_are(tmp_path: Path) -> None:
+    write_classes(tmp_path / "clinic" / "train", {"x": 1, "y": 2})
+    write_classes(tmp_path / "clinic" / "val", {"x": 1, "z": 1}, start=50)
+    source = folder(tmp_path)
+    domain = source.load("clinic")
+    assert source.class_names == ("x", "y", "z")
+    assert (levels(domain.train), domain.train.labels.tolist()) == ([0, 1, 2], [0, 1, 1])
+    assert (levels(domain.test), domain.test.labels.tolist()) == ([50, 51], [0, 2])
+
+
+def test_a_nodes_directory_may_be_the_domains_own(tmp_path: Path) -> None:
+    wards(tmp_path)
+    source = Folder(domains=("ward_a", "ward_b"), classes=("benign", "malignant", "unclear"), image_size=8)
+    for place in (tmp_path, tmp_path / "ward_b"):
+        assert source.load("ward_b", root=str(place)).train.class_counts(3).tolist() == [4, 0, 8]
+    renamed = tmp_path / "images"
+    (tmp_path / "ward_b").rename(renamed)
+    assert len(source.load("ward_b", root=str(renamed)).train) == 12
+
+
+def test_labels_are_never_guessed_from_one_domain(tmp_path: Path) -> None:
+    wards(tmp_path)
+    source = Folder(domains=("ward_a", "ward_b", "ward_c"), image_size=8)
+    with pytest.raises(DataError, match=r"ward_c is not there.*data\.classes"):
+        source.load("ward_b", root=str(tmp_path))
+
+
+def test_a_folder_that_is_no_class_is_named_with_the_nearest(tmp_path: Path) -> None:
+    wards(tmp_path)
+    with pytest.raises(DataError, match=r"ward_b/unclear is not one of data\.classes"):
+        folder(tmp_path, classes=("benign", "malignant")).load("ward_b")
+    write_classes(tmp_path / "ward_c", {"benigne": 5})
+    with pytest.raises(DataError, match="did you mean 'benign'"):
+        folder(tmp_path, classes=("benign", "malignant", "unclear")).load("ward_c")
+
+
+def test_a_class_of_one_image_is_trained_on(tmp_path: Path) -> None:
+    write_classes(tmp_path / "ward", {"rare": 1, "usual": 10})
+    domain = folder(tmp_path).load("ward")
+    assert domain.train.class_counts(2).tolist() == [1, 8]
+    assert domain.test.class_counts(2).tolist() == [0, 2]
+
+
+@pytest.mark.parametrize("layout", ["nothing", "empty classes", "no test"])
+def test_an_empty_domain_is_an_error(tmp_path: Path, layout: str) -> None:
+    wards(tmp_path)
+    target = tmp_path / "ward_c"
+    target.mkdir()
+    if layout == "empty classes":
+        (target / "benign").mkdir()
+    if layout == "no test":
+        write_image(target / "benign" / "only.png", 1)
+    wanted = "no test images" if layout == "no test" else "no images"
+    with pytest.raises(DataError, match=f"'ward_c' in .* has {wanted}"):
+        folder(tmp_path, domains=("ward_a", "ward_c")).load("ward_c")
+
+
+def test_a_broken_image_is_named(tmp_path: Path) -> None:
+    wards(tmp_path)
+    (tmp_path / "ward_a" / "benign" / "image_002.png").write_bytes(b"\x89PNG\r\n")
+    with pytest.raises(DataError, match=r"ward_a/benign/image_002\.png cannot be decoded"):
+        folder(tmp_path).load("ward_a")
+
+
+def test_a_missing_domain_is_named_with_what_is_there(tmp_path: Path) -> None:
+    wards(tmp_path)
+    source = folder(tmp_path, domains=("ward_a", "ward_bb"), classes=("benign",))
+    with pytest.raises(DataError, match=r"domain 'ward_bb' is not in .*did you mean 'ward_b'"):
+        source.load("ward_bb")
+    with pytest.raises(DataError, match="is not a directory"):
+        source.load("ward_a", root=str(tmp_path / "nowhere"))
+
+
+def test_without_any_directory_the_message_says_what_to_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("GOLDFINCH_DATA", raising=False)
+    with pytest.raises(ValueError, match=r"data\.domains=\[a,b\]"):
+        Folder()
+    with pytest.raises(ValueError, match="is not there"):
+        folder(tmp_path / "nowhere")
+    source = Folder(domains=("ward",))
+    with pytest.raises(DataError, match="node's data-dir"):
+        source.load("ward")
+    with pytest.raises(DataError, match=r"data\.classes=\[a,b\]"):
+        _ = source.class_names

@@ -1,0 +1,256 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from data_makers import levels, write_classes, write_image
+from PIL import Image
+
+from common.data.domainnet import DomainNet
+from common.data.image_folders import ImageFolders, index_rule, per_class_fraction
+from common.data.office_caltech import OfficeCaltech
+from common.data.pacs import PACS
+from common.errors import DataError
+
+OFFICE_CLASSES = OfficeCaltech().class_names
+# Images per class of the complete Office-Caltech-10, in the order of the class names; totals 1123, 958, 295, 157.
+OFFICE_COUNTS = {
+    "caltech": (151, 110, 100, 138, 85, 128, 133, 94, 87, 97),
+    "amazon": (92, 82, 94, 99, 100, 100, 99, 100, 94, 98),
+    "webcam": (29, 21, 31, 27, 27, 30, 43, 30, 27, 30),
+    "dslr": (12, 21, 12, 13, 10, 24, 22, 12, 8, 23),
+}
+
+
+def listing(counts: tuple[int, ...]) -> list[tuple[Path, int]]:
+    return [(Path(f"{label}/{index}"), label) for label, count in enumerate(counts) for index in range(count)]
+
+
+def office(tmp_path: Path, counts: dict[str, int] | None = None, domain: str = "dslr") -> OfficeCaltech:
+    write_classes(tmp_path / "office_caltech_10" / domain, counts or dict.fromkeys(OFFICE_CLASSES, 3))
+    return OfficeCaltech(image_size=8, root=str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("domain", "train", "test"),
+    [("caltech", 899, 224), ("amazon", 768, 190), ("webcam", 237, 58), ("dslr", 127, 30)],
+)
+def test_the_index_rule_gives_the_papers_sizes(domain: str, train: int, test: int) -> None:
+    first, second = index_rule(listing(OFFICE_COUNTS[domain]))
+    assert (len(first), len(second)) == (train, test)
+    assert not set(first) & set(second)
+
+
+@pytest.mark.parametrize(("domain", "test"), [("caltech", 225), ("amazon", 192), ("webcam", 58), ("dslr", 31)])
+def test_the_rounded_share_gives_fedpalls_sizes(domain: str, test: int) -> None:
+    train, rest = per_class_fraction(listing(OFFICE_COUNTS[domain]), 0.8, "round")
+    assert len(rest) == test
+    assert sorted([*train, *rest]) == sorted(listing(OFFICE_COUNTS[domain]))
+
+
+def test_the_floored_share_takes_the_leading_images_of_each_class() -> None:
+    train, test = per_class_fraction(listing((9, 4)), 0.8, "floor")
+    assert [path.name for path, label in train if label == 0] == [str(index) for index in range(7)]
+    assert [path.name for path, label in test if label == 1] == ["3"]
+
+
+def test_office_counts_through_the_sorted_class_folders(tmp_path: Path) -> None:
+    domain = office(tmp_path).load("dslr")
+    assert levels(domain.train) == [level for level in range(30) if level % 10 <= 7]
+    assert levels(domain.test) == [8, 9, 18, 19, 28, 29]
+    assert domain.train.labels.tolist() == [level // 3 for level in range(30) if level % 10 <= 7]
+    assert domain.train.images.shape[1:] == (3, 8, 8)
+
+
+@pytest.mark.parametrize("place", ["", "office_caltech_10", "office_caltech_10/dslr"])
+def test_the_root_may_be_above_at_or_below_the_data_set(tmp_path: Path, place: str) -> None:
+    source = office(tmp_path)
+    elsewhere = OfficeCaltech(image_size=8)
+    assert levels(elsewhere.load("dslr", root=str(tmp_path / place)).train) == levels(source.load("dslr").train)
+
+
+def test_folder_names_may_differ_in_case_separators_and_known_aliases(tmp_path: Path) -> None:
+    counts = dict.fromkeys(OFFICE_CLASSES, 2)
+    counts["laptop_computer"] = counts.pop("laptop")
+    counts["Back Pack"] = counts.pop("backpack")
+    write_classes(tmp_path / "DSLR", counts)
+    domain = OfficeCaltech(image_size=8, root=str(tmp_path)).load("dslr")
+    assert (domain.train.class_counts(10) + domain.test.class_counts(10)).tolist() == [2] * 10
+
+
+def test_the_environment_variable_is_the_last_resort(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    office(tmp_path)
+    monkeypatch.setenv("GOLDFINCH_DATA", str(tmp_path))
+    assert len(OfficeCaltech(image_size=8).load("dslr").train) == 24
+    with pytest.raises(DataError, match="is not a directory"):
+        OfficeCaltech(image_size=8, root=str(tmp_path / "nowhere")).load("dslr")
+
+
+def test_a_domain_is_read_without_the_others(tmp_path: Path) -> None:
+    source = office(tmp_path)
+    broken = tmp_path / "office_caltech_10" / "webcam" / "mug" / "image.png"
+    broken.parent.mkdir(parents=True)
+    broken.write_bytes(b"no image")
+    assert len(source.load("dslr").train) == 24
+
+
+def test_lists_of_the_data_set_decide(tmp_path: Path) -> None:
+    source = OfficeCaltech(image_size=8, root=str(tmp_path), split="lists")
+    office(tmp_path)
+    base = tmp_path / "office_caltech_10"
+    (base / "train_list.txt").write_text(
+        "dslr/mug/image_001.png\ndslr/bike/image_002.png 1\n\nwebcam/bike/image_000.png\n"
+    )
+    (base / "test_list.txt").write_text("dslr/bike/image_000.png\n")
+    domain = source.load("dslr")
+    assert levels(domain.train) == [5, 25]
+    assert domain.train.labels.tolist() == [1, 8]
+    assert levels(domain.test) == [3]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("dslr/mug/absent.png", "absent.png cannot be read"),
+        ("image_000.png", "line 1: expected domain/class/file"),
+        ("dslr/mug/../image_000.png", "line 1: expected"),
+    ],
+)
+def test_a_wrong_list_is_named(tmp_path: Path, line: str, message: str) -> None:
+    office(tmp_path)
+    base = tmp_path / "office_caltech_10"
+    (base / "train_list.txt").write_text(line + "\n")
+    (base / "test_list.txt").write_text("dslr/bike/image_000.png\n")
+    with pytest.raises(DataError, match=message):
+        OfficeCaltech(image_size=8, root=str(tmp_path), split="lists").load("dslr")
+
+
+def test_missing_lists_are_named(tmp_path: Path) -> None:
+    office(tmp_path)
+    with pytest.raises(DataError, match=r"needs train_list.txt and test_list.txt in .*office_caltech_10"):
+        OfficeCaltech(image_size=8, root=str(tmp_path), split="lists").load("dslr")
+
+
+def test_no_directory_says_what_to_put_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GOLDFINCH_DATA", raising=False)
+    for source in (OfficeCaltech(), PACS(), DomainNet()):
+        with pytest.raises(DataError, match=r"data\.root=DIR.*GOLDFINCH_DATA.*Put .* there"):
+            source.load(source.domains[0])
+    with pytest.raises(DataError, match=r"domain 'webcam' is not there; looked for .*webcam.*Put Office-Caltech-10"):
+        office(tmp_path).load("webcam")
+
+
+def test_a_missing_or_empty_class_folder_is_named(tmp_path: Path) -> None:
+    counts = dict.fromkeys(OFFICE_CLASSES, 2)
+    del counts["mouse"]
+    source = office(tmp_path, counts)
+    with pytest.raises(DataError, match=r"class folder .*dslr/mouse is missing"):
+        source.load("dslr")
+    (tmp_path / "office_caltech_10" / "dslr" / "mouse").mkdir()
+    with pytest.raises(DataError, match=r"class folder .*mouse has no images"):
+        source.load("dslr")
+
+
+@pytest.mark.parametrize("content", [b"", b"no image", "truncated"])
+def test_a_broken_image_is_named(tmp_path: Path, content: bytes | str, own_cache: Path) -> None:
+    source = office(tmp_path)
+    path = tmp_path / "office_caltech_10" / "dslr" / "mug" / "image_001.png"
+    path.write_bytes(path.read_bytes()[:50] if isinstance(content, str) else content)
+    with pytest.raises(DataError, match=r"mug/image_001\.png cannot be decoded"):
+        source.load("dslr")
+    assert not list(own_cache.iterdir())
+    write_image(path, 25)
+    assert len(source.load("dslr").train) == 24
+
+
+def test_an_empty_test_split_is_an_error(tmp_path: Path) -> None:
+    source = PACS(image_size=8, root=str(tmp_path), split="index_rule", domains=("photo",))
+    write_classes(tmp_path / "PACS" / "photo", dict.fromkeys(source.class_names, 1))
+    with pytest.raises(DataError, match=r"'photo' in .* has no test images by split=index_rule"):
+        source.load("photo")
+
+
+def test_hidden_and_other_files_are_left_out(tmp_path: Path) -> None:
+    source = office(tmp_path)
+    folder = tmp_path / "office_caltech_10" / "dslr" / "mug"
+    (folder / "Thumbs.db").write_bytes(b"x")
+    (folder / "._image_000.png").write_bytes(b"x")
+    assert len(source.load("dslr").train) == 24
+
+
+def test_decoded_images_are_kept_until_a_file_changes(tmp_path: Path, own_cache: Path) -> None:
+    source = office(tmp_path)
+    source._read("dslr")
+    assert len(list(own_cache.iterdir())) == 1
+    source._read("dslr")
+    assert len(list(own_cache.iterdir())) == 1
+    write_image(tmp_path / "office_caltech_10" / "dslr" / "backpack" / "image_000.png", 200, size=9)
+    assert levels(source._read("dslr").train)[0] == 200
+    assert len(list(own_cache.iterdir())) == 2
+
+
+@pytest.mark.parametrize("mode", ["L", "P", "RGBA", "CMYK", "1", "I;16"])
+def test_every_kind_of_image_becomes_rgb(tmp_path: Path, mode: str) -> None:
+    source = office(tmp_path)
+    path = tmp_path / "office_caltech_10" / "dslr" / "backpack" / "image_000"
+    path.with_suffix(".png").unlink()
+    if mode == "I;16":
+        Image.fromarray(np.full((8, 8), 255 * 257, dtype=np.uint16)).save(path.with_suffix(".png"))
+    else:
+        Image.new("RGB", (8, 8), (255, 255, 255)).convert(mode).save(path.with_suffix(".tif"))
+    assert levels(source.load("dslr").train)[0] == 255
+
+
+def test_images_are_resized_whole(tmp_path: Path) -> None:
+    source = office(tmp_path)
+    picture = Image.new("RGB", (64, 16))
+    picture.paste((255, 0, 0), (0, 0, 32, 16))
+    picture.save(tmp_path / "office_caltech_10" / "dslr" / "backpack" / "image_000.png")
+    image = source.load("dslr").train.images[0]
+    assert image[0, :, 0].min() > 250
+    assert image[:, :, 7].max() < 5
+
+
+def test_pacs_reads_both_kinds_of_lists(tmp_path: Path) -> None:
+    classes = PACS().class_names
+    source = PACS(image_size=8, root=str(tmp_path))
+    write_classes(tmp_path / "PACS" / "sketch", dict.fromkeys(classes, 2))
+    labels = tmp_path / "PACS" / "pacs_label"
+    labels.mkdir()
+    train = "".join(f"sketch/{name}/image_000.png {label + 1}\n" for label, name in enumerate(classes))
+    (labels / "sketch_train_kfold.txt").write_text(train)
+    (labels / "sketch_crossval_kfold.txt").write_text(train.replace("image_000", "image_001"))
+    domain = source._read("sketch")
+    assert levels(domain.train) == [0, 2, 4, 6, 8, 10, 12]
+    assert domain.train.labels.tolist() == list(range(7))  # by folder, although the lists count from 1
+    (tmp_path / "PACS" / "train_list.txt").write_text("sketch/dog/image_001.png\n")
+    (tmp_path / "PACS" / "test_list.txt").write_text("sketch/dog/image_000.png\n")
+    assert levels(source._read("sketch").train) == [1]
+
+
+def test_domainnet_takes_its_ten_classes_from_the_published_lists(tmp_path: Path) -> None:
+    base = tmp_path / "DomainNet"
+    write_classes(base / "real", {"bird": 3, "zebra": 3, "wine_glass": 3, "aircraft_carrier": 3})
+    for part, number in (("train", 0), ("test", 2)):
+        (base / f"real_{part}.txt").write_text(
+            f"real/aircraft_carrier/image_00{number}.png 0\nreal/bird/image_00{number}.png 23\n"
+            f"real/wine_glass/image_00{number}.png 338\nreal/zebra/image_00{number}.png 343\n"
+        )
+    domain = DomainNet(image_size=8, root=str(tmp_path)).load("real")
+    assert domain.train.labels.tolist() == [0, 8, 9]
+    assert levels(domain.train) == [3, 6, 9]
+    assert levels(domain.test) == [5, 8, 11]
+    other = DomainNet(image_size=8, root=str(base), classes=("zebra", "aircraft_carrier")).load("real")
+    assert levels(other.train) == [9, 0]
+    (base / "clipart" / "bird").mkdir(parents=True)
+    with pytest.raises(DataError, match=r"needs clipart_train.txt and clipart_test.txt"):
+        DomainNet(image_size=8, root=str(base)).load("clipart")
+
+
+@pytest.mark.parametrize("kind", [OfficeCaltech, PACS, DomainNet])
+def test_fields_out_of_range_are_refused(kind: type[ImageFolders]) -> None:
+    with pytest.raises(ValueError, match="train_fraction"):
+        kind(train_fraction=1.0)
+    with pytest.raises(ValueError, match=r"did you mean|choices"):
+        kind(domains=("sketchy",))
