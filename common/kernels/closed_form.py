@@ -1,9 +1,9 @@
 """The prototype losses with their gradient in closed form: no autograd graph, two matrix products in all.
 
-With ``n`` the softmax over the negatives, ``r`` the softmax over the positives and ``d = LSE_negatives - LSE_positives``
-of a sample, the contrast is ``softplus(d)`` and its derivative in logit j is ``sigmoid(d) (n_j - r_j)``; with negatives
-only in the denominator it is ``d`` and ``n_j - r_j``. Nothing cancels, and n and r share one exponential because their
-supports are disjoint. Through the cosine: ``dz = (sum_j a_j p_j - (sum_j a_j c_j) z / |z|) / |z|``.
+With n the softmax over a sample's negatives, r that over its positives and ``d = LSE_negatives - LSE_positives``, the
+contrast is ``softplus(d)`` and its derivative in logit j is ``sigmoid(d) (n_j - r_j)``; with negatives only in the
+denominator it is ``d`` and ``n_j - r_j``. Nothing cancels, and n and r share one exponential because their supports are
+disjoint. Through the cosine: ``dz = (sum_j a_j p_j - (sum_j a_j c_j) z / |z|) / |z|``.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from common.prototypes import normalise_rows
 
 
 class Evaluation(NamedTuple):
-    """Sums over the batch, before coefficients, and the gradient of the weighted sum over the features."""
+    """The terms before their coefficients, and the gradient of their weighted sum."""
 
-    sums: Tensor  # [4] contrast, alignment, mse, cosine_square
-    gradient: Tensor | None  # [B, D], of sum_i(coefficient . terms_i)
+    means: Tensor  # [4] contrast, alignment, mse, cosine_square: sums over the batch / divisor
+    gradient: Tensor | None  # [B, D], of coefficients . means
 
 
 def evaluate(
@@ -36,9 +36,10 @@ def evaluate(
     terms: PrototypeTerms,
     positive_bias: Tensor | None,
     *,
+    divisor: int,
     with_gradient: bool,
 ) -> Evaluation:
-    """The four sums and, ``with_gradient``, ``d total / d features``. Nothing here is recorded by autograd.
+    """The four means and, ``with_gradient``, ``d total / d features``. Nothing here is recorded by autograd.
 
     Args:
         features: ``[B, D]``; computed in float32, float64 for float64.
@@ -47,6 +48,7 @@ def evaluate(
         class_rows: one row per class for mse and cosine_square.
         terms: coefficients and options.
         positive_bias: ``[B]`` or ``None``.
+        divisor: what the sums over the batch are divided by.
         with_gradient: ``False`` saves the second product.
     """
     dtype = working_dtype(features)
@@ -63,11 +65,13 @@ def evaluate(
         similarity, slope = _power(cosines, terms, with_gradient)
         pull: Tensor | None = None  # [B, M] d total / d similarity
         if terms.contrast:
-            sums[0], pull = _contrast(similarity, own, prototypes, terms, positive_bias, with_gradient)
+            step = terms.contrast / (terms.temperature * divisor) if with_gradient else None
+            sums[0], pull = _contrast(similarity, own, prototypes, terms, positive_bias, step)
         if terms.alignment:
             sums[1], chosen = _alignment(similarity, own, prototypes, terms)
             if with_gradient:
-                pull = chosen.mul_(-terms.alignment) if pull is None else pull.sub_(chosen, alpha=terms.alignment)
+                step = terms.alignment / divisor
+                pull = chosen.mul_(-step) if pull is None else pull.sub_(chosen, alpha=step)
         if with_gradient and pull is not None:
             if slope is not None:
                 pull.mul_(slope)
@@ -75,10 +79,10 @@ def evaluate(
             radial = torch.linalg.vecdot(pull, cosines)[:, None].mul_(inverse)
             gradient = torch.mm(pull, units).addcmul_(features, radial, value=-1.0)
     if terms.uses_class_rows and class_rows is not None:
-        gradient = _class_terms(features, inverse, labels, class_rows, terms, sums, gradient, with_gradient)
+        gradient = _class_terms(features, inverse, labels, class_rows, terms, sums, gradient, divisor, with_gradient)
     if with_gradient and gradient is None:
         gradient = torch.zeros_like(features)
-    return Evaluation(torch.stack(sums), gradient)
+    return Evaluation(torch.stack(sums).div_(divisor), gradient)
 
 
 def _power(cosines: Tensor, terms: PrototypeTerms, with_gradient: bool) -> tuple[Tensor, Tensor | None]:
@@ -107,13 +111,13 @@ def _contrast(
     prototypes: KernelInputs,
     terms: PrototypeTerms,
     positive_bias: Tensor | None,
-    with_gradient: bool,
+    step: float | None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Sum of the contrast over the batch, and ``[B, M]``: coefficient times its derivative in the similarities."""
+    """Sum of the contrast over the batch, and ``[B, M]``: ``step`` times its derivative in the logits."""
     logits = similarity / terms.temperature
     shift = prototypes.weights.to(logits.dtype).log() if terms.weighted else None
     if terms.denominator_rows == "raw":
-        return _raw_contrast(logits, own, prototypes, shift, terms, positive_bias, with_gradient)
+        return _raw_contrast(logits, own, prototypes, shift, terms, positive_bias, step)
     if shift is not None:
         logits += shift
     positive = torch.logsumexp(logits.masked_fill(~own, -math.inf), 1, keepdim=True)
@@ -129,10 +133,9 @@ def _contrast(
     skipped &= ~(positive + negative).isnan()
     losses = gap if terms.denominator == "negatives" else -F.logsigmoid(-gap)
     total = losses.masked_fill(skipped, 0.0).sum()
-    if not with_gradient:
+    if step is None:
         return total, None
-    scale = terms.contrast / terms.temperature
-    factor = gap.sigmoid().mul_(scale) if terms.denominator == "all" else torch.full_like(gap, scale)
+    factor = gap.sigmoid().mul_(step) if terms.denominator == "all" else torch.full_like(gap, step)
     factor.masked_fill_(skipped | (negative == -math.inf), 0.0)
     normaliser = torch.where(own, positive, negative)
     normaliser.masked_fill_(normaliser == -math.inf, 0.0)
@@ -147,7 +150,7 @@ def _raw_contrast(
     shift: Tensor | None,
     terms: PrototypeTerms,
     positive_bias: Tensor | None,
-    with_gradient: bool,
+    step: float | None,
 ) -> tuple[Tensor, Tensor | None]:
     """The reading with the prototypes' raw lengths in the denominator: two softmaxes over different logits."""
     lengths = prototypes.lengths if logits.dtype == torch.float32 else _lengths(prototypes, logits.dtype)
@@ -163,10 +166,10 @@ def _raw_contrast(
     positive, denominator = torch.logsumexp(logits, 1, True), torch.logsumexp(below, 1, True)
     skipped = ((positive == -math.inf) | (denominator == -math.inf)) & ~(positive + denominator).isnan()
     total = (denominator - positive).masked_fill(skipped, 0.0).sum()
-    if not with_gradient:
+    if step is None:
         return total, None
     pull = (below - denominator).exp_().mul_(lengths).sub_((logits - positive).exp_())
-    return total, pull.masked_fill_(skipped, 0.0).mul_(terms.contrast / terms.temperature)
+    return total, pull.masked_fill_(skipped, 0.0).mul_(step)
 
 
 def _lengths(prototypes: KernelInputs, dtype: torch.dtype) -> Tensor:
@@ -203,6 +206,7 @@ def _class_terms(
     terms: PrototypeTerms,
     sums: list[Tensor],
     gradient: Tensor | None,
+    divisor: int,
     with_gradient: bool,
 ) -> Tensor | None:
     """Adds mse and cosine_square to ``sums`` and to ``gradient``, in place where there is one."""
@@ -215,7 +219,7 @@ def _class_terms(
         difference = torch.where(present, features - rows, 0.0)
         sums[2] = torch.linalg.vecdot(difference, difference).sum() * scale
         if with_gradient:
-            factor = 2.0 * scale * terms.mse
+            factor = 2.0 * scale * terms.mse / divisor
             gradient = difference * factor if gradient is None else gradient.add_(difference, alpha=factor)
     if terms.cosine_square:
         units = normalise_rows(rows)
@@ -223,7 +227,7 @@ def _class_terms(
         error = torch.where(present, cosine - 1.0, 0.0)
         sums[3] = 2.0 * error.square().sum()
         if with_gradient:
-            step = error * (4.0 * terms.cosine_square) * inverse
+            step = error * (4.0 * terms.cosine_square / divisor) * inverse
             radial = step * cosine * inverse
             gradient = torch.zeros_like(features) if gradient is None else gradient
             gradient.addcmul_(units, step).addcmul_(features, radial, value=-1.0)

@@ -7,7 +7,9 @@ where each is fastest, with the measurements.
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import replace
+from functools import cache
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -17,7 +19,7 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 from common.kernels.batched import term_values, working_dtype
 from common.kernels.closed_form import evaluate
 from common.kernels.inputs import kernel_inputs
-from common.kernels.terms import PrototypeTerms, full_precision
+from common.kernels.terms import TOP_LIMIT, PrototypeTerms, full_precision
 from common.prototypes import PrototypeSet
 
 Backend = Literal["auto", "batched", "closed_form", "triton"]
@@ -71,9 +73,31 @@ def choose(features: Tensor, prototypes: PrototypeSet, terms: PrototypeTerms, ba
     """The tier that ``backend`` means for this call."""
     if backend not in ("auto", "batched", "closed_form", "triton"):
         raise ValueError(f"backend must be auto, batched, closed_form or triton; got {backend!r}")
+    if backend == "triton":
+        reason = _obstacle(features, prototypes, terms)
+        if reason:
+            raise ValueError(f"backend='triton' cannot run here: {reason}; backend='auto' picks one that can")
     if backend != "auto":
         return backend
+    if features.is_cuda and _obstacle(features, prototypes, terms) is None:
+        return "triton"
     return "batched" if torch.compiler.is_compiling() else "closed_form"
+
+
+def _obstacle(features: Tensor, prototypes: PrototypeSet, terms: PrototypeTerms) -> str | None:
+    """Why the fused kernels cannot take this call, or ``None``."""
+    if not _has_triton():
+        return "Triton is not installed"
+    if features.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return f"features are {features.dtype}, not float32, bfloat16 or float16"
+    if terms.alignment and terms.fraction < 1 and kernel_inputs(prototypes).largest_class > TOP_LIMIT:
+        return f"top-k alignment takes at most {TOP_LIMIT} prototypes per class"
+    return None
+
+
+@cache
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
 
 
 def zero_of(features: Tensor) -> Tensor:
@@ -134,14 +158,14 @@ class _ClosedForm(torch.autograd.Function):
             None if class_rows is None else kernel_inputs(class_rows),
             terms,
             positive_bias,
+            divisor=divisor,
             with_gradient=ctx.needs_input_grad[0],  # type: ignore[attr-defined]  # set by autograd, absent from its stub
         )
-        means = found.sums / divisor
+        means = found.means
         total = torch.dot(means, terms.coefficients(means))
         if found.gradient is not None:
             ctx.save_for_backward(found.gradient)
-        ctx.divisor = divisor  # type: ignore[attr-defined]  # a context takes any attribute
-        ctx.dtype = features.dtype  # type: ignore[attr-defined]  # as above
+        ctx.dtype = features.dtype  # type: ignore[attr-defined]  # a context takes any attribute
         ctx.mark_non_differentiable(means)
         return total, means
 
@@ -149,4 +173,4 @@ class _ClosedForm(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,) = ctx.saved_tensors
-        return (gradient * (upstream / ctx.divisor)).to(ctx.dtype), None, None, None, None, None, None
+        return (gradient * upstream).to(ctx.dtype), None, None, None, None, None, None

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from common.kernels.terms import alignment_count
 from common.prototypes import PrototypeSet
 
 
@@ -21,8 +22,7 @@ class KernelInputs:
         offsets: ``[K + 1]`` int64, ``K`` = highest class + 1: class ``c`` owns rows ``offsets[c]:offsets[c + 1]``.
         weights: ``[M]`` float32.
         lengths: ``[M]`` float32 lengths of the raw rows.
-        largest_class: rows of the class that has most of them (on the host).
-        one_row_per_class: whether no class has more than one row.
+        class_sizes: K row counts, on the host.
     """
 
     vectors: Tensor
@@ -31,13 +31,20 @@ class KernelInputs:
     offsets: Tensor
     weights: Tensor
     lengths: Tensor
-    largest_class: int
-    one_row_per_class: bool
+    class_sizes: tuple[int, ...]
+    wanted: dict[float, Tensor] = field(default_factory=dict)
 
     @property
-    def class_count(self) -> int:
-        """``K``."""
-        return len(self.offsets) - 1
+    def largest_class(self) -> int:
+        """Rows of the class that has most of them."""
+        return max(self.class_sizes, default=0)
+
+    def wanted_counts(self, fraction: float) -> Tensor:
+        """``[K]`` int32: how many rows of each class ``fraction`` aligns to. Made once per fraction."""
+        if fraction not in self.wanted:
+            counts = [alignment_count(size, fraction) for size in self.class_sizes]
+            self.wanted[fraction] = torch.tensor(counts, dtype=torch.int32, device=self.labels.device)
+        return self.wanted[fraction]
 
 
 def kernel_inputs(prototypes: PrototypeSet) -> KernelInputs:
@@ -53,7 +60,6 @@ def kernel_inputs(prototypes: PrototypeSet) -> KernelInputs:
             offsets=offsets.contiguous(),
             weights=prototypes.weights,
             lengths=torch.linalg.vector_norm(prototypes.vectors, dim=1),
-            largest_class=max(sizes, default=0),
-            one_row_per_class=max(sizes, default=0) <= 1,
+            class_sizes=tuple(sizes),
         )
     return cache["inputs"]

@@ -22,6 +22,9 @@ LENGTH_FLOOR = 1e-12
 FULL_PRECISION_TEMPERATURE = 0.05
 """At or below this temperature products run in IEEE float32: TF32's 5e-4 in the cosine would be 0.01 in the logit."""
 
+TOP_LIMIT = 2048
+"""Most prototypes of one class that the fused top-k alignment keeps on chip."""
+
 
 @dataclass(frozen=True)
 class PrototypeTerms:
