@@ -79,19 +79,19 @@ class Augmentation:
         return scaled.sub_(mean).div_(std)
 
     def _crop_and_flip(self, images: Tensor, draws: Tensor) -> Tensor:
-        batch, channels, height, width = images.shape
+        height, width = images.shape[2:]
         padding = self.crop_padding
-        span = 2 * padding + 1
-        top = (draws[:, _TOP] * span).long().clamp_(max=span - 1)
-        left = (draws[:, _LEFT] * span).long().clamp_(max=span - 1)
-        columns = torch.arange(width).expand(batch, width)
+        if padding:
+            span = 2 * padding + 1
+            top = (draws[:, _TOP] * span).long().clamp_(max=span - 1).to(images.device)
+            left = (draws[:, _LEFT] * span).long().clamp_(max=span - 1).to(images.device)
+            padded = F.pad(images, (padding, padding, padding, padding))
+            windows = padded.unfold(2, height, 1).unfold(3, width, 1)  # a view: [B, 3, span, span, H, W]
+            images = windows[torch.arange(len(images), device=images.device), :, top, left]
         if self.flip:
-            columns = torch.where(draws[:, _FLIP, None] < 0.5, columns.flip(1), columns)
-        rows = (torch.arange(height) + top[:, None]).to(images.device)
-        columns = (columns + left[:, None]).to(images.device)
-        padded = F.pad(images, (padding, padding, padding, padding)) if padding else images
-        tall = padded.gather(2, rows[:, None, :, None].expand(batch, channels, height, padded.shape[3]))
-        return tall.gather(3, columns[:, None, None, :].expand(batch, channels, height, width))
+            chosen = (draws[:, _FLIP] < 0.5).to(images.device)
+            images = torch.where(chosen[:, None, None, None], images.flip(3), images)
+        return images
 
     def _rotate(self, scaled: Tensor, draws: Tensor) -> Tensor:
         height, width = scaled.shape[2:]

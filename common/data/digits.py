@@ -8,9 +8,8 @@ from typing import ClassVar, Literal
 
 import numpy as np
 import torch
-from sklearn.model_selection import train_test_split
+import torch.nn.functional as F
 from torch import Tensor
-from torchvision.transforms.v2 import functional as transforms
 
 from common.data.cache import cached
 from common.data.digit_files import (
@@ -127,13 +126,19 @@ def resized(images: np.ndarray, image_size: int) -> Tensor:
         tensor = torch.from_numpy(images.copy())[:, None]
     else:
         tensor = torch.from_numpy(images).permute(0, 3, 1, 2)
-    if tensor.shape[2:] != (image_size, image_size):
-        tensor = transforms.resize(tensor.contiguous(), [image_size, image_size], antialias=True)
-    return tensor.contiguous()
+    if tensor.shape[2:] == (image_size, image_size):
+        return tensor.contiguous()
+    parts = [
+        F.interpolate(part.contiguous(), (image_size, image_size), mode="bilinear", antialias=True)
+        for part in tensor.split(4096)
+    ]
+    return torch.cat(parts)
 
 
 def pooled(train: Split, test: Split) -> tuple[Split, Split]:
     """Train and test joined and divided again, 80/20, stratified by class with seed 0."""
+    from sklearn.model_selection import train_test_split  # slow to import: only who pools pays for it
+
     images, labels = torch.cat([train.images, test.images]), torch.cat([train.labels, test.labels])
     places = np.arange(len(labels))
     try:
@@ -145,8 +150,8 @@ def pooled(train: Split, test: Split) -> tuple[Split, Split]:
 
 
 def _rgb(images: Tensor) -> Tensor:
-    """Grey is stored once and repeated when it is loaded."""
-    return images.repeat(1, 3, 1, 1) if images.shape[1] == 1 else images
+    """Grey is kept once: its three channels are views of the same bytes until samples are taken out."""
+    return images.expand(-1, 3, -1, -1)
 
 
 def _state(place: Path) -> list[str | int]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
-import matplotlib as mpl
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
@@ -21,6 +20,8 @@ _FINE = 8  # a glyph is drawn so many times larger and averaged down
 @cache
 def font_glyphs(fonts: tuple[str, ...]) -> np.ndarray:
     """The digits 0..9 of matplotlib's fonts: float64 [fonts, 10, 32, 32] in 0..1, ink height 22, centred."""
+    import matplotlib as mpl  # slow to import: only who draws pays for it
+
     folder = Path(mpl.get_data_path()) / "fonts" / "ttf"
     glyphs = np.zeros((len(fonts), 10, SIZE, SIZE))
     for place, name in enumerate(fonts):

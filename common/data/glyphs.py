@@ -10,7 +10,6 @@ import numpy as np
 import PIL
 import torch
 from PIL import features
-from sklearn.datasets import load_digits
 from torch import Tensor
 
 from common.config import check
@@ -105,6 +104,8 @@ def _make(domain: str) -> dict[str, Tensor]:
 
 def _handwriting(part: str) -> tuple[np.ndarray, np.ndarray]:
     """Scans as float64 [N, 32, 32] in 0..1 and labels [N]; the last 360 are the test split."""
+    from sklearn.datasets import load_digits  # slow to import: only who draws pays for it
+
     digits = load_digits()
     chosen = slice(-360, None) if part == "test" else slice(None, -360)
     small, labels = digits.images[chosen] / 16, digits.target[chosen]
