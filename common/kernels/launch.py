@@ -63,7 +63,13 @@ def plan(samples: int, rows: int, dimensions: int, processors: int, tiling: Tili
     affordable = 1 + PARTIAL_ELEMENTS // (samples * dimensions)
     tiles_per_split = triton.cdiv(tiles, max(1, min(tiles, wanted, affordable)))
     splits = triton.cdiv(tiles, tiles_per_split)
-    return Plan("stream", block_b, block_m, DOT_BLOCK_D, splits, tiles_per_split, 4)
+    return Plan("stream", block_b, block_m, DOT_BLOCK_D, splits, tiles_per_split, 4 if block_b == 16 else 8)
+
+
+def top_blocks(largest_class: int) -> tuple[int, int, int]:
+    """``(block_m, block_d, warps)`` of the top-k kernel: the class's rows on chip, without spilling registers."""
+    block_m = max(16, triton.next_power_of_2(largest_class))
+    return block_m, min(256, 8192 // block_m), 16 if block_m > 512 else 8
 
 
 @lru_cache
@@ -191,13 +197,13 @@ def _stream(
             *shape, chosen.splits, chosen.tiles_per_split, *numbers, *steps, **tile, **flags,
         )  # fmt: skip
     if top:
-        block_m = max(16, triton.next_power_of_2(prototypes.largest_class))
+        block_m, block_d, warps = top_blocks(prototypes.largest_class)
         top_kernel[(samples,)](
             features, labels, *row_tensors, wanted_counts, partials, radials, alignments,
             stride, samples, dimensions, class_count, chosen.splits, terms.alpha, terms.eps, steps[1],
-            block_m=block_m, block_d=max(16, min(256, 8192 // block_m)), with_gradient=with_gradient,
+            block_m=block_m, block_d=block_d, with_gradient=with_gradient,
             weighted=flags["weighted"], exponent=flags["exponent"], form=flags["form"],
-            num_warps=8,
+            num_warps=warps,
         )  # fmt: skip
     finish_kernel[(samples,)](
         features, labels, bias, statistics, partials, radials, alignments, class_rows.vectors, class_rows.offsets,

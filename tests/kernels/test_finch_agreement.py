@@ -1,0 +1,114 @@
+"""The torch FINCH against the authors' package, and by itself on the sets that go wrong first."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from common import finch
+from common.finch import first_neighbours, partition
+from common.seeding import generator
+
+KINDS = {
+    # signed rows: no structure
+    "normal": lambda noise, _: noise,
+    # what a network's pooled ReLU gives: many zeros, cosines >= 0
+    "relu": lambda noise, _: noise.relu(),
+    # clusters that exist
+    "blobs": lambda noise, draw: (
+        torch.randn(5, noise.shape[1], generator=draw)[torch.randint(0, 5, (len(noise),), generator=draw)] + 0.3 * noise
+    ),
+    # exact duplicates: ties at distance 0
+    "duplicates": lambda noise, draw: noise[torch.randint(0, len(noise), (len(noise),), generator=draw)],
+    # a zero row, equally far from all
+    "zero row": lambda noise, _: torch.cat([torch.zeros_like(noise[:1]), noise[1:]]),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("size", [2, 16, 512])
+def test_agrees_with_finch_clust_on_random_sets(kind, size):
+    """5 kinds x 3 sizes x 30 sets x 2 levels: 900 partitions.
+
+    They may differ only where two neighbours are nearer to each other than float32 can tell; then ours must be float64's.
+    """
+    different = 0
+    for number in range(30):
+        draw = generator(number, kind, size)
+        count = int(torch.randint(4, 400 if number % 10 == 0 else 80, (1,), generator=draw))
+        rows = KINDS[kind](torch.randn(count, size, generator=draw), draw)
+        for level in (None, 0):
+            ours = partition(rows, level=level, implementation="torch")
+            theirs = partition(rows, level=level, implementation="package")
+            if not torch.equal(ours, theirs):
+                different += 1
+                assert smallest_gap(rows) < 1e-7, (kind, size, number, level)
+                assert torch.equal(first_neighbours(rows), first_neighbours(rows.double()))
+    assert different <= 1
+
+
+def smallest_gap(rows):
+    """Between the nearest and the second nearest neighbour, over all rows, in float64."""
+    units = torch.nn.functional.normalize(rows.double())
+    nearest = (units @ units.T - 3 * torch.eye(len(units))).topk(2).values
+    return (nearest[:, 0] - nearest[:, 1]).min().item()
+
+
+def test_blocks_do_not_change_the_neighbours(monkeypatch):
+    points = torch.randn(37, 8, generator=generator(0, "points"))
+    whole = first_neighbours(points)
+    for elements in (1, 37 * 5, 37 * 36):
+        monkeypatch.setattr(finch, "BLOCK_ELEMENTS", elements)
+        assert torch.equal(first_neighbours(points), whole)
+    cosines = torch.nn.functional.normalize(points.double()) @ torch.nn.functional.normalize(points.double()).T
+    assert torch.equal(whole, (cosines - 3 * torch.eye(37)).argmax(1))
+
+
+def test_components_of_a_long_chain_are_one():
+    """The slowest case for pointer jumping: 1000 arrows in a row into one cycle, beside a separate pair."""
+    chain = torch.arange(-1, 999)
+    chain[0] = 1
+    pair = torch.tensor([1001, 1000])
+    labels, count = finch._components(torch.cat([chain, pair]))
+    assert count == 2
+    assert labels[:1000].eq(0).all()
+    assert labels[1000:].eq(1).all()
+
+
+def test_clusters_are_numbered_by_their_first_row():
+    rows = torch.tensor([[0.0, 1], [1, 0], [0, 1.1], [1.1, 0], [0, 1.2], [1.2, 0.01]])
+    assert partition(rows).tolist() == [0, 1, 0, 1, 0, 1]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_three_rows_or_fewer_are_one_cluster(count):
+    rows = torch.randn(count, 4, generator=generator(count, "few"))
+    for implementation in ("torch", "package"):
+        assert partition(rows, implementation=implementation).tolist() == [0] * count
+    assert finch._components(first_neighbours(rows))[1] == 1 if count > 1 else True
+
+
+def test_levels_beyond_the_last_are_the_last():
+    rows = torch.randn(60, 4, generator=generator(0, "levels"))
+    assert torch.equal(partition(rows, level=50), partition(rows))
+    assert partition(rows, level=0).max() > partition(rows).max()
+
+
+def test_bad_requests_are_named():
+    with pytest.raises(ValueError, match="not finite"):
+        partition(torch.tensor([[float("nan"), 1.0]]))
+    with pytest.raises(ValueError, match="count from 0"):
+        partition(torch.ones(4, 2), level=-1)
+    with pytest.raises(ValueError, match="implementation"):
+        partition(torch.ones(4, 2), implementation="faiss")
+    assert partition(torch.zeros(0, 3)).shape == (0,)
+
+
+def test_prototypes_import_without_the_package():
+    """GPU machines may lack finch-clust: nothing needs it until it is asked for."""
+    code = "import sys; sys.modules['finch'] = None; import common.losses; from common.finch import partition; " + (
+        "import torch; print(partition(torch.eye(4)).shape)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
