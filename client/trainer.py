@@ -85,6 +85,7 @@ class LocalExchange:
         self.class_count: int = settings.data.class_count
         self.feature_size = feature_size(model)
         self.views: int = 1 + settings.views.count
+        self.phase = 0
         self.optimizer: torch.optim.Optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
         self._cache: dict[str, Any] = {}
         self._first_batch: Batch | None = None
@@ -92,10 +93,11 @@ class LocalExchange:
     # ---- what methods use ------------------------------------------------------------------------------------------
 
     def forward(self, images: Tensor, labels: Tensor) -> Batch:
-        """A forward pass of the model in its present mode; features and logits come back in float32."""
+        """A forward pass of the model in its present mode; whatever it gives comes back in float32."""
         with self._autocast():
-            features, logits = self.model(images)
-        batch = Batch(images, labels, features.float(), logits.float(), self.views)
+            features, logits, extra = self.method.compute(self.model, images, self)
+        floats = {name: tensor.float() for name, tensor in extra.items()}
+        batch = Batch(images, labels, features.float(), logits.float(), self.views, floats)
         if self._first_batch is None:
             self._first_batch = batch
         return batch
@@ -170,7 +172,7 @@ class LocalExchange:
         sums: ClassSums | None = None
         phases = self.method.phases(self.train.epochs)
         total = sum(phase.epochs for phase in phases)
-        for phase in phases:
+        for self.phase, phase in enumerate(phases):
             self._prepare(phase)
             for _ in range(phase.epochs):
                 epochs += 1
@@ -241,7 +243,7 @@ class LocalExchange:
             labels = split.labels[chosen]
             images = self.settings.data.augmentation.test(split.images[chosen])
             with self._autocast():
-                features, logits = self.model(self._formatted(images))
+                features, logits, _ = self.method.compute(self.model, self._formatted(images), self)
             scores = self.method.predict(features.float(), logits.float(), self)
             loss += float(nn.functional.cross_entropy(logits.float(), labels, reduction="sum"))
             cells = labels * self.class_count + scores.argmax(1)

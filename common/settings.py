@@ -205,4 +205,9 @@ def load_settings(overrides: Sequence[str] = ()) -> RunSettings:
         raw=raw,
     )
     settings.protocol.clients(settings.data)  # the protocol's domains must exist in the data set
+    if getattr(settings.method, "multi_view", False) and settings.views.count < 1:
+        raise ConfigError(
+            f"method={raw['choices']['method']} compares views of an image, and views={raw['choices']['views']} gives "
+            "none besides the image; choose views=randconv (or another of conf/views/) with views.count of 1 or more"
+        )
     return settings

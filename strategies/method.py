@@ -60,6 +60,7 @@ class Batch:
         features: ``[V*B, D]``, the classifier's input.
         logits: ``[V*B, K]``.
         views: V >= 1.
+        extra: what else :meth:`Method.compute` gave, by name, one row per image.
     """
 
     images: Tensor
@@ -67,6 +68,7 @@ class Batch:
     features: Tensor
     logits: Tensor
     views: int = 1
+    extra: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass
@@ -185,6 +187,8 @@ class Local(Protocol):
     class_count: int
     feature_size: int
     views: int
+    phase: int
+    """Which of :meth:`Method.phases` is under way, from 0."""
     weights: Mapping[str, Tensor]
     """Shared model state as received, on the device."""
     prototypes: PrototypeSet
@@ -285,6 +289,14 @@ class Method:
         return set(model.state_dict())
 
     # ---- on the device ---------------------------------------------------------------------------------------------
+
+    def compute(self, model: nn.Module, images: Tensor, local: Local) -> tuple[Tensor, Tensor, Mapping[str, Tensor]]:  # noqa: ARG002
+        """A forward pass: features ``[B, D]``, logits ``[B, K]`` and whatever else the loss needs, by name.
+
+        Used in training and, in evaluation mode, for scores. ``model`` is the device's model or a frozen copy of it.
+        """
+        features, logits = model(images)
+        return features, logits, {}
 
     def phases(self, epochs: int) -> tuple[Phase, ...]:
         """The stretches of local training; by default one, of all parameters."""
