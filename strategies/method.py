@@ -22,9 +22,9 @@ from common.settings import TrainSettings
 from common.state import GlobalState
 from strategies.aggregation import average_weights
 
-PrototypeMode = Literal["none", "last_epoch_running", "post_eval"]
-"""Where local class means come from: nowhere; running sums over the last local epoch (training mode, before each step);
-a separate pass in evaluation mode after training."""
+PrototypeMode = Literal["none", "last_epoch_running", "post_eval", "own"]
+"""Where local prototypes come from: nowhere; class means as running sums over the last local epoch (training mode,
+before each step); class means of a separate pass in evaluation mode after training; the method's own ``upload``."""
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ class Trained:
     """What local training left.
 
     Args:
-        prototypes: local class means, in the method's ``prototype_mode``; empty for ``none``.
+        prototypes: local class means, as the method's ``prototypes_from`` says; empty for ``none`` and ``own``.
         steps: optimiser steps taken.
         losses: mean of each loss term over the last epoch.
     """
