@@ -1,0 +1,91 @@
+"""FedSAM (Qu et al., ICML 2022; Caldarola et al., ECCV 2022)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from common.config import check
+from strategies.method import Local, Losses, Method
+
+NORM_FLOOR = 1e-12
+"""Added to the gradient's norm before it divides."""
+
+
+@dataclass(frozen=True)
+class FedSAM(Method):
+    """FedAvg whose local steps are sharpness-aware (SAM: Foret et al., ICLR 2021, Eq. 2 and 3); ``rho=0`` is FedAvg.
+
+    Each step takes two gradients: ``g`` at ``w`` and ``g'`` at ``w + rho g / ||g||``, the worst point nearby to first
+    order, with one norm over all trainable parameters. ``w`` is put back exactly and steps with ``g'``. Every batch
+    costs two forward and two backward passes. Recorded losses are those at ``w``.
+
+    Payload: the model's state both ways. Client state: none.
+
+    Args:
+        rho: radius of the neighbourhood, >= 0, in the units of the parameters. FedGCA's tables do not say; 0.05 is
+            SAM's own, Caldarola's code takes 0.1 on CIFAR-10.
+        batch_norm: which passes move batch norm's running statistics: the one at ``w`` only (``first``), since the
+            model that is sent never is at the other point, or ``both``. Batch statistics normalise in either.
+    """
+
+    fedavg_at: ClassVar[Mapping[str, Any] | None] = {"rho": 0.0}
+
+    rho: float = 0.05
+    batch_norm: Literal["first", "both"] = "first"
+
+    def __post_init__(self) -> None:
+        check(self.rho >= 0, f"rho must be >= 0; got {self.rho}")
+
+    def step(self, local: Local, images: Tensor, labels: Tensor) -> Losses:
+        """Gradient, ascent to the neighbour, gradient there, return, descent."""
+        losses = self.loss(local.forward(images, labels), local)
+        local.backward(losses.total)
+        if self.rho:
+            origin = ascend(local.model, self.rho)
+            with running_statistics_kept(local.model, self.batch_norm == "first"):
+                local.backward(self.loss(local.forward(images, labels), local).total)
+            restore(origin)
+        self.edit_gradients(local)
+        local.optimizer.step()
+        return losses
+
+
+@torch.no_grad()
+def ascend(model: nn.Module, rho: float) -> list[tuple[nn.Parameter, Tensor]]:
+    """Move ``w`` to ``w + rho g / ||g||``; the parameters that moved, with copies of where they were."""
+    moved = [parameter for parameter in model.parameters() if parameter.grad is not None]
+    gradients = [parameter.grad for parameter in moved if parameter.grad is not None]
+    origin = [(parameter, parameter.detach().clone()) for parameter in moved]
+    if moved:
+        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+        torch._foreach_add_(
+            [parameter.detach() for parameter in moved], torch._foreach_mul(gradients, rho / (norm + NORM_FLOOR))
+        )
+    return origin
+
+
+@torch.no_grad()
+def restore(origin: list[tuple[nn.Parameter, Tensor]]) -> None:
+    """Undo :func:`ascend`, to the bit; gradients stay."""
+    for parameter, value in origin:
+        parameter.copy_(value)
+
+
+@contextmanager
+def running_statistics_kept(model: nn.Module, keep: bool = True) -> Iterator[None]:
+    """Inside, training-mode batch norm normalises with the batch's statistics and leaves its running ones alone."""
+    layers = [layer for layer in model.modules() if isinstance(layer, _BatchNorm) and layer.track_running_stats]
+    for layer in layers if keep else ():
+        layer.track_running_stats = False
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.track_running_stats = True
