@@ -34,6 +34,7 @@ class Split:
 
     images: Tensor
     labels: Tensor
+    _copies: dict[torch.device, Split] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         check(self.images.dtype == torch.uint8, f"images must be uint8; got {self.images.dtype}")
@@ -56,10 +57,16 @@ class Split:
         return Split(self.images[indices], self.labels[indices])
 
     def to(self, device: torch.device | str) -> Split:
-        """The same samples on ``device``; itself when they are already there."""
-        if self.images.device == torch.device(device):
+        """The same samples on ``device``; itself when they are already there.
+
+        The copy is made once and kept as long as this split, so that all clients of a process share it.
+        """
+        device = torch.device(device)
+        if self.images.device == device:
             return self
-        return Split(self.images.to(device), self.labels.to(device))
+        if device not in self._copies:
+            self._copies[device] = Split(self.images.to(device), self.labels.to(device))
+        return self._copies[device]
 
     def class_counts(self, class_count: int) -> Tensor:
         """Samples per class, int64 [class_count], on the labels' device."""
@@ -99,6 +106,9 @@ class DataSource(ABC):
         check(len(set(self.domains)) == len(self.domains), f"domains names one twice: {list(self.domains)}")
         check(8 <= self.image_size <= 512, f"image_size must be in 8..512; got {self.image_size}")
         for domain in self.domains:
+            # Domain names become client ids and folder names.
+            plain = domain.strip() == domain != "" and not domain.startswith(".") and not set(domain) & set("/\\:\n")
+            check(plain, f"domains: {domain!r} cannot be a name; use letters, digits, - and _")
             if self.known_domains and domain not in self.known_domains:
                 raise ValueError(f"domains: {self.name} has no {domain!r}; {nearest(domain, self.known_domains)}")
 

@@ -112,10 +112,10 @@ class Folder(DataSource):
                     raise DataError(f"folder: {folder} is not one of data.classes; {close}")
         parts = [_part(directory, names) for names in _PARTS]
         if parts[0] is None or parts[1] is None:
-            files = class_folders(directory, class_names, all_required=False)
+            files = class_folders(directory, class_names, exact=True)
             train, test = _leading(files, self.train_fraction)
         else:
-            train, test = (class_folders(part, class_names, all_required=False) for part in parts if part is not None)
+            train, test = (class_folders(part, class_names, exact=True) for part in parts if part is not None)
         if not train or not test:
             missing = "images" if not train and not test else "train images" if not train else "test images"
             raise DataError(f"folder: domain {domain!r} in {directory} has no {missing}. {self.layout()}")

@@ -45,7 +45,7 @@ def class_folders(
     class_names: Sequence[str],
     *,
     aliases: Mapping[str, Sequence[str]] | None = None,
-    all_required: bool = True,
+    exact: bool = False,
 ) -> list[tuple[Path, int]]:
     """Image files of class folders with their labels, in the order of the classes, then of the file names.
 
@@ -53,17 +53,21 @@ def class_folders(
         directory: holds one folder per class.
         class_names: the label is the index into them.
         aliases: other names a class's folder may have.
-        all_required: a class without a folder is an error instead of a class without images.
+        exact: for people's own folders, where 'a' and 'A' may be two classes: names are taken as they are, and a class
+            may be absent. Otherwise case and separators may differ, and every class must be there.
 
     Raises:
-        DataError: a class folder is missing or empty and ``all_required``.
+        DataError: a class folder is missing or empty and not ``exact``.
     """
     found: list[tuple[Path, int]] = []
     for label, name in enumerate(class_names):
-        names = (name, *(aliases or {}).get(name, ()))
-        folder = next((path for path in (subdirectory(directory, each) for each in names) if path is not None), None)
+        if exact:
+            folder = directory / name if (directory / name).is_dir() else None
+        else:
+            names = (name, *(aliases or {}).get(name, ()))
+            folder = next((path for path in (subdirectory(directory, each) for each in names) if path), None)
         files = image_files(folder) if folder is not None else []
-        if all_required and not files:
+        if not exact and not files:
             state = "is missing" if folder is None else "has no images"
             raise DataError(f"class folder {folder or directory / name} {state}; put that class's images there")
         found += [(path, label) for path in files]

@@ -178,7 +178,7 @@ class Dirichlet(Protocol):
     Attributes:
         domain: the source; ``None`` is the data's first domain.
         client_count: number of clients, >= 1.
-        alpha: concentration, > 0; small is uneven.
+        alpha: concentration, 0.001..1e6; small is uneven.
         samples: use so many random samples of the source; ``None`` is all. FedGCA's digits: 10,000.
         least: draw again until every client has so many samples, >= 1.
         score: ``others`` scores every domain but the source, ``all`` the source as well.
@@ -193,7 +193,7 @@ class Dirichlet(Protocol):
 
     def __post_init__(self) -> None:
         check(self.client_count >= 1, f"client_count must be at least 1; got {self.client_count}")
-        check(self.alpha > 0, f"alpha must be > 0; got {self.alpha}")
+        check(0.001 <= self.alpha <= 1e6, f"alpha must be in 0.001..1e6; got {self.alpha}")
         check(self.least >= 1, f"least must be at least 1; got {self.least}")
         check(
             self.samples is None or self.samples >= self.client_count * self.least,

@@ -50,6 +50,7 @@ def test_length_counts_and_device() -> None:
     assert whole.class_counts(5).tolist() == [3, 2, 2, 0, 0]
     assert whole.to("cpu") is whole
     assert whole.to("meta").labels.device.type == "meta"
+    assert whole.to("meta") is whole.to(torch.device("meta"))  # one copy for all clients of a process
 
 
 @pytest.mark.parametrize(
