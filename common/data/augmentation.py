@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +16,8 @@ from common.config import check
 # leaves the other parts' draws as they were.
 _TOP, _LEFT, _FLIP, _ANGLE, _ERASE, _AREA, _RATIO, _ERASE_TOP, _ERASE_LEFT = range(9)
 _DRAWS = 9
+# Columns of the parameters made from the draws.
+_CROP, _FLIPPED, _MATRIX, _BOX = slice(0, 2), slice(2, 3), slice(3, 9), slice(9, 13)
 _ERASED_AREA = (0.02, 0.33)  # share of the image, as in Zhong et al., "Random Erasing Data Augmentation", AAAI 2020
 _ERASED_RATIO = (0.3, 3.3)  # height over width
 
@@ -61,61 +64,66 @@ class Augmentation:
             float32 [B, 3, H, W] on the images' device.
         """
         draws = torch.rand(len(images), _DRAWS, generator=generator)
-        if self.crop_padding or self.flip:
-            images = self._crop_and_flip(images, draws)
+        # Computed on the CPU, so that every device gets the same numbers, and moved at once.
+        parameters = self._parameters(draws, *images.shape[2:]).to(images.device, non_blocking=True)
+        images = self._crop_and_flip(images, parameters)
         scaled = images.float().div_(255)
         if self.rotation:
-            scaled = self._rotate(scaled, draws[:, _ANGLE])
+            scaled = self._rotate(scaled, parameters)
         normalised = self._normalise(scaled)
-        return self._erase(normalised, draws) if self.erasing else normalised
+        return self._erase(normalised, parameters) if self.erasing else normalised
 
     def test(self, images: Tensor) -> Tensor:
         """uint8 [B, 3, H, W] to normalised float32 [B, 3, H, W] on the same device; nothing random."""
         return self._normalise(images.float().div_(255))
 
     def _normalise(self, scaled: Tensor) -> Tensor:
-        mean = torch.tensor(self.mean, device=scaled.device).view(1, -1, 1, 1)
-        std = torch.tensor(self.std, device=scaled.device).view(1, -1, 1, 1)
+        mean, std = _constants(self.mean, self.std, scaled.device)
         return scaled.sub_(mean).div_(std)
 
-    def _crop_and_flip(self, images: Tensor, draws: Tensor) -> Tensor:
-        height, width = images.shape[2:]
-        padding = self.crop_padding
-        if padding:
-            span = 2 * padding + 1
-            top = (draws[:, _TOP] * span).long().clamp_(max=span - 1).to(images.device)
-            left = (draws[:, _LEFT] * span).long().clamp_(max=span - 1).to(images.device)
-            padded = F.pad(images, (padding, padding, padding, padding))
-            windows = padded.unfold(2, height, 1).unfold(3, width, 1)  # a view: [B, 3, span, span, H, W]
-            images = windows[torch.arange(len(images), device=images.device), :, top, left]
-        if self.flip:
-            chosen = (draws[:, _FLIP] < 0.5).to(images.device)
-            images = torch.where(chosen[:, None, None, None], images.flip(3), images)
-        return images
-
-    def _rotate(self, scaled: Tensor, draws: Tensor) -> Tensor:
-        height, width = scaled.shape[2:]
-        angle = (2 * draws - 1) * math.radians(self.rotation)
+    def _parameters(self, draws: Tensor, height: int, width: int) -> Tensor:
+        """What happens to each sample: float32 [B, 13], columns as named above."""
+        span = 2 * self.crop_padding + 1
+        top, left = ((draws[:, column] * span).floor().clamp_(max=span - 1) for column in (_TOP, _LEFT))
+        angle = (2 * draws[:, _ANGLE] - 1) * math.radians(self.rotation)
         cosine, sine, zero = torch.cos(angle), torch.sin(angle), torch.zeros_like(angle)
         # grid_sample's coordinates run from -1 to 1 on both axes, so the off-diagonal terms carry the aspect ratio.
-        rows = [cosine, -sine * height / width, zero, sine * width / height, cosine, zero]
-        matrix = torch.stack(rows, dim=1).view(-1, 2, 3).to(scaled.device)
-        grid = F.affine_grid(matrix, list(scaled.shape), align_corners=False)
-        return F.grid_sample(scaled, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
-
-    def _erase(self, normalised: Tensor, draws: Tensor) -> Tensor:
-        height, width = normalised.shape[2:]
+        matrix = (cosine, -sine * height / width, zero, sine * width / height, cosine, zero)
         low, high = _ERASED_AREA
         area = (low + (high - low) * draws[:, _AREA]) * height * width
         low, high = (math.log(bound) for bound in _ERASED_RATIO)
         ratio = torch.exp(low + (high - low) * draws[:, _RATIO])
-        tall = (area * ratio).sqrt().round().clamp_(1, height)
+        tall = (area * ratio).sqrt().round().clamp_(1, height) * (draws[:, _ERASE] < self.erasing)
         wide = (area / ratio).sqrt().round().clamp_(1, width)
-        top = (draws[:, _ERASE_TOP] * (height - tall + 1)).floor()
-        left = (draws[:, _ERASE_LEFT] * (width - wide + 1)).floor()
-        rows, columns = torch.arange(height), torch.arange(width)
-        inside_rows = (rows >= top[:, None]) & (rows < (top + tall)[:, None])
-        inside_columns = (columns >= left[:, None]) & (columns < (left + wide)[:, None])
-        chosen = draws[:, _ERASE, None, None] < self.erasing
-        mask = (inside_rows[:, :, None] & inside_columns[:, None, :] & chosen).to(normalised.device)
+        erase_top = (draws[:, _ERASE_TOP] * (height - tall + 1)).floor()
+        erase_left = (draws[:, _ERASE_LEFT] * (width - wide + 1)).floor()
+        flipped = (draws[:, _FLIP] < 0.5).float()
+        return torch.stack([top, left, flipped, *matrix, erase_top, erase_top + tall, erase_left, erase_left + wide], 1)
+
+    def _crop_and_flip(self, images: Tensor, parameters: Tensor) -> Tensor:
+        height, width = images.shape[2:]
+        padding = self.crop_padding
+        if padding:
+            top, left = parameters[:, _CROP].long().unbind(1)
+            padded = F.pad(images, (padding, padding, padding, padding))
+            windows = padded.unfold(2, height, 1).unfold(3, width, 1)  # a view: [B, 3, span, span, H, W]
+            images = windows[torch.arange(len(images), device=images.device), :, top, left]
+        if self.flip:
+            images = torch.where(parameters[:, _FLIPPED, None, None] > 0, images.flip(3), images)
+        return images
+
+    def _rotate(self, scaled: Tensor, parameters: Tensor) -> Tensor:
+        grid = F.affine_grid(parameters[:, _MATRIX].reshape(-1, 2, 3), list(scaled.shape), align_corners=False)
+        return F.grid_sample(scaled, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
+
+    def _erase(self, normalised: Tensor, parameters: Tensor) -> Tensor:
+        rows, columns = (torch.arange(size, device=normalised.device) for size in normalised.shape[2:])
+        top, bottom, left, right = parameters[:, _BOX].unsqueeze(2).unbind(1)
+        mask = ((rows >= top) & (rows < bottom))[:, :, None] & ((columns >= left) & (columns < right))[:, None, :]
         return normalised.masked_fill_(mask[:, None], 0.0)
+
+
+@lru_cache(maxsize=64)
+def _constants(mean: tuple[float, ...], std: tuple[float, ...], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation as [1, C, 1, 1] on the device; moved there once."""
+    return torch.tensor(mean, device=device).view(1, -1, 1, 1), torch.tensor(std, device=device).view(1, -1, 1, 1)
