@@ -1,0 +1,292 @@
+"""What every method in conf/method must satisfy, whoever wrote it: the list of files is the list of tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from client.store import FileStore
+from common.config import CONF
+from common.messages import Request
+from common.payload import Payload, encode
+from common.state import GlobalState, tensors_sha256
+from server.checkpoint import Checkpoints
+from support.hostile import ATTACKS
+from support.runs import Run, TouchedEngine, run
+from support.toy import Toy, composed, toy_settings
+
+METHODS = sorted(path.stem for path in (CONF / "method").glob("*.yaml"))
+ROUNDS = 3
+SPOILED = "dark-0"
+
+Baseline = Callable[[str], Run]
+every_method = pytest.mark.parametrize("method", METHODS)
+
+
+def three_rounds(method: str, folder: Path, **changes: Any) -> Any:
+    return toy_settings(method, folder, train={"rounds": ROUNDS, **changes.pop("train", {})}, **changes)
+
+
+@pytest.fixture(scope="module")
+def baseline(tmp_path_factory: pytest.TempPathFactory) -> Baseline:
+    """Three undisturbed rounds of a method, run once."""
+    runs: dict[str, Run] = {}
+
+    def of(method: str) -> Run:
+        if method not in runs:
+            settings = three_rounds(method, tmp_path_factory.mktemp(method))
+            runs[method] = run(settings, TouchedEngine(settings))
+        return runs[method]
+
+    return of
+
+
+def last_state(done: Run) -> GlobalState:
+    checkpoint = Checkpoints(done.folder / "checkpoint").load()
+    assert checkpoint is not None
+    return checkpoint.state
+
+
+def assert_finite(done: Run) -> None:
+    for name, tensor in last_state(done).tensors().items():
+        assert bool(torch.isfinite(tensor).all()), name
+
+
+def scores(done: Run) -> list[dict[str, str]]:
+    return done.rows("history.csv")
+
+
+# ---- the run itself --------------------------------------------------------------------------------------------------
+
+
+@every_method
+def test_three_rounds_leave_what_a_run_leaves(method: str, baseline: Baseline) -> None:
+    done = baseline(method)
+    assert done.summary["rounds"] == ROUNDS
+    assert done.summary["method"] == method
+    assert done.sha256 == last_state(done).sha256()
+    assert_finite(done)
+    trained = [row for row in done.rows("activity.csv") if row["status"] == "trained"]
+    exchanges = composed(f"method={method}", "engine=inline", "train.device=cpu").method.exchanges
+    assert [row["exchange"] for row in trained if row["client"] == SPOILED] == list(exchanges) * ROUNDS
+    assert not [row for row in done.rows("activity.csv") if row["status"] not in ("trained", "scored")]
+
+
+@every_method
+def test_each_domain_is_scored_once_a_round(method: str, baseline: Baseline) -> None:
+    done = baseline(method)
+    personal = composed(f"method={method}", "engine=inline", "train.device=cpu").method.personal
+    by_round: dict[str, list[str]] = {}
+    for row in scores(done):
+        by_round.setdefault(row["round"], []).append(row["domain"])
+        assert row["client_domain"] == row["domain"]
+    assert str(ROUNDS) in by_round
+    assert all(sorted(domains) == sorted(Toy().domains) for domains in by_round.values())
+    assert done.summary["scored"] == ("own model" if personal else "global model")
+
+
+@every_method
+def test_the_first_round_needs_no_prototypes(method: str, baseline: Baseline) -> None:
+    first = baseline(method).messages[0]
+    assert first.request.round == 1
+    assert first.message.prototypes is None or not len(first.message.prototypes)
+
+
+@every_method
+def test_it_learns(method: str, tmp_path: Path) -> None:
+    done = run(toy_settings(method, tmp_path, train={"rounds": 8, "epochs": 2}))
+    averages = done.averages()
+    best, chance = max(averages[1:]), 100 / 4
+    assert best >= averages[0] + 15, averages
+    assert best >= chance + 20, averages
+
+
+@every_method
+def test_recorded_bytes_are_the_encoded_bytes(method: str, baseline: Baseline) -> None:
+    done = baseline(method)
+    rows = {(row["round"], row["exchange"], row["client"]): row for row in done.rows("activity.csv")}
+    assert len(rows) == len(done.messages)
+    for item in done.messages:
+        assert item.reply is not None
+        row = rows[str(item.request.round), item.request.exchange, item.request.client]
+        answer = encode(item.reply.payload)
+        assert int(row["bytes_up"]) == len(answer)
+        parts = sum(int(row[f"bytes_up_{part}"]) for part in ("weights", "prototypes", "extra"))
+        assert 0 < len(answer) - parts < 40_000
+        assert 0 <= int(row["bytes_down"]) - len(encode(item.message)) < 1_000
+    for way in ("up", "down"):
+        assert done.summary["bytes"][way] == sum(int(row[f"bytes_{way}"]) for row in rows.values())
+
+
+# ---- reductions ------------------------------------------------------------------------------------------------------
+
+
+@every_method
+def test_the_knob_at_zero_is_fedavg(method: str, tmp_path: Path) -> None:
+    settings = composed(f"method={method}", "engine=inline", "train.device=cpu")
+    if settings.method.fedavg_at is None:
+        pytest.skip(f"{method} does not claim to contain FedAvg")
+    views = ("views=randconv",) if settings.method.multi_view else ()
+    done = run(three_rounds(method, tmp_path / "method", hyper=settings.method.fedavg_at))
+    plain = run(three_rounds("fedavg", tmp_path / "fedavg", overrides=views))
+    ours, theirs = last_state(done).weights, last_state(plain).weights
+    shared = {name: ours[name] for name in theirs}
+    assert tensors_sha256(shared) == tensors_sha256(theirs)
+    moved = run(three_rounds("fedavg", tmp_path / "moved", overrides=views, seed=1))
+    assert tensors_sha256(last_state(moved).weights) != tensors_sha256(theirs)
+
+
+# ---- one result, however it comes about ------------------------------------------------------------------------------
+
+
+@every_method
+def test_the_order_of_arrival_does_not_matter(method: str, baseline: Baseline, tmp_path: Path) -> None:
+    settings = three_rounds(method, tmp_path)
+    turned = run(settings, TouchedEngine(settings, arrival=lambda replies: list(reversed(replies))))
+    assert turned.sha256 == baseline(method).sha256
+
+
+@every_method
+def test_the_wire_does_not_matter(method: str, baseline: Baseline, tmp_path: Path) -> None:
+    wired = run(three_rounds(method, tmp_path, engine={"wire": True}))
+    assert wired.sha256 == baseline(method).sha256
+    assert wired.summary["bytes"]["down"] == baseline(method).summary["bytes"]["down"]
+
+
+@every_method
+def test_the_number_of_workers_does_not_matter(method: str, baseline: Baseline, tmp_path: Path) -> None:
+    assert run(three_rounds(method, tmp_path, engine={"workers": 2})).sha256 == baseline(method).sha256
+
+
+@every_method
+def test_the_state_survives_encoding(method: str, baseline: Baseline) -> None:
+    state = last_state(baseline(method))
+    again = GlobalState.from_tensors(state.round, state.tensors())
+    assert again.sha256() == state.sha256()
+
+
+class Crash(Exception):
+    """The server's process ends."""
+
+
+def crash_in_round(number: int, last_exchange: str) -> Callable[[Request, Payload], Payload]:
+    """Ends the run when the last client has answered: all devices have kept their state, the server has not."""
+
+    def edit(request: Request, payload: Payload) -> Payload:
+        if request.round == number and request.exchange == last_exchange and request.train:
+            raise Crash
+        return payload
+
+    return edit
+
+
+@every_method
+@pytest.mark.parametrize("participation", [1.0, 0.5], ids=["all", "half"])
+def test_a_crashed_run_goes_on_bit_for_bit(method: str, participation: float, tmp_path: Path) -> None:
+    make = partial(three_rounds, method, rounds={"participation": participation})
+    whole = run(make(tmp_path / "whole"))
+    settings = make(tmp_path / "crashed")
+    engine = TouchedEngine(settings, edit=crash_in_round(2, settings.method.exchanges[-1]))
+    with pytest.raises(Crash):
+        run(settings, engine)
+    resumed = run(make(tmp_path / "crashed", resume=True))
+    assert [name for name, _ in resumed.events if name in ("start", "resume")] == ["resume"]
+    assert resumed.sha256 == whole.sha256
+    assert scores(resumed) == scores(whole)
+    timeless = [
+        {key: value for key, value in row.items() if not key.startswith(("seconds", "peak", "bytes_up", "bytes_down"))}
+        for row in whole.rows("activity.csv")
+    ]
+    assert timeless == [
+        {key: value for key, value in row.items() if key in timeless[0]} for row in resumed.rows("activity.csv")
+    ]
+
+
+# ---- who is there ----------------------------------------------------------------------------------------------------
+
+
+@every_method
+@pytest.mark.parametrize("domain", ["bright", "noisy"], ids=["all classes", "a class is missing"])
+def test_one_client_is_a_federation(method: str, domain: str, tmp_path: Path) -> None:
+    done = run(three_rounds(method, tmp_path, data=Toy(domains=(domain,))))
+    assert_finite(done)
+    assert done.summary["rounds"] == ROUNDS
+
+
+@every_method
+def test_a_client_drops_out_and_comes_back(method: str, tmp_path: Path) -> None:
+    settings = three_rounds(method, tmp_path)
+    engine = TouchedEngine(
+        settings, failing=lambda request: request.round == 2 and request.client == SPOILED and request.train
+    )
+    done = run(settings, engine)
+    assert_finite(done)
+    rows = [row for row in done.rows("activity.csv") if row["client"] == SPOILED]
+    assert [row["reason"] for row in rows if row["status"] == "failed"] == ["Broken: the camera fell off"]
+    assert {row["round"] for row in rows if row["status"] == "trained"} == {"1", "3"}
+    assert sum(name == "round done" for name, _ in done.events) == ROUNDS
+    failures = [entry for name, entry in done.events if name == "client failed"]
+    assert len(failures) == 1
+    assert failures[0]["client"] == SPOILED
+    assert "raise Broken" in failures[0]["traceback"]
+
+
+@every_method
+def test_who_sits_out_keeps_its_state(method: str, tmp_path: Path) -> None:
+    settings = toy_settings(method, tmp_path, train={"rounds": 5}, rounds={"participation": 0.5})
+    done = run(settings)
+    per_round = len(settings.method.exchanges)
+    taken = [row for row in done.rows("activity.csv") if row["status"] == "trained"]
+    rounds = {client: {int(row["round"]) for row in taken if row["client"] == client} for client in _clients(taken)}
+    assert any(len(numbers) < 5 for numbers in rounds.values())
+    folders = [folder for run_folder in (tmp_path / "clients").glob("*") for folder in run_folder.iterdir()]
+    for folder in folders:
+        newest = max(int(path.stem.partition("-")[2]) for path in folder.iterdir())
+        assert newest // per_round == max(rounds[folder.name])
+        assert FileStore(folder).load(10**6)
+    assert_finite(done)
+
+
+def _clients(rows: list[dict[str, str]]) -> set[str]:
+    return {row["client"] for row in rows}
+
+
+@every_method
+def test_hostile_answers_are_refused_and_named(method: str, tmp_path: Path) -> None:
+    """One round per attack; what the method's answers do not have cannot be spoiled, and then nothing happens."""
+    settings = toy_settings(method, tmp_path, train={"rounds": len(ATTACKS)})
+    spoiled: dict[int, str] = {}
+
+    def edit(request: Request, payload: Payload) -> Payload:
+        if request.client != SPOILED or not request.train or request.round in spoiled:
+            return payload
+        attack = ATTACKS[request.round - 1]
+        changed = attack.spoil(payload)
+        if changed is None:
+            return payload
+        spoiled[request.round] = request.exchange
+        return changed
+
+    done = run(settings, TouchedEngine(settings, edit=edit))
+    assert_finite(done)
+    assert sum(name == "round done" for name, _ in done.events) == len(ATTACKS)
+    rows = done.rows("activity.csv")
+    wrong = []
+    for number, attack in enumerate(ATTACKS, start=1):
+        mine = [row for row in rows if row["round"] == str(number) and row["client"] == SPOILED]
+        refused = [row for row in mine if row["status"] == "refused"]
+        if number in spoiled:
+            fine = len(refused) == 1 and attack.reason in refused[0]["reason"]
+        else:
+            fine = not refused
+        if not fine:
+            wrong.append((attack.name, [(row["status"], row["reason"]) for row in mine]))
+        others = {row["client"] for row in rows if row["round"] == str(number) and row["status"] == "trained"}
+        assert {"bright-0", "noisy-0"} <= others
+    assert not wrong
+    assert len(spoiled) >= 8

@@ -1,0 +1,133 @@
+"""Whole runs in this process, with hands on the messages: reorder, spoil or fail a client's answer."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from common.messages import Answer, Registration, Request, read_header
+from common.payload import Payload, encoded_size
+from common.settings import RunSettings
+from server.conduct import conduct, prepare_output
+from server.engine import Failure, Reply
+from server.inline import InlineEngine
+
+Edit = Callable[[Request, Payload], Payload]
+
+
+class Broken(RuntimeError):
+    """What a client that drops out raises."""
+
+
+@dataclass
+class Recorded:
+    """One message as the engine carried it."""
+
+    request: Request
+    message: Payload
+    reply: Reply | None
+
+
+class TouchedEngine:
+    """The inline engine with hands on its messages.
+
+    Args:
+        settings: the run's settings.
+        arrival: order in which replies reach the server, from the order of client ids.
+        failing: whether the device raises instead of answering.
+        edit: a changed answer.
+    """
+
+    def __init__(
+        self,
+        settings: RunSettings,
+        *,
+        arrival: Callable[[list[Any]], list[Any]] = list,
+        failing: Callable[[Request], bool] = lambda request: False,
+        edit: Edit = lambda request, payload: payload,
+    ) -> None:
+        self.inner = InlineEngine(settings)
+        self.arrival, self.edit = arrival, edit
+        self.messages: list[Recorded] = []
+        for device in self.inner.devices.values():
+            _make_failing(device, failing)
+
+    def register(self, expected: Sequence[str], seconds: float) -> tuple[list[Registration], list[Failure]]:
+        found, failures = self.inner.register(expected, seconds)
+        return self.arrival(found), failures
+
+    def exchange(
+        self, message: Payload, requests: Mapping[str, Request], seconds: float
+    ) -> tuple[list[Reply], list[Failure]]:
+        replies, failures = self.inner.exchange(message, requests, seconds)
+        edited = [self._edited(requests[reply.client], reply) for reply in replies]
+        by_client = {reply.client: reply for reply in edited}
+        self.messages += [Recorded(request, message, by_client.get(name)) for name, request in requests.items()]
+        return self.arrival(edited), failures
+
+    def _edited(self, request: Request, reply: Reply) -> Reply:
+        payload = self.edit(request, reply.payload)
+        if payload is reply.payload:
+            return reply
+        answer = read_header(Answer, payload.header)
+        return replace(reply, payload=payload, answer=answer, bytes_up=encoded_size(payload))
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+def _make_failing(device: Any, failing: Callable[[Request], bool]) -> None:
+    whole = device.answer
+
+    def answer(request: Request, message: Payload) -> Payload:
+        if failing(request):
+            raise Broken("the camera fell off")
+        return whole(request, message)
+
+    device.answer = answer
+
+
+@dataclass
+class Run:
+    """What a run left."""
+
+    summary: dict[str, Any]
+    folder: Path
+    events: list[tuple[str, Mapping[str, Any]]] = field(default_factory=list)
+    messages: list[Recorded] = field(default_factory=list)
+
+    @property
+    def sha256(self) -> str:
+        return str(self.summary["state_sha256"])
+
+    def rows(self, name: str) -> list[dict[str, str]]:
+        """Rows of ``history.csv`` or ``activity.csv``."""
+        with (self.folder / name).open(newline="") as stream:
+            return list(csv.DictReader(stream))
+
+    def averages(self) -> list[float]:
+        """Average accuracy of each scored round."""
+        return [float(entry["average"]) for name, entry in self.events if name == "score"]
+
+
+def run(
+    settings: RunSettings, engine: TouchedEngine | InlineEngine | None = None, stop_after: int | None = None
+) -> Run:
+    """One run from settings to files; ``stop_after`` ends it, as a person would, after so many rounds."""
+    engine = engine or InlineEngine(settings)
+    events: list[tuple[str, Mapping[str, Any]]] = []
+    done = 0
+
+    def listen(name: str, entry: Mapping[str, Any]) -> None:
+        nonlocal done
+        events.append((name, entry))
+        if name in ("round done", "round skipped"):
+            done = int(entry["round"])
+
+    prepare_output(settings)
+    summary = conduct(settings, engine, [listen], lambda: stop_after is not None and done >= stop_after)
+    messages = engine.messages if isinstance(engine, TouchedEngine) else []
+    return Run(summary, settings.output_folder, events, messages)
