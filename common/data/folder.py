@@ -25,7 +25,7 @@ class Folder(DataSource):
     ``train_fraction`` of each class, by file name, is train. A class a domain lacks is a class without samples.
 
     Attributes:
-        domains: names of the domains; empty: all directories found under the root.
+        domains: names of the domains; empty: all directories found under ``root``, which must then be set.
         classes: names of the class folders, in label order; empty: the sorted union over all domains, which then all
             have to be there. On devices that hold one domain each, name them, so that all agree on the labels.
         train_fraction: share of each class that is train, in (0, 1), rounded down but never below one image.
@@ -40,13 +40,12 @@ class Folder(DataSource):
 
     def __post_init__(self) -> None:
         if not self.domains:
-            root = self._root()
-            if root is None or not Path(root).is_dir():
+            if self.root is None or not Path(self.root).expanduser().is_dir():
                 raise ValueError(
-                    f"name the domains (data.domains=[a,b]), or set data.root or {DATA_VARIABLE} to a directory that "
-                    f"holds one directory per domain; {root or 'neither'} is {'not there' if root else 'set'}"
+                    "name the domains (data.domains=[a,b]), or set data.root to a directory that holds one directory "
+                    f"per domain; data.root={self.root} {'is not set' if self.root is None else 'is not there'}"
                 )
-            object.__setattr__(self, "domains", tuple(path.name for path in _directories(Path(root))))
+            object.__setattr__(self, "domains", tuple(path.name for path in _directories(Path(self.root).expanduser())))
         super().__post_init__()
         check(len(set(self.classes)) == len(self.classes), f"classes names one twice: {list(self.classes)}")
         check(0 < self.train_fraction < 1, f"train_fraction must be in (0, 1); got {self.train_fraction}")
