@@ -77,3 +77,13 @@ def tensors_sha256(tensors: Mapping[str, Tensor], prefix: str = "") -> str:
         digest.update(f"|{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
         digest.update(tensor.flatten().view(torch.uint8).numpy().tobytes() if tensor.numel() else b"")
     return digest.hexdigest()
+
+
+def with_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same tensors under ``prefix`` + name."""
+    return {prefix + name: tensor for name, tensor in tensors.items()}
+
+
+def under_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Those of ``tensors`` whose name begins with ``prefix``, without it."""
+    return {name[len(prefix) :]: tensor for name, tensor in tensors.items() if name.startswith(prefix)}

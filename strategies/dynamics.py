@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from common.state import under_prefix
 from strategies.aggregation import average_weights
 from strategies.edits import add_linear, pull_towards
 
@@ -22,16 +23,6 @@ if TYPE_CHECKING:
 
 CLIENT_PREFIX = "lambda/"
 SERVER_PREFIX = "h/"
-
-
-def with_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same tensors under ``prefix`` + name."""
-    return {prefix + name: tensor for name, tensor in tensors.items()}
-
-
-def under_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Those of ``tensors`` whose name begins with ``prefix``, without it."""
-    return {name[len(prefix) :]: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 def edit_gradients(local: Local, alpha: float) -> None:

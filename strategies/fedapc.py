@@ -1,0 +1,68 @@
+"""FedAPC: federated learning with augmented prototype contrast, for clients of different domains."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from common.config import check
+from common.losses import cross_entropy, prototype_contrast
+from common.prototypes import PrototypeSet, class_means, unbiased_prototypes
+from common.state import GlobalState
+from strategies.method import Batch, Local, Losses, Method, PrototypeMode, Server, Trained, Update, Upload
+
+
+@dataclass(frozen=True)
+class FedAPC(Method):
+    """FedAvg plus contrast with global prototypes made of augmented views; ``contrast=0`` is FedAvg.
+
+    After training, a device passes ``views`` augmentations of every sample through the model in evaluation mode and
+    sends the class means; the server averages them over the clients that hold the class. (Eq. 4 prints a sum over
+    clients, the text says average: cosine ignores the difference.) Which views, their number and tau are not in the
+    paper: views come from the data set's own augmentation (the paper's: crop with 4 pixels, flip, random erasing with
+    probability 0.5: ``data.augmentation.erasing=0.5``), twice.
+
+    Payload: the model's state, and one vector and count per class, both ways. Client state: none.
+
+    Args:
+        temperature: tau > 0.
+        contrast: weight of the prototype contrast, >= 0.
+        prototype_views: augmented views per sample in a prototype; 0 takes the images as they are (ablation, Table II).
+        weighting: global prototype = plain mean over holders, or weighted by their samples.
+    """
+
+    fedavg_at: ClassVar[Mapping[str, Any] | None] = {"contrast": 0.0}
+
+    temperature: float = 0.07
+    contrast: float = 1.0
+    prototype_views: int = 2
+    weighting: Literal["uniform", "samples"] = "uniform"
+
+    def __post_init__(self) -> None:
+        check(self.temperature > 0, f"temperature must be > 0; got {self.temperature}")
+        check(self.contrast >= 0, f"contrast must be >= 0; got {self.contrast}")
+        check(self.prototype_views >= 0, f"prototype_views must be >= 0; got {self.prototype_views}")
+
+    @property
+    def prototypes_from(self) -> PrototypeMode:
+        """The method's own pass over augmented views."""
+        return "own"
+
+    def loss(self, batch: Batch, local: Local) -> Losses:
+        """Cross-entropy + contrast; only cross-entropy before there are prototypes."""
+        terms = {"cross_entropy": cross_entropy(batch.logits, batch.labels)}
+        if self.contrast and len(local.prototypes):
+            contrast = prototype_contrast(batch.features, batch.labels, local.prototypes, temperature=self.temperature)
+            terms["contrast"] = self.contrast * contrast
+        return Losses(terms)
+
+    def upload(self, local: Local, trained: Trained) -> Upload:  # noqa: ARG002
+        """The model and the class means over augmented views."""
+        features, labels = local.features(augmented=self.prototype_views)
+        return Upload(prototypes=class_means(features, labels, local.class_count))
+
+    def aggregate_prototypes(self, state: GlobalState, updates: Sequence[Update], server: Server) -> PrototypeSet:  # noqa: ARG002
+        """The mean of the clients' class means, class by class."""
+        everything = PrototypeSet.concatenate([update.prototypes for update in updates])
+        return unbiased_prototypes(everything, sample_weighted=self.weighting == "samples")

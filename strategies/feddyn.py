@@ -1,0 +1,81 @@
+"""FedDyn: Federated Learning Based on Dynamic Regularization (Acar et al., ICLR 2021)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from common.config import check
+from common.prototypes import PrototypeSet
+from common.state import GlobalState
+from strategies import dynamics
+from strategies.method import Download, Local, Method, Server, Trained, Update, Upload
+
+
+@dataclass(frozen=True)
+class FedDyn(Method):
+    """Cross-entropy ``- <lambda_k, w> + (alpha / 2) ||w - w^t||^2``, so that local and global optima agree.
+
+    After training ``lambda_k <- lambda_k - alpha (w_k - w^t)``; the server keeps ``h <- h - (alpha / C) sum_S (w_k -
+    w^t)`` and sets ``w^{t+1} = mean_S w_k - h / alpha`` (Algorithm 1). Both terms are applied as gradients. ``alpha=0``
+    with ``weighting=samples`` is FedAvg.
+
+    The FedDyn rows of FPL's tables come from code whose regulariser is built from the global net's parameters, with no
+    effect on the local ones, and without h: those rows are FedAvg (``alpha=0 weighting=samples``), not this method.
+
+    Payload: the model's state both ways. Client state: lambda, the size of the parameters. Server state: h.
+
+    Args:
+        alpha: >= 0 (the authors: 0.01 to 0.1). Keep ``alpha * learning_rate < 2 (1 + momentum)``.
+        adaptive_alpha: a client's alpha is ``alpha * mean N / N_k``, as in the authors' code; h keeps alpha.
+        clip: largest norm of the gradient with FedDyn's terms (the authors' code: 10, before its quadratic term, which
+            is weight decay there); ``None`` does not clip.
+        weighting: how the server averages: ``uniform`` (Algorithm 1), or by ``samples``.
+    """
+
+    fedavg_at: ClassVar[Mapping[str, Any] | None] = {"alpha": 0.0, "weighting": "samples"}
+
+    alpha: float = 0.01
+    adaptive_alpha: bool = False
+    clip: float | None = None
+    weighting: Literal["uniform", "samples"] = "uniform"
+
+    def __post_init__(self) -> None:
+        check(self.alpha >= 0, f"alpha must be >= 0; got {self.alpha}")
+        check(self.clip is None or self.clip > 0, f"clip must be > 0; got {self.clip}")
+
+    def _alpha(self, local: Local) -> float:
+        if not self.adaptive_alpha:
+            return self.alpha
+        return self.alpha * float(local.extra["mean_samples"]) / local.client.samples
+
+    def edit_gradients(self, local: Local) -> None:
+        """``g <- g - lambda_k + alpha (w - w^t)``, clipped if asked for."""
+        dynamics.edit_gradients(local, local.cached("alpha", lambda: self._alpha(local)))
+        if self.clip is not None:
+            nn.utils.clip_grad_norm_(local.model.parameters(), self.clip)
+
+    def upload(self, local: Local, trained: Trained) -> Upload:  # noqa: ARG002
+        """The model; the client keeps its new lambda."""
+        return Upload(local=dynamics.next_multipliers(local, self._alpha(local)))
+
+    def initial_state(self, weights: Mapping[str, Tensor], server: Server) -> GlobalState:
+        """``h = 0``."""
+        return GlobalState(0, weights, PrototypeSet.empty(server.feature_size), dynamics.initial_h(server))
+
+    def download(self, state: GlobalState, server: Server) -> Download:
+        """The model, and the clients' mean size where alpha depends on it."""
+        if not self.adaptive_alpha:
+            return Download(state.weights)
+        mean = sum(client.samples for client in server.clients) / len(server.clients)
+        return Download(state.weights, extra={"mean_samples": torch.tensor(mean, dtype=torch.float64)})
+
+    def aggregate(self, state: GlobalState, updates: Sequence[Update], server: Server) -> GlobalState:
+        """See :func:`strategies.dynamics.server_step`."""
+        uniform = self.weighting == "uniform"
+        weights, extra = dynamics.server_step(state.weights, state.extra, updates, server, self.alpha, uniform=uniform)
+        return GlobalState(state.round, weights, state.prototypes, extra)

@@ -1,0 +1,99 @@
+"""FedOpt: Adaptive Federated Optimization (Reddi et al., ICLR 2021); with SGD and momentum, FedAvgM."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from common.config import check
+from common.prototypes import PrototypeSet
+from common.state import GlobalState, under_prefix, with_prefix
+from strategies.aggregation import average_weights
+from strategies.method import Method, Server, Update
+
+FIRST, SECOND = "first_moment/", "second_moment/"
+
+
+@dataclass(frozen=True)
+class FedOpt(Method):
+    """FedAvg on the devices; the server steps an optimiser along ``Delta = mean_S w_k - w^t`` (Algorithm 2).
+
+    ``sgd``: ``v <- momentum v + Delta; w <- w + server_learning_rate v``, FPL's "FedOPT". ``adam``, ``yogi`` and
+    ``adagrad`` are the paper's, without bias correction and with the second moment starting at ``epsilon^2``. Buffers
+    (batch-norm statistics) are the plain mean, since they have no gradient. ``optimizer=sgd server_learning_rate=1
+    momentum=0 weighting=samples`` is FedAvg.
+
+    Payload: the model's state both ways. Client state: none. Server state: the moments, in float64.
+
+    Args:
+        optimizer: of the server.
+        server_learning_rate: > 0 (FPL: 0.5 with sgd; 0.01 suits the adaptive ones).
+        momentum: of sgd, in [0, 1) (FPL: 0.9).
+        beta_1: decay of the first moment of adam, yogi and adagrad, in [0, 1).
+        beta_2: decay of the second moment of adam and yogi, in [0, 1).
+        epsilon: the paper's tau, degree of adaptivity, > 0.
+        weighting: the mean is ``uniform`` over clients (FPL's code), or by ``samples``.
+    """
+
+    fedavg_at: ClassVar[Mapping[str, Any] | None] = {
+        "optimizer": "sgd",
+        "server_learning_rate": 1.0,
+        "momentum": 0.0,
+        "weighting": "samples",
+    }
+
+    optimizer: Literal["sgd", "adam", "yogi", "adagrad"] = "sgd"
+    server_learning_rate: float = 0.5
+    momentum: float = 0.9
+    beta_1: float = 0.9
+    beta_2: float = 0.99
+    epsilon: float = 1e-3
+    weighting: Literal["uniform", "samples"] = "uniform"
+
+    def __post_init__(self) -> None:
+        check(self.server_learning_rate > 0, f"server_learning_rate must be > 0; got {self.server_learning_rate}")
+        for name in ("momentum", "beta_1", "beta_2"):
+            check(0 <= getattr(self, name) < 1, f"{name} must be in [0, 1); got {getattr(self, name)}")
+        check(self.epsilon > 0, f"epsilon must be > 0; got {self.epsilon}")
+
+    def initial_state(self, weights: Mapping[str, Tensor], server: Server) -> GlobalState:
+        """First moment 0; second moment ``epsilon^2`` where there is one."""
+        zeros = {
+            name: torch.zeros_like(tensor, dtype=torch.float64)
+            for name, tensor in weights.items()
+            if name in server.parameters
+        }
+        extra = with_prefix(FIRST, zeros)
+        if self.optimizer != "sgd":
+            extra |= with_prefix(SECOND, {name: zero + self.epsilon**2 for name, zero in zeros.items()})
+        return GlobalState(0, weights, PrototypeSet.empty(server.feature_size), extra)
+
+    def aggregate(self, state: GlobalState, updates: Sequence[Update], server: Server) -> GlobalState:  # noqa: ARG002
+        """One step of the server's optimiser."""
+        weights = average_weights(updates, uniform=self.weighting == "uniform")
+        extra: dict[str, Tensor] = {}
+        for name, first in under_prefix(FIRST, state.extra).items():
+            before = state.weights[name].double()
+            delta = weights[name].double() - before
+            if self.optimizer == "sgd":
+                first = self.momentum * first + delta
+                step = first
+            else:
+                first = self.beta_1 * first + (1 - self.beta_1) * delta
+                second = self._second_moment(state.extra[SECOND + name], delta.square())
+                step = first / (second.sqrt() + self.epsilon)
+                extra[SECOND + name] = second
+            extra[FIRST + name] = first
+            weights[name] = (before + self.server_learning_rate * step).to(weights[name].dtype)
+        return GlobalState(state.round, weights, state.prototypes, extra)
+
+    def _second_moment(self, second: Tensor, square: Tensor) -> Tensor:
+        if self.optimizer == "adagrad":
+            return second + square
+        if self.optimizer == "yogi":
+            return second - (1 - self.beta_2) * square * torch.sign(second - square)
+        return self.beta_2 * second + (1 - self.beta_2) * square

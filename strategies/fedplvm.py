@@ -1,0 +1,100 @@
+"""FedPLVM: Taming Cross-Domain Representation Variance in Federated Prototype Learning (Wang et al., NeurIPS 2024)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from common.config import check
+from common.losses import cross_entropy, prototype_alignment, prototype_contrast, prototype_cosine_square
+from common.prototypes import PrototypeSet, cluster_prototypes, unbiased_prototypes
+from common.state import GlobalState
+from strategies.aggregation import average_weights
+from strategies.method import Batch, Expected, Local, Losses, Method, PrototypeMode, Server, Trained, Update, Upload
+
+
+@dataclass(frozen=True)
+class FedPLVM(Method):
+    """Two levels of prototype clustering and a contrast of sparse cosines; ``contrast=correction=0`` is FedAvg.
+
+    A device clusters its features of each class with FINCH and sends the cluster means; the server clusters those of
+    all devices once more. The loss adds the contrast of ``cos^alpha`` with all cluster rows and the correction ``2 (cos
+    - 1)^2`` to the mean of the class's rows. ``contrast=correction=0 weighting=samples`` is FedAvg bit for bit.
+
+    Correction and initialisation follow the released code, since the paper's own formula for the correction could not
+    be had; but all clients start from the same model (the code starts each from a different one).
+
+    Payload: the model's state and a few rows per class (vector, label, members) both ways; up to half as many rows as
+    samples where a class has no structure. Client state: none.
+
+    Args:
+        temperature: tau > 0.
+        alpha: exponent of the cosine in the contrast, in (0, 1].
+        contrast: the released code's lambda before the contrast, >= 0 (its default: 100).
+        correction: its lambda before the correction, >= 0 (the same 100 there).
+        alpha_in_correction: use ``cos^alpha`` in the correction too.
+        weighting: models are averaged ``uniform``-ly (the released code), or by ``samples``.
+        level: FINCH level on both sides; ``None`` is the coarsest with two clusters or more.
+    """
+
+    fedavg_at: ClassVar[Mapping[str, Any] | None] = {"contrast": 0.0, "correction": 0.0, "weighting": "samples"}
+
+    temperature: float = 0.07
+    alpha: float = 0.25
+    contrast: float = 100.0
+    correction: float = 100.0
+    alpha_in_correction: bool = False
+    weighting: Literal["uniform", "samples"] = "uniform"
+    level: int | None = None
+
+    def __post_init__(self) -> None:
+        check(self.temperature > 0, f"temperature must be > 0; got {self.temperature}")
+        check(0 < self.alpha <= 1, f"alpha must be in (0, 1]; got {self.alpha}")
+        check(self.contrast >= 0, f"contrast must be >= 0; got {self.contrast}")
+        check(self.correction >= 0, f"correction must be >= 0; got {self.correction}")
+        check(self.level is None or self.level >= 0, f"level must be >= 0; got {self.level}")
+
+    @property
+    def prototypes_from(self) -> PrototypeMode:
+        """The method's own clustering."""
+        return "own"
+
+    def loss(self, batch: Batch, local: Local) -> Losses:
+        """Cross-entropy + contrast + correction; only cross-entropy before there are prototypes."""
+        terms = {"cross_entropy": cross_entropy(batch.logits, batch.labels)}
+        if self.contrast and len(local.prototypes):
+            terms["contrast"] = self.contrast * prototype_contrast(
+                batch.features, batch.labels, local.prototypes, temperature=self.temperature, alpha=self.alpha
+            )
+        if self.correction and len(local.prototypes):
+            means: PrototypeSet = local.cached("means", lambda: unbiased_prototypes(local.prototypes))
+            terms["correction"] = self.correction * self.correct(batch.features, batch.labels, means)
+        return Losses(terms)
+
+    def correct(self, features: Tensor, labels: Tensor, means: PrototypeSet) -> Tensor:
+        """``2 (s - 1)^2``, mean over the batch, with s the cosine to the class's row in ``means`` or its power."""
+        if not self.alpha_in_correction:
+            return prototype_cosine_square(features, labels, means)
+        alignment = prototype_alignment(features, labels, means, alpha=self.alpha, weighted=False, reduction="none")
+        held = torch.isin(labels, means.labels)
+        return (2 * (-alignment - 1).square() * held).mean()
+
+    def upload(self, local: Local, trained: Trained) -> Upload:  # noqa: ARG002
+        """The model, and FINCH clusters of each class's features (evaluation mode, after training)."""
+        features, labels = local.features()
+        rows = PrototypeSet(features, labels, torch.ones_like(labels, dtype=torch.float32))
+        return Upload(prototypes=cluster_prototypes(rows, level=self.level))
+
+    def expects(self, server: Server) -> Expected:  # noqa: ARG002
+        """Any number of rows up to one per sample."""
+        return Expected(prototypes=True, most_rows=None)
+
+    def aggregate(self, state: GlobalState, updates: Sequence[Update], server: Server) -> GlobalState:  # noqa: ARG002
+        """The models' mean; FINCH over the uploaded rows of each class, each cluster the plain mean of its rows."""
+        weights = average_weights(updates, uniform=self.weighting == "uniform")
+        rows = PrototypeSet.concatenate([update.prototypes for update in updates])
+        return GlobalState(state.round, weights, cluster_prototypes(rows, level=self.level), state.extra)

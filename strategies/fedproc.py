@@ -1,0 +1,69 @@
+"""FedProc: Prototypical Contrastive Federated Learning on Non-IID Data (Mu et al., 2021)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from common.config import check
+from common.losses import cross_entropy, prototype_contrast
+from common.prototypes import PrototypeSet, carry_over, unbiased_prototypes
+from common.state import GlobalState
+from strategies.method import Batch, Local, Losses, Method, PrototypeMode, Server, Update
+
+
+@dataclass(frozen=True)
+class FedProc(Method):
+    """``a_t CE + (1 - a_t) PCL`` with the global class means; the weight moves from contrast to cross-entropy.
+
+    PCL contrasts a feature with its class's mean against all classes' (cosine; the released code uses the dot product
+    of features that one of its nets normalises). In round 0, before there are means, the loss is cross-entropy.
+    There is no setting at which this is FedAvg, since ``a_t`` also scales the cross-entropy.
+
+    Payload: the model's state, and one vector and count per class, both ways (mean and count carry the paper's sum and
+    count). Client state: none.
+
+    Args:
+        temperature: tau of the contrast, > 0 (the authors: 1).
+        schedule: ``official``: ``a_t = t / T`` with t from 0; ``rethinkfl``, FPL's code behind its table: ``t / (T -
+            1)``, and cross-entropy has weight 0 in round 0 too, where nothing but weight decay then moves the model.
+        prototype_mode: a pass after training (the authors), or running means over the last epoch (FPL's code).
+        weighting: global mean over all ``samples`` of a class (the authors), or ``uniform`` over the clients' means.
+        keep_missing: keep the last mean of a class that nobody reported (the authors).
+    """
+
+    temperature: float = 1.0
+    schedule: Literal["official", "rethinkfl"] = "official"
+    prototype_mode: Literal["post_eval", "last_epoch_running"] = "post_eval"
+    weighting: Literal["samples", "uniform"] = "samples"
+    keep_missing: bool = True
+
+    def __post_init__(self) -> None:
+        check(self.temperature > 0, f"temperature must be > 0; got {self.temperature}")
+
+    @property
+    def prototypes_from(self) -> PrototypeMode:
+        """See ``prototype_mode``."""
+        return self.prototype_mode
+
+    def cross_entropy_weight(self, round_number: int, rounds: int, any_prototypes: bool) -> float:
+        """``a_t`` of the 1-based ``round_number``, in [0, 1]."""
+        if self.schedule == "rethinkfl":
+            return (round_number - 1) / max(rounds - 1, 1)
+        return (round_number - 1) / rounds if any_prototypes else 1.0
+
+    def loss(self, batch: Batch, local: Local) -> Losses:
+        """Cross-entropy and contrast, weighted by the round."""
+        share = self.cross_entropy_weight(local.round, local.rounds, len(local.prototypes) > 0)
+        terms = {"cross_entropy": share * cross_entropy(batch.logits, batch.labels)}
+        if len(local.prototypes):
+            contrast = prototype_contrast(batch.features, batch.labels, local.prototypes, temperature=self.temperature)
+            terms["contrast"] = (1 - share) * contrast
+        return Losses(terms)
+
+    def aggregate_prototypes(self, state: GlobalState, updates: Sequence[Update], server: Server) -> PrototypeSet:  # noqa: ARG002
+        """The mean over all reported samples of each class."""
+        everything = PrototypeSet.concatenate([update.prototypes for update in updates])
+        means = unbiased_prototypes(everything, sample_weighted=self.weighting == "samples")
+        return carry_over(means, state.prototypes) if self.keep_missing else means

@@ -1,0 +1,83 @@
+"""MOON: Model-Contrastive Federated Learning (Li et al., CVPR 2021)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from common.config import check
+from common.losses import cross_entropy, model_contrast
+from common.models.auxiliary import with_projection
+from common.models.base import Model, initialised
+from common.state import under_prefix, with_prefix
+from strategies.method import Batch, Local, Losses, Method, Trained, Upload
+
+PREVIOUS = "previous/"
+
+
+@dataclass(frozen=True)
+class MOON(Method):
+    """FedAvg plus ``mu`` times the model contrast; ``mu=0`` is FedAvg.
+
+    Features are pulled towards those of the received global model and pushed from those of the client's own previous
+    one: ``softplus((cos(z, z_previous) - cos(z, z_global)) / temperature)``, the paper's two-way cross-entropy (Eq. 3).
+    A client that has no previous model yet takes the received one: the term is then log 2 and has no gradient. (The
+    code released with FPL copies the previous models before the clients are synchronised, so that its first round
+    contrasts with unrelated random nets; this is not reproduced. Neither is FedPall's baseline, where all clients
+    share one "previous model", since models stay on their devices.)
+
+    Payload: the model's state both ways. Client state: its model after its last training.
+
+    Args:
+        mu: weight of the contrast, >= 0 (FPL's tables: 5; FedPall's: 1).
+        temperature: tau > 0 (FPL: 0.5; FedPall: 1).
+        projection: width of MOON's projection head, whose output then feeds the classifier (the authors' code: 256);
+            0 contrasts the backbone's features, as in FPL's tables.
+        frozen_mode: ``eval``: the two frozen models use their running statistics; ``train``: those of the batch, as in
+            FPL's code.
+    """
+
+    fedavg_at: ClassVar[Mapping[str, Any] | None] = {"mu": 0.0}
+
+    mu: float = 5.0
+    temperature: float = 0.5
+    projection: int = 0
+    frozen_mode: Literal["eval", "train"] = "eval"
+
+    def __post_init__(self) -> None:
+        check(self.mu >= 0, f"mu must be >= 0; got {self.mu}")
+        check(self.temperature > 0, f"temperature must be > 0; got {self.temperature}")
+        check(self.projection >= 0, f"projection must be >= 0; got {self.projection}")
+
+    def extend(self, model: nn.Module, client_count: int, seed: int) -> nn.Module:  # noqa: ARG002
+        """The model, with a projection head if asked for."""
+        if not self.projection:
+            return model
+        if not isinstance(model, Model):
+            raise TypeError(f"a projection head needs a network of common.models; got {type(model).__name__}")
+        with initialised(seed, "moon projection"):
+            return with_projection(model, self.projection)
+
+    def loss(self, batch: Batch, local: Local) -> Losses:
+        """Cross-entropy + model contrast, on all views."""
+        terms = {"cross_entropy": cross_entropy(batch.logits, batch.labels)}
+        if self.mu:
+            previous = self._features(batch.images, local, "previous", under_prefix(PREVIOUS, local.kept))
+            towards = self._features(batch.images, local, "global", local.weights)
+            contrast = model_contrast(batch.features, towards, previous, temperature=self.temperature)
+            terms["contrast"] = self.mu * contrast
+        return Losses(terms)
+
+    @torch.no_grad()
+    def _features(self, images: Tensor, local: Local, name: str, weights: Mapping[str, Tensor]) -> Tensor:
+        frozen = local.frozen(name, weights).train(self.frozen_mode == "train")
+        features: Tensor = frozen(images)[0]
+        return features
+
+    def upload(self, local: Local, trained: Trained) -> Upload:  # noqa: ARG002
+        """The model; the client keeps it too, as its previous model of the next round."""
+        return Upload(local=with_prefix(PREVIOUS, local.model.state_dict()))
