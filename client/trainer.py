@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
+from common.batches import split_batches
 from common.data.domain import Split
 from common.prototypes import ClassSums, PrototypeSet, class_means
 from common.seeding import generator
@@ -29,22 +31,6 @@ def choose_device(name: str) -> torch.device:
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise RuntimeError(f"train.device={name}, but no CUDA device is visible here; use train.device=auto or cpu")
     return torch.device(name)
-
-
-def split_batches(order: Tensor, size: int, last: str) -> list[Tensor]:
-    """``order`` cut into batches of ``size``; what becomes of a short last one is ``last`` (keep, drop or merge).
-
-    A last batch of one sample joins the batch before it, since batch normalisation cannot train on it.
-    """
-    batches = list(order.split(size))
-    if len(batches) > 1:
-        short = len(batches[-1])
-        if short < size and last == "drop":
-            batches.pop()
-        elif short == 1 or (short < size and last == "merge"):
-            tail = batches.pop()
-            batches[-1] = torch.cat([batches[-1], tail])
-    return batches
 
 
 class LocalExchange:
@@ -86,6 +72,7 @@ class LocalExchange:
         self.feature_size = feature_size(model)
         self.views: int = 1 + settings.views.count
         self.phase = 0
+        self.batch = 0
         self.optimizer: torch.optim.Optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
         self._cache: dict[str, Any] = {}
         self._first_batch: Batch | None = None
@@ -139,6 +126,13 @@ class LocalExchange:
             self._cache[name] = make()
         return self._cache[name]
 
+    def make_optimizer(self, parameters: Iterable[nn.Parameter], rate: float = 1.0) -> torch.optim.Optimizer:
+        """See :meth:`strategies.method.Local.make_optimizer`."""
+        rate, decay = rate * self.train.learning_rate, self.train.weight_decay
+        if self.train.optimizer == "adam":
+            return torch.optim.Adam(parameters, lr=rate, weight_decay=decay)
+        return torch.optim.SGD(parameters, lr=rate, momentum=self.train.momentum, weight_decay=decay)
+
     def generator(self, *purpose: str | int) -> torch.Generator:
         """Random numbers keyed by (seed, purpose, round, client)."""
         return generator(self.seed, *purpose, self.round, self.client.id)
@@ -150,15 +144,18 @@ class LocalExchange:
         self.model.train(training_mode)
         draws = self.generator("feature pass")
         augmentation = self.settings.data.augmentation
+        order, size = torch.arange(len(self.split)), EVALUATION_BATCH
+        if training_mode:  # batches of one class each would have statistics of their own
+            order, size = torch.randperm(len(self.split), generator=draws), self.train.batch_size
         rows = []
-        for indices in split_batches(torch.arange(len(self.split)), EVALUATION_BATCH, "keep"):
+        for indices in split_batches(order, size, "keep"):
             images = self.split.images[indices.to(self.device)]
             views = [augmentation.train(images, draws) for _ in range(augmented)] or [augmentation.test(images)]
             with self._autocast():
                 passes = [self.model(self._formatted(view))[0].float() for view in views]
             rows.append(torch.stack(passes).mean(0))
         self.model.train(was_training)
-        return torch.cat(rows), self.split.labels
+        return torch.cat(rows)[order.argsort().to(self.device)], self.split.labels
 
     # ---- the loop --------------------------------------------------------------------------------------------------
 
@@ -188,20 +185,21 @@ class LocalExchange:
         for name, parameter in self.model.named_parameters():
             parameter.requires_grad_(phase.trainable is None or phase.trainable(name))
             parameter.grad = None
+        self.model.train()
+        if phase.freeze_statistics:
+            for layer in self.model.modules():
+                if isinstance(layer, _BatchNorm) and not any(item.requires_grad for item in layer.parameters()):
+                    layer.eval()
         chosen = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        rate, decay = self.train.learning_rate, self.train.weight_decay
-        if self.train.optimizer == "adam":
-            self.optimizer = torch.optim.Adam(chosen, lr=rate, weight_decay=decay)
-        else:
-            self.optimizer = torch.optim.SGD(chosen, lr=rate, momentum=self.train.momentum, weight_decay=decay)
+        self.optimizer = self.make_optimizer(chosen, phase.rate)
 
     def _epoch(self, epoch: int, sums: ClassSums | None) -> tuple[dict[str, float], int]:
         totals: dict[str, Tensor] = {}
         steps = 0
-        for images, labels in self._batches(epoch):
-            self._first_batch = None
+        for position, (images, labels) in enumerate(self.batches("epoch", epoch)):
+            self.batch, self._first_batch = position, None
             losses = self.method.step(self, images, labels)
-            steps += 1
+            steps += bool(losses.terms)
             for name, value in losses.terms.items():
                 totals[name] = totals.get(name, torch.zeros((), device=self.device)) + value.detach()
             if sums is not None and self._first_batch is not None:
@@ -209,9 +207,9 @@ class LocalExchange:
                 sums.add(self._first_batch.features[:originals], labels[:originals])
         return {name: float(value) / max(steps, 1) for name, value in totals.items()}, steps
 
-    def _batches(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Augmented and viewed batches of one epoch, in an order keyed by (seed, round, client, epoch)."""
-        draws = self.generator("epoch", epoch)
+    def batches(self, *purpose: str | int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Augmented and viewed batches of one epoch, in an order keyed by (seed, purpose, round, client)."""
+        draws = self.generator(*purpose)
         order = torch.randperm(len(self.split), generator=draws)
         batches = split_batches(order, self.train.batch_size, self.train.last_batch)
         for indices in batches[: self.train.local_steps]:

@@ -9,7 +9,7 @@ the device answers with an upload, and the server aggregates the uploads into th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -25,6 +25,10 @@ from strategies.aggregation import average_weights
 PrototypeMode = Literal["none", "last_epoch_running", "post_eval", "own"]
 """Where local prototypes come from: nowhere; class means as running sums over the last local epoch (training mode,
 before each step); class means of a separate pass in evaluation mode after training; the method's own ``upload``."""
+
+
+Shape = tuple[int | Literal["samples"] | None, ...]
+"""Lengths of a tensor that is expected; see :class:`Expected`."""
 
 
 @dataclass(frozen=True)
@@ -94,10 +98,13 @@ class Phase:
     Args:
         epochs: local epochs, >= 1.
         trainable: whether the parameter of this name trains; ``None`` trains all.
+        freeze_statistics: batch-norm layers of which nothing trains normalise with their running statistics and leave
+            them alone; otherwise these move in frozen layers too.
     """
 
     epochs: int
     trainable: Callable[[str], bool] | None = None
+    freeze_statistics: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,7 +124,8 @@ class Upload:
         weights: model state to send; ``None`` sends the shared part of the trained model.
         prototypes: prototype set to send.
         extra: further tensors to send.
-        local: named tensors to keep on the device until the next time, besides the unshared part of the model.
+        local: named tensors to keep on the device besides the unshared part of the model. Kept tensors that are not
+            named here stay as they were.
     """
 
     weights: Mapping[str, Tensor] | None = None
@@ -143,19 +151,20 @@ class Update:
 
 @dataclass(frozen=True)
 class Expected:
-    """What an exchange's uploads must carry; the gate refuses anything else.
+    """What an exchange's uploads must carry; the gate refuses anything else. See also :meth:`Method.inspect`.
 
     Args:
         weights: the whole shared model state, or nothing.
         prototypes: a prototype set.
         most_rows: largest number of prototype rows per class; ``None`` allows one per training sample.
-        extra: dtype and shape of each further tensor by name; ``None`` in a shape allows any length.
+        extra: dtype and shape of each further tensor by name; ``None`` in a shape allows any length, ``samples`` is
+            the number of training samples that the client registered.
     """
 
     weights: bool = True
     prototypes: bool = False
     most_rows: int | None = 1
-    extra: Mapping[str, tuple[torch.dtype, tuple[int | None, ...]]] = field(default_factory=dict)
+    extra: Mapping[str, tuple[torch.dtype, Shape]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,6 +198,8 @@ class Local(Protocol):
     views: int
     phase: int
     """Which of :meth:`Method.phases` is under way, from 0."""
+    batch: int
+    """Position of the present batch in its local epoch, from 0."""
     weights: Mapping[str, Tensor]
     """Shared model state as received, on the device."""
     prototypes: PrototypeSet
@@ -217,14 +228,22 @@ class Local(Protocol):
     def cached(self, name: str, make: Callable[[], Any]) -> Any:
         """``make()`` the first time ``name`` is asked for in this exchange, the same object afterwards."""
 
+    def make_optimizer(self, parameters: Iterable[nn.Parameter], rate: float = 1.0) -> torch.optim.Optimizer:
+        """A fresh optimiser of the run's kind, with ``rate`` times its learning rate."""
+
     def generator(self, *purpose: str | int) -> torch.Generator:
         """Random numbers keyed by (seed, purpose, round, client)."""
 
     def features(self, *, augmented: int = 0, training_mode: bool = False) -> tuple[Tensor, Tensor]:
         """Features ``[N, D]`` and labels ``[N]`` of the whole training split in one pass without gradients.
 
-        ``augmented`` > 0 passes over so many augmented views per sample instead, averaged per sample.
+        Rows are in the order of the split. ``augmented`` > 0 passes over so many augmented views per sample instead,
+        averaged per sample. In ``training_mode`` shuffled training batches are normalised with their own statistics,
+        and the running statistics move.
         """
+
+    def batches(self, *purpose: str | int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Training batches of one epoch: images, augmented and formatted, and labels; order keyed by ``purpose``."""
 
 
 class Server(Protocol):
@@ -233,8 +252,11 @@ class Server(Protocol):
     round: int
     rounds: int
     exchange: str
+    seed: int
     class_count: int
     feature_size: int
+    client_count: int
+    """Clients of the federation, registered or not."""
     clients: Sequence[Client]
     """All registered clients, by id."""
     train: TrainSettings
@@ -247,6 +269,9 @@ class Server(Protocol):
     def generator(self, *purpose: str | int) -> torch.Generator:
         """Random numbers keyed by (seed, purpose, round)."""
 
+    def new_model(self) -> nn.Module:
+        """A model of the run's architecture with its initial weights."""
+
 
 @dataclass(frozen=True)
 class Method:
@@ -254,13 +279,6 @@ class Method:
 
     exchanges: ClassVar[tuple[str, ...]] = ("train",)
     """The exchanges of one round; ``train`` among them runs local training."""
-
-    scored_at: ClassVar[str] = "train"
-    """The exchange at whose beginning devices score the model. At the first exchange the score is of the state after
-    the previous round; at a later one, of this round's."""
-
-    personal: ClassVar[bool] = False
-    """Whether a client's own model is scored on its own domain, instead of the global model on every domain."""
 
     fedavg_at: ClassVar[Mapping[str, Any] | None] = None
     """Hyper-parameters at which the method is FedAvg bit for bit; ``None`` if it never is."""
@@ -277,6 +295,29 @@ class Method:
     def prototypes_from(self) -> PrototypeMode:
         """Where :attr:`Trained.prototypes` come from."""
         return "none"
+
+    # ---- how it is scored ------------------------------------------------------------------------------------------
+
+    @property
+    def scored_at(self) -> str:
+        """The exchange at whose beginning devices score the model.
+
+        At the first exchange the score is of the state after the previous round; at a later one, of this round's.
+        """
+        return "train"
+
+    @property
+    def personal(self) -> bool:
+        """Whether a client's own model is scored on its own domain, instead of the global model on every domain."""
+        return False
+
+    @property
+    def adapts(self) -> bool:
+        """Whether :meth:`adapt` changes the model that is scored."""
+        return False
+
+    def adapt(self, local: Local) -> None:
+        """Change the model for its score alone; the device puts it back afterwards."""
 
     # ---- the model -------------------------------------------------------------------------------------------------
 
@@ -313,7 +354,7 @@ class Method:
         """Change gradients between backward and step (proximal terms)."""
 
     def step(self, local: Local, images: Tensor, labels: Tensor) -> Losses:
-        """One optimiser step on one batch."""
+        """One optimiser step on one batch; no terms if the batch is held back for a later step."""
         losses = self.loss(local.forward(images, labels), local)
         local.backward(losses.total)
         self.edit_gradients(local)
@@ -346,6 +387,9 @@ class Method:
     def expects(self, server: Server) -> Expected:  # noqa: ARG002
         """What the uploads of this exchange must carry."""
         return Expected(prototypes=self.prototypes_from != "none")
+
+    def inspect(self, update: Update, server: Server) -> None:
+        """Raise ``PayloadError`` if an upload that looks as expected says something impossible."""
 
     def aggregate(self, state: GlobalState, updates: Sequence[Update], server: Server) -> GlobalState:
         """The next global state from ``updates``, which come sorted by client id and are never empty."""

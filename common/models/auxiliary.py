@@ -174,8 +174,11 @@ class ProbabilisticModel(Model):
         return self.backbone.distribution(images)
 
     def predict(self, images: Tensor, generator: torch.Generator, samples: int = 20) -> Tensor:
+        """``[B, K]``: :meth:`average` of the images' features."""
+        return self.average(*self.distribution(images), generator, samples)
+
+    def average(self, mean: Tensor, deviation: Tensor, generator: torch.Generator, samples: int = 20) -> Tensor:
         """``[B, K]``: the logarithm of the class probabilities averaged over ``samples`` draws of the features."""
-        mean, deviation = self.distribution(images)
         draws = [F.log_softmax(self.classify(sample(mean, deviation, generator)), dim=1) for _ in range(samples)]
         return torch.stack(draws).logsumexp(dim=0) - math.log(samples)
 
