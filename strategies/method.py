@@ -9,7 +9,7 @@ the device answers with an upload, and the server aggregates the uploads into th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -100,11 +100,13 @@ class Phase:
         trainable: whether the parameter of this name trains; ``None`` trains all.
         freeze_statistics: batch-norm layers of which nothing trains normalise with their running statistics and leave
             them alone; otherwise these move in frozen layers too.
+        rate: factor on the learning rate, > 0.
     """
 
     epochs: int
     trainable: Callable[[str], bool] | None = None
     freeze_statistics: bool = False
+    rate: float = 1.0
 
 
 @dataclass(frozen=True, eq=False)
