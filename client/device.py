@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -137,12 +138,12 @@ class Device:
         kept = {name: tensor.to(self.torch_device) for name, tensor in store.load(position).items()}
         local = self._install(message, request, client, split, kept)
         clock.lap("load")
-        scores = [{"domain": domain, **local.score(self._test_data(domain))} for domain in request.score]
+        scores = self._score(local, request)
         clock.lap("score")
         upload, trained = self._take_part(local, request) if request.train else (Upload(weights={}), None)
         clock.lap("train")
         if request.train:
-            self._keep(store, position, local.model, upload)
+            self._keep(store, position, local, upload)
         clock.lap("save")
         shared = self.method.shared_names(local.model)
         weights = upload.weights
@@ -226,6 +227,17 @@ class Device:
             _MODELS.initial = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
         return _MODELS.model, _MODELS.initial
 
+    def _score(self, local: LocalExchange, request: Request) -> list[dict[str, Any]]:
+        """The scores that were asked for, of the model as it was received or as the method adapts it."""
+        adapts = self.method.adapts and bool(request.score)
+        before = {name: tensor.clone() for name, tensor in local.model.state_dict().items()} if adapts else {}
+        if adapts:
+            self.method.adapt(local)
+        scores = [{"domain": domain, **local.score(self._test_data(domain))} for domain in request.score]
+        if adapts:
+            local.model.load_state_dict(before)
+        return scores
+
     def _take_part(self, local: LocalExchange, request: Request) -> tuple[Upload, Trained | None]:
         typed: Local = local
         if request.exchange != "train":
@@ -234,11 +246,11 @@ class Device:
         trained = local.run()
         return self.method.upload(typed, trained), trained
 
-    def _keep(self, store: Store, position: int, model: nn.Module, upload: Upload) -> None:
-        """Write what must outlive the round; the last step, so that a failed exchange leaves no trace."""
-        shared = self.method.shared_names(model)
-        state = {MODEL_PREFIX + name: tensor for name, tensor in model.state_dict().items() if name not in shared}
-        state |= {LOCAL_PREFIX + name: tensor for name, tensor in upload.local.items()}
+    def _keep(self, store: Store, position: int, local: LocalExchange, upload: Upload) -> None:
+        """Write what must outlive the exchange; the last step, so that a failed one leaves no trace."""
+        shared = self.method.shared_names(local.model)
+        state = {MODEL_PREFIX + name: value for name, value in local.model.state_dict().items() if name not in shared}
+        state |= {LOCAL_PREFIX + name: tensor for name, tensor in {**local.kept, **upload.local}.items()}
         if state:
             store.save(position, state)
 

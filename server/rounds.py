@@ -151,7 +151,7 @@ class Rounds:
         self.history.event("round", round=number, clients=[client.id for client in participants])
         for exchange in self.method.exchanges:
             self.federation.begin(number, exchange)
-            scoring = exchange == self.method.scored_at and (number - 1) % self.settings.rounds.evaluate_every == 0
+            scoring = exchange == self.method.scored_at and self._due(number)
             updates = self._exchange(participants, score=scoring, train=True)
             needed = math.ceil(self.settings.rounds.quorum * len(participants))
             if len(updates) < max(1, needed):
@@ -163,6 +163,12 @@ class Rounds:
         self.state = replace(self.state, round=number)
         self.history.event("round done", round=number, seconds=round(time.perf_counter() - started, 3))
         return True
+
+    def _due(self, number: int) -> bool:
+        """Whether round ``number`` scores: every so many rounds, and the last where it scores its own state."""
+        late = self.method.scored_at != self.method.exchanges[0]
+        every = self.settings.rounds.evaluate_every
+        return (number - 1) % every == 0 or (late and number == self.settings.train.rounds)
 
     def _score_last(self, total: int) -> None:
         """One trip that only scores the final state."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from common.errors import PayloadError
 from common.messages import Answer, Request
@@ -26,12 +26,14 @@ class ServerSide:
     rounds: int
     class_count: int
     feature_size: int
+    client_count: int
     clients: Sequence[Client]
     train: TrainSettings
     device: torch.device
     shared: Mapping[str, Tensor]
     parameters: frozenset[str]
     seed: int
+    new_model: Callable[[], nn.Module]
     round: int = 0
     exchange: str = "train"
 
@@ -56,21 +58,28 @@ class Federation:
         self._answered: set[str] = set()
 
     def _server_side(self) -> ServerSide:
-        data, count = self.settings.data, len(self.roster.expected)
-        built = self.settings.model.build(data.class_count, data.image_size, self.settings.seed)
-        model = self.method.extend(built, count, self.settings.seed)
+        data = self.settings.data
+        model = self._model()
         names = self.method.shared_names(model)
         return ServerSide(
             rounds=self.settings.train.rounds,
             class_count=data.class_count,
             feature_size=feature_size(model),
+            client_count=len(self.roster.expected),
             clients=(),
             train=self.settings.train,
             device=torch.device("cpu"),
             shared={name: tensor.clone() for name, tensor in model.state_dict().items() if name in names},
             parameters=frozenset(name for name, _ in model.named_parameters() if name in names),
             seed=self.settings.seed,
+            new_model=self._model,
         )
+
+    def _model(self) -> nn.Module:
+        """The run's model with its initial weights, a pure function of the settings and the seed."""
+        data, seed = self.settings.data, self.settings.seed
+        built = self.settings.model.build(data.class_count, data.image_size, seed)
+        return self.method.extend(built, len(self.roster.expected), seed)
 
     def initial_state(self) -> GlobalState:
         """The global state before the first round, a pure function of the settings and the seed."""
@@ -125,5 +134,7 @@ class Federation:
         registered = next(item for item in self.server.clients if item.id == client)
         gate = Gate(self.method.expects(self.server), self.server)
         update = gate.admit(request, answer, payload, registered)
+        if update is not None:
+            self.method.inspect(update, self.server)
         self._answered.add(client)
         return update

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -13,7 +12,13 @@ from common.errors import PayloadError
 from common.messages import Answer, Request
 from common.payload import Payload
 from common.prototypes import PrototypeSet
-from strategies.method import Client, Expected, Server, Update
+from strategies.method import Client, Expected, Server, Shape, Update
+
+MOST_SAMPLES = 2**40
+"""More test images than anybody has."""
+
+MOST_LOSS = 1e30
+"""A diverged net's mean loss is below it; what is not finite cannot be written down."""
 
 
 @dataclass(frozen=True)
@@ -44,10 +49,11 @@ class Gate:
             check_tensors("weights", payload.weights, {name: _spec(tensor) for name, tensor in self._shared.items()})
         elif payload.weights:
             raise PayloadError(f"weights came that were not asked for: {', '.join(sorted(payload.weights)[:3])}")
-        check_tensors("extra", payload.extra, dict(self.expected.extra))
+        check_tensors("extra", payload.extra, self.expected.extra, client.samples)
         prototypes = self._check_prototypes(payload.prototypes, client)
         for name, tensor in {**payload.weights, **payload.extra}.items():
             self._check_values(name, tensor)
+        self._check_model(payload.weights)
         return Update(client, payload.weights, prototypes, payload.extra)
 
     @property
@@ -74,10 +80,11 @@ class Gate:
             raise PayloadError(f"scores of {domains} came; asked for {request.score}")
         for entry in answer.scores:
             count, correct, loss = entry.get("count"), entry.get("correct"), entry.get("loss")
-            if type(count) is not int or type(correct) is not int or not 0 <= correct <= count or count < 1:
-                raise PayloadError(f"the score of {entry['domain']} claims {correct!r} correct of {count!r}")
-            if not isinstance(loss, float | int) or not math.isfinite(loss):
-                raise PayloadError(f"the score of {entry['domain']} has loss {loss!r}")
+            whole = type(count) is int and type(correct) is int
+            if not whole or not 0 <= correct <= count or not 1 <= count <= MOST_SAMPLES:
+                raise PayloadError(f"the score of {entry['domain']} claims {correct!r:.20} correct of {count!r:.20}")
+            if type(loss) not in (float, int) or not 0 <= loss <= MOST_LOSS:
+                raise PayloadError(f"the score of {entry['domain']} has loss {loss!r:.20}")
 
     def _check_prototypes(self, prototypes: PrototypeSet | None, client: Client) -> PrototypeSet:
         if not self.expected.prototypes:
@@ -92,6 +99,8 @@ class Gate:
             return prototypes
         if prototypes.classes[-1] >= self.server.class_count:
             raise PayloadError(f"a prototype is of class {prototypes.classes[-1]} of {self.server.class_count}")
+        if not bool((prototypes.weights > 0).all()):  # a cluster of nobody: its logarithm would be -inf in every loss
+            raise PayloadError("a prototype's weight is not a positive number of samples")
         rows = torch.bincount(prototypes.labels, minlength=self.server.class_count)
         mass = torch.zeros(self.server.class_count, dtype=torch.float64)
         mass.index_add_(0, prototypes.labels, prototypes.weights.double())
@@ -105,6 +114,16 @@ class Gate:
         self._check_values("prototypes", prototypes.vectors)
         return prototypes
 
+    def _check_model(self, weights: Mapping[str, Tensor]) -> None:
+        """What no training leaves: counters and variances below zero, and a net of zeros, whose gradient is zero."""
+        for name, tensor in weights.items():
+            counts = not tensor.is_floating_point() or name.endswith("running_var")
+            if counts and bool((tensor < 0).any()):
+                raise PayloadError(f"{name} has negative values; it counts or measures a variance")
+        trained = [tensor for name, tensor in weights.items() if name in self.server.parameters]
+        if trained and not any(bool(tensor.any()) for tensor in trained):
+            raise PayloadError("all parameters are zero")
+
     def _check_values(self, name: str, tensor: Tensor) -> None:
         if not tensor.is_floating_point() or not tensor.numel():
             return
@@ -115,14 +134,17 @@ class Gate:
             raise PayloadError(f"{name} has norm {norm:.3g}; the bound is {self.max_norm:g}")
 
 
-def _spec(tensor: Tensor) -> tuple[torch.dtype, tuple[int | None, ...]]:
+def _spec(tensor: Tensor) -> tuple[torch.dtype, Shape]:
     return tensor.dtype, tuple(tensor.shape)
 
 
 def check_tensors(
-    part: str, tensors: Mapping[str, Tensor], expected: Mapping[str, tuple[torch.dtype, tuple[int | None, ...]]]
+    part: str,
+    tensors: Mapping[str, Tensor],
+    expected: Mapping[str, tuple[torch.dtype, Shape]],
+    samples: int = 0,
 ) -> None:
-    """Names, dtypes and shapes must be exactly the expected ones.
+    """Names, dtypes and shapes must be exactly the expected ones; a length ``samples`` is the client's.
 
     Raises:
         PayloadError: the first difference.
@@ -130,8 +152,9 @@ def check_tensors(
     if set(tensors) != set(expected):
         missing, unknown = sorted(set(expected) - set(tensors)), sorted(set(tensors) - set(expected))
         raise PayloadError(f"{part}: missing {missing[:3]}, not asked for {unknown[:3]}")
-    for name, (dtype, shape) in expected.items():
+    for name, (dtype, lengths) in expected.items():
         tensor = tensors[name]
+        shape = tuple(samples if length == "samples" else length for length in lengths)
         fits = len(shape) == tensor.ndim and all(
             want in (None, have) for want, have in zip(shape, tensor.shape, strict=True)
         )
