@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from common.config import check
+from strategies.edits import displace, restore, running_statistics_kept
 from strategies.method import Local, Losses, Method
 
 NORM_FLOOR = 1e-12
@@ -60,32 +59,8 @@ class FedSAM(Method):
 @torch.no_grad()
 def ascend(model: nn.Module, rho: float) -> list[tuple[nn.Parameter, Tensor]]:
     """Move ``w`` to ``w + rho g / ||g||``; the parameters that moved, with copies of where they were."""
-    moved = [parameter for parameter in model.parameters() if parameter.grad is not None]
-    gradients = [parameter.grad for parameter in moved if parameter.grad is not None]
-    origin = [(parameter, parameter.detach().clone()) for parameter in moved]
-    if moved:
-        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
-        torch._foreach_add_(
-            [parameter.detach() for parameter in moved], torch._foreach_mul(gradients, rho / (norm + NORM_FLOOR))
-        )
-    return origin
-
-
-@torch.no_grad()
-def restore(origin: list[tuple[nn.Parameter, Tensor]]) -> None:
-    """Undo :func:`ascend`, to the bit; gradients stay."""
-    for parameter, value in origin:
-        parameter.copy_(value)
-
-
-@contextmanager
-def running_statistics_kept(model: nn.Module, keep: bool = True) -> Iterator[None]:
-    """Inside, training-mode batch norm normalises with the batch's statistics and leaves its running ones alone."""
-    layers = [layer for layer in model.modules() if isinstance(layer, _BatchNorm) and layer.track_running_stats]
-    for layer in layers if keep else ():
-        layer.track_running_stats = False
-    try:
-        yield
-    finally:
-        for layer in layers:
-            layer.track_running_stats = True
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    if not gradients:
+        return []
+    norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+    return displace(model, rho / (norm + NORM_FLOOR))
