@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib.util
 from dataclasses import replace
-from functools import cache
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -22,6 +21,7 @@ from common.kernels.inputs import kernel_inputs
 from common.kernels.terms import TOP_LIMIT, PrototypeTerms, full_precision
 from common.prototypes import PrototypeSet
 
+HAS_TRITON = importlib.util.find_spec("triton") is not None
 Backend = Literal["auto", "batched", "closed_form", "triton"]
 
 
@@ -86,18 +86,13 @@ def choose(features: Tensor, prototypes: PrototypeSet, terms: PrototypeTerms, ba
 
 def _obstacle(features: Tensor, prototypes: PrototypeSet, terms: PrototypeTerms) -> str | None:
     """Why the fused kernels cannot take this call, or ``None``."""
-    if not _has_triton():
+    if not HAS_TRITON:
         return "Triton is not installed"
     if features.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         return f"features are {features.dtype}, not float32, bfloat16 or float16"
     if terms.alignment and terms.fraction < 1 and kernel_inputs(prototypes).largest_class > TOP_LIMIT:
         return f"top-k alignment takes at most {TOP_LIMIT} prototypes per class"
     return None
-
-
-@cache
-def _has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
 
 
 def zero_of(features: Tensor) -> Tensor:

@@ -69,7 +69,7 @@ def plan(samples: int, rows: int, dimensions: int, processors: int, tiling: Tili
 def top_blocks(largest_class: int) -> tuple[int, int, int]:
     """``(block_m, block_d, warps)`` of the top-k kernel: the class's rows on chip, without spilling registers."""
     block_m = max(16, triton.next_power_of_2(largest_class))
-    return block_m, min(256, 8192 // block_m), 16 if block_m > 512 else 8
+    return block_m, min(128, 8192 // block_m), 16 if block_m > 512 else 8
 
 
 @lru_cache

@@ -29,9 +29,25 @@ def fused_losses(
     tiling: str = "auto",
 ) -> tuple[Tensor, Tensor]:
     """``(total [], means [4])`` through the operator; differentiable in ``features``."""
+    arguments = operator_arguments(features, labels, prototypes, class_rows, terms, positive_bias, divisor, tiling)
+    total, means, _ = torch.ops.goldfinch.prototype_losses(*arguments)
+    return total, means
+
+
+def operator_arguments(
+    features: Tensor,
+    labels: Tensor,
+    prototypes: PrototypeSet,
+    class_rows: PrototypeSet | None,
+    terms: PrototypeTerms,
+    positive_bias: Tensor | None,
+    divisor: int,
+    tiling: str = "auto",
+) -> tuple[Any, ...]:
+    """A call in the types that an operator's schema knows."""
     rows = kernel_inputs(prototypes)
     targets = rows if class_rows is None or class_rows is prototypes else kernel_inputs(class_rows)
-    total, means, _ = torch.ops.goldfinch.prototype_losses(
+    return (
         features,
         labels,
         [rows.vectors, rows.units, rows.labels, rows.offsets, rows.weights, rows.lengths],
@@ -47,7 +63,6 @@ def fused_losses(
         features.requires_grad and torch.is_grad_enabled(),
         tiling,
     )
-    return total, means
 
 
 @torch.library.custom_op("goldfinch::prototype_losses", mutates_args=())

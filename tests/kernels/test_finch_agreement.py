@@ -31,7 +31,7 @@ KINDS = {
 def test_agrees_with_finch_clust_on_random_sets(kind, size):
     """5 kinds x 3 sizes x 30 sets x 2 levels: 900 partitions.
 
-    They may differ only where two neighbours are nearer to each other than float32 can tell; then ours must be float64's.
+    They may differ only where two neighbours are closer than float32 can tell; then ours must be float64's.
     """
     different = 0
     for number in range(30):
