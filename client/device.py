@@ -215,6 +215,7 @@ class Device:
             round_number=request.round,
             exchange=request.exchange,
             device=self.torch_device,
+            data_root=self.data_root,
         )
 
     def _model(self, client_count: int) -> tuple[nn.Module, dict[str, Tensor]]:

@@ -45,6 +45,7 @@ class LocalExchange:
         weights, prototypes, extra, kept: what was received, and what the client kept; on ``device``.
         round_number: 1-based round.
         exchange: name of the exchange.
+        data_root: where this device's data are; ``None`` takes the configuration's.
     """
 
     def __init__(
@@ -62,11 +63,12 @@ class LocalExchange:
         round_number: int,
         exchange: str,
         device: torch.device,
+        data_root: str | None = None,
     ) -> None:
         self.settings, self.method, self.model, self.client, self.split = settings, method, model, client, split
         self.weights, self.prototypes, self.extra, self.kept = weights, prototypes, extra, kept
         self.round, self.rounds, self.exchange = round_number, settings.train.rounds, exchange
-        self.seed, self.device = settings.seed, device
+        self.seed, self.device, self.data_root = settings.seed, device, data_root
         self.train: TrainSettings = settings.train
         self.class_count: int = settings.data.class_count
         self.feature_size = feature_size(model)
@@ -136,6 +138,11 @@ class LocalExchange:
     def generator(self, *purpose: str | int) -> torch.Generator:
         """Random numbers keyed by (seed, purpose, round, client)."""
         return generator(self.seed, *purpose, self.round, self.client.id)
+
+    def prepare(self, images: Tensor, draws: torch.Generator | None = None) -> Tensor:
+        """See :meth:`strategies.method.Local.prepare`."""
+        augmentation = self.settings.data.augmentation
+        return self._formatted(augmentation.test(images) if draws is None else augmentation.train(images, draws))
 
     @torch.no_grad()
     def features(self, *, augmented: int = 0, training_mode: bool = False) -> tuple[Tensor, Tensor]:

@@ -65,7 +65,7 @@ def server_step(
     """The next global weights and the next ``extra``.
 
     ``h <- h - (alpha / C) sum_{k in S} (w_k - w^t)`` and ``w^{t+1} = mean_{k in S} w_k - h / alpha`` for parameters,
-    with C all registered clients; buffers are the mean. With ``alpha = 0`` the server averages and ``h`` stays.
+    with C all clients of the federation; buffers are the mean. With ``alpha = 0`` the server averages and ``h`` stays.
 
     Args:
         weights: ``w^t``.
@@ -83,7 +83,7 @@ def server_step(
         moved = torch.zeros_like(h, dtype=torch.float64)
         for update in updates:
             moved += update.weights[key].double() - weights[key].double()
-        h = h.double() - alpha / len(server.clients) * moved
+        h = h.double() - alpha / server.client_count * moved
         following[SERVER_PREFIX + key] = h
         mean[key] = (mean[key].double() - h / alpha).to(mean[key].dtype)
     return mean, following

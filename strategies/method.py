@@ -211,6 +211,8 @@ class Local(Protocol):
     kept: Mapping[str, Tensor]
     """The client's own named tensors from its last participation, on the device; empty at first."""
     optimizer: torch.optim.Optimizer
+    data_root: str | None
+    """Where this device's data are, for methods that read more than its own split; ``None`` is the configuration's."""
 
     def forward(self, images: Tensor, labels: Tensor) -> Batch:
         """A forward pass of the model in its present mode."""
@@ -243,6 +245,9 @@ class Local(Protocol):
         averaged per sample. In ``training_mode`` shuffled training batches are normalised with their own statistics,
         and the running statistics move.
         """
+
+    def prepare(self, images: Tensor, draws: torch.Generator | None = None) -> Tensor:
+        """uint8 images ``[B, 3, H, W]`` as the model takes them: augmented with ``draws``, or as for testing."""
 
     def batches(self, *purpose: str | int) -> Iterator[tuple[Tensor, Tensor]]:
         """Training batches of one epoch: images, augmented and formatted, and labels; order keyed by ``purpose``."""

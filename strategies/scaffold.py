@@ -107,5 +107,5 @@ class SCAFFOLD(Method):
             step = self.server_learning_rate * (weights[name].double() - before)
             weights[name] = (before + step).to(weights[name].dtype)
             total = torch.stack([update.extra[CONTROL + name].double() for update in updates]).sum(0)
-            extra[CONTROL + name] = (c.double() + total / len(server.clients)).to(c.dtype)
+            extra[CONTROL + name] = (c.double() + total / server.client_count).to(c.dtype)
         return GlobalState(state.round, weights, state.prototypes, extra)

@@ -1,0 +1,58 @@
+"""Public images: an unlabelled set that every device can get at, the same everywhere."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from common.config import check
+from common.data.domain import DataSource
+from common.errors import DataError
+from common.seeding import generator
+
+
+@dataclass(frozen=True)
+class PublicImages:
+    """Some of the training images of one domain of any data set; its labels are never looked at.
+
+    Attributes:
+        source: the data set.
+        domain: one of its domains.
+        samples: how many images, >= 2; which ones depends on their number only.
+    """
+
+    source: DataSource
+    domain: str
+    samples: int = 512
+
+    def __post_init__(self) -> None:
+        check(self.samples >= 2, f"samples must be >= 2; got {self.samples}")
+        check(self.domain in self.source.domains, f"domain {self.domain!r} is none of {list(self.source.domains)}")
+
+    def load(self, root: str | None = None) -> Tensor:
+        """uint8 [samples, 3, H, W].
+
+        Args:
+            root: where the files are, instead of ``source.root`` (a node's data-dir).
+
+        Raises:
+            DataError: the domain cannot be read or has too few images.
+        """
+        images = self.source.load(self.domain, root).train.images
+        if len(images) < self.samples:
+            raise DataError(
+                f"the public set {self.source.name}/{self.domain} has {len(images)} images, {self.samples} are asked "
+                "for: lower method.public.samples or choose another set"
+            )
+        chosen = torch.randperm(len(images), generator=generator(0, "public images", len(images)))[: self.samples]
+        return images[chosen]
+
+
+def fingerprint(images: Tensor) -> Tensor:
+    """int64 scalar: 63 bits of the SHA-256 over shape and pixels, to tell whether two devices have the same images."""
+    digest = hashlib.sha256(repr(tuple(images.shape)).encode())
+    digest.update(images.cpu().contiguous().numpy().tobytes())
+    return torch.tensor(int.from_bytes(digest.digest()[:8], "big") >> 1)

@@ -1,0 +1,75 @@
+"""Textures: coloured noise with sharp-edged patches, made on the spot. Images of nothing, for methods that need any."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from common.data.cache import cached
+from common.data.domain import DataSource, Domain, Split
+from common.data.glyph_rendering import SIZE, noise_field, sample
+from common.seeding import numpy_generator
+
+_VERSION = 1  # raise when a pixel changes: it is the seed, and part of the cache's key
+_COUNT = {"train": 1024, "test": 64}
+
+
+@dataclass(frozen=True)
+class Textures(DataSource):
+    """1024 (and 64 test) images of two coloured textures, one seen through the random patches of the other.
+
+    Procedurally generated, of no class (every label is 0) and from no camera: a public, unlabelled set that every
+    device can make by itself, equal on all of them. Any size; drawn at 32x32 and enlarged or reduced.
+    """
+
+    name: ClassVar[str] = "textures"
+    known_domains: ClassVar[tuple[str, ...]] = ("textures",)
+
+    domains: tuple[str, ...] = ("textures",)
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """One class that means nothing."""
+        return ("texture",)
+
+    def _root(self, root: str | None = None) -> str | None:  # noqa: ARG002 - generated: there is nowhere to look
+        return None
+
+    def _read(self, domain: str) -> Domain:
+        tensors = cached(f"textures-{self.image_size}", [_VERSION, self.image_size], self._draw)
+        train, test = (Split(images, torch.zeros(len(images), dtype=torch.int64)) for images in tensors.values())
+        return Domain(domain, train, test)
+
+    def _draw(self) -> dict[str, torch.Tensor]:
+        drawn = {}
+        for part, count in sorted(_COUNT.items(), reverse=True):
+            draws = numpy_generator(_VERSION, "textures", part)
+            ground, figure = _texture(draws, count), _texture(draws, count)
+            height = noise_field(draws, count, 3) + 0.3 * noise_field(draws, count, 8)
+            patches = np.clip(8 * (height - 0.65), 0, 1)[..., None]
+            images = ground + patches * (figure - ground)
+            pixels = (np.clip(_resized(images, self.image_size), 0, 1) * 255 + 0.5).astype(np.uint8)
+            drawn[part] = torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous()
+        return drawn
+
+
+def _texture(draws: np.random.Generator, count: int) -> np.ndarray:
+    """Two colours mixed by noise of a random scale: float64 [count, 32, 32, 3] in 0..1."""
+    first, second = draws.random((count, 1, 1, 3)), draws.random((count, 1, 1, 3))
+    scales = np.stack([noise_field(draws, count, cells) for cells in (1, 4, 9, 16)])
+    chosen = draws.integers(len(scales), size=count)
+    mixture = scales[chosen, np.arange(count)][..., None]
+    return first + mixture * (second - first)
+
+
+def _resized(images: np.ndarray, size: int) -> np.ndarray:
+    """Float64 [N, size, size, 3] of float64 [N, 32, 32, 3], bilinear."""
+    if size == SIZE:
+        return images
+    place = np.clip((np.arange(size) + 0.5) * SIZE / size - 0.5, 0, SIZE - 1)
+    rows = np.broadcast_to(place[:, None], (len(images), size, size))
+    columns = np.broadcast_to(place[None, :], (len(images), size, size))
+    return np.stack([sample(images[..., channel], rows, columns) for channel in range(3)], axis=3)
