@@ -142,11 +142,31 @@ def read_header(kind: type[Message], header: Mapping[str, Any]) -> Message:
         missing, unknown = sorted(set(names) - set(header)), sorted(set(header) - set(names))
         raise PayloadError(f"the message's header lacks {missing} and has unknown {unknown}")
     for name, declared in names.items():
-        wanted = _PLAIN[declared.partition("[")[0]]
-        value = header[name]
-        if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):
-            raise PayloadError(f"the message's header says {name}={value!r}; expected {declared}")
+        if not _fits(header[name], declared):
+            raise PayloadError(f"the message's header says {name}={header[name]!r:.200}; expected {declared}")
     return kind(**header)
 
 
-_PLAIN: dict[str, type] = {"str": str, "int": int, "bool": bool, "list": list, "dict": dict}
+def _fits(value: object, declared: str) -> bool:
+    """Whether ``value`` is of the type written as ``declared``, its members too; numbers finite, integers 64-bit."""
+    outer, _, inner = declared.partition("[")
+    if declared == "Any":
+        return True
+    if isinstance(value, bool) or outer == "bool":
+        return isinstance(value, bool) and outer == "bool"
+    if outer == "float":
+        return isinstance(value, int | float) and abs(value) < MOST_FLOAT
+    if outer == "int":
+        return isinstance(value, int) and abs(value) < 2**63
+    if outer == "list":
+        return isinstance(value, list) and all(_fits(item, inner.removesuffix("]")) for item in value)
+    if outer == "dict":
+        _, _, member = inner.removesuffix("]").partition(", ")
+        return isinstance(value, dict) and all(
+            isinstance(key, str) and _fits(item, member) for key, item in value.items()
+        )
+    return outer == "str" and isinstance(value, str)
+
+
+MOST_FLOAT = 1e300
+"""Larger numbers, infinities and not-a-numbers measure nothing."""

@@ -45,16 +45,18 @@ def domain_accuracy(scores: Sequence[tuple[str, int, int]]) -> dict[str, float]:
 def summarise(rounds: Sequence[RoundScore], last: int) -> dict[str, dict[str, object]]:
     """The run's scores under each rule.
 
-    ``final`` is the last scored round; ``last_n`` the mean of each domain over the last ``last`` scored rounds (the
-    FPL, FedAPC rule); ``best_round`` the round of the highest test average, which picks a model by its test score, as
-    FedPall's table does, and is named so because it flatters.
+    ``final`` is the last scored round; ``last_n`` the mean of each domain over those of the last ``last`` scored
+    rounds that scored it (the FPL, FedAPC rule); ``best_round`` the round of the highest test average, which picks a
+    model by its test score, as FedPall's table does, and is named so because it flatters.
     """
     if not rounds:
         return {}
     best = max(rounds, key=lambda score: score.average)
     tail = rounds[-last:]
-    domains = rounds[-1].accuracy
-    mean = {domain: sum(score.accuracy.get(domain, 0.0) for score in tail) / len(tail) for domain in domains}
+    mean = {}
+    for domain in sorted({domain for score in tail for domain in score.accuracy}):
+        values = [score.accuracy[domain] for score in tail if domain in score.accuracy]
+        mean[domain] = sum(values) / len(values)
     rules = {"final": rounds[-1], "last_n": RoundScore(rounds[-1].round, mean), "best_round": best}
     result: dict[str, dict[str, object]] = {}
     for name, score in rules.items():

@@ -104,7 +104,44 @@ def encoded_size(payload: Payload) -> int:
 
 def _header_text(payload: Payload) -> str:
     header = {"schema": SCHEMA, **payload.header}
-    return json.dumps(header, separators=(",", ":"), sort_keys=True, allow_nan=False)
+    try:
+        return json.dumps(header, separators=(",", ":"), sort_keys=True, allow_nan=False)
+    except ValueError as error:
+        odd = sorted(key for key, value in header.items() if not _writable(value))
+        raise PayloadError(
+            f"the header's {', '.join(odd)} cannot be written: a number is not finite. If it is a loss, training "
+            "diverged: lower train.learning_rate, or set train.clip_norm"
+        ) from error
+
+
+def _writable(value: object) -> bool:
+    try:
+        json.dumps(value, allow_nan=False)
+    except ValueError:
+        return False
+    return True
+
+
+def _parse(text: bytes | str, what: str) -> dict[str, Any]:
+    """The JSON object in ``text``: no name twice, no NaN, whatever Python's own reader would let through."""
+    try:
+        found = json.loads(text, object_pairs_hook=_once, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise PayloadError(f"the message's {what} is not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise PayloadError(f"the message's {what} is not a JSON object")
+    return found
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a name comes twice")
+    return found
+
+
+def _refuse_constant(word: str) -> None:
+    raise ValueError(f"{word} is no number")
 
 
 def decode(blob: bytes, *, max_bytes: int = MAX_BYTES) -> Payload:
@@ -136,12 +173,7 @@ def _read_table(blob: bytes, max_bytes: int) -> dict[str, Any]:
     length = int.from_bytes(blob[:8], "little")
     if length > min(MAX_HEADER_BYTES, len(blob) - 8):
         raise PayloadError(f"the message is truncated or no safetensors blob: its table claims {length} bytes")
-    try:
-        table = json.loads(blob[8 : 8 + length])
-    except (ValueError, RecursionError) as error:
-        raise PayloadError(f"the message's table is not JSON: {error}") from error
-    if not isinstance(table, dict):
-        raise PayloadError("the message's table is not a JSON object")
+    table = _parse(blob[8 : 8 + length], "table")
     if len(table) > MAX_TENSORS:
         raise PayloadError(f"the message names {len(table)} tensors; the limit is {MAX_TENSORS}")
     return table
@@ -152,12 +184,7 @@ def _read_header(table: dict[str, Any]) -> dict[str, Any]:
     text = metadata.get("goldfinch") if isinstance(metadata, dict) else None
     if not isinstance(text, str):
         raise PayloadError("the message has no Goldfinch header")
-    try:
-        header = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise PayloadError(f"the message's header is not JSON: {error}") from error
-    if not isinstance(header, dict):
-        raise PayloadError("the message's header is not a JSON object")
+    header = _parse(text, "header")
     schema = header.pop("schema", None)
     if schema != SCHEMA:
         raise PayloadError(f"the message has schema {schema!r}, this side speaks {SCHEMA}; run the same Goldfinch")

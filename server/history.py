@@ -94,10 +94,7 @@ class History:
 
     def bytes_total(self) -> dict[str, int]:
         """Bytes down to and up from all clients over the run."""
-        return {
-            way: sum(int(row[f"bytes_{way}"]) for row in self.activity if row[f"bytes_{way}"] not in ("", None))
-            for way in ("up", "down")
-        }
+        return {way: sum(int(row.get(f"bytes_{way}") or 0) for row in self.activity) for way in ("up", "down")}
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:

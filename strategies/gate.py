@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -79,11 +80,13 @@ class Gate:
         if domains != list(request.score):
             raise PayloadError(f"scores of {domains} came; asked for {request.score}")
         for entry in answer.scores:
-            count, correct, loss = entry.get("count"), entry.get("correct"), entry.get("loss")
-            whole = type(count) is int and type(correct) is int
+            count: Any = entry.get("count")
+            correct: Any = entry.get("correct")
+            loss: Any = entry.get("loss")
+            whole = isinstance(count, int) and isinstance(correct, int)
             if not whole or not 0 <= correct <= count or not 1 <= count <= MOST_SAMPLES:
                 raise PayloadError(f"the score of {entry['domain']} claims {correct!r:.20} correct of {count!r:.20}")
-            if type(loss) not in (float, int) or not 0 <= loss <= MOST_LOSS:
+            if not isinstance(loss, float | int) or not 0 <= loss <= MOST_LOSS:
                 raise PayloadError(f"the score of {entry['domain']} has loss {loss!r:.20}")
 
     def _check_prototypes(self, prototypes: PrototypeSet | None, client: Client) -> PrototypeSet:

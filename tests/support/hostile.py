@@ -105,6 +105,14 @@ def _missing(payload: Payload) -> Payload | None:
     return None
 
 
+def _one_more(payload: Payload) -> Payload:
+    return replace(payload, extra={**payload.extra, "more": torch.ones(1)})
+
+
+def _no_prototypes(payload: Payload) -> Payload | None:
+    return None if payload.prototypes is None else replace(payload, prototypes=None)
+
+
 def _negative_variance(payload: Payload) -> Payload | None:
     name = next((name for name in payload.weights if name.endswith("running_var")), None)
     if name is None:
@@ -119,6 +127,9 @@ def _floating(tensor: Tensor) -> bool:
 def _whole(tensor: Tensor) -> bool:
     return not tensor.is_floating_point()
 
+
+ENDLESS = [{"domain": "dark", "count": 10**400, "correct": 0, "loss": 0.0}]
+ELSEWHERE = [{"domain": "moon", "count": 1, "correct": 1, "loss": 0.0}]
 
 ATTACKS = (
     Attack("not a number", _tensor(_floating, _with_first(float("nan"))), "not finite"),
@@ -140,7 +151,9 @@ ATTACKS = (
     ),
     Attack("another rank", _tensor(lambda tensor: tensor.ndim >= 1, lambda tensor: tensor[None]), "expected"),
     Attack("double precision", _tensor(_floating, lambda tensor: tensor.double()), "expected torch.float32"),
-    Attack("a record too many", lambda payload: replace(payload, extra={**payload.extra, "more": torch.ones(1)}), "more"),
+    Attack(
+        "a record too many", lambda payload: replace(payload, extra={**payload.extra, "more": torch.ones(1)}), "more"
+    ),
     Attack("a record too few", _missing, "missing"),
     Attack("prototype not a number", _prototypes(lambda old: {"vectors": _first(old.vectors, float("nan"))}), "finite"),
     Attack("prototype count 1e30", _prototypes(lambda old: {"weights": _first(old.weights, 1e30)}), "weigh"),
@@ -153,12 +166,18 @@ ATTACKS = (
         "class 99",
     ),
     Attack("prototypes too short", _prototypes(lambda old: {"vectors": old.vectors[:, :-1].clone()}), "features"),
-    Attack("prototypes missing", lambda payload: replace(payload, prototypes=None) if payload.prototypes else None, "set"),
+    Attack(
+        "prototypes missing", lambda payload: replace(payload, prototypes=None) if payload.prototypes else None, "set"
+    ),
     Attack("another client's name", _header(client="bright-0"), "stale"),
     Attack("another round", _header(round=77), "stale"),
     Attack("claims 10^30 samples", _header(samples=10**30), "samples"),
     Attack("claims other classes", _header(class_counts=[9, 9, 9, 9]), "registered"),
     Attack("loss is a word", _header(losses={"cross_entropy": "low"}), "losses"),
-    Attack("score without end", _header(scores=[{"domain": "dark", "count": 10**400, "correct": 0, "loss": 0.0}]), "score"),
-    Attack("scores more than asked", _header(scores=[{"domain": "moon", "count": 1, "correct": 1, "loss": 0.0}]), "scores"),
+    Attack(
+        "score without end", _header(scores=[{"domain": "dark", "count": 10**400, "correct": 0, "loss": 0.0}]), "score"
+    ),
+    Attack(
+        "scores more than asked", _header(scores=[{"domain": "moon", "count": 1, "correct": 1, "loss": 0.0}]), "scores"
+    ),
 )

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from common.errors import PayloadError
 from common.messages import Answer, Registration, Request, read_header
 from common.payload import Payload, encoded_size
 from common.settings import RunSettings
@@ -18,7 +19,7 @@ from server.inline import InlineEngine
 Edit = Callable[[Request, Payload], Payload]
 
 
-class Broken(RuntimeError):
+class BrokenError(RuntimeError):
     """What a client that drops out raises."""
 
 
@@ -63,7 +64,12 @@ class TouchedEngine:
         self, message: Payload, requests: Mapping[str, Request], seconds: float
     ) -> tuple[list[Reply], list[Failure]]:
         replies, failures = self.inner.exchange(message, requests, seconds)
-        edited = [self._edited(requests[reply.client], reply) for reply in replies]
+        edited: list[Reply] = []
+        for reply in replies:
+            try:
+                edited.append(self._edited(requests[reply.client], reply))
+            except PayloadError as error:  # as an engine does with a header that cannot be read
+                failures.append(Failure(reply.client, "refused", str(error)))
         by_client = {reply.client: reply for reply in edited}
         self.messages += [Recorded(request, message, by_client.get(name)) for name, request in requests.items()]
         return self.arrival(edited), failures
@@ -84,7 +90,7 @@ def _make_failing(device: Any, failing: Callable[[Request], bool]) -> None:
 
     def answer(request: Request, message: Payload) -> Payload:
         if failing(request):
-            raise Broken("the camera fell off")
+            raise BrokenError("the camera fell off")
         return whole(request, message)
 
     device.answer = answer

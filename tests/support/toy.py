@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
@@ -32,7 +32,9 @@ class Toy(DataSource):
 
     domains: tuple[str, ...] = DOMAINS
     image_size: int = 16
-    augmentation: Augmentation = Augmentation(crop_padding=1, flip=False, mean=(0.5,), std=(0.25,))
+    augmentation: Augmentation = field(
+        default_factory=lambda: Augmentation(crop_padding=1, flip=False, mean=(0.5,), std=(0.25,))
+    )
     missing_class: bool = True
 
     @property
@@ -45,7 +47,9 @@ class Toy(DataSource):
     def _read(self, domain: str) -> Domain:
         lacks = domain == "noisy" and self.missing_class
         train = torch.arange(TRAIN[domain]) % (CLASSES - 1 if lacks else CLASSES)
-        return Domain(domain, self._draw(domain, "train", train), self._draw(domain, "test", torch.arange(16) % CLASSES))
+        return Domain(
+            domain, self._draw(domain, "train", train), self._draw(domain, "test", torch.arange(16) % CLASSES)
+        )
 
     def _draw(self, domain: str, part: str, labels: torch.Tensor) -> Split:
         draws = generator(0, "toy", domain, part)
