@@ -14,6 +14,8 @@ from common.settings import RunSettings, load_settings
 USAGE = """goldfinch run [KEY=VALUE ...]     train: method=fpl data=glyphs engine=inline train.rounds=10 output=DIR
 goldfinch table DIR [DIR ...]      runs side by side, mean and standard deviation over seeds
 goldfinch doctor                   what works here, and how to mend what does not
+goldfinch demo [KEY=VALUE ...]     FedAvg and FPL on Ray, side by side, offline, in minutes
+goldfinch deployment-demo          a SuperLink and four SuperNodes as real processes, FPL for three rounds
 goldfinch list [GROUP]             what can be chosen: methods, data sets, models, protocols, engines ..."""
 
 
@@ -24,6 +26,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "table": _table,
         "doctor": _doctor,
         "list": _list,
+        "demo": _demo,
+        "deployment-demo": _deployment_demo,
     }
     parser = argparse.ArgumentParser(prog="goldfinch", usage=USAGE, add_help=True)
     parser.add_argument("command", nargs="?")
@@ -91,6 +95,20 @@ def _doctor(arguments: list[str]) -> int:
     if arguments:
         raise ConfigError(f"goldfinch doctor takes no arguments; got {' '.join(arguments)}")
     return examine()
+
+
+def _demo(overrides: list[str]) -> int:
+    from server.demo import demo
+
+    demo(overrides=overrides)
+    return 0
+
+
+def _deployment_demo(overrides: list[str]) -> int:
+    from server.demo import deployment_demo
+
+    deployment_demo(overrides=overrides)
+    return 0
 
 
 def _list(groups: list[str]) -> int:

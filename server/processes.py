@@ -36,7 +36,12 @@ def flower_environment(home: Path, **more: str) -> dict[str, str]:
     """
     programs = str(Path(sys.executable).parent)
     path = os.pathsep.join([programs, os.environ.get("PATH", "")])
-    return {**os.environ, **QUIET, "FLWR_HOME": str(home), "PATH": path, **more}
+    folders = {
+        name: str(Path(os.environ[name]).absolute())  # the programs run elsewhere, where a relative path is another
+        for name in ("GOLDFINCH_DATA", "GOLDFINCH_CACHE")
+        if os.environ.get(name)
+    }
+    return {**os.environ, **folders, **QUIET, "FLWR_HOME": str(home), "PATH": path, **more}
 
 
 def program(name: str) -> str:

@@ -75,7 +75,8 @@ def run_on_ray(settings: RunSettings, overrides: Sequence[str], listeners: Seque
     home = neutral / "home"
     home.mkdir()
     (home / "config.toml").write_text(
-        f'[superlink]\ndefault = "simulation"\n\n[superlink.simulation]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
+        f'[superlink]\ndefault = "simulation"\n\n[superlink.simulation]\n'
+        f'address = "127.0.0.1:{port}"\ninsecure = true\n'
     )
     environment = flower_environment(home)
     command = [program("flower-superlink"), "--insecure", "--simulation", "--host", "127.0.0.1", "--port", str(port)]
@@ -121,7 +122,10 @@ def submit(
     app = write_bundle(neutral / "goldfinch")
     empty = neutral / "cwd"  # Flower's commands take an argument that names a folder here for an app
     empty.mkdir(exist_ok=True)
-    text = " ".join(_quoted(item) for item in [*overrides, f"output={settings.output_folder}"])
+    places = [f"output={settings.output_folder}"]
+    if settings.data.root:  # relative paths mean something else where the server and its clients run
+        places.append(f"data.root={Path(settings.data.root).expanduser().absolute()}")
+    text = " ".join(_quoted(item) for item in [*overrides, *places])
     target = [connection] if connection else []
     command = [
         program("flwr"),

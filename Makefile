@@ -1,0 +1,55 @@
+# make demo     everything from nothing: sets up .venv, runs FedAvg and FPL, prints the table
+# make test     sets up, checks style and types, runs the tests
+# make help     the rest
+
+PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3.13 python3,$(shell command -v $(name) 2>/dev/null)))
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.ready
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: help setup demo deployment-demo test test-fast test-slow lint format doctor clean
+
+help: ## this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
+
+setup: $(STAMP) ## the virtual environment with the pinned requirements; does nothing the second time
+
+$(STAMP): requirements.txt pyproject.toml
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info[:2] < (3, 11))' || { echo "Goldfinch needs Python 3.11 or later; set PYTHON=/path/to/python3.11"; exit 1; }
+	test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@# a plain `flwr run` in this environment must not install dependencies again, nor call home
+	@$(BIN)/python -c 'import sysconfig, pathlib; pathlib.Path(sysconfig.get_paths()["purelib"], "goldfinch_flower.pth").write_text("import os; [os.environ.setdefault(name, value) for name, value in ((\"FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION\", \"1\"), (\"FLWR_TELEMETRY_ENABLED\", \"0\"), (\"FLWR_DISABLE_UPDATE_CHECK\", \"1\"))]\n")'
+	@touch $(STAMP)
+
+demo: $(STAMP) ## FedAvg and FPL through Flower on Ray, side by side; offline
+	@$(BIN)/goldfinch demo
+
+deployment-demo: $(STAMP) ## a SuperLink and four SuperNodes as real processes, FPL for three rounds
+	@$(BIN)/goldfinch deployment-demo
+
+test: lint test-fast ## style, types, and every test that takes seconds
+
+test-fast: $(STAMP)
+	$(BIN)/python -m pytest -m "not slow"
+
+test-slow: $(STAMP) ## the tests that take minutes
+	$(BIN)/python -m pytest -m slow
+
+lint: $(STAMP) ## ruff, mypy, import contracts
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(STAMP) ## rewrite the source in the house style
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+doctor: $(STAMP) ## what works on this machine
+	@$(BIN)/goldfinch doctor
+
+clean: ## remove what was built and run here, but not the virtual environment
+	rm -rf outputs .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info
