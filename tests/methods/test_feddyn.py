@@ -1,0 +1,146 @@
+"""FedDyn against Algorithm 1 in loops: h on the server, lambda on the client, the gradient between them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support.halves import BUFFERS, PARAMETERS, SIZES, Half, elements, model_state, run_server, updates
+from support.runs import TouchedEngine, run
+from support.toy import toy_settings
+from torch import nn
+
+from client.store import FileStore
+from strategies import dynamics
+from strategies.aggregation import average_weights
+from strategies.feddyn import FedDyn
+
+ALPHA = 0.05
+ROUNDS = [updates(1), updates(2, who=(0, 2)), updates(3)]  # in the second one client is missing: C stays 3
+
+
+def oracle(rounds, alpha):
+    """Algorithm 1's server, element by element."""
+    w = {name: elements(model_state("initial")[name]) for name in PARAMETERS}
+    h = {name: [0.0] * len(values) for name, values in w.items()}
+    for sent in rounds:
+        for name in PARAMETERS:
+            for i in range(len(w[name])):
+                client_values = [elements(update.weights[name])[i] for update in sent]
+                h[name][i] -= alpha / len(SIZES) * sum(value - w[name][i] for value in client_values)
+                w[name][i] = sum(client_values) / len(client_values) - h[name][i] / alpha
+    return w, h
+
+
+def test_the_server_follows_algorithm_1():
+    state = run_server(FedDyn(alpha=ALPHA), ROUNDS)[-1]
+    w, h = oracle(ROUNDS, ALPHA)
+    for name in PARAMETERS:
+        assert elements(state.weights[name]) == pytest.approx(w[name], rel=1e-5, abs=1e-5)
+        assert elements(state.extra["h/" + name]) == pytest.approx(h[name], rel=1e-5, abs=1e-6)
+
+
+def test_buffers_are_the_mean_and_have_no_h():
+    state = run_server(FedDyn(alpha=ALPHA), ROUNDS)[-1]
+    mean = average_weights(ROUNDS[-1], uniform=True)
+    assert all(torch.equal(state.weights[name], mean[name]) for name in BUFFERS)
+    assert set(state.extra) == {"h/" + name for name in PARAMETERS}
+
+
+def test_weighting_chooses_the_mean():
+    uniform = run_server(FedDyn(alpha=ALPHA), ROUNDS[:1])[-1]
+    samples = run_server(FedDyn(alpha=ALPHA, weighting="samples"), ROUNDS[:1])[-1]
+    mean = average_weights(ROUNDS[0])
+    assert torch.equal(samples.weights["norm.running_mean"], mean["norm.running_mean"])
+    assert not torch.allclose(samples.weights["layer.weight"], uniform.weights["layer.weight"])
+    assert torch.equal(samples.extra["h/layer.weight"], uniform.extra["h/layer.weight"])
+
+
+class Stand:
+    """A device's side with one linear layer."""
+
+    def __init__(self, kept):
+        self.model = nn.Linear(2, 3).double()
+        self.before = {name: p.detach().clone() for name, p in self.model.named_parameters()}
+        self.kept = kept
+        with torch.no_grad():
+            for p in self.model.parameters():
+                p += 0.3 * torch.arange(p.numel(), dtype=p.dtype).view_as(p) + 0.1
+
+    def reference(self):
+        return self.before
+
+    def cached(self, name, make):
+        return make()
+
+
+def stand(with_lambda):
+    kept = {"lambda/weight": torch.full((3, 2), 0.7).double(), "lambda/bias": torch.tensor([1.0, -2.0, 0.5]).double()}
+    torch.manual_seed(0)
+    return Stand(kept if with_lambda else {})
+
+
+@pytest.mark.parametrize("with_lambda", [True, False], ids=["later", "first participation"])
+def test_the_gradient_is_that_of_the_regularised_loss(with_lambda):
+    local = stand(with_lambda)
+    x = torch.randn(5, 2, dtype=torch.float64)
+    loss = local.model(x).square().mean()
+    penalty = sum(
+        -(local.kept.get("lambda/" + name, torch.zeros_like(p)) * p).sum()
+        + ALPHA / 2 * (p - local.before[name]).square().sum()
+        for name, p in local.model.named_parameters()
+    )
+    wanted = torch.autograd.grad(loss + penalty, list(local.model.parameters()), retain_graph=True)
+    loss.backward()
+    dynamics.edit_gradients(local, ALPHA)
+    for p, gradient in zip(local.model.parameters(), wanted, strict=True):
+        torch.testing.assert_close(p.grad, gradient, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("with_lambda", [True, False], ids=["later", "first participation"])
+def test_lambda_takes_off_what_the_client_moved(with_lambda):
+    local = stand(with_lambda)
+    after = dynamics.next_multipliers(local, ALPHA)
+    for name, p in local.model.named_parameters():
+        previous = elements(local.kept["lambda/" + name]) if with_lambda else [0.0] * p.numel()
+        moved = zip(elements(p), elements(local.before[name]), strict=True)
+        wanted = [old - ALPHA * (w - w0) for old, (w, w0) in zip(previous, moved, strict=True)]
+        assert elements(after["lambda/" + name]) == pytest.approx(wanted, rel=1e-12)
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_what_a_client_keeps_in_a_run(adaptive, tmp_path):
+    hyper = {"alpha": ALPHA, "adaptive_alpha": adaptive}
+    settings = toy_settings("feddyn", tmp_path, hyper=hyper, train={"rounds": 2})
+    done = run(settings, TouchedEngine(settings))
+    folder = next((tmp_path / "clients").glob("*"))
+    sizes = dict(done.summary["clients"])
+    mean = sum(sizes.values()) / len(sizes)
+    for client, size in sizes.items():
+        alpha = ALPHA * mean / size if adaptive else ALPHA
+        mine = [item for item in done.messages if item.request.client == client and item.request.train]
+        kept = FileStore(folder / client).load(10)
+        for name in (key.removeprefix("local/lambda/") for key in kept):
+            moved = sum(item.reply.payload.weights[name] - item.message.weights[name] for item in mine)
+            torch.testing.assert_close(kept["local/lambda/" + name], -alpha * moved, rtol=1e-4, atol=1e-7)
+        assert set(mine[0].message.extra) == ({"mean_samples"} if adaptive else set())
+
+
+@pytest.mark.parametrize("hyper", [{"clip": 0.01}, {"adaptive_alpha": True}, {"alpha": 0.1}], ids=str)
+def test_every_option_changes_the_result(hyper, tmp_path):
+    results = [
+        run(toy_settings("feddyn", tmp_path / str(i), hyper=options, train={"rounds": 1})).sha256
+        for i, options in enumerate([{}, hyper])
+    ]
+    assert results[0] != results[1]
+
+
+def test_h_starts_at_zero_for_parameters_only():
+    h = dynamics.initial_h(Half())
+    assert set(h) == {"h/" + name for name in PARAMETERS}
+    assert all(not bool(tensor.any()) and tensor.dtype == torch.float64 for tensor in h.values())
+
+
+@pytest.mark.parametrize("wrong", [{"alpha": -0.1}, {"clip": 0.0}])
+def test_values_out_of_range_are_refused(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        FedDyn(**wrong)

@@ -1,0 +1,97 @@
+"""FedOpt's server optimisers against Algorithm 2 of Reddi et al. in loops, over three rounds."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from support.halves import BUFFERS, PARAMETERS, elements, model_state, run_server, updates
+
+from strategies.aggregation import average_weights
+from strategies.fedopt import FedOpt
+
+ROUNDS = [updates(1), updates(2, who=(0, 2)), updates(3)]
+RATE, B1, B2, TAU, MOMENTUM = 0.3, 0.8, 0.95, 0.02, 0.7
+
+
+def oracle(optimizer):
+    w = {name: elements(model_state("initial")[name]) for name in PARAMETERS}
+    for name, values in w.items():
+        m, v = [0.0] * len(values), [TAU**2] * len(values)
+        for sent in ROUNDS:
+            for i in range(len(values)):
+                delta = sum(elements(update.weights[name])[i] for update in sent) / len(sent) - values[i]
+                if optimizer == "sgd":
+                    m[i] = MOMENTUM * m[i] + delta
+                    values[i] += RATE * m[i]
+                    continue
+                m[i] = B1 * m[i] + (1 - B1) * delta
+                if optimizer == "adagrad":
+                    v[i] = v[i] + delta**2
+                elif optimizer == "yogi":
+                    v[i] = v[i] - (1 - B2) * delta**2 * math.copysign(1.0, v[i] - delta**2)
+                else:
+                    v[i] = B2 * v[i] + (1 - B2) * delta**2
+                values[i] += RATE * m[i] / (math.sqrt(v[i]) + TAU)
+    return w
+
+
+def make(optimizer, **changes):
+    fields = {"server_learning_rate": RATE, "momentum": MOMENTUM, "beta_1": B1, "beta_2": B2, "epsilon": TAU}
+    return FedOpt(optimizer=optimizer, **{**fields, **changes})
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "yogi", "adagrad"])
+def test_three_rounds_follow_algorithm_2(optimizer):
+    state = run_server(make(optimizer), ROUNDS)[-1]
+    for name, values in oracle(optimizer).items():
+        assert elements(state.weights[name]) == pytest.approx(values, rel=1e-5, abs=1e-6)
+
+
+def test_sgd_is_torch_s_sgd_on_the_pseudo_gradient():
+    parameter = torch.nn.Parameter(model_state("initial")["layer.weight"].double())
+    optimizer = torch.optim.SGD([parameter], lr=RATE, momentum=MOMENTUM)
+    for sent in ROUNDS:
+        mean = average_weights(sent, uniform=True)["layer.weight"].double()
+        parameter.grad = parameter.detach() - mean
+        optimizer.step()
+    found = run_server(make("sgd"), ROUNDS)[-1].weights["layer.weight"]
+    torch.testing.assert_close(found.double(), parameter.detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_yogi_s_second_moment_goes_both_ways():
+    method = make("yogi")
+    small, large = torch.tensor([0.01]), torch.tensor([4.0])
+    assert float(method._second_moment(torch.tensor([1.0]), small)) == pytest.approx(1.0 - (1 - B2) * 0.01)
+    assert float(method._second_moment(torch.tensor([1.0]), large)) == pytest.approx(1.0 + (1 - B2) * 4.0)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "yogi", "adagrad"])
+def test_buffers_are_the_mean_and_have_no_moment(optimizer):
+    state = run_server(make(optimizer), ROUNDS)[-1]
+    mean = average_weights(ROUNDS[-1], uniform=True)
+    assert all(torch.equal(state.weights[name], mean[name]) for name in BUFFERS)
+    moments = 1 if optimizer == "sgd" else 2
+    assert len(state.extra) == moments * len(PARAMETERS)
+
+
+def test_step_one_without_momentum_is_the_average_bit_for_bit():
+    method = FedOpt(server_learning_rate=1.0, momentum=0.0, weighting="samples")
+    states = run_server(method, ROUNDS)
+    for sent, state in zip(ROUNDS, states[1:], strict=True):
+        mean = average_weights(sent)
+        assert all(torch.equal(state.weights[name], mean[name]) for name in mean)
+
+
+def test_weighting_chooses_the_mean():
+    uniform, samples = (run_server(make("sgd", weighting=w), ROUNDS[:1])[-1] for w in ("uniform", "samples"))
+    assert not torch.allclose(uniform.weights["layer.bias"], samples.weights["layer.bias"])
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"server_learning_rate": 0.0}, {"momentum": 1.0}, {"beta_1": -0.1}, {"beta_2": 1.0}, {"epsilon": 0.0}]
+)
+def test_values_out_of_range_are_refused(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        FedOpt(**wrong)

@@ -1,0 +1,102 @@
+"""FedProc: the schedule of its two terms, the global means, and which class keeps its old mean."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support.halves import FEATURES, elements, run_server, updates
+from support.runs import TouchedEngine, run
+from support.toy import toy_settings
+
+from common.losses import cross_entropy, prototype_contrast
+from common.prototypes import PrototypeSet
+from strategies.fedproc import FedProc
+from strategies.method import Batch
+
+
+class Stand:
+    """What the loss looks at."""
+
+    def __init__(self, round_number, rounds, prototypes):
+        self.round, self.rounds, self.prototypes = round_number, rounds, prototypes
+
+
+def rows(*entries):
+    """A set of (class, weight, value in every feature) rows."""
+    return PrototypeSet(
+        torch.stack([torch.full((FEATURES,), float(value)) for _, _, value in entries]),
+        torch.tensor([label for label, _, _ in entries]),
+        torch.tensor([float(weight) for _, weight, _ in entries]),
+    )
+
+
+@pytest.mark.parametrize(
+    ("schedule", "round_number", "rounds", "share"),
+    [
+        ("official", 1, 10, 1.0),  # the first round: no prototypes, cross-entropy alone
+        ("official", 2, 10, 0.1),
+        ("official", 10, 10, 0.9),
+        ("rethinkfl", 1, 10, 0.0),  # its first round trains nothing
+        ("rethinkfl", 2, 10, 1 / 9),
+        ("rethinkfl", 10, 10, 1.0),
+        ("rethinkfl", 1, 1, 0.0),  # T - 1 is 0
+    ],
+)
+def test_the_schedule(schedule, round_number, rounds, share):
+    found = FedProc(schedule=schedule).cross_entropy_weight(round_number, rounds, round_number > 1)
+    assert found == pytest.approx(share)
+
+
+def test_the_loss_is_the_weighted_sum_of_both():
+    draws = torch.Generator().manual_seed(0)
+    features = torch.rand(6, FEATURES, generator=draws, requires_grad=True)
+    logits = torch.randn(6, 3, generator=draws, requires_grad=True)
+    labels = torch.tensor([0, 1, 2, 2, 1, 0])
+    prototypes = PrototypeSet(torch.rand(3, FEATURES, generator=draws), torch.arange(3), torch.ones(3))
+    batch = Batch(torch.zeros(6, 3, 1, 1), labels, features, logits)
+    losses = FedProc(temperature=0.5).loss(batch, Stand(4, 10, prototypes))
+    contrast = prototype_contrast(features, labels, prototypes, temperature=0.5)
+    wanted = 0.3 * cross_entropy(logits, labels) + 0.7 * contrast
+    torch.testing.assert_close(losses.total, wanted)
+    assert set(losses.terms) == {"cross_entropy", "contrast"}
+    assert set(FedProc().loss(batch, Stand(4, 10, PrototypeSet.empty(FEATURES))).terms) == {"cross_entropy"}
+
+
+def test_the_global_mean_is_over_samples_and_a_missing_class_keeps_its_own():
+    first = updates(1, prototypes={0: rows((0, 10, 1.0), (1, 5, 4.0)), 1: rows((0, 30, 3.0)), 2: rows((2, 20, 7.0))})
+    second = updates(2, prototypes={0: rows((0, 10, 5.0)), 1: rows((0, 30, 5.0)), 2: rows((2, 20, 8.0))})
+    states = run_server(FedProc(), [first, second])
+    means = {int(label): vector for label, vector in zip(states[1].prototypes.labels, states[1].prototypes.vectors)}
+    assert elements(means[0]) == pytest.approx([(10 * 1.0 + 30 * 3.0) / 40] * FEATURES)
+    assert elements(means[1]) == [4.0] * FEATURES
+    assert elements(states[2].prototypes.of_class(1)) == [4.0] * FEATURES
+    assert elements(states[2].prototypes.of_class(0)) == [5.0] * FEATURES
+    assert run_server(FedProc(keep_missing=False), [first, second])[2].prototypes.classes == [0, 2]
+    uniform = run_server(FedProc(weighting="uniform"), [first])[1].prototypes
+    assert elements(uniform.of_class(0)) == [2.0] * FEATURES
+
+
+def test_rethinkfl_s_first_round_moves_nothing_but_by_weight_decay(tmp_path):
+    moved = {}
+    for schedule in ("official", "rethinkfl"):
+        train = {"rounds": 1, "weight_decay": 0.0}
+        settings = toy_settings("fedproc", tmp_path / schedule, hyper={"schedule": schedule}, train=train)
+        done = run(settings, TouchedEngine(settings))
+        first = next(item for item in done.messages if item.request.train)
+        name = "head.weight"
+        moved[schedule] = (first.reply.payload.weights[name] - first.message.weights[name]).abs().max()
+    assert moved["rethinkfl"] == 0
+    assert moved["official"] > 1e-3
+
+
+@pytest.mark.parametrize("hyper", [{"prototype_mode": "last_epoch_running"}, {"temperature": 0.1}], ids=str)
+def test_every_option_changes_the_result(hyper, tmp_path):
+    results = [
+        run(toy_settings("fedproc", tmp_path / str(i), hyper=options)).sha256 for i, options in enumerate([{}, hyper])
+    ]
+    assert results[0] != results[1]
+
+
+def test_values_out_of_range_are_refused():
+    with pytest.raises(ValueError, match="temperature"):
+        FedProc(temperature=0.0)

@@ -1,0 +1,75 @@
+"""MOON: the previous model is the client's own, a round without one has no gradient, and every option does something."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from support.runs import Run, TouchedEngine, run
+from support.toy import Toy, toy_settings
+
+from client.store import FileStore
+from common.models.auxiliary import with_projection
+from common.models.specs import Small
+from server.checkpoint import Checkpoints
+from strategies.moon import MOON
+
+
+def weights_of(done: Run) -> dict[str, torch.Tensor]:
+    checkpoint = Checkpoints(done.folder / "checkpoint").load()
+    assert checkpoint is not None
+    return dict(checkpoint.state.weights)
+
+
+def go(folder: Path, *, rounds: int = 2, **hyper: object) -> Run:
+    settings = toy_settings("moon", folder, hyper=hyper, train={"rounds": rounds})
+    return run(settings, TouchedEngine(settings))
+
+
+def test_without_a_previous_model_the_term_is_log_2_and_moves_nothing(tmp_path):
+    strong, off = go(tmp_path / "a", rounds=1, mu=5.0), go(tmp_path / "b", rounds=1, mu=0.0)
+    term = 5.0 * math.log(2.0)
+    reported = [item.reply.answer.losses for item in strong.messages if item.request.train]
+    assert all(losses["contrast"] == pytest.approx(term, abs=1e-6) for losses in reported)
+    for name, tensor in weights_of(off).items():
+        torch.testing.assert_close(weights_of(strong)[name], tensor, rtol=0, atol=1e-6)
+
+
+def test_the_second_round_contrasts_with_what_the_client_sent_in_the_first(tmp_path):
+    done = go(tmp_path)
+    sent = {i.request.client: i.reply.payload.weights for i in done.messages if i.request.round == 1}
+    folder = next((tmp_path / "clients").glob("*"))
+    for client, weights in sent.items():
+        kept = FileStore(folder / client).load(2)
+        assert set(kept) == {f"local/previous/{name}" for name in weights}
+        for name, tensor in weights.items():
+            assert torch.equal(kept[f"local/previous/{name}"], tensor)
+    second = [i.reply.answer.losses["contrast"] for i in done.messages if i.request.train and i.request.round == 2]
+    assert all(abs(loss - 5.0 * math.log(2.0)) > 1e-3 for loss in second)
+
+
+@pytest.mark.parametrize(("option", "value"), [("frozen_mode", "train"), ("temperature", 1.0), ("projection", 16)])
+def test_every_option_changes_the_result(option, value, tmp_path):
+    plain, other = go(tmp_path / "plain"), go(tmp_path / "other", **{option: value})
+    assert plain.sha256 != other.sha256
+
+
+def test_the_projection_is_what_is_contrasted_and_classified():
+    model = Small().build(Toy().class_count, 16, 0)
+    extended = MOON(projection=16).extend(model, 3, 0)
+    features, logits = extended(torch.zeros(2, 3, 16, 16))
+    assert features.shape == (2, 16)
+    assert logits.shape == (2, 4)
+    assert MOON().extend(model, 3, 0) is model
+    names = set(with_projection(model, 16).state_dict())
+    assert set(extended.state_dict()) == names
+    again = MOON(projection=16).extend(Small().build(4, 16, 0), 3, 0)
+    assert all(torch.equal(a, b) for a, b in zip(extended.parameters(), again.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("wrong", [{"mu": -1.0}, {"temperature": 0.0}, {"projection": -1}])
+def test_values_out_of_range_are_refused(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        MOON(**wrong)
