@@ -116,4 +116,12 @@ def toy_settings(
         raw=raw,
         **top,
     )
-    return with_method(settings, replace(base.method, **hyper)) if hyper else settings
+    return with_method(settings, replace(_shrunk(base.method), **(hyper or {})))
+
+
+def _shrunk(method: Any) -> Any:
+    """A method's public images are as small and few as the private ones."""
+    if not hasattr(method, "public"):
+        return method
+    public = replace(method.public, samples=32, source=replace(method.public.source, image_size=16))
+    return replace(method, public=public, public_batch=16)
