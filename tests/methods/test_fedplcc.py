@@ -46,7 +46,7 @@ def loops(features, method):
         shares = [wj * torch.exp(sj / method.temperature) for sj, wj in zip(s, w, strict=True)]
         positive = sum(value for value, inside in zip(shares, same, strict=True) if inside)
         contrast.append(-torch.log(positive / sum(shares)))
-        held = sorted((float(sj * wj), sj * wj) for sj, wj, inside in zip(s, w, same, strict=True) if inside)
+        held = sorted((float((sj * wj).detach()), sj * wj) for sj, wj, inside in zip(s, w, same, strict=True) if inside)
         count = max(1, math.ceil(method.fraction * len(held) - 1e-9))
         correction.append(-sum(value for _, value in held[-count:]))
     return method.contrast * sum(contrast) / len(LABELS), method.correction * sum(correction) / len(LABELS)

@@ -66,9 +66,9 @@ def test_the_global_mean_is_over_samples_and_a_missing_class_keeps_its_own():
     first = updates(1, prototypes={0: rows((0, 10, 1.0), (1, 5, 4.0)), 1: rows((0, 30, 3.0)), 2: rows((2, 20, 7.0))})
     second = updates(2, prototypes={0: rows((0, 10, 5.0)), 1: rows((0, 30, 5.0)), 2: rows((2, 20, 8.0))})
     states = run_server(FedProc(), [first, second])
-    means = {int(label): vector for label, vector in zip(states[1].prototypes.labels, states[1].prototypes.vectors)}
-    assert elements(means[0]) == pytest.approx([(10 * 1.0 + 30 * 3.0) / 40] * FEATURES)
-    assert elements(means[1]) == [4.0] * FEATURES
+    means = states[1].prototypes
+    assert elements(means.of_class(0)) == pytest.approx([(10 * 1.0 + 30 * 3.0) / 40] * FEATURES)
+    assert elements(means.of_class(1)) == [4.0] * FEATURES
     assert elements(states[2].prototypes.of_class(1)) == [4.0] * FEATURES
     assert elements(states[2].prototypes.of_class(0)) == [5.0] * FEATURES
     assert run_server(FedProc(keep_missing=False), [first, second])[2].prototypes.classes == [0, 2]

@@ -1,4 +1,4 @@
-"""MOON: the previous model is the client's own, a round without one has no gradient, and every option does something."""
+"""MOON: the previous model is the client's own, a round without one has no gradient, and each option does something."""
 
 from __future__ import annotations
 
