@@ -39,13 +39,15 @@ class Textures(DataSource):
         return None
 
     def _read(self, domain: str) -> Domain:
-        tensors = cached(f"textures-{self.image_size}", [_VERSION, self.image_size], self._draw)
-        train, test = (Split(images, torch.zeros(len(images), dtype=torch.int64)) for images in tensors.values())
+        key = [_VERSION, self.image_size, *_COUNT.values()]
+        tensors = cached(f"textures-{self.image_size}", key, self._draw)
+        parts = (tensors["train"], tensors["test"])
+        train, test = (Split(images, torch.zeros(len(images), dtype=torch.int64)) for images in parts)
         return Domain(domain, train, test)
 
     def _draw(self) -> dict[str, torch.Tensor]:
         drawn = {}
-        for part, count in sorted(_COUNT.items(), reverse=True):
+        for part, count in _COUNT.items():
             draws = numpy_generator(_VERSION, "textures", part)
             ground, figure = _texture(draws, count), _texture(draws, count)
             height = noise_field(draws, count, 3) + 0.3 * noise_field(draws, count, 8)
