@@ -1,0 +1,288 @@
+"""Speed of the prototype losses' tiers and of their opponents, of FINCH, and of what else could be fused.
+
+    python bench/kernels.py                      # CPU goals (CUDA when there is a device: --device cuda)
+    python bench/kernels.py --grid full          # every shape of the GPU checklist
+    python bench/kernels.py --dry-run            # each subject once at its smallest shape; writes nothing
+
+Appends rows to bench/results/kernels.csv and prints them. Runs from a checkout with PyTorch (and Triton for the fused
+tier); says which optional packages are missing and goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout, whatever is installed
+
+from bench.measuring import Row, Step, append, measure
+from common.finch import partition
+from common.kernels.dispatch import HAS_TRITON
+from common.losses import PrototypeTerms, prototype_losses
+from common.prototypes import PrototypeSet, unbiased_prototypes
+from common.seeding import generator
+
+CLASSES = 10
+ROTATION = 4
+METHODS = {
+    "fpl": PrototypeTerms(contrast=1, mse=1, temperature=0.02),
+    "fedplcc": PrototypeTerms(contrast=1, alignment=1, temperature=0.07, alpha=0.5, fraction=0.5, weighted=True),
+    "contrast": PrototypeTerms(contrast=1, temperature=0.02),
+}
+
+
+def main() -> None:
+    """Measure what the command line asks for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--grid", choices=["goal", "full"], default="goal")
+    parser.add_argument("--subjects", nargs="+", default=["losses", "finch", "edits", "sums", "aggregate"])
+    parser.add_argument("--without", nargs="*", default=[], help="variants to leave out, e.g. compile per_sample")
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--seconds", type=float, default=2.0, help="per variant and shape, about")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "kernels.csv")
+    parser.add_argument("--dry-run", action="store_true")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    device = torch.device(options.device)
+    if not HAS_TRITON:
+        print("Triton is missing: no fused tier")
+    if options.dry_run:
+        options.repeats, options.seconds = 1, 0.05
+    rows: list[Row] = []
+    for subject in options.subjects:
+        for found in SUBJECTS[subject](options, device):
+            rows += found
+            if not options.dry_run:
+                append(found, options.output)
+    print(f"\n{len(rows)} rows" + ("" if options.dry_run else f" appended to {options.output}"))
+    summarise(rows)
+
+
+def losses(options: argparse.Namespace, device: torch.device) -> Iterator[list[Row]]:
+    """Forward and backward of the prototype losses."""
+    shapes = [(64, rows, 512) for rows in (10, 50, 100, 200)]
+    if options.grid == "full":
+        shapes = [
+            (samples, rows, size)
+            for size in (128, 512, 2048)
+            for samples in (32, 64, 256, 1024, 4096)
+            for rows in (10, 50, 200, 512, 2048, 8192)
+        ]
+    dtypes = ["float32", "bfloat16"] if device.type == "cuda" else ["float32"]
+    for samples, rows, size in shapes[:1] if options.dry_run else shapes:
+        for dtype in dtypes:
+            for method in METHODS:
+                variants = loss_variants(method, samples, rows, size, dtype, device, options)
+                yield measure(
+                    f"losses {method}", f"B={samples} M={rows} D={size}", dtype, variants,
+                    against="batched", device=device, repeats=options.repeats, seconds=options.seconds,
+                )  # fmt: skip
+
+
+def loss_variants(
+    method: str, samples: int, rows: int, size: int, dtype: str, device: torch.device, options: argparse.Namespace
+) -> dict[str, Step]:
+    """The tiers and opponents as steps on rotating inputs."""
+    draw = generator(0, "bench", method, samples, rows, size)
+    prototypes = PrototypeSet(
+        torch.rand(rows, size, generator=draw), torch.arange(rows) % CLASSES, torch.rand(rows, generator=draw) + 0.1
+    ).to(device)
+    class_rows = unbiased_prototypes(prototypes)
+    features = [
+        torch.rand(samples, size, generator=draw).to(device, getattr(torch, dtype)).requires_grad_()
+        for _ in range(ROTATION)
+    ]
+    labels = [torch.randint(0, min(CLASSES, rows), (samples,), generator=draw).to(device) for _ in range(ROTATION)]
+    terms = METHODS[method]
+
+    def loss(z: Tensor, y: Tensor, backend: str) -> Tensor:
+        return prototype_losses(z, y, prototypes, terms, class_rows=class_rows, backend=backend).total
+
+    def step_of(function: object) -> Step:
+        def step(index: int) -> Tensor:
+            z, y = features[index % ROTATION], labels[index % ROTATION]
+            return torch.autograd.grad(function(z, y), z)[0]  # type: ignore[operator]  # a callable of two tensors
+
+        return step
+
+    variants: dict[str, Step] = {
+        "batched": step_of(lambda z, y: loss(z, y, "batched")),
+        "closed_form": step_of(lambda z, y: loss(z, y, "closed_form")),
+    }
+    if device.type == "cuda" and HAS_TRITON:
+        variants["triton"] = step_of(lambda z, y: loss(z, y, "triton"))
+    if "compile" not in options.without and not options.dry_run:
+        torch._dynamo.reset()
+        variants["compile"] = step_of(torch.compile(lambda z, y: loss(z, y, "batched"), fullgraph=True, dynamic=False))
+    if "per_sample" not in options.without and method == "contrast" and samples <= 64 and rows <= 512:
+        table = {
+            label: [row.cpu() for row in prototypes.vectors[prototypes.labels == label]] for label in range(CLASSES)
+        }
+        variants["per_sample"] = step_of(lambda z, y: per_sample_contrast(z, y, table, terms.temperature))
+    return {name: step for name, step in variants.items() if name not in options.without}
+
+
+def per_sample_contrast(features: Tensor, labels: Tensor, table: dict[int, list[Tensor]], temperature: float) -> Tensor:
+    """The contrast as released research code tends to have it: a Python loop over samples.
+
+    For each sample the class's rows and all others are stacked anew and moved to the device, and the exponentials are
+    summed raw. (At temperature 0.02 that just stays below the overflow of float32.)
+    """
+    total = features.new_zeros(())
+    for index in range(len(features)):
+        label = int(labels[index])
+        own = torch.stack(table[label]).to(features)
+        others = torch.stack([row for key, rows in table.items() if key != label for row in rows]).to(features)
+        z = features[index : index + 1]
+        near = torch.cosine_similarity(z, own) / temperature
+        far = torch.cosine_similarity(z, others) / temperature
+        positive = near.exp().sum()
+        total = total - torch.log(positive / (positive + far.exp().sum()))
+    return total / len(features)
+
+
+def finch(options: argparse.Namespace, device: torch.device) -> Iterator[list[Row]]:
+    """Clustering of one class's features at a client: ours against the authors' package."""
+    for count in (20,) if options.dry_run else (10, 30, 100, 300, 1000, 3000):
+        rows = torch.randn(count, 512, generator=generator(0, "finch", count)).relu().to(device)
+        variants: dict[str, Step] = {"torch": lambda _, rows=rows: partition(rows, implementation="torch")}
+        try:
+            partition(rows, implementation="package")
+            variants["finch-clust"] = lambda _, rows=rows: partition(rows, implementation="package")
+        except ImportError:
+            print("finch-clust is missing: only our FINCH is timed")
+        against = "finch-clust" if "finch-clust" in variants else "torch"
+        yield measure(
+            "finch", f"N={count} D=512", "float32", variants, against=against, device=device,
+            repeats=options.repeats, seconds=options.seconds, details=False,
+        )  # fmt: skip
+
+
+def parameter_shapes() -> list[tuple[int, ...]]:
+    """Tensors of a ResNet-10 with 512 features: 4.9 million parameters."""
+    shapes: list[tuple[int, ...]] = [(64, 3, 3, 3), (64,), (64,)]
+    width = 64
+    for out in (64, 128, 256, 512):
+        shapes += [(out, width, 3, 3), (out,), (out,), (out, out, 3, 3), (out,), (out,)]
+        if out != width:
+            shapes += [(out, width, 1, 1), (out,), (out,)]
+        width = out
+    return [*shapes, (10, 512), (10,)]
+
+
+def edits(options: argparse.Namespace, device: torch.device) -> Iterator[list[Row]]:
+    """FedDyn's gradient edit, g += alpha (w - w_ref) - h: a loop over tensors, multi-tensor, one flat buffer."""
+    shapes = parameter_shapes()
+    weights, references, states, gradients = (
+        [torch.randn(shape, generator=generator(0, name, index)).to(device) for index, shape in enumerate(shapes)]
+        for name in ("w", "ref", "h", "g")
+    )
+    flat = [torch.cat([tensor.flatten() for tensor in group]) for group in (weights, references, states, gradients)]
+
+    def loop(_: int) -> None:
+        for w, ref, h, g in zip(weights, references, states, gradients, strict=True):
+            g.add_(w - ref, alpha=0.01).sub_(h)
+
+    def multi_tensor(_: int) -> None:
+        torch._foreach_add_(gradients, torch._foreach_sub(weights, references), alpha=0.01)
+        torch._foreach_sub_(gradients, states)
+
+    def one_buffer(_: int) -> None:
+        flat[3].add_(flat[0] - flat[1], alpha=0.01).sub_(flat[2])
+
+    variants: dict[str, Step] = {"loop": loop, "multi_tensor": multi_tensor, "one_buffer": one_buffer}
+    yield measure(
+        "gradient edit", f"{len(shapes)} tensors, {flat[0].numel()} floats", "float32", variants, against="loop",
+        device=device, repeats=options.repeats, seconds=options.seconds,
+    )  # fmt: skip
+
+
+def sums(options: argparse.Namespace, device: torch.device) -> Iterator[list[Row]]:
+    """Per-class feature sums of a batch: index_add, a one-hot product, and a loop over classes."""
+    for samples, size in ((64, 512), (1024, 2048)):
+        features = torch.rand(samples, size, generator=generator(0, "sums")).to(device)
+        labels = torch.randint(0, CLASSES, (samples,), generator=generator(1, "sums")).to(device)
+        table = torch.zeros(CLASSES, size, dtype=torch.float64, device=device)
+
+        def index_add(_: int, features: Tensor = features, labels: Tensor = labels, table: Tensor = table) -> None:
+            table.index_add_(0, labels, features.double())
+
+        def one_hot(_: int, features: Tensor = features, labels: Tensor = labels, table: Tensor = table) -> None:
+            table.addmm_(torch.nn.functional.one_hot(labels, CLASSES).T.double(), features.double())
+
+        def class_loop(_: int, features: Tensor = features, labels: Tensor = labels, table: Tensor = table) -> None:
+            for label in range(CLASSES):
+                table[label] += features[labels == label].double().sum(0)
+
+        variants: dict[str, Step] = {"index_add": index_add, "one_hot": one_hot, "class_loop": class_loop}
+        yield measure(
+            "class sums", f"B={samples} D={size} K={CLASSES}", "float32", variants, against="index_add",
+            device=device, repeats=options.repeats, seconds=options.seconds,
+        )  # fmt: skip
+
+
+def aggregate(options: argparse.Namespace, device: torch.device) -> Iterator[list[Row]]:
+    """One client's weights into the float64 accumulator of the average: tensor by tensor, multi-tensor, one axpy."""
+    shapes = parameter_shapes()
+    client = [torch.randn(shape, generator=generator(0, "client", i)).to(device) for i, shape in enumerate(shapes)]
+    sums64 = [torch.zeros(shape, dtype=torch.float64, device=device) for shape in shapes]
+    flat, flat64 = torch.cat([x.flatten() for x in client]), torch.cat([x.flatten() for x in sums64])
+
+    def loop(_: int) -> None:
+        for total, tensor in zip(sums64, client, strict=True):
+            total.add_(tensor, alpha=0.1)
+
+    def multi_tensor(_: int) -> None:
+        torch._foreach_add_(sums64, client, alpha=0.1)
+
+    def one_axpy(_: int) -> None:
+        flat64.add_(flat, alpha=0.1)
+
+    variants: dict[str, Step] = {"loop": loop, "multi_tensor": multi_tensor, "one_axpy": one_axpy}
+    yield measure(
+        "aggregation", f"{len(shapes)} tensors, {flat.numel()} floats", "float32", variants, against="loop",
+        device=device, repeats=options.repeats, seconds=options.seconds,
+    )  # fmt: skip
+
+
+SUBJECTS = {"losses": losses, "finch": finch, "edits": edits, "sums": sums, "aggregate": aggregate}
+
+
+def summarise(rows: list[Row]) -> None:
+    """The goals, met or missed, from what was just measured."""
+    for row in rows:
+        if not row.subject.startswith("losses") or not row.shape.startswith("B=64") or not row.shape.endswith("D=512"):
+            continue
+        peers = {
+            peer.variant: peer
+            for peer in rows
+            if (peer.subject, peer.shape, peer.dtype) == (row.subject, row.shape, row.dtype)
+        }
+        if row.variant == "closed_form" and not row.device.startswith("NVIDIA"):
+            verdict(row, "batched eager", row.ratio, 1.2)
+            if "per_sample" in peers:
+                verdict(row, "per-sample loop", peers["per_sample"].p50_ms / row.p50_ms, 100)
+        if row.variant == "triton":
+            verdict(row, "batched eager", row.ratio, 2.0)
+            if "compile" in peers:
+                verdict(row, "torch.compile", peers["compile"].p50_ms / row.p50_ms, 1.2)
+            if "per_sample" in peers:
+                verdict(row, "per-sample loop", peers["per_sample"].p50_ms / row.p50_ms, 200)
+
+
+def verdict(row: Row, opponent: str, ratio: float, goal: float) -> None:
+    """One line: how many times faster, and whether that is the goal."""
+    result = "met" if ratio >= goal else "MISSED"
+    where = f"{row.subject:18} {row.shape:20} {row.dtype:9} {row.variant}"
+    print(f"{where} is {ratio:8.2f}x {opponent}: goal {goal} {result}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,249 @@
+"""Timing, memory and launch counts for the benchmarks; rows of one CSV. CPU and CUDA alike."""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import platform
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+import torch
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
+
+Step = Callable[[int], object]
+"""One forward and backward; the argument rotates its inputs."""
+
+
+@dataclass
+class Row:
+    """One measured variant of one subject. Times in milliseconds; ``ratio`` = time of ``against`` / this time."""
+
+    subject: str
+    variant: str
+    shape: str
+    dtype: str
+    p20_ms: float
+    p50_ms: float
+    p80_ms: float
+    against: str
+    ratio: float
+    peak_kib: float | None
+    launches: int | None
+    graph_ms: float | None
+    samples: int
+    device: str
+    threads: int
+    torch: str
+    triton: str
+    python: str
+    commit: str
+    when: str
+
+
+def environment(device: torch.device) -> dict[str, object]:
+    """What a row says of where it was measured."""
+    try:
+        import triton
+
+        triton_version = triton.__version__
+    except ImportError:
+        triton_version = "none"
+    found = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False,
+        cwd=Path(__file__).parent,
+    )  # fmt: skip
+    return {
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "triton": triton_version,
+        "python": platform.python_version(),
+        "commit": found.stdout.strip() or "unknown",
+        "when": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%MZ"),
+    }
+
+
+def cpu_name() -> str:
+    """The processor's model name, as Linux gives it."""
+    information = Path("/proc/cpuinfo")
+    if information.exists():
+        for line in information.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def interleaved(
+    variants: dict[str, Step], device: torch.device, repeats: int, seconds: float
+) -> dict[str, list[float]]:
+    """Milliseconds per call of each variant, ``repeats`` rounds of all variants in turn, about ``seconds`` each in all.
+
+    A round's calls of one variant are timed one by one on the CPU (wall clock) and together on CUDA (events).
+    """
+    calls = {}
+    for name, step in variants.items():
+        for index in range(3):
+            step(index)
+        synchronise(device)
+        start = time.perf_counter()
+        step(0)
+        synchronise(device)
+        once = max(time.perf_counter() - start, 1e-6)
+        calls[name] = max(1, min(200, int(seconds / repeats / once)))
+    times: dict[str, list[float]] = {name: [] for name in variants}
+    for _ in range(repeats):
+        for name, step in variants.items():
+            if device.type == "cuda":
+                begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+                for _ in range(3):
+                    begin.record()
+                    for index in range(calls[name]):
+                        step(index)
+                    end.record()
+                    end.synchronize()
+                    times[name].append(begin.elapsed_time(end) / calls[name])
+            else:
+                for index in range(calls[name]):
+                    start = time.perf_counter()
+                    step(index)
+                    times[name].append((time.perf_counter() - start) * 1e3)
+    return times
+
+
+def synchronise(device: torch.device) -> None:
+    """Wait for ``device``."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def peak_kib(step: Step, device: torch.device) -> float:
+    """Most memory that one call holds beyond what was held before it, in KiB."""
+    step(0)
+    if device.type == "cuda":
+        synchronise(device)
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        step(0)
+        synchronise(device)
+        return (torch.cuda.max_memory_allocated(device) - before) / 1024
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        step(0)
+    events = [event for event in recorded.profiler.kineto_results.events() if event.name() == "[memory]"]
+    held = peak = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        held += event.nbytes()
+        peak = max(peak, held)
+    return peak / 1024
+
+
+def launches(step: Step, device: torch.device) -> int:
+    """Kernels and copies that one call starts on CUDA; calls of ATen operators on the CPU (those inside others too)."""
+    step(0)
+    synchronise(device)
+    activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA] if device.type == "cuda" else [ProfilerActivity.CPU]
+    with profile(activities=activities) as recorded:
+        step(0)
+        synchronise(device)
+    events = recorded.profiler.kineto_results.events()
+    if device.type == "cuda":
+        return sum(event.device_type() == DeviceType.CUDA for event in events)
+    return sum(event.name().startswith("aten::") for event in events)
+
+
+def graph_ms(step: Step, device: torch.device) -> float | None:
+    """Milliseconds per replay of the call as a CUDA graph; ``None`` on the CPU or where it cannot be captured."""
+    if device.type != "cuda":
+        return None
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for index in range(3):
+            step(index)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph):
+            step(0)
+    except RuntimeError as error:
+        print(f"  no graph: {str(error).splitlines()[0]}")
+        torch.cuda.synchronize()
+        return None
+    times = []
+    for _ in range(20):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        for _ in range(10):
+            graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) / 10)
+    return statistics.median(times)
+
+
+def measure(
+    subject: str,
+    shape: str,
+    dtype: str,
+    variants: dict[str, Step],
+    *,
+    against: str,
+    device: torch.device,
+    repeats: int,
+    seconds: float,
+    details: bool = True,
+) -> list[Row]:
+    """Rows of all variants of one subject at one shape, timed in turn."""
+    times = interleaved(variants, device, repeats, seconds)
+    where = environment(device)
+    base = statistics.median(times[against])
+    rows = []
+    for name, step in variants.items():
+        low, middle, high = percentiles(times[name])
+        rows.append(
+            Row(
+                subject, name, shape, dtype, round(low, 5), round(middle, 5), round(high, 5), against,
+                round(base / middle, 3),
+                round(peak_kib(step, device), 1) if details else None,
+                launches(step, device) if details else None,
+                graph_ms(step, device) if details else None,
+                len(times[name]), **where,  # type: ignore[arg-type]  # typed by Row's fields
+            )
+        )  # fmt: skip
+        print_row(rows[-1])
+    return rows
+
+
+def percentiles(times: Sequence[float]) -> tuple[float, float, float]:
+    """20th, 50th and 80th percentile."""
+    if len(times) == 1:
+        return times[0], times[0], times[0]
+    cuts = statistics.quantiles(times, n=10, method="inclusive")
+    return cuts[1], statistics.median(times), cuts[7]
+
+
+def print_row(row: Row) -> None:
+    """One line of the table."""
+    extra = "" if row.peak_kib is None else f"  peak {row.peak_kib:10.0f} KiB  launches {row.launches}"
+    graph = "" if row.graph_ms is None else f"  graph {row.graph_ms:.4f}"
+    print(
+        f"{row.subject:22} {row.variant:12} {row.shape:32} {row.dtype:8} p50 {row.p50_ms:10.4f} ms "
+        f"(p20 {row.p20_ms:.4f}, p80 {row.p80_ms:.4f})  {row.against}/this {row.ratio:8.2f}{extra}{graph}",
+        flush=True,
+    )
+
+
+def append(rows: Sequence[Row], path: Path) -> None:
+    """Add ``rows`` to the CSV at ``path``, made with a header when it does not exist."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    names = [field.name for field in fields(Row)]
+    new = not path.exists()
+    with path.open("a", newline="") as file:
+        writer = csv.DictWriter(file, names, lineterminator="\n")
+        if new:
+            writer.writeheader()
+        writer.writerows(asdict(row) for row in rows)
