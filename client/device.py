@@ -189,11 +189,12 @@ class Device:
     ) -> LocalExchange:
         """The model with the received shared state and the kept own state."""
         model, initial = self._model(client.client_count)
-        weights = {name: tensor.to(self.torch_device) for name, tensor in message.weights.items()}
         shared = self.method.shared_names(model)
-        if weights and set(weights) != shared:
-            difference = sorted(set(weights) ^ shared)[:3]
+        if message.weights and set(message.weights) != shared:
+            difference = sorted(set(message.weights) ^ shared)[:3]
             raise PayloadError(f"the received model does not fit {type(model).__name__}: {', '.join(difference)} ...")
+        order = [name for name in model.state_dict() if name in message.weights]  # a message's is not the model's
+        weights = {name: message.weights[name].to(self.torch_device) for name in order}
         own = {name[len(MODEL_PREFIX) :]: kept[name] for name in kept if name.startswith(MODEL_PREFIX)}
         try:
             model.load_state_dict({**initial, **own, **weights})
@@ -210,7 +211,7 @@ class Device:
             split,
             weights=weights,
             prototypes=prototypes.to(self.torch_device),
-            extra={name: tensor.to(self.torch_device) for name, tensor in message.extra.items()},
+            extra={name: message.extra[name].to(self.torch_device) for name in sorted(message.extra)},
             kept={name[len(LOCAL_PREFIX) :]: kept[name] for name in kept if name.startswith(LOCAL_PREFIX)},
             round_number=request.round,
             exchange=request.exchange,

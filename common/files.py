@@ -55,18 +55,30 @@ def write_json(path: Path, content: Any) -> None:
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
     """:func:`write_bytes` of named tensors in the safetensors format."""
-    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    write_bytes(path, safetensors.torch.save(plain, dict(metadata or {})))
+    write_bytes(path, safetensors.torch.save(unshared(tensors), dict(metadata or {})))
+
+
+def unshared(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors on the CPU, contiguous, each in memory of its own: safetensors refuses two names for one memory."""
+    seen: set[int] = set()
+    plain: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        own = tensor.detach().cpu().contiguous()
+        place = own.untyped_storage().data_ptr()
+        plain[name] = own.clone() if place in seen else own
+        seen.add(place)
+    return plain
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Named tensors and metadata of a safetensors file.
+    """Named tensors, sorted by name, and metadata of a safetensors file.
 
     Raises:
         ValueError: the file is not a complete safetensors file.
     """
     try:
         with safe_open(path, framework="pt", device="cpu") as stream:
-            return {name: stream.get_tensor(name) for name in stream.keys()}, stream.metadata() or {}  # noqa: SIM118
+            names = sorted(stream.keys())  # safetensors gives them in any order
+            return {name: stream.get_tensor(name) for name in names}, stream.metadata() or {}
     except SafetensorError as error:
         raise ValueError(f"{path} is not a complete safetensors file: {error}") from error

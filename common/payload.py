@@ -18,6 +18,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from common.errors import PayloadError
+from common.files import unshared
 from common.prototypes import PrototypeSet
 from common.state import named_tensors
 
@@ -33,6 +34,9 @@ MAX_TENSORS = 20_000
 PREFIXES = ("weights/", "extra/")
 PROTOTYPES = {"prototypes/vectors": ("F32", 2), "prototypes/labels": ("I64", 1), "prototypes/weights": ("F32", 1)}
 ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "U8": 1, "BOOL": 1}
+LAYOUT = ("I64", "F64", "F32", "I32", "BF16", "F16", "U8", "BOOL")
+"""The order in which safetensors lays out tensors; those of one dtype by name."""
+
 DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -79,12 +83,11 @@ def encode(payload: Payload) -> bytes:
     Raises:
         PayloadError: a tensor has a dtype the wire does not carry.
     """
-    tensors = {}
-    for name, tensor in payload.tensors().items():
+    tensors = payload.tensors()
+    for name, tensor in tensors.items():
         if tensor.dtype not in DTYPES:
             raise PayloadError(f"tensor {name} has dtype {tensor.dtype}, which the wire does not carry")
-        tensors[name] = tensor.detach().cpu().contiguous()
-    return safetensors.torch.save(tensors, {"goldfinch": _header_text(payload)})
+    return safetensors.torch.save(unshared(tensors), {"goldfinch": _header_text(payload)})
 
 
 def encoded_size(payload: Payload) -> int:
@@ -92,8 +95,7 @@ def encoded_size(payload: Payload) -> int:
     table: dict[str, Any] = {"__metadata__": {"goldfinch": _header_text(payload)}}
     position = 0
     tensors = payload.tensors()
-    # safetensors lays tensors out by falling item size, then by name
-    for name in sorted(tensors, key=lambda key: (-tensors[key].element_size(), key)):
+    for name in sorted(tensors, key=lambda key: (LAYOUT.index(DTYPES[tensors[key].dtype]), key)):
         tensor = tensors[name]
         end = position + tensor.numel() * tensor.element_size()
         table[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [position, end]}
@@ -161,8 +163,8 @@ def decode(blob: bytes, *, max_bytes: int = MAX_BYTES) -> Payload:
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
             bad = int((~torch.isfinite(tensor)).sum())
-            raise PayloadError(f"tensor {name} has {bad} of {tensor.numel()} values that are not finite")
-    return Payload(header, *_parts(tensors))
+            raise PayloadError(f"tensor {name:.99} has {bad} of {tensor.numel()} values that are not finite")
+    return Payload(header, *_parts(dict(sorted(tensors.items()))))  # safetensors gives them in any order
 
 
 def _read_table(blob: bytes, max_bytes: int) -> dict[str, Any]:
@@ -187,7 +189,7 @@ def _read_header(table: dict[str, Any]) -> dict[str, Any]:
     header = _parse(text, "header")
     schema = header.pop("schema", None)
     if schema != SCHEMA:
-        raise PayloadError(f"the message has schema {schema!r}, this side speaks {SCHEMA}; run the same Goldfinch")
+        raise PayloadError(f"the message has schema {schema!r:.99}, this side speaks {SCHEMA}; run the same Goldfinch")
     return header
 
 
@@ -195,19 +197,19 @@ def _check_table(table: Mapping[str, Any], data_bytes: int) -> None:
     spans = []
     for name, entry in table.items():
         if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
-            raise PayloadError(f"tensor {name!r} has a malformed entry")
+            raise PayloadError(f"tensor {name!r:.99} has a malformed entry")
         dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-        if dtype not in ITEM_BYTES:
-            raise PayloadError(f"tensor {name!r} has dtype {dtype!r}, which the wire does not carry")
+        if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
+            raise PayloadError(f"tensor {name!r:.99} has dtype {dtype!r:.99}, which the wire does not carry")
         if not _counts(shape) or not _counts(offsets) or len(offsets) != 2 or len(shape) > 8:
-            raise PayloadError(f"tensor {name!r} has shape {shape!r} and offsets {offsets!r}")
+            raise PayloadError(f"tensor {name!r:.99} has shape {shape!r:.99} and offsets {offsets!r:.99}")
         if offsets[1] - offsets[0] != math.prod(shape) * ITEM_BYTES[dtype] or offsets[1] > data_bytes:
-            raise PayloadError(f"tensor {name!r} of shape {shape} does not fill its place {offsets} in the message")
+            raise PayloadError(f"tensor {name!r:.99} of shape {shape} does not fill its place {offsets} in the message")
         if name in PROTOTYPES:
             if (dtype, len(shape)) != PROTOTYPES[name]:
                 raise PayloadError(f"{name} must be {PROTOTYPES[name]}; got {dtype} of shape {shape}")
         elif not name.startswith(PREFIXES):
-            raise PayloadError(f"tensor {name!r}: names begin with weights/, prototypes/ or extra/")
+            raise PayloadError(f"tensor {name!r:.99}: names begin with weights/, prototypes/ or extra/")
         spans.append((offsets[0], offsets[1]))
     present = [name for name in PROTOTYPES if name in table]
     if present and len(present) < len(PROTOTYPES):

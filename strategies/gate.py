@@ -39,6 +39,9 @@ class Gate:
     def admit(self, request: Request, answer: Answer, payload: Payload, client: Client) -> Update | None:
         """The update, if everything about it is as it must be; ``None`` if only a score was asked for.
 
+        Its tensors come in the order of the shared state, whatever order the message had, so that sums over them are
+        the same on every engine.
+
         Raises:
             PayloadError: the first thing that is not, in words for the round's record.
         """
@@ -55,7 +58,8 @@ class Gate:
         for name, tensor in {**payload.weights, **payload.extra}.items():
             self._check_values(name, tensor)
         self._check_model(payload.weights)
-        return Update(client, payload.weights, prototypes, payload.extra)
+        weights = {name: payload.weights[name] for name in self._shared} if self.expected.weights else {}
+        return Update(client, weights, prototypes, dict(sorted(payload.extra.items())))
 
     @property
     def _shared(self) -> Mapping[str, Tensor]:

@@ -1,0 +1,332 @@
+"""The wire: exact there and back, and nothing hostile gets through or costs memory."""
+
+from __future__ import annotations
+
+import json
+import tracemalloc
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.errors import PayloadError
+from common.payload import DTYPES, MAX_HEADER_BYTES, SCHEMA, Payload, decode, encode, encoded_size
+from common.prototypes import PrototypeSet
+from common.seeding import generator
+from common.state import tensors_sha256
+
+HEADER = {"round": 3, "client": "webcam-0", "losses": {"cross_entropy": 0.5}, "note": 'ü"\\\n'}
+
+
+def prototypes(rows: int = 3, size: int = 5) -> PrototypeSet:
+    draws = generator(0, "wire", rows)
+    vectors = torch.randn(rows, size, generator=draws)
+    return PrototypeSet(vectors, torch.arange(rows) // 2, torch.rand(rows, generator=draws))
+
+
+def full() -> Payload:
+    weights = {"head.weight": torch.arange(6.0).view(2, 3), "bn.num_batches_tracked": torch.tensor(7)}
+    return Payload(HEADER, weights, prototypes(), {"counts": torch.tensor([1, 2], dtype=torch.int32)})
+
+
+def values(dtype: torch.dtype) -> torch.Tensor:
+    """The extremes that a dtype has, and a few others."""
+    if dtype.is_floating_point:
+        info = torch.finfo(dtype)
+        return torch.tensor([info.max, info.min, info.tiny, info.eps, -0.0, 1 / 3], dtype=dtype)
+    if dtype == torch.bool:
+        return torch.tensor([True, False])
+    limits = torch.iinfo(dtype)
+    return torch.tensor([limits.min, limits.max, 0, 1], dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_dtype_comes_back_exactly(dtype: torch.dtype) -> None:
+    tensors = {"a": values(dtype), "scalar": values(dtype)[0], "none": values(dtype)[:0].view(0, 3)}
+    sent = Payload({}, tensors, None, {"again": values(dtype).view(2, -1)})
+    back = decode(encode(sent))
+    assert tensors_sha256(back.tensors()) == tensors_sha256(sent.tensors())
+    assert all(back.tensors()[name].dtype == dtype for name in back.tensors())
+    assert encoded_size(sent) == len(encode(sent))
+
+
+def test_header_and_parts_come_back() -> None:
+    sent = full()
+    back = decode(encode(sent))
+    assert back.header == HEADER
+    assert list(back.weights) == sorted(sent.weights)
+    assert back.prototypes == sent.prototypes
+    assert back.extra["counts"].dtype == torch.int32
+    assert encode(back) == encode(sent)
+
+
+def test_no_prototypes_and_no_rows_are_two_things() -> None:
+    assert decode(encode(Payload({}))).prototypes is None
+    empty = decode(encode(Payload({}, prototypes=PrototypeSet.empty(9)))).prototypes
+    assert empty is not None
+    assert (len(empty), empty.feature_size) == (0, 9)
+
+
+def test_what_is_decoded_may_be_written_to_and_does_not_share_memory() -> None:
+    blob = encode(full())
+    first = decode(blob)
+    first.weights["head.weight"].zero_()
+    assert bool(decode(blob).weights["head.weight"].any())
+
+
+def test_views_and_transposed_tensors_are_sent_as_they_look() -> None:
+    base = torch.arange(24.0).view(4, 6)
+    sent = Payload({}, {"column": base[:, 2], "turned": base.T, "same": base, "alias": base})
+    back = decode(encode(sent))
+    assert all(torch.equal(back.weights[name], tensor) for name, tensor in sent.weights.items())
+    assert encoded_size(sent) == len(encode(sent))
+
+
+names = st.text(st.characters(codec="utf-8", exclude_categories=("Cs",)), min_size=1, max_size=12)
+shapes = st.lists(st.integers(0, 4), max_size=4)
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.floats(allow_nan=False, allow_infinity=False) | names,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(
+    st.dictionaries(names, st.tuples(st.sampled_from(list(DTYPES)), shapes), max_size=5),
+    st.dictionaries(names.filter(lambda name: name != "schema"), plain, max_size=3),
+)
+def test_size_is_known_without_encoding(described: dict[str, Any], header: dict[str, Any]) -> None:
+    tensors = {name: torch.ones(shape).to(dtype) for name, (dtype, shape) in described.items()}
+    for sent in (Payload(header, tensors), Payload(header, {}, prototypes(), tensors)):
+        blob = encode(sent)
+        assert encoded_size(sent) == len(blob)
+        back = decode(blob)
+        assert back.header == sent.header
+        assert tensors_sha256(back.tensors()) == tensors_sha256(sent.tensors())
+
+
+def test_a_dtype_that_the_wire_does_not_carry_is_refused_at_the_sender() -> None:
+    with pytest.raises(PayloadError, match="complex64"):
+        encode(Payload({}, {"w": torch.zeros(1, dtype=torch.complex64)}))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_diverged_loss_is_named_at_the_sender(value: float) -> None:
+    sent = Payload({"round": 1, "losses": {"cross_entropy": value}})
+    for act in (encode, encoded_size):
+        with pytest.raises(PayloadError, match=r"losses.*learning_rate"):
+            act(sent)
+
+
+# ---- hostile ---------------------------------------------------------------------------------------------------------
+
+
+def craft(table: Any, data: bytes = b"", *, header: Any = None, claim: int | None = None) -> bytes:
+    """A blob written by hand: whatever table, whatever data, whatever length it claims."""
+    if isinstance(table, dict) and "__metadata__" not in table:
+        text = header if isinstance(header, str) else json.dumps({"schema": SCHEMA, **(header or {})})
+        table = {"__metadata__": {"goldfinch": text}, **table}
+    text = table if isinstance(table, bytes) else json.dumps(table).encode()
+    return (len(text) if claim is None else claim).to_bytes(8, "little") + text + data
+
+
+def entry(dtype: str = "F32", shape: Any = (1,), offsets: Any = (0, 4)) -> dict[str, Any]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": offsets}
+
+
+def test_a_blob_written_by_hand_is_read() -> None:
+    back = decode(craft({"weights/w": entry()}, b"\0\0\x80\x3f", header={"round": 2}))
+    assert back.header == {"round": 2}
+    assert back.weights["w"].tolist() == [1.0]
+
+
+def test_truncated_at_every_position() -> None:
+    blob = encode(full())
+    for length in range(len(blob)):
+        with pytest.raises(PayloadError):
+            decode(blob[:length])
+
+
+def test_padded() -> None:
+    with pytest.raises(PayloadError, match="padded"):
+        decode(encode(full()) + b"\0")
+
+
+def test_every_single_bit_flip_in_the_table_is_refused_or_decodes_to_clean_tensors() -> None:
+    blob = bytearray(encode(Payload({"round": 1}, {"w": torch.ones(2)}, prototypes(2, 2))))
+    end = 8 + int.from_bytes(blob[:8], "little")
+    refused = 0
+    for position in range(end):
+        for bit in range(8):
+            blob[position] ^= 1 << bit
+            try:
+                back = decode(bytes(blob))
+                assert all(bool(torch.isfinite(tensor).all()) for tensor in back.tensors().values())
+            except PayloadError:
+                refused += 1
+            blob[position] ^= 1 << bit
+    assert refused > 0.8 * end * 8
+
+
+HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
+    "empty": (lambda: b"", "truncated"),
+    "table claims 2^63 bytes": (lambda: craft({}, claim=2**63), "claims"),
+    "table claims more than there is": (lambda: craft({}, claim=10_000), "claims"),
+    "table beyond the limit": (lambda: craft(b" " * (MAX_HEADER_BYTES + 1)), "claims"),
+    "table is a list": (lambda: craft(b"[]"), "not a JSON object"),
+    "table is a number": (lambda: craft(b"1e999"), "not a JSON object"),
+    "table is no UTF-8": (lambda: craft(b'{"\xff":1}'), "not JSON"),
+    "table is a thousand brackets": (lambda: craft(b"[" * 200_000), "not JSON"),
+    "table is a nest of objects": (lambda: craft(b'{"a":' * 100_000 + b"1" + b"}" * 100_000), "not JSON"),
+    "header is a nest": (lambda: craft({}, header="[" * 100_000), "not JSON"),
+    "header is NaN": (lambda: craft({}, header='{"schema":1,"loss":NaN}'), "NaN is no number"),
+    "header is infinite": (lambda: craft({}, header='{"schema":1,"loss":-Infinity}'), "Infinity"),
+    "header is a list": (lambda: craft({}, header="[1]"), "not a JSON object"),
+    "header names one thing twice": (lambda: craft({}, header='{"schema":1,"round":1,"round":2}'), "twice"),
+    "no header": (lambda: craft({"__metadata__": {}}), "no Goldfinch header"),
+    "metadata is text": (lambda: craft({"__metadata__": "goldfinch"}), "no Goldfinch header"),
+    "another schema": (lambda: craft({}, header='{"schema":99}'), "schema 99"),
+    "schema is text": (lambda: craft({}, header='{"schema":"1"}'), "schema '1'"),
+    "tensor named twice": (
+        lambda: craft(
+            b'{"__metadata__":{"goldfinch":"{\\"schema\\":1}"},"weights/w":%(e)s,"weights/w":%(e)s}'
+            % {b"e": json.dumps(entry()).encode()},
+            bytes(4),
+        ),
+        "twice",
+    ),
+    "30,000 tensors": (
+        lambda: craft({f"weights/{i}": entry(shape=[0], offsets=[0, 0]) for i in range(30_000)}),
+        "names",
+    ),
+    "terabytes in the shape": (lambda: craft({"weights/w": entry(shape=[2**40], offsets=[0, 2**42])}), "place"),
+    "shape that overflows": (lambda: craft({"weights/w": entry(shape=[2**47] * 8, offsets=[0, 0])}), "place"),
+    "shape beyond 2^48": (lambda: craft({"weights/w": entry(shape=[2**48], offsets=[0, 4])}, bytes(4)), "shape"),
+    "nothing, times much": (lambda: craft({"weights/w": entry(shape=[0, 2**47, 2**47], offsets=[0, 0])}), ""),
+    "negative shape": (lambda: craft({"weights/w": entry(shape=[-1], offsets=[0, -4])}), "shape"),
+    "fractional shape": (lambda: craft({"weights/w": entry(shape=[1.0])}, bytes(4)), "shape"),
+    "shape is true": (lambda: craft({"weights/w": entry(shape=[True])}, bytes(4)), "shape"),
+    "shape is no list": (lambda: craft({"weights/w": entry(shape="4")}, bytes(4)), "shape"),
+    "nine dimensions": (lambda: craft({"weights/w": entry(shape=[1] * 9)}, bytes(4)), "shape"),
+    "three offsets": (lambda: craft({"weights/w": entry(offsets=[0, 4, 8])}, bytes(8)), "offsets"),
+    "offsets backwards": (lambda: craft({"weights/w": entry(offsets=[4, 0])}, bytes(4)), "place"),
+    "offsets beyond": (lambda: craft({"weights/w": entry(offsets=[4, 8])}, bytes(4)), "place"),
+    "gap": (lambda: craft({"weights/a": entry(), "weights/b": entry(offsets=[8, 12])}, bytes(12)), "gaps"),
+    "gap at the front": (lambda: craft({"weights/w": entry(offsets=[4, 8])}, bytes(8)), "gaps"),
+    "overlap": (lambda: craft({"weights/a": entry(), "weights/b": entry()}, bytes(4)), "overlap"),
+    "half overlap": (
+        lambda: craft({"weights/a": entry(shape=[2], offsets=[0, 8]), "weights/b": entry(offsets=[4, 8])}, bytes(8)),
+        "overlap",
+    ),
+    "unknown dtype": (lambda: craft({"weights/w": entry("F8_E5M2")}, bytes(4)), "dtype"),
+    "complex dtype": (lambda: craft({"weights/w": entry("C64", offsets=[0, 8])}, bytes(8)), "dtype"),
+    "dtype is a list": (lambda: craft({"weights/w": entry(["F32"])}, bytes(4)), "dtype"),  # type: ignore[arg-type]
+    "dtype of another size": (lambda: craft({"weights/w": entry("F64")}, bytes(4)), "place"),
+    "entry is a number": (lambda: craft({"weights/w": 1}), "malformed"),
+    "entry with more": (lambda: craft({"weights/w": {**entry(), "code": "x"}}, bytes(4)), "malformed"),
+    "name elsewhere": (lambda: craft({"state/w": entry()}, bytes(4)), "names begin"),
+    "name with a path": (lambda: craft({"../weights/w": entry()}, bytes(4)), "names begin"),
+    "unknown prototype part": (lambda: craft({"prototypes/secret": entry()}, bytes(4)), "names begin"),
+    "not a number": (lambda: craft({"weights/w": entry()}, b"\0\0\xc0\x7f"), "not finite"),
+    "infinity": (lambda: craft({"extra/w": entry()}, b"\0\0\x80\x7f"), "not finite"),
+    "half a prototype set": (
+        lambda: craft({"prototypes/vectors": entry(shape=[1, 1])}, bytes(4)),
+        "needs",
+    ),
+    "flat prototypes": (lambda: proto(vectors=entry(shape=[1])), "must be"),
+    "prototype labels as floats": (lambda: proto(labels=entry("F32", [1], [8, 12])), "must be"),
+    "prototype rows do not match": (lambda: proto(rows=2), "match"),
+    "negative prototype class": (lambda: proto(label=-1), "labels must be >= 0"),
+    "negative prototype weight": (lambda: proto(weight=b"\0\0\x80\xbf"), "weights must be >= 0"),
+}
+
+
+def proto(
+    vectors: Any = None, labels: Any = None, rows: int = 1, label: int = 0, weight: bytes = b"\0\0\x80\x3f"
+) -> bytes:
+    """A set of one row: labels [0, 8), vectors and weights behind."""
+    labels = labels or entry("I64", [1], [0, 8])
+    shift = labels["data_offsets"][1]
+    vectors = vectors or entry(shape=[rows, 1], offsets=[shift, shift + 4 * rows])
+    vectors["data_offsets"] = [shift, shift + 4 * rows]
+    end = shift + 4 * rows
+    table = {
+        "prototypes/labels": labels,
+        "prototypes/vectors": vectors,
+        "prototypes/weights": entry(offsets=[end, end + 4]),
+    }
+    return craft(table, label.to_bytes(8, "little", signed=True)[:shift] + bytes(4 * rows) + weight)
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_hostile_blobs_are_refused_with_a_reason_and_without_memory(case: str) -> None:
+    make, reason = HOSTILE[case]
+    blob = make()
+    tracemalloc.start()
+    try:
+        with pytest.raises(PayloadError, match=reason):
+            decode(blob)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 40 * len(blob) + 2**20, f"{peak} bytes for a message of {len(blob)}"
+
+
+def test_larger_than_the_limit_is_refused_before_it_is_read() -> None:
+    with pytest.raises(PayloadError, match="limit"):
+        decode(encode(full()), max_bytes=100)
+
+
+def test_a_long_name_makes_a_short_reason() -> None:
+    with pytest.raises(PayloadError) as caught:
+        decode(craft({"x" * 1_000_000: entry()}, bytes(4)))
+    assert len(str(caught.value)) < 2_000
+
+
+@given(st.binary(max_size=400))
+def test_noise_is_refused(noise: bytes) -> None:
+    with pytest.raises(PayloadError):
+        decode(noise)
+
+
+any_value = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+any_entry = st.fixed_dictionaries(
+    {
+        "dtype": st.sampled_from(["F32", "I64", "BOOL", "U8", "Q4"]) | any_value,
+        "shape": st.lists(st.integers(-1, 2**50), max_size=4) | any_value,
+        "data_offsets": st.lists(st.integers(-1, 64), min_size=2, max_size=2) | any_value,
+    }
+)
+any_name = st.sampled_from(
+    ["weights/w", "extra/", "prototypes/vectors", "prototypes/labels", "prototypes/weights", "__metadata__", ""]
+)
+
+
+@given(st.dictionaries(any_name, any_entry | any_value, max_size=5), st.binary(max_size=64))
+def test_any_table_is_refused_or_gives_tensors_of_the_message_s_size(table: dict[str, Any], data: bytes) -> None:
+    try:
+        back = decode(craft(table, data))
+    except PayloadError:
+        return
+    size = sum(tensor.numel() * tensor.element_size() for tensor in back.tensors().values())
+    assert size == len(data)
+    assert all(bool(torch.isfinite(tensor).all()) for tensor in back.tensors().values())
+
+
+@given(st.integers(0, 10**6), st.binary(min_size=1, max_size=6))
+def test_overwritten_bytes_are_refused_or_clean(position: int, patch: bytes) -> None:
+    blob = bytearray(encode(full()))
+    start = position % len(blob)
+    blob[start : start + len(patch)] = patch
+    try:
+        back = decode(bytes(blob))
+    except PayloadError:
+        return
+    assert all(bool(torch.isfinite(tensor).all()) for tensor in back.tensors().values())
