@@ -6,12 +6,14 @@ import csv
 import io
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from common.files import write_text
 from common.metrics import RoundScore, domain_accuracy
+from server.album import Album, Confusions
 
 SCORES = ("round", "client", "client_domain", "domain", "count", "correct", "accuracy", "loss")
 ACTIVITY = (
@@ -40,10 +42,13 @@ Listener = Callable[[str, Mapping[str, Any]], None]
 
 
 class History:
-    """Three files in a run's folder, and the listeners that are told as rows come.
+    """The files in a run's folder that grow with it, and the listeners that are told as rows come.
 
     ``history.csv``: one row per client, scored domain and round. ``activity.csv``: one row per client and exchange with
     losses, seconds, bytes and, for failures and refusals, the reason. ``events.jsonl``: one line per event of the run.
+    ``confusion.jsonl`` and ``prototypes/``: see :mod:`server.album`.
+
+    Listeners are told of every event and, as ``scores`` and ``activity``, of every row; these two are in no file.
 
     Args:
         folder: the run's output folder.
@@ -61,6 +66,8 @@ class History:
         folder.mkdir(parents=True, exist_ok=True)
         self.scores = _reopen(folder / "history.csv", SCORES, scores_until)
         self.activity = _reopen(folder / "activity.csv", ACTIVITY, keep_until)
+        self.confusions = Confusions(folder / "confusion.jsonl", scores_until)
+        self.album = Album(folder / "prototypes", keep_until)
         events = folder / "events.jsonl"
         old = events.read_text().splitlines() if keep_until >= 0 and events.exists() else []
         kept = [line for line in old if _parses(line) and json.loads(line).get("round", 0) <= keep_until]
@@ -71,6 +78,9 @@ class History:
         entry = {"event": name, "time": round(time.time(), 3), **content}
         with (self.folder / "events.jsonl").open("a") as stream:
             stream.write(json.dumps(entry) + "\n")
+        self._tell(name, entry)
+
+    def _tell(self, name: str, entry: Mapping[str, Any]) -> None:
         for listener in self.listeners:
             listener(name, entry)
 
@@ -78,11 +88,29 @@ class History:
         """Append rows of ``history.csv``."""
         self.scores += [dict(row) for row in rows]
         _append(self.folder / "history.csv", SCORES, rows)
+        self._tell("scores", {"rows": rows})
 
     def add_activity(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Append rows of ``activity.csv``."""
         self.activity += [dict(row) for row in rows]
         _append(self.folder / "activity.csv", ACTIVITY, rows)
+        self._tell("activity", {"rows": rows})
+
+    def round_totals(self, number: int) -> dict[str, Any]:
+        """What round ``number`` came to: clients by outcome, mean loss terms by sample count, bytes up and down."""
+        rows = [row for row in self.activity if int(row["round"]) == number]
+        outcomes = Counter(str(row["status"]) for row in rows)
+        sums: dict[str, float] = {}
+        masses: dict[str, float] = {}
+        for row in rows:
+            for term, value in json.loads(row.get("losses") or "{}").items():
+                sums[term] = sums.get(term, 0.0) + value * float(row["samples"])
+                masses[term] = masses.get(term, 0.0) + float(row["samples"])
+        return {
+            "outcomes": dict(sorted(outcomes.items())),
+            "losses": {term: round(sums[term] / max(masses[term], 1.0), 6) for term in sums},
+            **{f"bytes_{way}": sum(int(row.get(f"bytes_{way}") or 0) for row in rows) for way in ("up", "down")},
+        }
 
     def round_scores(self) -> list[RoundScore]:
         """Accuracy per domain of every scored round, ascending."""

@@ -12,6 +12,7 @@ from typing import Any
 
 from common.errors import EngineError, PayloadError
 from common.metrics import RoundScore, domain_accuracy
+from common.prototypes import PrototypeSet
 from common.settings import RunSettings
 from common.state import GlobalState
 from server.checkpoint import Checkpoint, Checkpoints, check_belongs
@@ -149,6 +150,7 @@ class Rounds:
         self._register(0.0)
         participants = self.roster.sample(number)
         self.history.event("round", round=number, clients=[client.id for client in participants])
+        uploads: list[tuple[str, PrototypeSet]] = []
         for exchange in self.method.exchanges:
             self.federation.begin(number, exchange)
             scoring = exchange == self.method.scored_at and self._due(number)
@@ -160,8 +162,11 @@ class Rounds:
                 return False
             self.state = self.method.aggregate(self.state, updates, self.server)
             participants = [update.client for update in updates]
+            uploads += [(update.client.id, update.prototypes) for update in updates]
         self.state = replace(self.state, round=number)
-        self.history.event("round done", round=number, seconds=round(time.perf_counter() - started, 3))
+        self.history.album.add(number, self.state.prototypes, uploads)
+        seconds = round(time.perf_counter() - started, 3)
+        self.history.event("round done", round=number, seconds=seconds, **self.history.round_totals(number))
         return True
 
     def _due(self, number: int) -> bool:
@@ -205,6 +210,7 @@ class Rounds:
         for reply in accepted:
             for entry in reply.answer.scores:
                 rows.append(self._score_row(scored_round, reply, entry))
+                self.history.confusions.add(scored_round, reply.client, entry, self.server.class_count)
         self.history.add_scores(rows)
         self.history.add_activity(
             [_activity_row(number, exchange, reply, self.roster.domain(reply.client)) for reply in accepted]
