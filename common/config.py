@@ -31,6 +31,12 @@ def split_overrides(text: str) -> list[str]:
         raise ConfigError(f"overrides {text!r}: {error}; quote values that contain spaces") from error
 
 
+def quoted_override(key: str, value: object) -> str:
+    """``key='value'`` with the value quoted for Hydra's grammar, which reads ``=``, commas and spaces otherwise."""
+    text = str(value).replace("\\", "\\\\").replace("'", "\\'")
+    return f"{key}='{text}'"
+
+
 def compose_config(overrides: Sequence[str], conf: Path = CONF) -> dict[str, Any]:
     """Hydra's composition of ``conf/config.yaml`` with ``overrides``, as plain containers.
 

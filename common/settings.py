@@ -141,8 +141,16 @@ class RunSettings:
         The number of rounds is left out, so that a finished run can be continued; so are engine, report, output, device
         and time limits, which do not change the result.
         """
+        return self._digest(())
+
+    @property
+    def configuration(self) -> str:
+        """:attr:`identity` without the seed: runs of one configuration are averaged in tables."""
+        return self._digest(("seed",))
+
+    def _digest(self, without: tuple[str, ...]) -> str:
         relevant = json.loads(json.dumps(self.raw, default=str))
-        for key in ("engine", "report", "output", "resume", "overwrite", "experiment", "choices"):
+        for key in ("engine", "report", "output", "resume", "overwrite", "experiment", "choices", *without):
             relevant.pop(key, None)
         for group, keys in {
             "train": ("rounds", "device"),

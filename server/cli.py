@@ -7,12 +7,14 @@ import logging
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from common.errors import ConfigError, GoldfinchError, nearest
 from common.settings import RunSettings, load_settings
 
 USAGE = """goldfinch run [KEY=VALUE ...]     train: method=fpl data=glyphs engine=inline train.rounds=10 output=DIR
-goldfinch table DIR [DIR ...]      runs side by side, mean and standard deviation over seeds
+goldfinch sweep KEY=A,B [...]      every combination, e.g. method=* seed=0,1 output=DIR; --jobs N; finished ones skipped
+goldfinch table DIR [DIR ...]      runs side by side over seeds; --rule final|last_n|best_round
 goldfinch doctor                   what works here, and how to mend what does not
 goldfinch demo [KEY=VALUE ...]     FedAvg and FPL on Ray, side by side, offline, in minutes
 goldfinch deployment-demo          a SuperLink and four SuperNodes as real processes, FPL for three rounds
@@ -23,6 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; the exit status is 0 only if what was asked for was done."""
     commands: dict[str, Callable[[list[str]], int]] = {
         "run": _run,
+        "sweep": _sweep,
         "table": _table,
         "doctor": _doctor,
         "list": _list,
@@ -80,12 +83,26 @@ def run(settings: RunSettings, overrides: Sequence[str]) -> None:
         raise ConfigError(f"engine.name={engine!r}; {nearest(str(engine), ['inline', 'ray', 'superlink'])}")
 
 
-def _table(folders: list[str]) -> int:
-    from server.table import print_table
+def _sweep(arguments: list[str]) -> int:
+    from server.sweep import sweep
 
-    if not folders:
-        raise ConfigError("goldfinch table needs one or more run folders")
-    print_table(folders)
+    parser = argparse.ArgumentParser(prog="goldfinch sweep", usage=USAGE)
+    parser.add_argument("--jobs", type=int, default=1)
+    parsed, overrides = parser.parse_known_args(arguments)
+    places = [item for item in overrides if item.startswith("output=")]
+    output = Path(places[-1].partition("=")[2]) if places else Path("outputs", "sweep")
+    sweep([item for item in overrides if item not in places], output, parsed.jobs)
+    return 0
+
+
+def _table(arguments: list[str]) -> int:
+    from server.table import RULES, print_table
+
+    parser = argparse.ArgumentParser(prog="goldfinch table", usage=USAGE)
+    parser.add_argument("folders", nargs="+")
+    parser.add_argument("--rule", choices=sorted(RULES), default="final")
+    parsed = parser.parse_args(arguments)
+    print_table(parsed.folders, parsed.rule)
     return 0
 
 

@@ -85,6 +85,7 @@ def summary_of(settings: RunSettings, rounds: Rounds, seconds: float) -> dict[st
         "model": settings.choices.get("model", ""),
         "seed": settings.seed,
         "identity": settings.identity,
+        "configuration": settings.configuration,
         "rounds": rounds.state.round,
         "scored": "own model" if settings.method.personal else "global model",
         "accuracy": final.get("accuracy", {}),

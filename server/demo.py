@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from common.config import quoted_override
 from common.settings import load_settings
 from server.conduct import prepare_output
 from server.deployment import LocalDeployment, one_node_per_client
@@ -30,7 +31,13 @@ def demo(output: str = "outputs/demo", overrides: Sequence[str] = ()) -> None:
     folders = []
     for method in ("fedavg", "fpl"):
         folder = Path(output) / method
-        chosen = ["experiment=demo", f"method={method}", "engine=ray", f"output={folder.absolute()}", "overwrite=true"]
+        chosen = [
+            "experiment=demo",
+            f"method={method}",
+            "engine=ray",
+            quoted_override("output", folder.absolute()),
+            "overwrite=true",
+        ]
         chosen += list(overrides)
         settings = load_settings(chosen)
         console.rule(f"{method} (Flower simulation on Ray)")
@@ -56,7 +63,7 @@ def deployment_demo(output: str = "outputs/deployment-demo", overrides: Sequence
         "method=fpl",
         "engine=superlink",
         "train.rounds=3",
-        f"output={folder / 'run'}",
+        quoted_override("output", folder / "run"),
         "overwrite=true",
         *overrides,
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common.config import build, check
+from common.config import build, check, quoted_override
 from common.errors import EngineError
 from common.settings import RunSettings
 from server.bundle import write_bundle
@@ -122,21 +123,15 @@ def submit(
     app = write_bundle(neutral / "goldfinch")
     empty = neutral / "cwd"  # Flower's commands take an argument that names a folder here for an app
     empty.mkdir(exist_ok=True)
-    places = [f"output={settings.output_folder}"]
+    places = [quoted_override("output", settings.output_folder)]
     if settings.data.root:  # relative paths mean something else where the server and its clients run
-        places.append(f"data.root={Path(settings.data.root).expanduser().absolute()}")
-    text = " ".join(_quoted(item) for item in [*overrides, *places])
+        places.append(quoted_override("data.root", Path(settings.data.root).expanduser().absolute()))
+    text = shlex.join([*overrides, *places])
     target = [connection] if connection else []
-    command = [
-        program("flwr"),
-        "run",
-        str(app),
-        *target,
-        "--format",
-        "json",
-        "--run-config",
-        f"overrides={json.dumps(text)}",
-    ]
+    # a file, because Flower's parser of command-line values stumbles over quotes inside quotes
+    run_config = neutral / "run.toml"
+    run_config.write_text(f"overrides = {json.dumps(text)}\n")
+    command = [program("flwr"), "run", str(app), *target, "--format", "json", "--run-config", str(run_config)]
     if federation:
         command += ["--federation-config", " ".join(f"{key}={value}" for key, value in federation.items())]
     started = _call(command, environment, empty)
@@ -198,10 +193,6 @@ def _json_of(text: str) -> dict[str, Any]:
     except ValueError as error:
         raise EngineError(f"flwr answered without JSON: {text.strip()}") from error
     return content
-
-
-def _quoted(override: str) -> str:
-    return f"'{override}'" if any(character in override for character in ' "\\') else override
 
 
 def _cause(log: Path) -> str:
