@@ -65,7 +65,7 @@ def group_rows(summaries: Sequence[Mapping[str, Any]]) -> list[Row]:
     """One row per method and settings; the seeds of one row share their settings' identity."""
     rows: dict[str, Row] = {}
     for summary in summaries:
-        key = f"{summary['method']} {summary['data']} {summary['protocol']} {summary['configuration']} {summary['rounds']}"
+        key = " ".join(str(summary[part]) for part in ("method", "data", "protocol", "configuration", "rounds"))
         row = rows.setdefault(key, Row(str(summary["method"])))
         twin = any(
             other["seed"] == summary["seed"] and other["state_sha256"] == summary["state_sha256"]
