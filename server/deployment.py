@@ -1,11 +1,13 @@
 """A deployment on this machine: a SuperLink and one SuperNode per device as real processes on the loopback interface.
 
-For trying things out, for demonstrations and for tests; docs/deploy.md says how the same is done on several machines.
+With TLS and node authentication unless told otherwise. For trying things out, for demonstrations and for tests;
+docs/deploy.md says how the same is done on several machines.
 """
 
 from __future__ import annotations
 
 import json
+import ssl
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -16,10 +18,15 @@ from types import TracebackType
 import httpx
 
 from common.errors import EngineError
+from common.files import write_text
 from common.settings import RunSettings
+from server.certificates import Certificates, ensure
+from server.enrolment import Enrolment
 from server.history import Listener
 from server.processes import Child, Processes, flower_environment, free_port, program, wait_healthy
 from server.submit import submit
+
+CONNECTION = "deployment"
 
 
 @dataclass
@@ -27,14 +34,18 @@ class LocalDeployment:
     """SuperLink and SuperNodes as processes of this machine, ended on exit.
 
     Args:
-        folder: everything the processes keep: homes, logs, the SuperLink's database, the nodes' state.
+        folder: everything the processes keep: homes, logs, certificates, the SuperLink's database, the nodes' state.
         nodes: each node's configuration by name, as in ``--node-config``; ``state-dir`` is added.
         threads: CPU threads of each node's programs.
+        secure: TLS, and only nodes whose keys are enrolled; without it, anyone on this machine can take part.
+        entrance: ``host:port`` that nodes are given, such as a reverse proxy's; ``None``: the SuperLink itself.
     """
 
     folder: Path
     nodes: Mapping[str, Mapping[str, object]]
     threads: int = 1
+    secure: bool = True
+    entrance: str | None = None
     children: dict[str, Child] = field(default_factory=dict)
     ports: dict[str, int] = field(default_factory=dict)
 
@@ -43,10 +54,13 @@ class LocalDeployment:
         self.processes = Processes(self.folder / "cwd", self.folder / "logs")
         self.port = free_port()
         self.home = self.folder / "home"
+        self.certificates = Certificates(self.folder / "certificates")
 
     def __enter__(self) -> LocalDeployment:
         try:
             self.start_link()
+            if self.secure:
+                self.enrolment.enrol(list(self.nodes))
             for name in self.nodes:
                 self.start_node(name)
             self.wait_for_nodes()
@@ -60,17 +74,34 @@ class LocalDeployment:
     ) -> None:
         self.processes.stop()
 
+    @property
+    def address(self) -> str:
+        """The SuperLink's ``host:port``."""
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def enrolment(self) -> Enrolment:
+        """The list of nodes that may take part."""
+        return Enrolment(self.certificates.operator, CONNECTION, flower_environment(self.home))
+
     def start_link(self) -> Child:
         """Start the SuperLink, with its registry in a database so that it survives a restart."""
-        self.home.mkdir(parents=True, exist_ok=True)
-        (self.home / "config.toml").write_text(
-            f'[superlink]\ndefault = "deployment"\n\n[superlink.deployment]\n'
-            f'address = "127.0.0.1:{self.port}"\ninsecure = true\n'
+        files = self.certificates
+        if self.secure:
+            ensure(files.folder, [], list(self.nodes))
+            trust = f"root-certificates = {json.dumps(str(files.operator / 'ca.crt'))}"
+            security = ["--ssl-ca-certfile", str(files.server.parent / "ca.crt"), "--ssl-certfile", str(files.server)]
+            security += ["--ssl-keyfile", str(files.server_key), "--enable-supernode-auth"]
+        else:
+            trust, security = "insecure = true", ["--insecure"]
+        write_text(
+            self.home / "config.toml",
+            f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\naddress = "{self.address}"\n{trust}\n',
         )
-        command = [program("flower-superlink"), "--insecure", "--host", "127.0.0.1", "--port", str(self.port)]
+        command = [program("flower-superlink"), *security, "--host", "127.0.0.1", "--port", str(self.port)]
         command += ["--database", str(self.folder / "link.db"), "--disable-runtime-dependency-installation"]
         child = self.processes.start("superlink", command, flower_environment(self.home, OMP_NUM_THREADS="1"))
-        wait_healthy(child, f"http://127.0.0.1:{self.port}/health")
+        wait_healthy(child, f"{self._scheme}://{self.address}/health", verify=self._verify())
         self.children["superlink"] = child
         return child
 
@@ -81,7 +112,12 @@ class LocalDeployment:
         config = {"state-dir": str(home / "state"), **self.nodes[name]}
         text = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
         port = free_port()
-        command = [program("flower-supernode"), "--insecure", "--superlink", f"127.0.0.1:{self.port}"]
+        if self.secure:
+            security = ["--root-certificates", str(self.certificates.node(name) / "ca.crt")]
+            security += ["--auth-supernode-private-key", str(self.certificates.node_key(name))]
+        else:
+            security = ["--insecure"]
+        command = [program("flower-supernode"), *security, "--superlink", self.entrance or self.address]
         command += ["--port", str(port), "--node-config", text]
         environment = flower_environment(home, OMP_NUM_THREADS=str(self.threads))
         child = self.processes.start(name, command, environment)
@@ -106,14 +142,22 @@ class LocalDeployment:
             EngineError: the run failed.
         """
         neutral = Path(tempfile.mkdtemp(dir=self.folder))
-        submit(settings, overrides, "deployment", flower_environment(self.home), neutral, {}, listeners)
+        submit(settings, overrides, CONNECTION, flower_environment(self.home), neutral, {}, listeners)
 
     def healthy(self) -> bool:
         """Whether the SuperLink answers."""
         try:
-            return httpx.get(f"http://127.0.0.1:{self.port}/health", timeout=2.0).is_success
+            url = f"{self._scheme}://{self.address}/health"
+            return httpx.get(url, timeout=2.0, verify=self._verify()).is_success
         except httpx.HTTPError:
             return False
+
+    @property
+    def _scheme(self) -> str:
+        return "https" if self.secure else "http"
+
+    def _verify(self) -> ssl.SSLContext | bool:
+        return ssl.create_default_context(cafile=str(self.certificates.operator / "ca.crt")) if self.secure else True
 
 
 def one_node_per_client(settings: RunSettings) -> dict[str, dict[str, object]]:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -145,7 +146,7 @@ def _signal_group(leader: int, number: int) -> None:
         os.killpg(leader, number)
 
 
-def wait_healthy(child: Child, url: str, seconds: float = 60.0, verify: str | bool = True) -> None:
+def wait_healthy(child: Child, url: str, seconds: float = 60.0, verify: ssl.SSLContext | bool = True) -> None:
     """Wait until ``url`` answers.
 
     Raises:
