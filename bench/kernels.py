@@ -121,31 +121,36 @@ def loss_variants(
     if "compile" not in options.without and not options.dry_run:
         torch._dynamo.reset()
         variants["compile"] = step_of(torch.compile(lambda z, y: loss(z, y, "batched"), fullgraph=True, dynamic=False))
-    if "per_sample" not in options.without and method == "contrast" and samples <= 64 and rows <= 512:
-        table = {
-            label: [row.cpu() for row in prototypes.vectors[prototypes.labels == label]] for label in range(CLASSES)
-        }
-        variants["per_sample"] = step_of(lambda z, y: per_sample_contrast(z, y, table, terms.temperature))
+    if "per_sample" not in options.without and method == "fpl" and samples <= 64 and rows <= 512:
+        table = {label: list(prototypes.of_class(label).cpu()) for label in prototypes.classes}
+        means = dict(zip(class_rows.classes, class_rows.vectors.cpu(), strict=True))
+        variants["per_sample"] = step_of(lambda z, y: per_sample_losses(z, y, table, means, terms))
     return {name: step for name, step in variants.items() if name not in options.without}
 
 
-def per_sample_contrast(features: Tensor, labels: Tensor, table: dict[int, list[Tensor]], temperature: float) -> Tensor:
-    """The contrast as released research code tends to have it: a Python loop over samples.
+def per_sample_losses(
+    features: Tensor, labels: Tensor, table: dict[int, list[Tensor]], means: dict[int, Tensor], terms: PrototypeTerms
+) -> Tensor:
+    """FPL's two losses as released research code tends to have them: Python loops over the samples.
 
-    For each sample the class's rows and all others are stacked anew and moved to the device, and the exponentials are
-    summed raw. (At temperature 0.02 that just stays below the overflow of float32.)
+    The table is a dictionary of lists on the host. For each sample the class's rows and all others are picked by
+    comparing keys, joined and moved to the device, the positives are marked by a list of ones and zeros, exponentials
+    are summed raw (at temperature 0.02 just below float32's overflow), and the squared distance is a second loop.
     """
-    total = features.new_zeros(())
-    for index in range(len(features)):
-        label = int(labels[index])
-        own = torch.stack(table[label]).to(features)
-        others = torch.stack([row for key, rows in table.items() if key != label for row in rows]).to(features)
-        z = features[index : index + 1]
-        near = torch.cosine_similarity(z, own) / temperature
-        far = torch.cosine_similarity(z, others) / temperature
-        positive = near.exp().sum()
-        total = total - torch.log(positive / (positive + far.exp().sum()))
-    return total / len(features)
+    contrasts, distances = [], []
+    for index, label in enumerate(labels):
+        z = features[index].unsqueeze(0)
+        keys = [key for key, rows in table.items() for _ in rows]
+        every = [row for rows in table.values() for row in rows]
+        own = torch.stack([row for key, row in zip(keys, every, strict=True) if key == label.item()]).to(features)
+        rest = [row for key, row in zip(keys, every, strict=True) if key != label.item()]
+        joined = torch.cat([own, torch.stack(rest).to(features)]) if rest else own
+        logits = torch.exp(torch.cosine_similarity(z, joined, dim=1) / terms.temperature).view(1, -1)
+        marks = torch.tensor([1] * len(own) + [0] * len(rest)).to(features.device).view(1, -1)
+        contrasts.append(-torch.log((logits * marks).sum(1) / logits.sum(1)))
+    for index, label in enumerate(labels):
+        distances.append(torch.nn.functional.mse_loss(features[index], means[label.item()].to(features)))
+    return torch.cat(contrasts).mean() + torch.stack(distances).mean()
 
 
 def finch(options: argparse.Namespace, device: torch.device) -> Iterator[list[Row]]:
