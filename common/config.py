@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import math
 import shlex
 import types
 import typing
@@ -81,6 +82,8 @@ def _check_group(item: Override, conf: Path) -> bool:
     options = [path.stem for path in group.glob("*.yaml")]
     chosen = item.value()
     for choice in chosen if isinstance(chosen, list) else [chosen]:
+        if choice is None and item.key_or_group != "experiment":
+            raise ConfigError(f"{item.key_or_group}=null: one must be chosen; {nearest('', options)}")
         if choice is not None and str(choice) not in options:
             raise ConfigError(f"{item.key_or_group}={choice}: no such choice; {nearest(str(choice), options)}")
     return True
@@ -175,6 +178,8 @@ def coerce(value: Any, hint: Any, where: str) -> Any:
         if dataclasses.is_dataclass(hint) and isinstance(value, Mapping):
             return build(value, where, None if "_target_" in value else hint)
         if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
+            if not math.isfinite(value):
+                raise ConfigError(f"{where}={value!r}: a number must be finite")
             return float(value)
         if hint is Path and isinstance(value, str):
             return Path(value)

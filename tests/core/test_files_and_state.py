@@ -1,0 +1,180 @@
+"""Files are whole or absent, and a state's hash sees everything and nothing else."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import struct
+from pathlib import Path
+
+import pytest
+import torch
+
+from common import files
+from common.files import read_tensors, unshared, write_bytes, write_json, write_tensors, write_text
+from common.prototypes import PrototypeSet
+from common.state import GlobalState, tensors_sha256, under_prefix, with_prefix
+
+
+def leftovers(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_content_replaces_content(tmp_path: Path) -> None:
+    target = tmp_path / "deep" / "down" / "note"
+    write_bytes(target, b"one")
+    write_bytes(target, b"two\0")
+    assert target.read_bytes() == b"two\0"
+    assert leftovers(target.parent) == ["note"]
+    write_text(target, "naïve\n")
+    assert target.read_bytes() == "naïve\n".encode()
+    write_json(target, {"b": 1, "a": [None, 0.5]})
+    assert target.read_text() == '{\n  "a": [\n    null,\n    0.5\n  ],\n  "b": 1\n}\n'
+
+
+@pytest.mark.parametrize("broken", ["write", "fsync", "replace"])
+def test_a_crash_on_the_way_leaves_the_old_file(broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tmp_path / "state"
+    write_bytes(target, b"old")
+
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    if broken == "write":
+        monkeypatch.setattr(files.os, "fdopen", lambda handle, mode: _FullDisk(handle))
+    elif broken == "fsync":
+        monkeypatch.setattr(files.os, "fsync", fail)
+    else:
+        monkeypatch.setattr(Path, "replace", fail)
+    with pytest.raises(OSError, match="No space left"):
+        write_bytes(target, b"new")
+    monkeypatch.undo()
+    assert target.read_bytes() == b"old"
+    assert leftovers(tmp_path) == ["state"]
+
+
+class _FullDisk:
+    def __init__(self, handle: int) -> None:
+        os.close(handle)
+
+    def __enter__(self) -> _FullDisk:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def write(self, content: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+
+def test_content_reaches_the_disk_before_the_name_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    real_sync, real_replace = os.fsync, Path.replace
+
+    def sync(handle: int) -> None:
+        order.append("sync folder" if stat.S_ISDIR(os.fstat(handle).st_mode) else "sync file")
+        real_sync(handle)
+
+    def replace(self: Path, target: Path) -> Path:
+        order.append("rename")
+        return real_replace(self, target)
+
+    monkeypatch.setattr(files.os, "fsync", sync)
+    monkeypatch.setattr(Path, "replace", replace)
+    write_bytes(tmp_path / "state", b"new")
+    assert order == ["sync file", "rename", "sync folder"]
+
+
+def tensors() -> dict[str, torch.Tensor]:
+    return {"b": torch.arange(6.0).view(2, 3), "a": torch.tensor(3), "c": torch.zeros(0, 2, dtype=torch.bfloat16)}
+
+
+def test_tensors_come_back_sorted(tmp_path: Path) -> None:
+    write_tensors(tmp_path / "t", tensors(), {"why": "test"})
+    back, metadata = read_tensors(tmp_path / "t")
+    assert list(back) == ["a", "b", "c"]
+    assert tensors_sha256(back) == tensors_sha256(tensors())
+    assert metadata == {"why": "test"}
+
+
+def test_two_names_for_one_memory_become_two(tmp_path: Path) -> None:
+    shared = torch.arange(4.0)
+    alone = unshared({"whole": shared, "again": shared, "half": shared[2:], "grad": shared.clone().requires_grad_()})
+    assert len({tensor.untyped_storage().data_ptr() for tensor in alone.values()}) == 4
+    assert not any(tensor.requires_grad for tensor in alone.values())
+    write_tensors(tmp_path / "t", {"whole": shared, "again": shared, "half": shared[2:]})
+    back = read_tensors(tmp_path / "t")[0]
+    assert [tensor.tolist() for tensor in back.values()] == [[0, 1, 2, 3], [2, 3], [0, 1, 2, 3]]
+
+
+def test_every_truncated_tensor_file_says_so(tmp_path: Path) -> None:
+    write_tensors(tmp_path / "t", tensors())
+    whole = (tmp_path / "t").read_bytes()
+    for length in range(len(whole)):
+        (tmp_path / "torn").write_bytes(whole[:length])
+        with pytest.raises(ValueError, match="not a complete"):
+            read_tensors(tmp_path / "torn")
+
+
+def state(**changes: object) -> GlobalState:
+    prototypes = PrototypeSet(torch.eye(2), torch.tensor([0, 3]), torch.tensor([1.0, 2.0]))
+    fields: dict[str, object] = {
+        "round": 4,
+        "weights": tensors(),
+        "prototypes": prototypes,
+        "extra": {"h": torch.ones(1)},
+    }
+    return GlobalState(**{**fields, **changes})  # type: ignore[arg-type]  # the fields' own types
+
+
+def test_a_state_is_its_tensors() -> None:
+    again = GlobalState.from_tensors(4, state().tensors())
+    assert again.sha256() == state().sha256()
+    assert again.prototypes == state().prototypes
+    empty = GlobalState(0, {})
+    assert GlobalState.from_tensors(0, empty.tensors()).sha256() == empty.sha256()
+
+
+DIFFERENT = {
+    "round": {"round": 5},
+    "a bit": {"weights": {**tensors(), "a": torch.tensor(2)}},
+    "minus zero": {"weights": {**tensors(), "b": torch.tensor([[-0.0, 1, 2], [3, 4, 5]])}},
+    "a name": {"weights": {"b": tensors()["b"], "A": tensors()["a"], "c": tensors()["c"]}},
+    "dtype": {"weights": {**tensors(), "a": torch.tensor(3, dtype=torch.int32)}},
+    "shape": {"weights": {**tensors(), "b": tensors()["b"].view(3, 2)}},
+    "shape of nothing": {"weights": {**tensors(), "c": torch.zeros(2, 0, dtype=torch.bfloat16)}},
+    "part": {"weights": {**tensors(), "h": torch.ones(1)}, "extra": {}},
+    "prototype weights": {
+        "prototypes": PrototypeSet(torch.eye(2), torch.tensor([0, 3]), torch.tensor([1.0, 2.5])),
+    },
+    "prototype labels": {"prototypes": PrototypeSet(torch.eye(2), torch.tensor([0, 2]), torch.tensor([1.0, 2.0]))},
+    "no prototypes": {"prototypes": PrototypeSet.empty(2)},
+}
+
+
+@pytest.mark.parametrize("what", DIFFERENT)
+def test_the_hash_sees(what: str) -> None:
+    assert state(**DIFFERENT[what]).sha256() != state().sha256()
+
+
+def test_the_hash_does_not_see_order_memory_or_device_layout() -> None:
+    turned = {name: tensors()[name] for name in reversed(list(tensors()))}
+    assert state(weights=turned).sha256() == state().sha256()
+    strided = {**tensors(), "b": tensors()["b"].T.contiguous().T}
+    assert not strided["b"].is_contiguous()
+    assert state(weights=strided).sha256() == state().sha256()
+
+
+def test_the_hash_is_of_these_bytes() -> None:
+    """Written out, because records of old runs must stay comparable."""
+    digest = hashlib.sha256(b"round=1")
+    digest.update(b"|n|torch.int64|()|" + struct.pack("<q", 3))
+    digest.update(b"|w|torch.float32|(2,)|" + struct.pack("<2f", 1.0, -2.0))
+    assert tensors_sha256({"w": torch.tensor([1.0, -2.0]), "n": torch.tensor(3)}, "round=1") == digest.hexdigest()
+
+
+def test_prefixes_are_inverse() -> None:
+    assert list(with_prefix("own/", tensors())) == ["own/b", "own/a", "own/c"]
+    back = under_prefix("own/", {**with_prefix("own/", tensors()), "other": torch.ones(1)})
+    assert tensors_sha256(back) == tensors_sha256(tensors())

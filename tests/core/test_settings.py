@@ -1,0 +1,250 @@
+"""What a user types: every mistake is named with the nearest right thing, and what changes the result is one run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from common.config import build, check, coerce, compose_config, split_overrides
+from common.errors import ConfigError, nearest
+from common.settings import RoundSettings, TrainSettings, load_settings, with_method
+from strategies.fedprox import FedProx
+
+MISTAKES = {
+    "a method's name": (["method=fedpro"], "did you mean 'fedprox'"),
+    "a group's name": (["methode=fpl"], "did you mean 'method'"),
+    "a key": (["train.round=3"], "did you mean 'rounds'"),
+    "a key of the method": (["method.temprature=1"], "did you mean 'temperature'"),
+    "a key of another method": (["method=fedavg", "method.mu=1"], "method.mu: no such key"),
+    "a key below a value": (["seed.value=1"], "seed.value: no such key"),
+    "an added key": (["+train.speed=3"], "cannot be added"),
+    "a removed key": (["~train.rounds"], "cannot be added or removed"),
+    "no equals sign": (["train.rounds"], "not of the form key=value"),
+    "no end of a list": (["data.domains=[printed"], "cannot be read"),
+    "a word for a number": (["train.rounds=many"], "train.rounds='many': expected int"),
+    "a fraction for a number": (["train.rounds=1.5"], "expected int, got float"),
+    "a word for true": (["resume=perhaps"], "resume='perhaps': expected bool"),
+    "a number for true": (["resume=1"], "expected bool, got int"),
+    "true for a number": (["train.rounds=true"], "expected int, got bool"),
+    "a choice": (["train.optimizer=sdg"], "did you mean 'sgd'"),
+    "nothing": (["train.rounds=null"], "expected int, got NoneType"),
+    "zero rounds": (["train.rounds=0"], "rounds must be >= 1; got 0"),
+    "negative rate": (["train.learning_rate=-1"], "learning_rate must be > 0"),
+    "infinite rate": (["train.learning_rate=inf"], "finite"),
+    "rate that is none": (["train.learning_rate=nan"], "finite"),
+    "infinite weight": (["method=fedprox", "method.mu=inf"], "finite"),
+    "momentum of one": (["train.momentum=1"], r"momentum must be in \[0, 1\)"),
+    "batch of one": (["train.batch_size=1"], "batch_size must be >= 2"),
+    "another planet's device": (["train.device=tpu"], "device must be auto"),
+    "a device with half a number": (["train.device=cuda:x"], "device must be auto"),
+    "no participation": (["rounds.participation=0"], r"participation must be in \(0, 1\]"),
+    "more than all": (["rounds.quorum=1.1"], r"quorum must be in \(0, 1\]"),
+    "one checkpoint": (["rounds.checkpoints=1"], "checkpoints must be >= 2"),
+    "negative seed": (["seed=-1"], "seed=-1: must be >= 0"),
+    "temperature of zero": (["method=fpl", "method.temperature=0"], "temperature must be > 0"),
+    "a domain": (["data.domains=[printd]"], "did you mean 'printed'"),
+    "no method": (["method=null"], "one must be chosen; choices: .*fpl"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_named(mistake: str) -> None:
+    overrides, reason = MISTAKES[mistake]
+    with pytest.raises(ConfigError, match=reason):
+        load_settings(overrides)
+
+
+def test_an_option_has_the_choices_listed() -> None:
+    with pytest.raises(ConfigError, match=r"choices: .*glyphs.*office_caltech"):
+        load_settings(["data=zzzzzz"])
+
+
+def test_nearest() -> None:
+    assert nearest("fedpol", ["fpl", "fedprox"]) == "did you mean 'fedprox'? (choices: fedprox, fpl)"
+    assert nearest("zzz", ["b", "a"]) == "choices: a, b"
+    assert nearest("a", []) == "choices: none"
+
+
+def test_overrides_are_split_as_a_shell_does() -> None:
+    assert split_overrides("method=fpl data.root='/a b' x=\"y z\"") == ["method=fpl", "data.root=/a b", "x=y z"]
+    assert split_overrides("") == []
+    with pytest.raises(ConfigError, match="quote"):
+        split_overrides("data.root='/a b")
+
+
+def test_choices_are_recorded() -> None:
+    settings = load_settings(["method=fedprox", "model=resnet10"])
+    assert (settings.choices["method"], settings.choices["model"]) == ("fedprox", "resnet10")
+    assert settings.method == FedProx()
+
+
+def test_the_default_output_says_what_was_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert load_settings(["method=fpl", "seed=3"]).output_folder == tmp_path / "outputs/glyphs/fpl/seed-3"
+    assert load_settings(["output=here"]).output_folder == tmp_path / "here"
+    assert load_settings([f"output={tmp_path}/there"]).output_folder == tmp_path / "there"
+
+
+# ---- one run is one identity -----------------------------------------------------------------------------------------
+
+SAME = [
+    ["train.rounds=99"],
+    ["train.device=cpu"],
+    ["engine=ray"],
+    ["engine.workers=2"],
+    ["output=elsewhere"],
+    ["resume=true"],
+    ["overwrite=true"],
+    ["rounds.deadline=5"],
+    ["rounds.last_rounds=3"],
+    ["rounds.evaluate_every=2"],
+]
+OTHER = [
+    ["method.temperature=0.03"],
+    ["method=fedavg"],
+    ["seed=1"],
+    ["train.learning_rate=0.02"],
+    ["train.threads=2"],
+    ["train.precision=bfloat16"],
+    ["rounds.participation=0.5"],
+    ["rounds.quorum=1"],
+    ["protocol.samples=10"],
+    ["data.domains=[printed,signs]"],
+    ["data.augmentation.flip=true"],
+    ["model.norm=group"],
+    ["views=randconv"],
+]
+
+
+@pytest.mark.parametrize("overrides", SAME, ids=str)
+def test_the_same_run(overrides: list[str]) -> None:
+    assert load_settings(["method=fpl", *overrides]).identity == load_settings(["method=fpl"]).identity
+
+
+@pytest.mark.parametrize("overrides", OTHER, ids=str)
+def test_another_run(overrides: list[str]) -> None:
+    assert load_settings(["method=fpl", *overrides]).identity != load_settings(["method=fpl"]).identity
+
+
+def test_the_data_s_place_is_not_the_run(tmp_path: Path) -> None:
+    here = load_settings(["data=office_caltech", f"data.root={tmp_path}"])
+    assert here.identity == load_settings(["data=office_caltech", "data.root=/elsewhere"]).identity
+
+
+def test_identities_are_all_different_and_short() -> None:
+    found = {load_settings(["method=fpl", *overrides]).identity for overrides in OTHER}
+    assert len(found) == len(OTHER)
+    assert all(len(identity) == 16 and int(identity, 16) >= 0 for identity in found)
+
+
+def test_another_method_object_is_another_run() -> None:
+    settings = load_settings(["method=fedprox"])
+    assert with_method(settings, FedProx()).identity == settings.identity
+    assert with_method(settings, FedProx(mu=0.5)).identity != settings.identity
+    assert with_method(settings, FedProx(mu=0.5)).method.mu == 0.5
+
+
+# ---- values ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Inner:
+    share: float = 0.5
+
+
+@dataclass(frozen=True)
+class Outer:
+    count: int
+    name: str = "x"
+    kind: Literal["a", "b", 3] = "a"
+    maybe: int | None = None
+    pair: tuple[float, ...] = ()
+    table: dict[str, float] = field(default_factory=dict)
+    inner: Inner = field(default_factory=Inner)
+    place: Path | None = None
+    anything: Any = None
+
+    def __post_init__(self) -> None:
+        check(self.count > 0, f"count must be > 0; got {self.count}")
+
+
+def test_a_node_becomes_a_checked_object() -> None:
+    node = {
+        "count": 2,
+        "kind": 3,
+        "maybe": None,
+        "pair": [1, 2.5],
+        "table": {"a": 1},
+        "inner": {"share": 1},
+        "place": "/tmp",
+        "anything": {"x": [1]},
+    }
+    found = build(node, "here", Outer)
+    assert found == Outer(
+        2, kind=3, pair=(1.0, 2.5), table={"a": 1.0}, inner=Inner(1.0), place=Path("/tmp"), anything={"x": [1]}
+    )
+    assert isinstance(found.inner.share, float)
+
+
+WRONG: list[tuple[Mapping[str, Any], str]] = [
+    ({"count": 1, "cuont": 2}, r"here\.cuont: no such key; did you mean 'count'"),
+    ({}, r"here: .*count"),
+    ({"count": 0}, "here: count must be > 0; got 0"),
+    ({"count": "1"}, r"here\.count='1': expected int, got str"),
+    ({"count": 1, "kind": "c"}, r"here\.kind='c': choices: 3, a, b"),
+    ({"count": 1, "kind": True}, r"here\.kind=True"),
+    ({"count": 1, "maybe": 0.5}, r"here\.maybe=0\.5: expected int \| None"),
+    ({"count": 1, "pair": [1, "two"]}, r"here\.pair\[1\]='two': expected float"),
+    ({"count": 1, "pair": "12"}, r"here\.pair='12'"),
+    ({"count": 1, "table": {"a": None}}, r"here\.table\.a=None: expected float"),
+    ({"count": 1, "inner": {"shrae": 1}}, r"here\.inner\.shrae: no such key; did you mean 'share'"),
+    ({"count": 1, "inner": 3}, r"here\.inner=3: expected Inner"),
+    ({"count": 1, "pair": [float("nan")]}, r"here\.pair\[0\]=nan: .*finite"),
+]
+
+
+@pytest.mark.parametrize(("node", "reason"), WRONG, ids=[reason for _, reason in WRONG])
+def test_a_wrong_node_is_named_with_its_place(node: Mapping[str, Any], reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        build(node, "here", Outer)
+
+
+@pytest.mark.parametrize(
+    ("target", "reason"),
+    [
+        (None, "must be written module.Class"),
+        ("nowhere", "must be written module.Class"),
+        ("no.such.module", "cannot import"),
+        ("pathlib.NoPath", "cannot import"),
+        ("pathlib.Path", "not a dataclass"),
+        ("os.system", "not a dataclass"),
+    ],
+)
+def test_only_dataclasses_are_built(target: object, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        build({"_target_": target}, "method")
+
+
+def test_numbers_lose_nothing() -> None:
+    assert coerce(1, float, "x") == 1.0
+    assert isinstance(coerce(1, float, "x"), float)
+    for value, hint in ((1.0, int), (True, int), (True, float), (0, bool), ("1", float)):
+        with pytest.raises(ConfigError):
+            coerce(value, hint, "x")
+
+
+@pytest.mark.parametrize("kind", [TrainSettings, RoundSettings])
+def test_defaults_of_the_files_are_those_of_the_classes(kind: type) -> None:
+    group = {TrainSettings: "train", RoundSettings: "rounds"}[kind]
+    assert build(compose_config([])[group], group, kind) == kind()
+
+
+def test_settings_are_frozen() -> None:
+    settings = load_settings()
+    with pytest.raises(AttributeError):
+        settings.seed = 3  # type: ignore[misc]  # that is the point
+    assert replace(settings, seed=3).seed == 3
