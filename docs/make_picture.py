@@ -1,0 +1,99 @@
+"""Draw docs/picture.png from the demonstration's runs: ``python docs/make_picture.py outputs/demo``."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import torch
+from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
+
+from common.settings import load_settings
+
+COLOURS = {"fedavg": "#8a8f98", "fpl": "#c98a00"}
+NAMES = {"fedavg": "FedAvg", "fpl": "FPL"}
+
+
+def curves(folder: Path, method: str) -> tuple[list[int], list[float], list[float]]:
+    """Rounds, average and worst domain's accuracy of a run."""
+    by_round: dict[int, list[float]] = {}
+    with (folder / method / "history.csv").open() as stream:
+        for row in csv.DictReader(stream):
+            by_round.setdefault(int(row["round"]), []).append(float(row["accuracy"]))
+    rounds = sorted(by_round)
+    return rounds, [sum(by_round[r]) / len(by_round[r]) for r in rounds], [min(by_round[r]) for r in rounds]
+
+
+def main(folder: Path) -> None:
+    """Devices with their domains on the left, the server in the middle, what comes of it on the right."""
+    data = load_settings(["experiment=demo"]).data
+    figure = plt.figure(figsize=(11, 4.2), dpi=150)
+    canvas = figure.add_axes((0, 0, 1, 1))
+    canvas.set_axis_off()
+    canvas.set_xlim(0, 11)
+    canvas.set_ylim(0, 4.2)
+    for index, name in enumerate(data.domains):
+        split = data.load(name).train
+        y = 3.1 - index * 0.92
+        canvas.text(0.2, y + 0.36, f"{name}", fontsize=10, va="center", weight="bold")
+        canvas.text(0.2, y + 0.12, f"{len(split)} images", fontsize=8, va="center", color="#555")
+        for column, digit in enumerate((2, 3, 5, 7)):
+            chosen = torch.nonzero(split.labels == digit)[column].item()
+            picture = figure.add_axes(((1.45 + column * 0.62) / 11, (y - 0.1) / 4.2, 0.58 / 11, 0.58 / 4.2))
+            picture.imshow(split.images[chosen].permute(1, 2, 0).numpy())
+            picture.set_axis_off()
+        canvas.add_patch(
+            FancyArrowPatch((4.0, y + 0.2), (4.95, 2.1), arrowstyle="<|-|>", mutation_scale=9, color="#999", lw=1)
+        )
+    canvas.add_patch(FancyBboxPatch((5.05, 1.35), 1.75, 1.5, boxstyle="round,pad=0.06", fc="#fff7e0", ec="#c98a00"))
+    canvas.text(5.92, 2.62, "server", fontsize=10, ha="center", weight="bold")
+    canvas.text(
+        5.92, 2.12, "averages the weights,\nclusters class means\ninto prototypes", fontsize=8.5, ha="center", va="center"
+    )
+    canvas.text(5.92, 1.5, "Flower SuperLink", fontsize=8, ha="center", color="#777")
+    canvas.text(4.48, 3.5, "weights +\nprototypes", fontsize=8, ha="center", color="#777")
+    canvas.text(
+        0.2, 0.12, "devices: one domain each (Flower SuperNodes, or simulated on Ray)", fontsize=8, color="#777"
+    )
+    chart = figure.add_axes((0.685, 0.16, 0.24, 0.68))
+    for method in ("fedavg", "fpl"):
+        rounds, average, worst = curves(folder, method)
+        chart.plot(rounds, average, color=COLOURS[method], lw=2)
+        chart.plot(rounds, worst, color=COLOURS[method], lw=1.4, ls="--")
+        chart.annotate(
+            f"{NAMES[method]} {average[-1]:.0f}",
+            (rounds[-1], average[-1]),
+            (4, 0),
+            textcoords="offset points",
+            color=COLOURS[method],
+            fontsize=9,
+            va="center",
+            weight="bold",
+            annotation_clip=False,
+        )
+        chart.annotate(
+            f"worst {worst[-1]:.0f}",
+            (rounds[-1], worst[-1]),
+            (4, 0),
+            textcoords="offset points",
+            color=COLOURS[method],
+            fontsize=8,
+            va="center",
+            annotation_clip=False,
+        )
+    chart.set_title("accuracy (%): average and worst domain", fontsize=9, loc="left")
+    chart.set_xlabel("round", fontsize=9)
+    chart.tick_params(labelsize=8)
+    chart.set_ylim(0, 100)
+    chart.set_xticks((0, 5, 10, 15))
+    chart.spines[["top", "right"]].set_visible(False)
+    figure.savefig(Path(__file__).parent / "picture.png", facecolor="white")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
