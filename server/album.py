@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from common.files import read_tensors, write_text, write_tensors
+from common.files import read_tensors, write_tensors, write_text
 from common.prototypes import PrototypeSet
 from common.state import named_tensors, split_tensors, under_prefix, with_prefix
 
@@ -45,7 +45,7 @@ class Confusions:
             entry: the score as the device gave it; ``entry["confusion"]`` holds ``[K][K]`` counts, true class first.
             class_count: K.
         """
-        counts = entry.get("confusion")
+        counts: Any = entry.get("confusion")
         if not _fits(counts, class_count, entry["count"], entry["correct"]):
             return False
         cells = [(row, column, n) for row, line in enumerate(counts) for column, n in enumerate(line) if n]
@@ -174,7 +174,7 @@ class Album:
 
 
 def kept_rounds(last: int) -> set[int]:
-    """The rounds of ``1..last`` that are kept: all of them, or the first, the last and every power-of-two-th between."""
+    """The rounds of ``1..last`` that are kept: all, or the first, the last, and every 2nd, 4th, 8th ... between."""
     stride = 1
     while last // stride > MOST_ROUNDS - 2:
         stride *= 2

@@ -1,4 +1,4 @@
-"""``goldfinch``: run, table, doctor."""
+"""``goldfinch``: run, sweep, table, report, doctor and the demonstrations."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ from pathlib import Path
 from common.errors import ConfigError, GoldfinchError, nearest
 from common.settings import RunSettings, load_settings
 
-USAGE = """goldfinch run [KEY=VALUE ...]     train: method=fpl data=glyphs engine=inline train.rounds=10 output=DIR
+USAGE = """goldfinch run [KEY=VALUE ...]     train: method=fpl data=glyphs engine=inline train.rounds=10 output=DIR; --quiet
 goldfinch sweep KEY=A,B [...]      every combination, e.g. method=* seed=0,1 output=DIR; --jobs N; finished ones skipped
 goldfinch table DIR [DIR ...]      runs side by side over seeds; --rule final|last_n|best_round
+goldfinch report DIR [DIR ...]     one HTML file to look at: curves, confusion, prototypes, cost; --output FILE
 goldfinch doctor                   what works here, and how to mend what does not
 goldfinch demo [KEY=VALUE ...]     FedAvg and FPL on Ray, side by side, offline, in minutes
 goldfinch deployment-demo          a SuperLink and four SuperNodes as real processes, FPL for three rounds
 goldfinch list [GROUP]             what can be chosen: methods, data sets, models, protocols, engines ..."""
+
+ENGINES = ("inline", "ray", "superlink")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -27,6 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "run": _run,
         "sweep": _sweep,
         "table": _table,
+        "report": _report,
         "doctor": _doctor,
         "list": _list,
         "demo": _demo,
@@ -52,35 +56,37 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(overrides: list[str]) -> int:
+    quiet = "--quiet" in overrides
+    overrides = [item for item in overrides if item != "--quiet"]
     settings = load_settings(overrides)
-    run(settings, overrides)
+    run(settings, overrides, quiet=quiet)
     return 0
 
 
-def run(settings: RunSettings, overrides: Sequence[str]) -> None:
-    """One run on the engine that the settings name.
+def run(settings: RunSettings, overrides: Sequence[str], *, quiet: bool = False) -> None:
+    """One run on the engine that the settings name, shown as it goes on unless ``quiet``.
 
     Raises:
         GoldfinchError: what was wrong, and what to do next.
     """
     from server.conduct import conduct, prepare_output
     from server.inline import InlineEngine
-    from server.progress import plain_lines
+    from server.progress import watching
     from server.submit import run_on_ray, run_on_superlink
 
     warnings.filterwarnings("ignore", category=FutureWarning)
     logging.getLogger("flwr").setLevel(logging.WARNING)
     engine = settings.engine.get("name")
-    listeners = [plain_lines(settings)]
+    if engine not in ENGINES:
+        raise ConfigError(f"engine.name={engine!r}; {nearest(str(engine), ENGINES)}")
     prepare_output(settings)
-    if engine == "inline":
-        conduct(settings, InlineEngine(settings), listeners)
-    elif engine == "ray":
-        run_on_ray(settings, overrides, listeners)
-    elif engine == "superlink":
-        run_on_superlink(settings, overrides, listeners)
-    else:
-        raise ConfigError(f"engine.name={engine!r}; {nearest(str(engine), ['inline', 'ray', 'superlink'])}")
+    with watching(settings, quiet=quiet) as show:
+        if engine == "inline":
+            conduct(settings, InlineEngine(settings), [show])
+        elif engine == "ray":
+            run_on_ray(settings, overrides, [show])
+        else:
+            run_on_superlink(settings, overrides, [show])
 
 
 def _sweep(arguments: list[str]) -> int:
@@ -103,6 +109,18 @@ def _table(arguments: list[str]) -> int:
     parser.add_argument("--rule", choices=sorted(RULES), default="final")
     parsed = parser.parse_args(arguments)
     print_table(parsed.folders, parsed.rule)
+    return 0
+
+
+def _report(arguments: list[str]) -> int:
+    from server.report.page import write_report
+
+    parser = argparse.ArgumentParser(prog="goldfinch report", usage=USAGE)
+    parser.add_argument("folders", nargs="+")
+    parser.add_argument("--output", type=Path, default=None)
+    parsed = parser.parse_args(arguments)
+    path = write_report(parsed.folders, parsed.output)
+    print(f"wrote {path} ({path.stat().st_size / 1e6:.1f} MB); it needs no network: open it in any browser")
     return 0
 
 

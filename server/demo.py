@@ -12,7 +12,7 @@ from common.config import quoted_override
 from common.settings import load_settings
 from server.conduct import prepare_output
 from server.deployment import LocalDeployment, one_node_per_client
-from server.progress import plain_lines
+from server.progress import watching
 from server.submit import run_on_ray
 from server.table import print_table
 
@@ -42,7 +42,8 @@ def demo(output: str = "outputs/demo", overrides: Sequence[str] = ()) -> None:
         settings = load_settings(chosen)
         console.rule(f"{method} (Flower simulation on Ray)")
         prepare_output(settings)
-        run_on_ray(settings, chosen, [plain_lines(settings)])
+        with watching(settings) as show:
+            run_on_ray(settings, chosen, [show])
         folders.append(str(folder))
     console.rule("side by side")
     print_table(folders)
@@ -75,6 +76,7 @@ def deployment_demo(output: str = "outputs/deployment-demo", overrides: Sequence
         for name, child in deployment.children.items():
             console.print(f"  {name:16} pid {child.process.pid}, log {child.log}")
         console.print(f"all answer after {time.perf_counter() - started:.1f} s; submitting FPL\n")
-        deployment.run(settings, chosen, [plain_lines(settings)])
+        with watching(settings) as show:
+            deployment.run(settings, chosen, [show])
     console.print(f"\nall processes are stopped, {time.perf_counter() - started:.0f} s in all\n")
     print_table([str(folder / "run")])

@@ -1,13 +1,75 @@
-"""What a person sees while a run goes on, as plain lines."""
+"""What a person sees while a run goes on: a live view in a terminal, plain lines elsewhere, nothing when quiet."""
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import time
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
 from typing import Any
+
+from rich.console import Console
 
 from common.settings import RunSettings
 from server.history import Listener
+
+LEAST_WIDTH = 44
+"""Columns below which the live view gives way to plain lines."""
+
+
+@contextlib.contextmanager
+def watching(settings: RunSettings, *, quiet: bool = False, console: Console | None = None) -> Iterator[Listener]:
+    """A listener that shows the run, for as long as it goes on.
+
+    Meanwhile log records and warnings go to ``logs/goldfinch.log`` in the run's folder instead of the screen.
+
+    Args:
+        settings: the run's settings.
+        quiet: show nothing; errors are raised all the same.
+        console: where to; ``None`` is standard output.
+    """
+    console = console or Console()
+    with logging_to_file(settings):
+        if quiet:
+            yield _nothing
+        elif console.is_terminal and not console.is_dumb_terminal and console.width >= LEAST_WIDTH:
+            from server.live import LiveView
+
+            with LiveView(settings, console) as view:
+                yield view
+        else:
+            yield plain_lines(settings)
+
+
+def _nothing(name: str, entry: Mapping[str, Any]) -> None:
+    """Shows nothing."""
+
+
+@contextlib.contextmanager
+def logging_to_file(settings: RunSettings) -> Iterator[None]:
+    """Send log records and Python warnings to ``logs/goldfinch.log``; the root logger is as before afterwards."""
+    root = logging.getLogger()
+    others = [logger for logger in (logging.getLogger(name) for name in ("flwr", "ray")) if logger.handlers]
+    folder = settings.output_folder / "logs"
+    folder.mkdir(parents=True, exist_ok=True)
+    handler = logging.FileHandler(folder / "goldfinch.log", delay=True)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    before = [(logger, list(logger.handlers)) for logger in (root, *others)]
+    shown = warnings.showwarning
+    for logger in (root, *others):
+        logger.handlers = [handler]
+    logging.captureWarnings(True)
+    try:
+        yield
+    finally:
+        logging.captureWarnings(False)
+        warnings.showwarning = shown
+        for logger, handlers in before:
+            logger.handlers = handlers
+        handler.close()
+        with contextlib.suppress(OSError):
+            folder.rmdir()  # only succeeds when nothing was written
 
 
 def plain_lines(settings: RunSettings) -> Listener:
@@ -40,6 +102,8 @@ def describe(name: str, entry: Mapping[str, Any], rounds: int) -> str:
         return f"{entry['client']} was not admitted: {entry['reason']}"
     if name == "round skipped":
         return f"round {entry['round']} is skipped: {entry['answered']} of {entry['needed']} needed clients answered"
+    if name == "tracker failed":
+        return f"{entry['tracker']} is left out from here on: {entry['reason']}"
     if name.startswith("client "):
         return f"round {entry['round']}: {entry['client']} {name.removeprefix('client ')}: {entry['reason']}"
     if name == "stopped":
