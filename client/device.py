@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import platform
-import resource
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -16,13 +14,13 @@ from torch import Tensor, nn
 from client.store import Store
 from client.trainer import LocalExchange, build_model, choose_device
 from common.data.domain import Split
-from common.data.protocols import ClientSpec, split_hash
+from common.data.protocols import ClientSpec, split_hash, test_subset
 from common.errors import DataError, PayloadError
 from common.messages import Answer, Registration, Request, code_sha256, header_of
 from common.payload import Payload
 from common.prototypes import PrototypeSet
 from common.settings import RunSettings
-from common.versions import package_versions
+from common.versions import package_versions, peak_bytes
 from strategies.method import Client, Local, Method, Trained, Upload, feature_size
 
 _MODELS = threading.local()
@@ -98,10 +96,12 @@ class Device:
         if domain not in self.scores:
             raise PayloadError(f"client {self.spec.id} cannot score {domain}; it can score {', '.join(self.scores)}")
         if domain not in self._test_splits:
-            split = self.settings.data.load(domain, self.data_root).test.to(self.torch_device)
+            split = self.settings.protocol.test_split(self.settings.data.load(domain, self.data_root))
             if not len(split):
                 raise DataError(f"domain {domain} has no test images; put some into its test split")
-            self._test_splits[domain] = split
+            self._test_splits[domain] = test_subset(split, self.settings.rounds.test_samples, domain).to(
+                self.torch_device
+            )
         return self._test_splits[domain]
 
     # ---- one exchange ----------------------------------------------------------------------------------------------
@@ -274,12 +274,6 @@ class Clock:
 def _on_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Copies on the CPU: the model's own tensors change with the next client that uses it."""
     return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
-
-
-def peak_bytes() -> int:
-    """Peak resident memory of this process."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def describe_device(device: torch.device) -> str:

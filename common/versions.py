@@ -1,8 +1,10 @@
-"""Versions of what computes a result, for the record of a run."""
+"""What computes a result, for the record of a run: versions of packages, memory of this process."""
 
 from __future__ import annotations
 
 import platform
+import resource
+import sys
 from functools import lru_cache
 from importlib import metadata
 
@@ -30,3 +32,9 @@ def package_versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return versions
+
+
+def peak_bytes() -> int:
+    """Peak resident memory of this process."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

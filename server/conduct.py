@@ -14,7 +14,7 @@ from common.errors import ConfigError
 from common.files import write_json, write_text
 from common.metrics import summarise
 from common.settings import RunSettings
-from common.versions import package_versions
+from common.versions import package_versions, peak_bytes
 from server.engine import Engine
 from server.history import Listener
 from server.rounds import Rounds
@@ -96,6 +96,7 @@ def summary_of(settings: RunSettings, rounds: Rounds, seconds: float) -> dict[st
         "state_sha256": rounds.state.sha256(),
         "bytes": rounds.history.bytes_total(),
         "wall_seconds": round(seconds, 3),
+        "server_peak_bytes": peak_bytes(),
         "clients": {client: registrations[client].samples for client in sorted(registrations)},
         "splits": {client: registrations[client].split for client in sorted(registrations)},
         "versions": package_versions(),
