@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from common.config import build, check, coerce, compose_config
-from common.errors import ConfigError
+from common.errors import ConfigError, nearest
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,11 @@ class RoundSettings:
         last_rounds: how many of the last rounds the ``last`` score averages (the papers: 5).
         checkpoints: rounds whose checkpoints are kept, >= 2.
         evaluate_every: score the test sets every so many rounds (the last round always).
+        test_samples: score at most so many random images of each domain's test split, the same in every run; ``None``
+            scores all.
+        absence: probability that a client is away in a round, in [0, 1), drawn for each round and client. One client
+            at least is always there.
+        joins: first round, >= 1, of the domains and clients that are not there from the beginning, by name.
     """
 
     participation: float = 1.0
@@ -91,6 +96,9 @@ class RoundSettings:
     last_rounds: int = 5
     checkpoints: int = 2
     evaluate_every: int = 1
+    test_samples: int | None = None
+    absence: float = 0.0
+    joins: dict[str, int] | None = None
 
     def __post_init__(self) -> None:
         check(0 < self.participation <= 1, f"participation must be in (0, 1]; got {self.participation}")
@@ -101,6 +109,12 @@ class RoundSettings:
         check(self.last_rounds >= 1, f"last_rounds must be >= 1; got {self.last_rounds}")
         check(self.checkpoints >= 2, f"checkpoints must be >= 2; got {self.checkpoints}")
         check(self.evaluate_every >= 1, f"evaluate_every must be >= 1; got {self.evaluate_every}")
+        check(
+            self.test_samples is None or self.test_samples >= 1, f"test_samples must be >= 1; got {self.test_samples}"
+        )
+        check(0 <= self.absence < 1, f"absence must be in [0, 1); got {self.absence}")
+        for name, first in (self.joins or {}).items():
+            check(first >= 1, f"joins.{name} must be >= 1, the first round is 1; got {first}")
 
 
 @dataclass(frozen=True)
@@ -154,7 +168,7 @@ class RunSettings:
             relevant.pop(key, None)
         for group, keys in {
             "train": ("rounds", "device"),
-            "rounds": ("deadline", "registration", "failures", "last_rounds", "checkpoints", "evaluate_every"),
+            "rounds": ("deadline", "registration", "failures", "last_rounds", "checkpoints", "evaluate_every", "test_samples"),
             "data": ("root",),
         }.items():
             for key in keys:
@@ -189,7 +203,15 @@ def load_settings(overrides: Sequence[str] = ()) -> RunSettings:
     Raises:
         ConfigError: what is wrong, at which key, and the nearest valid choice.
     """
-    raw = compose_config(overrides)
+    return settings_of(compose_config(overrides))
+
+
+def settings_of(raw: Mapping[str, Any]) -> RunSettings:
+    """The settings that a composed configuration describes, such as a run's ``config.yaml``, checked.
+
+    Raises:
+        ConfigError: what is wrong, at which key, and the nearest valid choice.
+    """
     for key in ("method", "data", "protocol", "model", "views", "train", "rounds", "engine"):
         if not isinstance(raw.get(key), Mapping):
             raise ConfigError(f"no {key} chosen; add {key}=NAME (see conf/{key}/)")
@@ -212,10 +234,21 @@ def load_settings(overrides: Sequence[str] = ()) -> RunSettings:
         report=raw.get("report") or {},
         raw=raw,
     )
-    settings.protocol.clients(settings.data)  # the protocol's domains must exist in the data set
+    clients = settings.protocol.clients(settings.data)  # the protocol's domains must exist in the data set
+    _check_joins(settings, [name for spec in clients for name in (spec.domain, spec.id)])
     if getattr(settings.method, "multi_view", False) and settings.views.count < 1:
         raise ConfigError(
             f"method={raw['choices']['method']} compares views of an image, and views={raw['choices']['views']} gives "
             "none besides the image; choose views=randconv (or another of conf/views/) with views.count of 1 or more"
         )
     return settings
+
+
+def _check_joins(settings: RunSettings, names: Sequence[str]) -> None:
+    joins = settings.rounds.joins or {}
+    for name in joins:
+        if name not in names:
+            raise ConfigError(f"rounds.joins.{name}: no such domain or client; {nearest(name, names)}")
+    late = [name for name, first in joins.items() if first > settings.train.rounds]
+    if late:
+        raise ConfigError(f"rounds.joins: {', '.join(late)} would join after the last round, {settings.train.rounds}")

@@ -76,12 +76,31 @@ class Roster:
         return self._domains.get(client, "")
 
     def sample(self, number: int) -> list[Client]:
-        """The participants of round ``number``, keyed by (seed, round), sorted by id."""
-        clients = self.clients()
+        """The participants of round ``number``, keyed by (seed, round), sorted by id: never empty.
+
+        Of the clients that have joined by then a share of ``participation`` is drawn; of these, those stay that are not
+        absent, or the one that was least likely to be, if all are.
+        """
+        clients = [client for client in self.clients() if self._joins(client) <= number] or self.clients()
         count = max(1, round(self.settings.rounds.participation * len(clients)))
         draws = generator(self.settings.seed, "participants", number)
         chosen = torch.randperm(len(clients), generator=draws)[:count]
-        return [clients[index] for index in sorted(chosen.tolist())]
+        drawn = [clients[index] for index in sorted(chosen.tolist())]
+        return self._present(drawn, number) if self.settings.rounds.absence else drawn
+
+    def _joins(self, client: Client) -> int:
+        """The first round of a client: what is said of it or of its domain, whichever is later."""
+        joins = self.settings.rounds.joins or {}
+        return max(joins.get(client.id, 1), joins.get(client.domain, 1))
+
+    def _present(self, clients: Sequence[Client], number: int) -> list[Client]:
+        """Those of ``clients`` that are not absent in round ``number``, keyed by (seed, round, client)."""
+        draws = {
+            client.id: float(torch.rand(1, generator=generator(self.settings.seed, "absence", number, client.id)))
+            for client in clients
+        }
+        there = [client for client in clients if draws[client.id] >= self.settings.rounds.absence]
+        return there or [max(clients, key=lambda client: draws[client.id])]
 
     def scorers(self, participants: Sequence[Client], *, personal: bool) -> dict[str, list[str]]:
         """Which client scores which domains.

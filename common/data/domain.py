@@ -8,7 +8,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import ClassVar
 
@@ -80,6 +80,13 @@ class Domain:
     name: str
     train: Split
     test: Split
+
+    @cached_property
+    def whole(self) -> Split:
+        """Train and test split together, in this order."""
+        return Split(
+            torch.cat([self.train.images, self.test.images]), torch.cat([self.train.labels, self.test.labels])
+        )
 
 
 @dataclass(frozen=True)

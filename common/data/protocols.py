@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from common.config import check
-from common.data.domain import DataSource, Domain
+from common.data.domain import DataSource, Domain, Split
 from common.errors import ConfigError, DataError, nearest
 from common.seeding import generator, numpy_generator
 
@@ -66,6 +66,10 @@ class Protocol(ABC):
     def test_domains(self, data: DataSource) -> tuple[str, ...]:
         """The domains whose test splits are scored."""
         return data.domains
+
+    def test_split(self, domain: Domain) -> Split:
+        """What is scored of a test domain: its test split."""
+        return domain.test
 
     def _check(self, domain: Domain, client: ClientSpec, clients: int) -> None:
         check(client.domain == domain.name, f"client {client.id} does not hold {domain.name}")
@@ -182,6 +186,7 @@ class Dirichlet(Protocol):
         samples: use so many random samples of the source; ``None`` is all. FedGCA's digits: 10,000.
         least: draw again until every client has so many samples, >= 1.
         score: ``others`` scores every domain but the source, ``all`` the source as well.
+        unseen: what is scored of a domain that nobody trained on: its ``test`` split, or the ``whole`` domain.
     """
 
     domain: str | None = None
@@ -190,11 +195,13 @@ class Dirichlet(Protocol):
     samples: int | None = None
     least: int = 10
     score: Literal["others", "all"] = "others"
+    unseen: Literal["test", "whole"] = "test"
 
     def __post_init__(self) -> None:
         check(self.client_count >= 1, f"client_count must be at least 1; got {self.client_count}")
         check(0.001 <= self.alpha <= 1e6, f"alpha must be in 0.001..1e6; got {self.alpha}")
         check(self.least >= 1, f"least must be at least 1; got {self.least}")
+        check(self.unseen == "test" or self.domain is not None, "unseen=whole needs protocol.domain to name the source")
         check(
             self.samples is None or self.samples >= self.client_count * self.least,
             f"samples={self.samples} cannot give {self.client_count} clients {self.least} samples each",
@@ -223,6 +230,10 @@ class Dirichlet(Protocol):
         if not scored:
             raise ConfigError(f"protocol: no domain is left to score beside {source!r}; add one, or set score=all")
         return scored
+
+    def test_split(self, domain: Domain) -> Split:
+        """See ``unseen``."""
+        return domain.whole if self.unseen == "whole" and domain.name != self.domain else domain.test
 
     def split(self, domain: Domain, client: ClientSpec, seed: int) -> Tensor:
         """See :meth:`Protocol.split`."""
@@ -267,6 +278,14 @@ def split_hash(data_name: str, client: ClientSpec, indices: Tensor, labels: Tens
     for values in (indices, labels.to(indices.device)[indices]):
         digest.update(values.to("cpu", torch.int64).contiguous().numpy().astype("<i8").tobytes())
     return digest.hexdigest()
+
+
+def test_subset(split: Split, samples: int | None, domain: str) -> Split:
+    """At most ``samples`` random samples of a test split, the same ones in every run; all of it for ``None``."""
+    if samples is None or samples >= len(split):
+        return split
+    order = torch.randperm(len(split), generator=generator(0, "test subset", domain))
+    return split.subset(order[:samples].sort().values)
 
 
 def combined_hash(hashes: Mapping[str, str]) -> str:

@@ -29,6 +29,9 @@ DATA = {
     "fedpall_digits": "digits",
     "fedgca_digits": "digits",
     "fedgca_pacs": "pacs",
+    "leave_one_out": "glyphs",
+    "fpl_digits_stand_in": "digits",
+    "fedapc_digits_stand_in": "digits",
 }
 CLIENTS = {
     "one_per_domain": 4,
@@ -44,6 +47,9 @@ CLIENTS = {
     "fedpall_digits": 4,
     "fedgca_digits": 10,
     "fedgca_pacs": 10,
+    "leave_one_out": 3,
+    "fpl_digits_stand_in": 20,
+    "fedapc_digits_stand_in": 8,
 }
 
 
@@ -81,8 +87,8 @@ def test_every_protocol_file_builds_and_has_its_clients(name: str) -> None:
     assert isinstance(protocol, Protocol)
     assert set(node) - {"_target_"} == {field.name for field in dataclasses.fields(protocol)}
     data = composed("data", DATA[name])
-    if "syn" in node.get("counts", {}):
-        data["domains"] = ["mnist", "usps", "svhn", "syn"]
+    if node.get("counts") and data["_target_"].endswith("Digits"):
+        data["domains"] = list(node["counts"])
     source = build(data, "data")
     clients = protocol.clients(source)
     assert len({client.id for client in clients}) == len(clients) == CLIENTS[name]
