@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from common.data.cache import cached
 from common.data.domain import DataSource, Domain, Split
@@ -40,22 +41,20 @@ class Textures(DataSource):
 
     def _read(self, domain: str) -> Domain:
         key = [_VERSION, self.image_size, *_COUNT.values()]
-        tensors = cached(f"textures-{self.image_size}", key, self._draw)
+        tensors = cached(f"textures-{self.image_size}", key, lambda: {part: self.draw(part) for part in _COUNT})
         parts = (tensors["train"], tensors["test"])
         train, test = (Split(images, torch.zeros(len(images), dtype=torch.int64)) for images in parts)
         return Domain(domain, train, test)
 
-    def _draw(self) -> dict[str, torch.Tensor]:
-        drawn = {}
-        for part, count in _COUNT.items():
-            draws = numpy_generator(_VERSION, "textures", part)
-            ground, figure = _texture(draws, count), _texture(draws, count)
-            height = noise_field(draws, count, 3) + 0.3 * noise_field(draws, count, 8)
-            patches = np.clip(8 * (height - 0.65), 0, 1)[..., None]
-            images = ground + patches * (figure - ground)
-            pixels = (np.clip(_resized(images, self.image_size), 0, 1) * 255 + 0.5).astype(np.uint8)
-            drawn[part] = torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous()
-        return drawn
+    def draw(self, part: str) -> Tensor:
+        """uint8 [N, 3, H, W]: the images of ``train`` or ``test``, not from the cache."""
+        draws, count = numpy_generator(_VERSION, "textures", part), _COUNT[part]
+        ground, figure = _texture(draws, count), _texture(draws, count)
+        height = noise_field(draws, count, 3) + 0.3 * noise_field(draws, count, 8)
+        patches = np.clip(8 * (height - 0.65), 0, 1)[..., None]
+        images = ground + patches * (figure - ground)
+        pixels = (np.clip(_resized(images, self.image_size), 0, 1) * 255 + 0.5).astype(np.uint8)
+        return torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous()
 
 
 def _texture(draws: np.random.Generator, count: int) -> np.ndarray:

@@ -1,0 +1,197 @@
+"""FCCL+: two exchanges, what travels in them, the means on the server, and the own previous model as teacher."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from support.halves import CLASSES, Half, elements, run_server, updates
+from support.runs import TouchedEngine, run
+from support.toy import Toy, toy_settings
+
+from client.store import FileStore
+from common.data.public import PublicImages
+from common.data.textures import Textures
+from common.errors import PayloadError
+from common.losses import (
+    cross_correlation,
+    nontarget_distillation,
+    pairwise_similarities,
+    similarity_distillation,
+)
+from strategies.fccl_plus import FCCLPlus
+
+PUBLIC = PublicImages(Textures(image_size=16), "textures", 32)
+SMALL = {"public": PUBLIC, "public_batch": 16}
+
+
+def go(folder, *, rounds=2, train=None, edit=lambda request, payload: payload, **hyper):
+    settings = toy_settings("fccl_plus", folder, hyper={**SMALL, **hyper}, train={"rounds": rounds, **(train or {})})
+    return run(settings, TouchedEngine(settings, edit=edit)), settings
+
+
+def messages_of(done, exchange, number):
+    asked = [i for i in done.messages if i.request.train and i.request.exchange == exchange]
+    return {item.request.client: item for item in asked if item.request.round == number}
+
+
+# ---- the server ------------------------------------------------------------------------------------------------------
+
+
+def answers(number, images):
+    draws = torch.Generator().manual_seed(number)
+    return {
+        index: {
+            "logits": torch.randn(32, CLASSES, generator=draws),
+            "similarities": torch.randn(32, 15, generator=draws),
+            "images": torch.tensor(fingerprint),
+        }
+        for index, fingerprint in enumerate(images)
+    }
+
+
+@pytest.mark.parametrize("images", [(7, 7, 7), (7, 9, 7)], ids=["equal", "one client has other images"])
+def test_the_means_are_plain_and_over_those_with_the_same_images(images):
+    sent = answers(1, images)
+    state = run_server(FCCLPlus(**SMALL), [updates(1, extra=sent)])[1]
+    chosen = [sent[index] for index, fingerprint in enumerate(images) if fingerprint == 7]
+    for name in ("logits", "similarities"):
+        columns = zip(*(elements(extra[name]) for extra in chosen), strict=True)
+        assert elements(state.extra[name]) == pytest.approx([sum(c) / len(c) for c in columns], abs=1e-6)
+    assert int(state.extra["images"]) == 7
+    before = run_server(FCCLPlus(**SMALL), [])[0].weights  # the model waits for the second exchange
+    assert all(torch.equal(state.weights[name], tensor) for name, tensor in before.items())
+
+
+def test_a_similarity_that_is_no_cosine_is_refused():
+    method, sent = FCCLPlus(**SMALL), answers(1, (7,))
+    update = updates(1, who=(0,), extra=sent)[0]
+    method.inspect(update, Half())
+    sent[0]["similarities"][3, 4] = -51.0
+    with pytest.raises(PayloadError, match="51 is no cosine"):
+        method.inspect(update, Half())
+    method.inspect(update, Half(exchange="collaborate"))
+
+
+# ---- a run -----------------------------------------------------------------------------------------------------------
+
+
+def test_models_travel_in_the_second_exchange_only(tmp_path):
+    done, _ = go(tmp_path, rounds=1)
+    for item in messages_of(done, "train", 1).values():
+        assert item.message.weights
+        assert not item.message.extra
+        assert not item.reply.payload.weights
+        assert set(item.reply.payload.extra) == {"logits", "similarities", "images"}
+    for item in messages_of(done, "collaborate", 1).values():
+        assert not item.message.weights
+        assert set(item.message.extra) == {"logits", "similarities", "images"}
+        assert item.reply.payload.weights
+        assert not item.reply.payload.extra
+
+
+def test_the_answers_are_those_of_the_trained_model_on_the_same_batches(tmp_path):
+    """With no weight on agreement, the model that is sent is the trained one, so its answers can be checked."""
+    plain = replace(toy_settings("fccl_plus", tmp_path).data.augmentation, crop_padding=0)
+    hyper = {**SMALL, "correlation": 0.0, "similarity": 0.0}
+    settings = toy_settings("fccl_plus", tmp_path, hyper=hyper, data=Toy(augmentation=plain), train={"rounds": 1})
+    done = run(settings, TouchedEngine(settings))
+    model = settings.model.build(4, 16, 0)
+    for client, item in messages_of(done, "collaborate", 1).items():
+        model.load_state_dict(item.reply.payload.weights)
+        sent = messages_of(done, "train", 1)[client].reply.payload.extra
+        with torch.no_grad():
+            passes = [model.eval()(plain.test(images)) for images in PUBLIC.load().split(16)]
+        torch.testing.assert_close(sent["logits"], torch.cat([p[1] for p in passes]), rtol=1e-4, atol=1e-5)
+        similar = torch.cat([pairwise_similarities(p[0], temperature=0.02) for p in passes])
+        torch.testing.assert_close(sent["similarities"], similar, rtol=1e-3, atol=1e-3)
+
+
+def test_the_public_step_lowers_the_public_loss(tmp_path):
+    done, settings = go(tmp_path, rounds=1, public_learning_rate=1e-3)
+    model = settings.model.build(4, 16, 0)
+    means = messages_of(done, "collaborate", 1)["dark-0"].message.extra
+    folder = next((tmp_path / "clients").glob("*"))
+    losses = {}
+    for client, item in messages_of(done, "collaborate", 1).items():
+        kept = FileStore(folder / client).load(10)
+        before = {name.removeprefix("local/own/"): tensor for name, tensor in kept.items()}
+        for moment, weights in (("before", before), ("after", item.reply.payload.weights)):
+            model.load_state_dict(weights)
+            images = settings.data.augmentation.test(PUBLIC.load())
+            with torch.no_grad():
+                features, logits = model.eval()(images[:16])
+                value = settings.method.public_loss(features, logits, means["logits"][:16], means["similarities"][:16])
+            losses[client, moment] = float(value)
+        statistics = [name for name in before if "running" in name or "num_batches" in name]
+        assert statistics
+        assert all(torch.equal(before[name], item.reply.payload.weights[name]) for name in statistics)
+    assert all(losses[client, "after"] < losses[client, "before"] for client, _ in losses)
+
+
+def test_the_public_loss_is_the_sum_of_the_shared_losses():
+    draws = torch.Generator().manual_seed(0)
+    features, logits, mean = (torch.rand(16, size, generator=draws) for size in (8, 4, 4))
+    similar = pairwise_similarities(torch.rand(16, 8, generator=draws))
+    method = FCCLPlus(**SMALL, correlation=2.0, similarity=5.0, off_diagonal=0.1)
+    wanted = 2.0 * cross_correlation(logits, mean, off_diagonal=0.1)
+    wanted = wanted + similarity_distillation(features, similar, temperature=0.02, scale=5.0)
+    torch.testing.assert_close(method.public_loss(features, logits, mean, similar), wanted)
+
+
+def test_the_teacher_is_the_own_model_after_the_last_local_training(tmp_path):
+    """One step of hardly any length over the whole split, images as they are: the second round's reported loss is that
+    of the received model against the model that the client had after local training in the first."""
+    train = {"learning_rate": 1e-12, "batch_size": 64, "momentum": 0.0, "weight_decay": 0.0}
+    plain = replace(toy_settings("fccl_plus", tmp_path).data.augmentation, crop_padding=0)
+    hyper = {**SMALL, "public_learning_rate": 0.02}
+    settings = toy_settings("fccl_plus", tmp_path, hyper=hyper, data=Toy(augmentation=plain), train=train)
+    done = run(settings, TouchedEngine(settings))
+    first, second = messages_of(done, "train", 1), messages_of(done, "train", 2)
+    student, teacher = settings.model.build(4, 16, 0), settings.model.build(4, 16, 0)
+    for client, item in second.items():
+        assert set(first[client].reply.answer.losses) == {"cross_entropy"}
+        kept = FileStore(next((tmp_path / "clients").glob("*")) / client).load(4)  # as round 2 began
+        teacher.load_state_dict({name.removeprefix("local/own/"): tensor for name, tensor in kept.items()})
+        student.load_state_dict(item.message.weights)
+        assert not torch.allclose(student.head.weight, teacher.head.weight, atol=1e-2)
+        split = settings.data.load(client.rpartition("-")[0]).train
+        images = plain.test(split.images)
+        with torch.no_grad():
+            logits, taught = student.train()(images)[1], teacher.eval()(images)[1]
+            value = nontarget_distillation(logits, taught, split.labels, temperature=3.0)
+        assert item.reply.answer.losses["distillation"] == pytest.approx(float(value), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    "hyper",
+    [{"public_mode": "train"}, {"correlation": 0.0}, {"similarity": 0.0}, {"distillation": 0.0}, {"off_diagonal": 1.0}],
+    ids=str,
+)
+def test_every_option_changes_the_result(hyper, tmp_path):
+    results = [go(tmp_path / str(i), **options)[0].sha256 for i, options in enumerate([{}, hyper])]
+    assert results[0] != results[1]
+
+
+def test_a_device_with_other_images_says_so(tmp_path):
+    """The other clients agree on a set that is not on this device."""
+
+    def edit(request, payload):
+        if request.exchange != "train" or not request.train:
+            return payload
+        return replace(payload, extra={**payload.extra, "images": torch.tensor(5)})
+
+    done, _ = go(tmp_path, rounds=1, edit=edit)
+    failed = [entry for name, entry in done.events if name == "client failed"]
+    assert len(failed) == 3
+    assert all("the public images here are not those of the other clients" in entry["reason"] for entry in failed)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"public_batch": 1}, {"public_batch": 15}, {"correlation": -1.0}, {"similarity_temperature": 0.0}],
+)
+def test_values_out_of_range_are_refused(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        FCCLPlus(**{**SMALL, **wrong})
