@@ -89,6 +89,8 @@ class Checkpoints:
 def _read(path: Path) -> Checkpoint:
     tensors, metadata = read_tensors(path)
     facts = json.loads(metadata["goldfinch"])
+    if not isinstance(facts, dict):
+        raise ValueError("its facts are not a JSON object")
     state = GlobalState.from_tensors(int(facts["round"]), tensors)
     if state.sha256() != facts["sha256"]:
         raise ValueError("its content does not match its hash")

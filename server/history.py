@@ -70,7 +70,12 @@ class History:
         self.album = Album(folder / "prototypes", keep_until)
         events = folder / "events.jsonl"
         old = events.read_text().splitlines() if keep_until >= 0 and events.exists() else []
-        kept = [line for line in old if _parses(line) and json.loads(line).get("round", 0) <= keep_until]
+        until = {"score": scores_until}  # every event belongs to its round's exchanges, but for a late score
+        kept = [
+            line
+            for line in old
+            if (entry := _entry(line)) and int(entry.get("round", 0)) <= until.get(entry.get("event", ""), keep_until)
+        ]
         write_text(events, "".join(f"{line}\n" for line in kept))
 
     def event(self, name: str, **content: Any) -> None:
@@ -151,8 +156,10 @@ def _append(path: Path, columns: Sequence[str], rows: Sequence[Mapping[str, Any]
         target.write(stream.getvalue())
 
 
-def _parses(line: str) -> bool:
+def _entry(line: str) -> dict[str, Any]:
+    """The event in ``line``; empty if a crash cut the line short."""
     try:
-        return isinstance(json.loads(line), dict)
+        found = json.loads(line)
     except ValueError:
-        return False
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,255 @@
+"""What a run leaves on the disk survives a crash anywhere, and is never mistaken for another run's."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from common.errors import CheckpointError
+from common.files import read_tensors, write_tensors
+from common.metrics import RoundScore, domain_accuracy, summarise
+from common.prototypes import PrototypeSet
+from common.state import GlobalState
+from server.checkpoint import Checkpoint, Checkpoints, check_belongs
+from server.history import ACTIVITY, SCORES, History, read_rows
+
+
+def state(number: int) -> GlobalState:
+    weights = {"w": torch.full((20, 30), float(number)), "n": torch.tensor(number)}
+    prototypes = PrototypeSet(torch.ones(2, 3), torch.tensor([0, 1]), torch.tensor([1.0, 2.0]))
+    return GlobalState(number, weights, prototypes, {"h": torch.ones(3)})
+
+
+def checkpoint(number: int) -> Checkpoint:
+    return Checkpoint(state(number), "run", "fpl", "abcd", 7)
+
+
+# ---- checkpoints -----------------------------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_comes_back(tmp_path: Path) -> None:
+    store = Checkpoints(tmp_path / "deep" / "checkpoint")
+    assert store.load() is None
+    store.save(checkpoint(3))
+    found = store.load()
+    assert found is not None
+    assert (found.run, found.method, found.identity, found.seed, found.state.round) == ("run", "fpl", "abcd", 7, 3)
+    assert found.state.sha256() == state(3).sha256()
+
+
+def test_the_last_ones_are_kept_and_saving_again_is_the_same(tmp_path: Path) -> None:
+    store = Checkpoints(tmp_path, keep=3)
+    for number in (*range(1, 12), 11, 11):
+        store.save(checkpoint(number))
+    assert [path.name for path in store.paths()] == [f"round-{number:06d}.safetensors" for number in (9, 10, 11)]
+    store.clear()
+    assert store.load() is None
+
+
+def test_a_file_torn_anywhere_gives_the_one_before(tmp_path: Path) -> None:
+    store = Checkpoints(tmp_path)
+    store.save(checkpoint(1))
+    store.save(checkpoint(2))
+    newest = store.paths()[-1]
+    whole = newest.read_bytes()
+    for place in range(50):
+        newest.write_bytes(whole[: place * len(whole) // 50])
+        found = store.load()
+        assert found is not None
+        assert found.state.sha256() == state(1).sha256()
+    newest.write_bytes(whole)
+    found = store.load()
+    assert found is not None
+    assert found.state.round == 2
+
+
+def test_a_flipped_bit_anywhere_gives_the_one_before(tmp_path: Path) -> None:
+    store = Checkpoints(tmp_path)
+    store.save(checkpoint(1))
+    store.save(checkpoint(2))
+    newest = store.paths()[-1]
+    whole = bytearray(newest.read_bytes())
+    for position in range(0, len(whole), 37):
+        damaged = bytearray(whole)
+        damaged[position] ^= 1
+        newest.write_bytes(damaged)
+        found = store.load()
+        assert found is not None
+        assert found.state.sha256() in (state(1).sha256(), state(2).sha256())
+        if position >= 8 + int.from_bytes(whole[:8], "little"):
+            assert found.state.round == 1
+
+
+def test_other_files_are_left_alone(tmp_path: Path) -> None:
+    store = Checkpoints(tmp_path)
+    store.save(checkpoint(1))
+    for name in ("round-000009.safetensors.bak", ".round-000009.safetensors.tmp", "round-9.safetensors", "notes"):
+        (tmp_path / name).write_text("mine")
+    assert [path.name for path in store.paths()] == ["round-000001.safetensors"]
+    store.clear()
+    assert len(list(tmp_path.iterdir())) == 4
+
+
+@pytest.mark.parametrize("facts", ["[]", "null", "3", "{}", "not json", '{"round": "x"}'])
+def test_no_good_checkpoint_is_an_error_that_says_what_to_do(facts: str, tmp_path: Path) -> None:
+    path = tmp_path / "round-000001.safetensors"
+    write_tensors(path, state(1).tensors(), {"goldfinch": facts})
+    with pytest.raises(CheckpointError, match=r"no checkpoint in .* is good .*overwrite=true"):
+        Checkpoints(tmp_path).load()
+
+
+def test_a_crash_while_writing_leaves_the_ones_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Checkpoints(tmp_path)
+    store.save(checkpoint(1))
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(OSError, match="No space"):
+        store.save(checkpoint(2))
+    assert [path.name for path in tmp_path.iterdir()] == ["round-000001.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("method", "identity", "seed", "reason"),
+    [
+        ("fedavg", "abcd", 7, "of method fpl, this run is fedavg; use method=fpl or another output="),
+        ("fpl", "ffff", 7, "other settings"),
+        ("fpl", "abcd", 8, "of seed 7, this run has 8"),
+    ],
+)
+def test_another_run_s_checkpoint_is_refused(method: str, identity: str, seed: int, reason: str) -> None:
+    with pytest.raises(CheckpointError, match=reason):
+        check_belongs(checkpoint(1), method, identity, seed)
+    check_belongs(checkpoint(1), "fpl", "abcd", 7)
+
+
+def test_nothing_in_a_checkpoint_is_code(tmp_path: Path) -> None:
+    Checkpoints(tmp_path).save(checkpoint(1))
+    tensors, metadata = read_tensors(next(tmp_path.iterdir()))
+    assert set(tensors) == {
+        "weights/w", "weights/n", "prototypes/vectors", "prototypes/labels", "prototypes/weights", "extra/h",
+    }  # fmt: skip
+    assert set(json.loads(metadata["goldfinch"])) == {"round", "run", "method", "identity", "seed", "sha256"}
+
+
+# ---- history ---------------------------------------------------------------------------------------------------------
+
+
+def score(number: int, domain: str = "signs", correct: int = 5) -> dict[str, Any]:
+    row = {"round": number, "client": f"{domain}-0", "client_domain": domain, "domain": domain, "count": 10}
+    return {**row, "correct": correct, "accuracy": 10.0 * correct, "loss": 0.25}
+
+
+def activity(number: int, **more: Any) -> dict[str, Any]:
+    return {"round": number, "exchange": "train", "client": "signs-0", "domain": "signs", "status": "trained", **more}
+
+
+def filled(folder: Path) -> History:
+    history = History(folder)
+    history.event("start", round=0)
+    for number in range(1, 4):
+        history.add_scores([score(number - 1)])
+        history.event("score", round=number - 1, average=1.0)
+        history.add_activity([activity(number, bytes_up=10, bytes_down=3)])
+        history.event("round done", round=number)
+    return history
+
+
+def events(folder: Path) -> list[tuple[str, int]]:
+    lines = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    return [(line["event"], line["round"]) for line in lines]
+
+
+def test_rows_are_on_the_disk_as_they_come(tmp_path: Path) -> None:
+    told: list[str] = []
+    history = History(tmp_path, listeners=[lambda name, entry: told.append(name)])
+    history.event("start", round=0)
+    history.add_scores([score(0), score(0, "sketch", 10)])
+    history.add_activity([activity(1, losses='{"a": 1}', reason='said "no",\nthen left')])
+    assert told[0] == "start"
+    assert (tmp_path / "history.csv").read_text().splitlines()[0] == ",".join(SCORES)
+    rows = read_rows(tmp_path / "activity.csv")
+    assert list(rows[0]) == list(ACTIVITY)
+    assert rows[0]["reason"] == 'said "no",\nthen left'
+    assert history.round_scores() == [RoundScore(0, {"signs": 50.0, "sketch": 100.0})]
+
+
+def test_a_new_run_starts_anew(tmp_path: Path) -> None:
+    filled(tmp_path)
+    again = History(tmp_path)
+    assert (again.scores, again.activity) == ([], [])
+    assert read_rows(tmp_path / "history.csv") == []
+    assert events(tmp_path) == []
+
+
+def test_a_resumed_run_drops_what_it_will_write_again(tmp_path: Path) -> None:
+    filled(tmp_path)
+    again = History(tmp_path, 2, 1)
+    assert [row["round"] for row in read_rows(tmp_path / "history.csv")] == ["0", "1"]
+    assert [row["round"] for row in read_rows(tmp_path / "activity.csv")] == ["1", "2"]
+    assert ("round done", 3) not in events(tmp_path)
+    assert ("round done", 2) in events(tmp_path)
+    assert [entry for entry in events(tmp_path) if entry[0] == "score"] == [("score", 0), ("score", 1)]
+    assert again.bytes_total() == {"up": 20, "down": 6}
+    again.add_scores([score(2, correct=7)])
+    assert [found.accuracy["signs"] for found in again.round_scores()] == [50, 50, 70]
+
+
+def test_failed_clients_have_no_bytes(tmp_path: Path) -> None:
+    history = filled(tmp_path)
+    history.add_activity([activity(3, status="failed", reason="boom")])
+    assert history.bytes_total() == {"up": 30, "down": 9}
+    assert History(tmp_path, 3, 3).bytes_total() == {"up": 30, "down": 9}
+
+
+@pytest.mark.parametrize("name", ["history.csv", "activity.csv", "events.jsonl"])
+def test_a_last_line_torn_anywhere_is_dropped(name: str, tmp_path: Path) -> None:
+    for cut in range(1, 25):
+        filled(tmp_path)
+        content = (tmp_path / name).read_bytes()
+        (tmp_path / name).write_bytes(content[:-cut])
+        again = History(tmp_path, 9, 9)
+        assert len(again.scores) == (2 if name == "history.csv" else 3)
+        assert len(again.activity) == (2 if name == "activity.csv" else 3)
+        assert len(events(tmp_path)) == (6 if name == "events.jsonl" and cut > 1 else 7)  # its end shows in itself
+
+
+def test_a_line_torn_within_quotes_is_dropped(tmp_path: Path) -> None:
+    history = filled(tmp_path)
+    history.add_activity([activity(3, status="failed", reason='a\nb, "c"\nd')])
+    content = (tmp_path / "activity.csv").read_text()
+    (tmp_path / "activity.csv").write_text(content[: content.rindex("b, ") + 12])
+    assert len(History(tmp_path, 9, 9).activity) == 3
+
+
+# ---- scores ----------------------------------------------------------------------------------------------------------
+
+
+def test_scores_of_a_round() -> None:
+    found = RoundScore(1, {"a": 90.0, "b": 50.0, "c": 70.0})
+    assert (found.average, found.worst) == (70.0, 50.0)
+    assert found.spread == pytest.approx((800 / 3) ** 0.5)
+    assert domain_accuracy([("b", 1, 2), ("a", 3, 4), ("b", 1, 1)]) == {"a": 75.0, "b": 75.0}
+
+
+def test_rules_of_a_run() -> None:
+    rounds = [RoundScore(n, {"a": float(10 * n), "b": 100.0 - 30 * (n == 3)}) for n in range(1, 4)]
+    found = summarise(rounds, 2)
+    assert found["final"]["accuracy"] == {"a": 30.0, "b": 70.0}
+    assert found["last_n"]["accuracy"] == {"a": 25.0, "b": 85.0}
+    assert found["last_n"]["rounds"] == 2
+    assert found["last_n"]["average"] == 55.0
+    assert found["best_round"]["round"] == 2
+    assert summarise(rounds, 99)["last_n"]["rounds"] == 3
+    assert summarise([], 5) == {}
+
+
+def test_a_domain_that_a_round_did_not_score_is_no_zero() -> None:
+    rounds = [RoundScore(1, {"a": 40.0, "b": 60.0}), RoundScore(2, {"a": 80.0}), RoundScore(3, {"b": 90.0})]
+    assert summarise(rounds, 3)["last_n"]["accuracy"] == {"a": 60.0, "b": 75.0}

@@ -1,0 +1,113 @@
+"""A client's own state between rounds: versions, going back, and damage."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from client.store import KEPT_VERSIONS, FileStore, MemoryStore, Store
+
+KINDS = ["memory", "files"]
+
+
+def make(kind: str, folder: Path) -> Store:
+    return MemoryStore() if kind == "memory" else FileStore(folder / "client")
+
+
+def value(store: Store, position: int) -> float | None:
+    found = store.load(position)
+    return float(found["w"]) if found else None
+
+
+def save(store: Store, position: int) -> None:
+    store.save(position, {"w": torch.tensor(float(position))})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_round_reads_what_came_before_it(kind: str, tmp_path: Path) -> None:
+    store = make(kind, tmp_path)
+    assert store.load(1) == {}
+    for position in (1, 2, 5):
+        save(store, position)
+    assert [value(store, position) for position in (1, 2, 3, 5, 6, 99)] == [None, 1, 2, 2, 5, 5]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_going_back_undoes_the_future(kind: str, tmp_path: Path) -> None:
+    store = make(kind, tmp_path)
+    for position in (1, 2, 3):
+        save(store, position)
+    store.save(2, {"w": torch.tensor(-2.0)})
+    assert value(store, 99) == -2
+    assert value(store, 2) == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_saving_a_position_again_replaces_it(kind: str, tmp_path: Path) -> None:
+    store = make(kind, tmp_path)
+    save(store, 1)
+    store.save(1, {"w": torch.tensor(9.0)})
+    assert value(store, 2) == 9
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_only_the_last_versions_are_kept(kind: str, tmp_path: Path) -> None:
+    store = make(kind, tmp_path)
+    for position in range(1, 9):
+        save(store, position)
+    held = [position for position in range(1, 10) if value(store, position) is not None]
+    assert held == list(range(8 - KEPT_VERSIONS + 2, 10))
+    if isinstance(store, FileStore):
+        assert len(list(store.folder.iterdir())) == KEPT_VERSIONS
+
+
+def test_a_method_with_more_exchanges_keeps_as_many_rounds(tmp_path: Path) -> None:
+    store = FileStore(tmp_path, per_round=3)
+    for position in range(1, 30):
+        save(store, position)
+    assert len(list(tmp_path.iterdir())) == 3 * KEPT_VERSIONS
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_kept_is_a_copy(kind: str, tmp_path: Path) -> None:
+    store = make(kind, tmp_path)
+    tensor = torch.ones(2, requires_grad=True)
+    store.save(1, {"w": tensor, "same": tensor, "none": torch.zeros(0, 3)})
+    with torch.no_grad():
+        tensor.zero_()
+    found = store.load(2)
+    assert found["w"].tolist() == found["same"].tolist() == [1, 1]
+    assert not found["w"].requires_grad
+    assert found["none"].shape == (0, 3)
+
+
+def test_a_damaged_newest_version_is_passed_over(tmp_path: Path) -> None:
+    store = FileStore(tmp_path)
+    save(store, 1)
+    save(store, 2)
+    newest = tmp_path / "state-00000002.safetensors"
+    whole = newest.read_bytes()
+    for length in range(0, len(whole), 7):
+        newest.write_bytes(whole[:length])
+        assert value(store, 3) == 1
+    newest.write_bytes(whole)
+    assert value(store, 3) == 2
+
+
+def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
+    store = FileStore(tmp_path)
+    for name in ("state-1.safetensors", ".state-00000001.safetensors.x", "notes"):
+        (tmp_path / name).write_text("mine")
+    for position in range(1, 9):
+        save(store, position)
+    assert len(list(tmp_path.iterdir())) == 3 + KEPT_VERSIONS
+
+
+def test_a_server_that_fell_back_by_its_last_checkpoint_finds_its_state(tmp_path: Path) -> None:
+    """Clients have done round 9, the server's checkpoint of 8 is torn and it goes on from 7: it asks for round 8."""
+    store = FileStore(tmp_path)
+    for position in range(1, 10):
+        save(store, position)
+    assert value(store, 8) == 7
