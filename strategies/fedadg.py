@@ -149,10 +149,10 @@ class FedADG(Method):
         net = local.model.get_submodule(name)
         optimizer = local.cached(f"{name} optimizer", lambda: local.make_optimizer(net.parameters(), self.rate))
         net.requires_grad_(True)
-        optimizer.zero_grad(set_to_none=True)
         value = objective()
         value.backward()
         optimizer.step()
+        optimizer.zero_grad(set_to_none=True)  # nothing is left for the network's step to clip or edit
         net.requires_grad_(False)
         return value.detach()
 

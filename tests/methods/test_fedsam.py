@@ -1,0 +1,103 @@
+"""FedSAM: the two-phase step by hand, where it leads with rho = 0, and what batch norm sees."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+from support.exchanges import local_exchange
+from support.runs import TouchedEngine, run
+from support.toy import toy_settings
+from torch import nn
+from torch.nn import functional as F
+
+from strategies.fedsam import NORM_FLOOR, FedSAM, ascend
+
+RHO = 0.3
+
+
+def first_step(tmp_path, **hyper):
+    """A device after one step, the step's batch, and a copy of the model as it was before."""
+    settings = toy_settings("fedsam", tmp_path, hyper={"rho": RHO, **hyper})
+    local = local_exchange(settings)
+    local._prepare(settings.method.phases(1)[0])
+    images, labels = next(local.batches("test"))
+    before = copy.deepcopy(local.model)
+    losses = settings.method.step(local, images, labels)
+    return local, before, images, labels, losses
+
+
+def gradients(model: nn.Module, images, labels):
+    loss = F.cross_entropy(model(images)[1], labels)
+    return loss, torch.autograd.grad(loss, list(model.parameters()))
+
+
+def test_the_step_is_the_gradient_at_the_neighbour_taken_at_the_origin(tmp_path):
+    local, model, images, labels, losses = first_step(tmp_path)
+    origin = [p.detach().clone() for p in model.parameters()]
+    loss, first = gradients(model, images, labels)
+    norm = math.sqrt(sum(float(value) ** 2 for g in first for value in g.flatten().tolist()))
+    with torch.no_grad():
+        for p, g in zip(model.parameters(), first, strict=True):
+            p += RHO * g / (norm + NORM_FLOOR)
+    _, second = gradients(model, images, labels)
+    rate, decay = local.train.learning_rate, local.train.weight_decay
+    assert losses.terms["cross_entropy"].item() == pytest.approx(loss.item(), rel=1e-6)
+    for p, w, g in zip(local.model.parameters(), origin, second, strict=True):
+        torch.testing.assert_close(p.detach(), w - rate * (g + decay * w), rtol=1e-4, atol=1e-7)
+    difference = max(float((g - plain).abs().max()) for g, plain in zip(second, first, strict=True))
+    assert difference > 1e-3  # the neighbour's gradient is another one
+
+
+@pytest.mark.parametrize("choice", ["first", "both"])
+def test_which_passes_move_the_running_statistics(choice, tmp_path):
+    local, model, images, labels, _ = first_step(tmp_path, batch_norm=choice)
+    _, g = gradients(model, images, labels)
+    if choice == "both":
+        for p, direction in zip(model.parameters(), g, strict=True):
+            p.grad = direction
+        ascend(model, RHO)
+        model(images)
+    for (name, ours), wanted in zip(local.model.named_buffers(), model.buffers(), strict=True):
+        torch.testing.assert_close(ours, wanted, rtol=1e-5, atol=1e-6, msg=name)
+    assert all(m.track_running_stats for m in local.model.modules() if isinstance(m, nn.BatchNorm2d))
+
+
+def test_running_statistics_do_not_touch_the_step(tmp_path):
+    first, both = (first_step(tmp_path / c, batch_norm=c)[0].model for c in ("first", "both"))
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), both.parameters(), strict=True))
+    assert not all(torch.equal(a, b) for a, b in zip(first.buffers(), both.buffers(), strict=True))
+
+
+def test_without_a_gradient_there_is_no_neighbour():
+    model = nn.Linear(2, 2)
+    assert ascend(model, RHO) == []
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+    before = model.weight.detach().clone()
+    ascend(model, RHO)
+    assert torch.equal(model.weight, before)  # 0 / (0 + floor), not 0 / 0
+
+
+def test_two_rounds_with_rho_0_are_fedavg_and_with_rho_are_not(tmp_path):
+    plain = run(toy_settings("fedavg", tmp_path / "fedavg")).sha256
+    assert run(toy_settings("fedsam", tmp_path / "zero", hyper={"rho": 0.0})).sha256 == plain
+    assert run(toy_settings("fedsam", tmp_path / "some")).sha256 != plain
+
+
+def test_bytes_are_fedavgs(tmp_path):
+    settings = toy_settings("fedsam", tmp_path, train={"rounds": 1})
+    done = run(settings, TouchedEngine(settings))
+    sent = [item for item in done.messages if item.request.train]
+    state = sum(t.numel() * t.element_size() for t in local_exchange(settings).model.state_dict().values())
+    for item in sent:
+        assert item.reply.payload.part_bytes() == {"weights": state, "prototypes": 0, "extra": 0}
+        assert item.message.part_bytes() == {"weights": state, "prototypes": 0, "extra": 0}
+    assert not list((tmp_path / "clients").glob("*/*/*"))  # no client state
+
+
+def test_a_negative_radius_is_refused():
+    with pytest.raises(ValueError, match="rho"):
+        FedSAM(rho=-0.1)
