@@ -1,0 +1,169 @@
+"""Averages: in float64, by samples, the same whatever the order of arrival."""
+
+from __future__ import annotations
+
+import hashlib
+from itertools import permutations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from common.seeding import derive, generator, numpy_generator
+from strategies.aggregation import average, average_weights
+from strategies.edits import add_linear, pull_towards
+from strategies.method import Client, Update
+
+
+def states(count: int, seed: int = 0) -> list[dict[str, torch.Tensor]]:
+    draws = generator(seed, "states")
+    return [
+        {"w": torch.randn(7, 3, generator=draws), "half": torch.randn(5, generator=draws).half(), "n": torch.tensor(k)}
+        for k in range(count)
+    ]
+
+
+@given(st.lists(st.integers(1, 10_000), min_size=1, max_size=6), st.integers(0, 99))
+def test_an_average_in_loops(samples: list[int], seed: int) -> None:
+    given_states = states(len(samples), seed)
+    found = average(given_states, samples)
+    for name in ("w", "half"):
+        expected = sum(n * state[name].double() for n, state in zip(samples, given_states, strict=True)) / sum(samples)
+        tolerance = 1e-3 if name == "half" else 1e-6
+        assert found[name].dtype == given_states[0][name].dtype
+        assert torch.allclose(found[name].double(), expected, atol=tolerance, rtol=tolerance)
+    assert int(found["n"]) == 0
+
+
+def test_equal_states_average_to_themselves_exactly() -> None:
+    one = states(1)[0]
+    for samples in ([1, 1, 1], [600, 72, 732], [3, 1, 7]):
+        found = average([one] * 3, samples)
+        assert torch.allclose(found["w"], one["w"], rtol=2e-7, atol=0)
+    assert torch.equal(average([one], [17])["w"], one["w"])
+
+
+def test_sums_are_in_double_precision() -> None:
+    """Float32 sums would lose the small ones beside the large."""
+    parts = [{"w": torch.tensor([1e8])}, {"w": torch.tensor([1.0])}, {"w": torch.tensor([-1e8])}]
+    assert average(parts, [1, 1, 1])["w"].item() == pytest.approx(1 / 3, rel=1e-6)
+
+
+def test_nothing_is_changed_or_shared() -> None:
+    given_states = states(2)
+    before = [{name: tensor.clone() for name, tensor in state.items()} for state in given_states]
+    found = average(given_states, [1, 2])
+    found["n"].add_(5)
+    found["w"].zero_()
+    for state, old in zip(given_states, before, strict=True):
+        assert all(torch.equal(state[name], old[name]) for name in state)
+
+
+@pytest.mark.parametrize(
+    ("parts", "weights", "reason"),
+    [([], [], "nothing to average"), (states(2), [0, 0], "positive"), (states(1), [-1], "positive")],
+)
+def test_what_cannot_be_averaged(parts: list[dict[str, torch.Tensor]], weights: list[float], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        average(parts, weights)
+
+
+def test_names_that_differ_are_an_error_not_an_average() -> None:
+    with pytest.raises(KeyError):
+        average([{"a": torch.ones(1)}, {"b": torch.ones(1)}], [1, 1])
+    with pytest.raises(ValueError, match="zip"):
+        average(states(2), [1])
+
+
+def updates() -> list[Update]:
+    clients = [
+        Client(f"{domain}-0", domain, samples, (samples,)) for domain, samples in (("a", 10), ("b", 30), ("c", 7))
+    ]
+    return [Update(client, state) for client, state in zip(clients, states(3), strict=True)]
+
+
+def test_weights_by_samples_or_equal() -> None:
+    by_samples, equal = average_weights(updates()), average_weights(updates(), uniform=True)
+    rows = [update.weights["w"] for update in updates()]
+    assert torch.allclose(by_samples["w"], (10 * rows[0] + 30 * rows[1] + 7 * rows[2]) / 47, atol=1e-6)
+    assert torch.allclose(equal["w"], (rows[0] + rows[1] + rows[2]) / 3, atol=1e-6)
+
+
+def test_sorted_by_client_the_order_of_arrival_does_not_matter() -> None:
+    found = {
+        average_weights(sorted(order, key=lambda update: update.client.id))["w"].numpy().tobytes()
+        for order in permutations(updates())
+    }
+    assert len(found) == 1
+
+
+# ---- gradient edits --------------------------------------------------------------------------------------------------
+
+
+def net() -> nn.Sequential:
+    made = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    draws = generator(0, "net")
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=draws))
+    return made
+
+
+def test_a_proximal_term_is_its_gradient() -> None:
+    by_edit, by_graph = net(), net()
+    draws = generator(0, "reference")
+    reference = {name: torch.randn(value.shape, generator=draws) for name, value in by_edit.named_parameters()}
+    images = torch.randn(5, 3, generator=draws)
+    by_edit(images).square().sum().backward()
+    pull_towards(by_edit, reference, 0.3)
+    penalty = sum((value - reference[name]).square().sum() for name, value in by_graph.named_parameters())
+    (by_graph(images).square().sum() + 0.15 * penalty).backward()
+    for mine, theirs in zip(by_edit.parameters(), by_graph.parameters(), strict=True):
+        assert torch.allclose(mine.grad, theirs.grad, atol=1e-4, rtol=1e-4)
+
+
+def test_a_linear_term_is_its_gradient() -> None:
+    by_edit, by_graph = net(), net()
+    draws = generator(0, "direction")
+    direction = {name: torch.randn(value.shape, generator=draws) for name, value in by_edit.named_parameters()}
+    images = torch.randn(5, 3, generator=draws)
+    by_edit(images).square().sum().backward()
+    add_linear(by_edit, direction, -0.7)
+    inner = sum((value * direction[name]).sum() for name, value in by_graph.named_parameters())
+    (by_graph(images).square().sum() - 0.7 * inner).backward()
+    for mine, theirs in zip(by_edit.parameters(), by_graph.parameters(), strict=True):
+        assert torch.allclose(mine.grad, theirs.grad, atol=1e-4, rtol=1e-4)
+
+
+def test_edits_leave_frozen_parameters_and_zero_alone() -> None:
+    model = net()
+    model[0].requires_grad_(False)
+    model(torch.ones(2, 3)).sum().backward()
+    before = [None if value.grad is None else value.grad.clone() for value in model.parameters()]
+    zeros = {name: torch.zeros_like(value) for name, value in model.named_parameters()}
+    pull_towards(model, zeros, 0.0)
+    add_linear(model, {}, 1.0)
+    pull_towards(model, {}, 1.0)
+    for value, old in zip(model.parameters(), before, strict=True):
+        assert (value.grad is None) if old is None else torch.equal(value.grad, old)
+    pull_towards(model, zeros, 1.0)
+    assert model[0].weight.grad is None
+
+
+# ---- random numbers --------------------------------------------------------------------------------------------------
+
+
+def test_keys_are_typed_ordered_and_independent() -> None:
+    keys = [(), (1,), ("1",), (1, 2), (2, 1), ("a", "b"), ("ab",), ("a,b",), ("a", 1), ("a", -1)]
+    assert len({derive(0, *key) for key in keys} | {derive(1, *key) for key in keys}) == 2 * len(keys)
+    assert all(0 <= derive(seed, "x") < 2**63 for seed in (0, 1, 2**62))
+    assert torch.equal(torch.rand(5, generator=generator(3, "x")), torch.rand(5, generator=generator(3, "x")))
+    assert numpy_generator(3, "x").random() == numpy_generator(3, "x").random()
+
+
+def test_the_streams_are_those_of_every_other_machine() -> None:
+    assert (
+        derive(0, "initialisation") == int.from_bytes(hashlib.sha256(b"(0, 'initialisation')").digest()[:8], "big") >> 1
+    )

@@ -1,0 +1,371 @@
+"""Who is admitted, who is asked, and what is let in: each refusal has its reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.hostile import ATTACKS
+from support.toy import CLASSES, Toy, toy_settings
+
+from common.errors import PayloadError
+from common.messages import Answer, Registration, Request, code_sha256, header_of, read_header
+from common.payload import Payload
+from common.prototypes import PrototypeSet
+from common.settings import RunSettings
+from strategies.federation import Federation
+from strategies.roster import Roster
+
+COUNTS = {"bright-0": [7, 6, 6, 6], "dark-0": [6, 6, 6, 6], "noisy-0": [6, 6, 6, 0]}
+
+
+def registration(settings: RunSettings, client: str, **changes: Any) -> Registration:
+    fields = {
+        "client": client,
+        "domain": client.partition("-")[0],
+        "samples": sum(COUNTS.get(client, [1, 1, 1, 1])),
+        "class_counts": COUNTS.get(client, [1, 1, 1, 1]),
+        "scores": list(Toy().domains),
+        "split": "0" * 64,
+        "identity": settings.identity,
+        "code": code_sha256(),
+        "device": "a CPU",
+        "versions": {"python": "3"},
+    }
+    return Registration(**{**fields, **changes})
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> RunSettings:
+    return toy_settings("fpl", tmp_path)
+
+
+@pytest.fixture
+def roster(settings: RunSettings) -> Roster:
+    made = Roster(settings)
+    for client in COUNTS:
+        assert made.admit(registration(settings, client)) == ""
+    return made
+
+
+# ---- registration ----------------------------------------------------------------------------------------------------
+
+REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "nobody's client": ("moon-0", {}, "no client moon-0"),
+    "a second of its domain": ("dark-1", {"domain": "dark"}, "no client dark-1"),
+    "other code": ("dark-0", {"code": "0" * 16}, "install the same Goldfinch"),
+    "other settings": ("dark-0", {"identity": "0" * 16}, "other overrides"),
+    "another domain": ("dark-0", {"domain": "bright"}, "holds domain bright, not dark"),
+    "too few classes": ("dark-0", {"class_counts": [24]}, f"{CLASSES} exist"),
+    "no classes": ("dark-0", {"class_counts": [], "samples": 0}, f"{CLASSES} exist"),
+    "a negative class": ("dark-0", {"class_counts": [25, -1, 0, 0]}, f"{CLASSES} exist"),
+    "a sum that is wrong": ("dark-0", {"samples": 25}, "25 samples in classes"),
+    "one sample": ("dark-0", {"samples": 1, "class_counts": [1, 0, 0, 0]}, "1 samples"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_registration_is_refused(case: str, settings: RunSettings) -> None:
+    client, changes, reason = REFUSED[case]
+    fresh = Roster(settings)
+    assert reason in fresh.admit(registration(settings, client, **changes))
+    assert not fresh.registrations
+
+
+def test_a_client_comes_again_only_with_the_same_data(roster: Roster, settings: RunSettings) -> None:
+    assert roster.admit(registration(settings, "dark-0", device="a new one")) == ""
+    assert roster.registrations["dark-0"].device == "a new one"
+    assert "other data" in roster.admit(registration(settings, "dark-0", split="1" * 64))
+    assert roster.registrations["dark-0"].split == "0" * 64
+
+
+def test_clients_come_by_id_with_lasting_positions(settings: RunSettings) -> None:
+    part = Roster(settings)
+    for client in ("noisy-0", "bright-0"):
+        part.admit(registration(settings, client))
+    assert part.missing == ["dark-0"]
+    found = [(client.id, client.index, client.client_count, client.samples) for client in part.clients()]
+    assert found == [("bright-0", 0, 3, 25), ("noisy-0", 2, 3, 18)]
+    assert (part.domain("dark-0"), part.domain("moon-0")) == ("dark", "")
+
+
+# ---- sampling and scoring --------------------------------------------------------------------------------------------
+
+
+def test_sampling_is_keyed_by_seed_and_round_not_by_arrival(settings: RunSettings) -> None:
+    half = toy_settings("fpl", settings.output_folder, rounds={"participation": 0.67})
+    orders = []
+    for order in (list(COUNTS), list(reversed(COUNTS))):
+        made = Roster(half)
+        for client in order:
+            made.admit(registration(half, client))
+        orders.append([[client.id for client in made.sample(number)] for number in range(1, 30)])
+    assert orders[0] == orders[1]
+    assert all(len(chosen) == 2 and chosen == sorted(chosen) for chosen in orders[0])
+    assert {client for chosen in orders[0] for client in chosen} == set(COUNTS)
+    assert len({tuple(chosen) for chosen in orders[0]}) == 3
+    few = replace(half, rounds=replace(half.rounds, participation=0.01))
+    made.settings = few
+    assert len(made.sample(1)) == 1
+
+
+def test_each_domain_is_scored_once_by_its_holder(roster: Roster) -> None:
+    clients = roster.clients()
+    assert roster.scorers(clients, personal=False) == {
+        "bright-0": ["bright"], "dark-0": ["dark"], "noisy-0": ["noisy"],
+    }  # fmt: skip
+    one = roster.scorers(clients[:1], personal=False)
+    assert one == {"bright-0": ["bright", "dark", "noisy"]}
+    two = roster.scorers(clients[:2], personal=False)
+    assert sorted(domain for duties in two.values() for domain in duties) == ["bright", "dark", "noisy"]
+
+
+def test_who_can_score_is_asked_even_if_it_does_not_train(settings: RunSettings) -> None:
+    made = Roster(settings)
+    for client in COUNTS:
+        made.admit(registration(settings, client, scores=[client.partition("-")[0]]))
+    found = made.scorers(made.clients()[:1], personal=False)
+    assert found == {"bright-0": ["bright"], "dark-0": ["dark"], "noisy-0": ["noisy"]}
+
+
+def test_a_domain_nobody_can_score_is_left_out(settings: RunSettings) -> None:
+    made = Roster(settings)
+    made.admit(registration(settings, "dark-0", scores=["dark"]))
+    assert made.scorers(made.clients(), personal=False) == {"dark-0": ["dark"]}
+
+
+def test_personal_models_are_scored_by_their_owners(roster: Roster) -> None:
+    found = roster.scorers(roster.clients()[1:], personal=True)
+    assert found == {"dark-0": ["dark"], "noisy-0": ["noisy"]}
+
+
+def test_scoring_is_shared_among_holders_of_many_domains(tmp_path: Path) -> None:
+    """Ten clients of one domain, two other domains to score: nobody scores both while others idle."""
+    settings = toy_settings(
+        "fedavg", tmp_path, overrides=("protocol=dirichlet", "protocol.least=2", "data.domains=[printed,signs,sketch]"),
+    )  # fmt: skip
+    made = Roster(settings)
+    for client in made.expected:
+        made.admit(registration(settings, client, scores=["dark", "noisy"]))
+    found = made.scorers(made.clients(), personal=False)
+    assert sorted(map(len, found.values())) == [1, 1]
+
+
+# ---- the gate --------------------------------------------------------------------------------------------------------
+
+
+class Asked:
+    """A federation that has asked dark-0 to train and score, and the answer it should give."""
+
+    def __init__(self, settings: RunSettings) -> None:
+        self.federation = Federation(settings)
+        for client in COUNTS:
+            self.federation.roster.admit(registration(settings, client))
+        self.ask()
+
+    def ask(self, *, score: bool = True, train: bool = True) -> None:
+        self.federation.begin(1, "train")
+        clients = self.federation.roster.clients()
+        self.requests = self.federation.requests("run", clients, score=score, train=train)
+
+    def answer(self, client: str = "dark-0", **changes: Any) -> Payload:
+        request = self.requests[client]
+        facts = Answer(
+            run=request.run,
+            method=request.method,
+            round=request.round,
+            exchange=request.exchange,
+            client=client,
+            samples=sum(COUNTS[client]),
+            class_counts=COUNTS[client],
+            trained=request.train,
+            scores=[{"domain": name, "count": 16, "correct": 4, "loss": 1.5} for name in request.score],
+            losses={"cross_entropy": 1.0},
+            steps=3,
+            seconds={"train": 0.5},
+            peak_bytes=1000,
+            device="a CPU",
+        )
+        held = [label for label, count in enumerate(COUNTS[client]) if count]
+        counts = torch.tensor([float(COUNTS[client][label]) for label in held])
+        prototypes = PrototypeSet(torch.ones(len(held), 128), torch.tensor(held), counts)
+        return Payload({**header_of(facts), **changes}, dict(self.federation.server.shared), prototypes)
+
+    def admit(self, payload: Payload, client: str = "dark-0") -> Any:
+        return self.federation.admit(client, read_header(Answer, payload.header), payload)
+
+
+@pytest.fixture
+def asked(settings: RunSettings) -> Asked:
+    return Asked(settings)
+
+
+def test_a_good_answer_is_let_in(asked: Asked) -> None:
+    update = asked.admit(asked.answer())
+    assert update.client.id == "dark-0"
+    assert update.samples == 24
+    assert list(update.weights) == list(asked.federation.server.shared)
+    assert update.prototypes.classes == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.name)
+def test_each_attack_is_refused_with_its_reason(attack: Any, asked: Asked) -> None:
+    spoiled = attack.spoil(replace(asked.answer(), extra={}))
+    assert spoiled is not None
+    with pytest.raises(PayloadError) as caught:
+        asked.admit(spoiled)
+    assert attack.reason in str(caught.value)
+    assert len(str(caught.value)) < 1000
+
+
+Change = Callable[[Payload], Payload]
+
+
+def header(**changes: Any) -> Change:
+    return lambda payload: replace(payload, header={**payload.header, **changes})
+
+
+def scored(**changes: Any) -> Change:
+    return header(scores=[{"domain": "dark", "count": 16, "correct": 4, "loss": 1.5, **changes}])
+
+
+FURTHER: dict[str, tuple[Change, str]] = {
+    "another run": (header(run="old"), "stale"),
+    "another method": (header(method="fedavg"), "stale"),
+    "another exchange": (header(exchange="again"), "stale"),
+    "nothing trained": (header(trained=False), "no update"),
+    "no scores": (header(scores=[]), "asked for"),
+    "twice the scores": (header(scores=[{"domain": "dark"}] * 2), "asked for"),
+    "more correct than there are": (scored(correct=17), "17 correct of 16"),
+    "negative correct": (scored(correct=-1), "-1 correct"),
+    "none counted": (scored(count=0, correct=0), "0 correct of 0"),
+    "correct is a fraction": (scored(correct=0.5), "0.5 correct"),
+    "count is text": (scored(count="16"), "correct of '16'"),
+    "no count": (header(scores=[{"domain": "dark", "correct": 1, "loss": 0.0}]), "of None"),
+    "loss is text": (scored(loss="low"), "loss 'low'"),
+    "loss is NaN": (scored(loss=float("nan")), "loss nan"),
+    "loss is endless": (scored(loss=10**400), "loss 1"),
+    "loss is negative": (scored(loss=-1.0), "loss -1.0"),
+    "losses are NaN": (header(losses={"ce": float("nan")}), "losses"),
+    "seconds are a list": (header(seconds={"train": [1]}), "seconds"),
+    "steps are endless": (header(steps=10**30), "steps"),
+    "device is a number": (header(device=3), "device"),
+    "a field too many": (header(admin=True), "unknown"),
+    "two rows of a class": (
+        lambda payload: replace(
+            payload,
+            prototypes=PrototypeSet(torch.ones(2, 128), torch.tensor([1, 1]), torch.ones(2)),
+        ),
+        "2 prototypes of class 1; at most 1",
+    ),
+    "more mass than samples": (
+        lambda payload: replace(
+            payload, prototypes=PrototypeSet(torch.ones(1, 128), torch.tensor([1]), torch.tensor([6.5]))
+        ),
+        "weigh 6.5; 6 samples exist",
+    ),
+    "far too large": (
+        lambda payload: replace(
+            payload, prototypes=PrototypeSet(torch.full((1, 128), 1e9), torch.tensor([1]), torch.ones(1))
+        ),
+        "norm",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", FURTHER)
+def test_each_lie_is_refused_with_its_reason(case: str, asked: Asked) -> None:
+    change, reason = FURTHER[case]
+    with pytest.raises(PayloadError) as caught:
+        asked.admit(change(asked.answer()))
+    assert reason in str(caught.value)
+
+
+def test_a_class_that_a_client_does_not_hold_is_refused(asked: Asked) -> None:
+    made = asked.answer("noisy-0")
+    invented = PrototypeSet(torch.ones(1, 128), torch.tensor([3]), torch.ones(1))
+    with pytest.raises(PayloadError, match="1 prototypes of class 3; at most 0"):
+        asked.admit(replace(made, prototypes=invented), "noisy-0")
+
+
+def test_no_rows_are_a_legal_set(asked: Asked) -> None:
+    update = asked.admit(replace(asked.answer(), prototypes=PrototypeSet.empty(128)))
+    assert len(update.prototypes) == 0
+
+
+def test_an_answer_counts_once_and_only_if_asked(asked: Asked) -> None:
+    asked.admit(asked.answer())
+    with pytest.raises(PayloadError, match="answered already"):
+        asked.admit(asked.answer())
+    with pytest.raises(PayloadError, match="was not asked"):
+        asked.admit(asked.answer(), "moon-0")
+    old = asked.answer("bright-0")
+    asked.federation.begin(2, "train")
+    with pytest.raises(PayloadError, match="was not asked"):
+        asked.admit(old, "bright-0")
+
+
+def test_a_refused_answer_does_not_use_up_the_turn(asked: Asked) -> None:
+    with pytest.raises(PayloadError):
+        asked.admit(replace(asked.answer(), weights={}))
+    assert asked.admit(asked.answer()) is not None
+
+
+def test_a_score_alone_brings_no_update(asked: Asked) -> None:
+    asked.ask(train=False)
+    only = Payload({**asked.answer().header, "trained": False})
+    assert asked.admit(only) is None
+    asked.ask(train=False)
+    with pytest.raises(PayloadError, match="unasked"):
+        asked.admit(Payload({**asked.answer().header, "trained": True}))
+
+
+def test_what_was_not_asked_for_is_refused(tmp_path: Path) -> None:
+    plain = Asked(toy_settings("fedavg", tmp_path))
+    with pytest.raises(PayloadError, match="prototype set came"):
+        plain.admit(plain.answer())
+    assert plain.admit(replace(plain.answer(), prototypes=None)) is not None
+
+
+# ---- headers ---------------------------------------------------------------------------------------------------------
+
+
+def test_headers_come_back(asked: Asked) -> None:
+    request = asked.requests["dark-0"]
+    assert read_header(Request, header_of(request)) == request
+    made = registration(asked.federation.settings, "dark-0")
+    assert read_header(Registration, asdict(made)) == made
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"class_counts": ["6", "6"]},
+        {"class_counts": [6, True]},
+        {"class_counts": [2**63]},
+        {"class_counts": {}},
+        {"samples": True},
+        {"samples": 24.0},
+        {"samples": -(2**63)},
+        {"scores": [1]},
+        {"versions": {"python": 3}},
+        {"versions": [["python", "3"]]},
+        {"split": None},
+    ],
+    ids=str,
+)
+def test_a_header_of_other_types_is_refused(changes: dict[str, Any], settings: RunSettings) -> None:
+    fields = {**asdict(registration(settings, "dark-0")), **changes}
+    with pytest.raises(PayloadError, match=f"says {next(iter(changes))}="):
+        read_header(Registration, fields)
+
+
+def test_a_header_with_other_fields_is_refused(settings: RunSettings) -> None:
+    fields = asdict(registration(settings, "dark-0"))
+    del fields["split"]
+    with pytest.raises(PayloadError, match=r"lacks \['split'\]"):
+        read_header(Registration, fields)
