@@ -6,6 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+import torch
+from torch import Tensor, nn
+
 from common.config import check
 from common.losses import cross_entropy, prototype_mse
 from common.prototypes import PrototypeSet, unbiased_prototypes
@@ -17,15 +20,24 @@ from strategies.method import Batch, Local, Losses, Method, PrototypeMode, Serve
 class FedProto(Method):
     """FedAvg plus ``consistency * MSE(z, G^y)`` to the global class means; ``consistency=0`` is FedAvg.
 
-    This is the reading of FPL's, FedAPC's and FedPLCC's tables, "FedProto with parameter averaging": prototypes are
-    running means over the last local epoch, and the global one is the mean over the clients that hold the class.
+    The default is the reading of FPL's, FedAPC's and FedPLCC's tables, "FedProto with parameter averaging": prototypes
+    are running means over the last local epoch, and the global one is the mean over the clients that hold the class.
 
-    Payload: the model's state and one vector and count per class, both ways. Client state: none.
+    The original averages no models: only prototypes travel, each client keeps its model and is scored on it. FedPall's
+    table: ``aggregate_models=false prototype_mode=post_eval weighting=samples``. The official code accumulates over the
+    last epoch and predicts by the nearest prototype: ``aggregate_models=false predict_with=prototypes``. With
+    ``aggregate_models=false consistency=0`` it is SingleSet.
+
+    Payload: the model's state (none in the original) and one vector and count per class, both ways. Client state: none
+    (the original: the model). **Privacy: class means of features and class counts leave the device.**
 
     Args:
         consistency: weight of the prototype term, >= 0 (1 reproduces FPL's Table 3, row G).
         prototype_mode: running means over the last epoch (the released code), or a pass after training.
         weighting: global prototype = plain mean over holders, or weighted by their samples.
+        aggregate_models: whether the server averages the models too.
+        predict_with: the classifier, or the class whose global prototype is nearest to the feature (the classifier
+            before there are any); classes without a prototype are not predicted.
     """
 
     fedavg_at: ClassVar[Mapping[str, Any] | None] = {"consistency": 0.0}
@@ -33,9 +45,20 @@ class FedProto(Method):
     consistency: float = 1.0
     prototype_mode: Literal["last_epoch_running", "post_eval"] = "last_epoch_running"
     weighting: Literal["uniform", "samples"] = "uniform"
+    aggregate_models: bool = True
+    predict_with: Literal["classifier", "prototypes"] = "classifier"
 
     def __post_init__(self) -> None:
         check(self.consistency >= 0, f"consistency must be >= 0; got {self.consistency}")
+
+    @property
+    def personal(self) -> bool:
+        """Without averaging each client has a model of its own."""
+        return not self.aggregate_models
+
+    def shared_names(self, model: nn.Module) -> set[str]:
+        """The whole model, or nothing of it."""
+        return super().shared_names(model) if self.aggregate_models else set()
 
     @property
     def prototypes_from(self) -> PrototypeMode:
@@ -48,6 +71,15 @@ class FedProto(Method):
         if self.consistency and len(local.prototypes):
             terms["consistency"] = self.consistency * prototype_mse(batch.features, batch.labels, local.prototypes)
         return Losses(terms)
+
+    def predict(self, features: Tensor, logits: Tensor, local: Local) -> Tensor:
+        """The classifier's logits, or minus the squared distance to each class's prototype."""
+        if self.predict_with == "classifier" or not len(local.prototypes):
+            return logits
+        scores = torch.full_like(logits, -torch.inf)
+        distances = torch.cdist(features, local.prototypes.vectors, compute_mode="donot_use_mm_for_euclid_dist")
+        scores[:, local.prototypes.labels] = -distances.square()
+        return scores
 
     def aggregate_prototypes(self, state: GlobalState, updates: Sequence[Update], server: Server) -> PrototypeSet:  # noqa: ARG002
         """The mean of the clients' class means, class by class."""

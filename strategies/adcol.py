@@ -1,0 +1,101 @@
+"""ADCOL: Adversarial Collaborative Learning on Non-IID Features (Li et al., ICML 2023)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from common.config import check
+from common.losses import cross_entropy, uniform_divergence
+from common.prototypes import PrototypeSet
+from common.state import GlobalState
+from strategies.method import Batch, Download, Expected, Local, Losses, Server, Trained, Update, Upload
+from strategies.server_nets import (
+    NetTraining,
+    initial_net,
+    new_discriminator,
+    received_discriminator,
+    retrain,
+    sent_net,
+)
+from strategies.single_set import SingleSet
+
+NET = "discriminator"
+
+
+@dataclass(frozen=True)
+class ADCOL(SingleSet):
+    """Clients keep their models and learn features of which no discriminator can tell whose they are.
+
+    The loss is cross-entropy + ``divergence * KL(uniform || softmax D(z))``; the server trains D to name the client of
+    a feature. ``divergence=0`` is SingleSet.
+
+    There is no released code of the paper at hand; this is the reading of FedPall's table. (FL-bench's port collects
+    features during the last epoch, keeps D in evaluation mode and averages the models as well.)
+
+    Payload: up, all features ``[N_k, D]``; down, the discriminator. Client state: the model. Scored on each client's
+    own model. **Privacy: one raw feature vector per training sample leaves the device every round.** The server knows
+    whose they are; labels stay.
+
+    Args:
+        divergence: m, >= 0 (FedPall's table: 0.1 on Office-10 and PACS, 0.3 on Digits).
+        discriminator_mode: batch norm of D on the device uses the statistics of the batch (``train``, as in FedPall's
+            code), or the running ones.
+        feature_mode: the pass that collects features after training: augmented batches with their own batch-norm
+            statistics (``train``, as in FedPall's code), or plain images in evaluation mode.
+        server_training: how the server trains D.
+    """
+
+    divergence: float = 0.1
+    discriminator_mode: Literal["train", "eval"] = "train"
+    feature_mode: Literal["train", "eval"] = "train"
+    server_training: NetTraining = field(default_factory=NetTraining)
+
+    def __post_init__(self) -> None:
+        check(self.divergence >= 0, f"divergence must be >= 0; got {self.divergence}")
+
+    def loss(self, batch: Batch, local: Local) -> Losses:
+        """Cross-entropy, and how far D is from uniform on the batch's features."""
+        terms = {"cross_entropy": cross_entropy(batch.logits, batch.labels)}
+        if self.divergence:
+            net = received_discriminator(NET, local, training_mode=self.discriminator_mode == "train")
+            terms["divergence"] = self.divergence * uniform_divergence(net(batch.features))
+        return Losses(terms)
+
+    def upload(self, local: Local, trained: Trained) -> Upload:  # noqa: ARG002
+        """The features of the whole training split."""
+        return Upload(extra={"features": feature_pass(local, self.feature_mode)[0]})
+
+    def initial_state(self, weights: Mapping[str, Tensor], server: Server) -> GlobalState:
+        """A discriminator with weights of the seed."""
+        net = initial_net(NET, new_discriminator(NET, server))
+        return GlobalState(0, weights, PrototypeSet.empty(server.feature_size), net)
+
+    def download(self, state: GlobalState, server: Server) -> Download:  # noqa: ARG002
+        """The discriminator."""
+        return Download(extra=sent_net(NET, state.extra))
+
+    def expects(self, server: Server) -> Expected:
+        """One feature vector per training sample."""
+        return Expected(weights=False, extra={"features": (torch.float32, ("samples", server.feature_size))})
+
+    def aggregate(self, state: GlobalState, updates: Sequence[Update], server: Server) -> GlobalState:
+        """Train the discriminator on (feature, whose it is)."""
+        features = torch.cat([update.extra["features"] for update in updates])
+        owners = owners_of(updates)
+        net = retrain(NET, new_discriminator(NET, server), state.extra, features, owners, self.server_training, server)
+        return GlobalState(state.round, state.weights, state.prototypes, net)
+
+
+def owners_of(updates: Sequence[Update]) -> Tensor:
+    """``[N]`` int64: index of the client of each uploaded feature."""
+    return torch.cat([torch.full((len(update.extra["features"]),), update.client.index) for update in updates])
+
+
+def feature_pass(local: Local, mode: Literal["train", "eval"]) -> tuple[Tensor, Tensor]:
+    """Features and labels of the training split: augmented with batch statistics, or plain in evaluation mode."""
+    return local.features(augmented=1, training_mode=True) if mode == "train" else local.features()

@@ -1,0 +1,105 @@
+"""Per-FedAvg, first order (Fallah et al., NeurIPS 2020)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import islice
+
+import torch
+from torch import Tensor
+
+from common.batches import split_batches
+from common.config import check
+from strategies.edits import displace, restore
+from strategies.method import Local, Losses, Method
+
+
+@dataclass(frozen=True)
+class PerFedAvg(Method):
+    """FedAvg of a model that is to be good one gradient step away (Eq. 3), by first-order MAML (FO).
+
+    Batches come in pairs: ``w' = w - a grad L(w; b1)``, then ``w <- w - b grad L(w'; b2)``. The inner step is plain;
+    the outer one is the run's optimiser. The last of an odd number of batches is skipped, as in the released code; a
+    client with one batch only splits it in two, where that code would never train. With ``inner_rate=0`` it is SGD on
+    every other batch.
+
+    FedPall's table scores the averaged model as it is, the default. ``adapt_steps`` scores what the method is meant
+    for: each client's model after so many steps on its own training batches.
+
+    Payload: the model's state both ways. Client state: none.
+
+    Args:
+        inner_rate: a, >= 0; ``None`` takes the run's learning rate.
+        outer_rate: b, > 0; ``None`` takes the run's learning rate. (FedPall: both 0.01.)
+        adapt_steps: steps with ``inner_rate`` before each score, >= 0.
+    """
+
+    inner_rate: float | None = None
+    outer_rate: float | None = None
+    adapt_steps: int = 0
+
+    def __post_init__(self) -> None:
+        check(self.inner_rate is None or self.inner_rate >= 0, f"inner_rate must be >= 0; got {self.inner_rate}")
+        check(self.outer_rate is None or self.outer_rate > 0, f"outer_rate must be > 0; got {self.outer_rate}")
+        check(self.adapt_steps >= 0, f"adapt_steps must be >= 0; got {self.adapt_steps}")
+
+    @property
+    def personal(self) -> bool:
+        """Whether scores are of models that were adapted to their client."""
+        return self.adapt_steps > 0
+
+    @property
+    def adapts(self) -> bool:
+        """See ``adapt_steps``."""
+        return self.adapt_steps > 0
+
+    def adapt(self, local: Local) -> None:
+        """``w <- w - a grad L(w)`` on training batches of the client's own."""
+        local.model.train()
+        for images, labels in islice(local.batches("adapt"), self.adapt_steps):
+            local.model.zero_grad(set_to_none=True)
+            self.loss(local.forward(images, labels), local).total.backward()
+            displace(local.model, -self._inner(local))
+
+    def step(self, local: Local, images: Tensor, labels: Tensor) -> Losses:
+        """The first batch of a pair is held back until the second is there."""
+        if self._batch_count(local) == 1:
+            half = len(labels) // local.views // 2
+            if half < 2:  # batch norm needs two rows
+                return self._pair_step(local, (images, labels), (images, labels))
+            # rows are view-major: the first half of the samples, in every view
+            first = torch.arange(len(labels), device=labels.device) % (len(labels) // local.views) < half
+            return self._pair_step(local, (images[first], labels[first]), (images[~first], labels[~first]))
+        held: list[tuple[Tensor, Tensor]] = local.cached("held back", list)
+        if local.batch % 2 == 0:
+            held[:] = [(images, labels)]
+            return Losses({})
+        return self._pair_step(local, held.pop(), (images, labels))
+
+    def _pair_step(self, local: Local, inner: tuple[Tensor, Tensor], outer: tuple[Tensor, Tensor]) -> Losses:
+        local.backward(self.loss(local.forward(*inner), local).total)
+        origin = displace(local.model, -self._inner(local))
+        losses = self.loss(local.forward(*outer), local)
+        local.backward(losses.total)
+        restore(origin)
+        if self.outer_rate is not None:
+            for group in local.optimizer.param_groups:
+                group["lr"] = self.outer_rate
+        self.edit_gradients(local)
+        local.optimizer.step()
+        return losses
+
+    def _inner(self, local: Local) -> float:
+        return local.train.learning_rate if self.inner_rate is None else self.inner_rate
+
+    @staticmethod
+    def _batch_count(local: Local) -> int:
+        """Batches of one local epoch."""
+
+        def count() -> int:
+            order = torch.arange(local.client.samples)
+            batches = split_batches(order, local.train.batch_size, local.train.last_batch)
+            return len(batches[: local.train.local_steps])
+
+        number: int = local.cached("batches per epoch", count)
+        return number

@@ -1,0 +1,187 @@
+"""RUCR: Representation Unified Classifier Re-balancing (Huang et al., 2024), as run in FedPall's table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from common.config import check
+from common.losses import cross_entropy, prototype_contrast
+from common.prototypes import PrototypeSet, class_means, normalise_rows, unbiased_prototypes
+from common.state import GlobalState, under_prefix, with_prefix
+from strategies.aggregation import average, average_weights
+from strategies.method import Batch, Download, Expected, Local, Losses, Method, Server, Trained, Update, Upload
+from strategies.server_nets import NetTraining, train_net
+
+HEAD, SYNTHETIC = "head.", "synthetic/"
+
+
+@dataclass(frozen=True)
+class RUCR(Method):
+    """FedAvg with features pulled to shared class means, and a classifier re-balanced on mixed features.
+
+    Two exchanges a round. ``train``: cross-entropy + ``contrast * CE(cos(z, G) / temperature + log r_y on the true
+    class)``, with r the classes' shares of all samples; the models are averaged. ``rebalance``: the averaged model is
+    scored; each client retrains its classifier on ``per_class`` mixtures ``share * G^c + (1 - share) * z / ||z||`` for
+    every class, with features z of its own samples under the model of ``train``; the averaged classifier is the next
+    round's. In the same exchange it sends class means under the averaged model: they make the next G (the mean, by
+    samples, of local means at unit length). The first round has no G and is FedAvg's. ``contrast=rebalance_epochs=0``
+    is FedAvg.
+
+    The defaults are FedPall's run. The official code: ``temperature=0.15 contrast=0.9 per_class=100 mix_low=0.35
+    mix_high=0.95 rebalance_epochs=50 rebalance_last=20 feed_back=false``.
+
+    Payload: up, the model, then one vector and count per class and the classifier; down, the model, with G, then the
+    averaged model. Client state: the synthetic features between the exchanges. **Privacy: class means of features and
+    class counts leave the device; synthetic features do not.**
+
+    Args:
+        temperature: tau > 0.
+        contrast: weight of the contrast with G, >= 0.
+        per_class: synthetic features per class, >= 1.
+        mix_low, mix_high: a share of G is drawn from (mix_low, mix_high] for each synthetic feature.
+        rebalance_epochs: epochs over the synthetic features, >= 0; ``None`` takes the run's local epochs.
+        rebalance_rate: learning rate of plain SGD, > 0; the classifier's batch norm keeps its statistics.
+        rebalance_last: re-balance in the last so many rounds only; ``None`` in all.
+        feed_back: whether the re-balanced classifier is trained on (FedPall), or only scored.
+    """
+
+    fedavg_at: ClassVar[Mapping[str, float] | None] = {"contrast": 0.0, "rebalance_epochs": 0}
+    exchanges: ClassVar[tuple[str, ...]] = ("train", "rebalance")
+
+    temperature: float = 1.0
+    contrast: float = 0.1
+    per_class: int = 50
+    mix_low: float = 0.2
+    mix_high: float = 0.8
+    rebalance_epochs: int | None = None
+    rebalance_rate: float = 0.01
+    rebalance_last: int | None = None
+    feed_back: bool = True
+
+    def __post_init__(self) -> None:
+        check(self.temperature > 0, f"temperature must be > 0; got {self.temperature}")
+        check(self.contrast >= 0, f"contrast must be >= 0; got {self.contrast}")
+        check(self.per_class >= 1, f"per_class must be >= 1; got {self.per_class}")
+        in_order = 0 <= self.mix_low <= self.mix_high <= 1
+        check(in_order, f"0 <= mix_low <= mix_high <= 1 must hold; got {self.mix_low} and {self.mix_high}")
+        epochs, last = self.rebalance_epochs, self.rebalance_last
+        check(epochs is None or epochs >= 0, f"rebalance_epochs must be >= 0; got {epochs}")
+        check(self.rebalance_rate > 0, f"rebalance_rate must be > 0; got {self.rebalance_rate}")
+        check(last is None or last >= 1, f"rebalance_last must be >= 1; got {last}")
+
+    @property
+    def scored_at(self) -> str:
+        """The averaged model before re-balancing (FedPall), or with the re-balanced classifier."""
+        return "rebalance" if self.feed_back else "train"
+
+    @property
+    def adapts(self) -> bool:
+        """A classifier that is not trained on is put in for the score."""
+        return not self.feed_back
+
+    def adapt(self, local: Local) -> None:
+        """Put the re-balanced classifier in."""
+        local.model.load_state_dict(under_prefix("rebalanced/", local.extra), strict=False)
+
+    def _due(self, number: int, rounds: int) -> bool:
+        """Whether round ``number`` re-balances."""
+        return number > 1 and (self.rebalance_last is None or number > rounds - self.rebalance_last)
+
+    # ---- on the device ---------------------------------------------------------------------------------------------
+
+    def begin(self, local: Local) -> None:
+        """Draw the synthetic features, while the model is the shared one."""
+        if self._due(local.round, local.rounds) and len(local.prototypes):
+            local.cached("synthetic", lambda: self.synthesise(local.features()[0], local))
+
+    def synthesise(self, features: Tensor, local: Local) -> dict[str, Tensor]:
+        """``per_class`` mixtures for each class of G: ``features [K' * per_class, D]`` and ``labels``."""
+        prototypes, draws = local.prototypes, local.generator("synthesise")
+        wanted = prototypes.labels.repeat_interleave(self.per_class)
+        own = normalise_rows(features)[
+            torch.randint(len(features), (len(wanted),), generator=draws).to(features.device)
+        ]
+        share = self.mix_high - (self.mix_high - self.mix_low) * torch.rand(len(wanted), 1, generator=draws)
+        share = share.to(features)
+        rows = prototypes.vectors.repeat_interleave(self.per_class, dim=0)
+        return with_prefix(SYNTHETIC, {"features": share * rows + (1 - share) * own, "labels": wanted})
+
+    def loss(self, batch: Batch, local: Local) -> Losses:
+        """Cross-entropy, and the contrast with G once there is one."""
+        terms = {"cross_entropy": cross_entropy(batch.logits, batch.labels)}
+        if self.contrast and len(local.prototypes):
+            table, ratios = local.cached("table", lambda: _table(local.prototypes, local.class_count))
+            held = ratios[batch.labels] > 0
+            labels = batch.labels[held]
+            total = prototype_contrast(
+                batch.features[held],
+                labels,
+                table,
+                temperature=self.temperature,
+                positive_bias=ratios[labels].log(),
+                reduction="sum",
+            )
+            terms["contrast"] = self.contrast * total / len(batch.labels)
+        return Losses(terms)
+
+    def upload(self, local: Local, trained: Trained) -> Upload:  # noqa: ARG002
+        """The model; the synthetic features stay."""
+        return Upload(local=local.cached("synthetic", dict))
+
+    def respond(self, local: Local) -> Upload:
+        """Class means under the averaged model, and its classifier, re-balanced."""
+        means = class_means(*local.features(), local.class_count)
+        if not self._due(local.round, local.rounds):
+            return Upload(weights={}, prototypes=means)
+        head = local.model.get_submodule("head")
+        epochs = local.train.epochs if self.rebalance_epochs is None else self.rebalance_epochs
+        synthetic = under_prefix(SYNTHETIC, local.kept)
+        if epochs and synthetic:
+            training = NetTraining(epochs, self.rebalance_rate, momentum=0.0, weight_decay=0.0)
+            features, labels = synthetic["features"], synthetic["labels"]
+            draws = local.generator("rebalance")
+            train_net(head.eval(), features, labels, training, draws, batch_size=local.train.batch_size)
+        return Upload(weights={}, prototypes=means, extra=with_prefix(HEAD, head.state_dict()))
+
+    # ---- on the server ---------------------------------------------------------------------------------------------
+
+    def download(self, state: GlobalState, server: Server) -> Download:
+        """The model; for training also G, and the classifier that is scored if it is another."""
+        return Download(state.weights) if server.exchange == "rebalance" else Download(*_all_of(state))
+
+    def expects(self, server: Server) -> Expected:
+        """``train``: the model. ``rebalance``: class means and, when it is due, a classifier."""
+        if server.exchange == "train":
+            return Expected()
+        heads = {name: tensor for name, tensor in server.shared.items() if name.startswith(HEAD)}
+        specs = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in heads.items()}
+        return Expected(False, True, extra=specs if self._due(server.round, server.rounds) else {})
+
+    def aggregate(self, state: GlobalState, updates: Sequence[Update], server: Server) -> GlobalState:
+        """Average the models; then the classifiers, and the class means to G."""
+        if server.exchange == "train":
+            return replace(state, weights=average_weights(updates))
+        means = PrototypeSet.concatenate([update.prototypes for update in updates])
+        unit = PrototypeSet(normalise_rows(means.vectors), means.labels, means.weights)
+        state = replace(state, prototypes=unbiased_prototypes(unit, sample_weighted=True), extra={})
+        heads = average([update.extra for update in updates], [update.samples for update in updates])
+        if self.feed_back:
+            return replace(state, weights={**state.weights, **heads})
+        return replace(state, extra=with_prefix("rebalanced/", heads))
+
+
+def _all_of(state: GlobalState) -> tuple[Mapping[str, Tensor], PrototypeSet, Mapping[str, Tensor]]:
+    return state.weights, state.prototypes, state.extra
+
+
+def _table(prototypes: PrototypeSet, class_count: int) -> tuple[PrototypeSet, Tensor]:
+    """One row per class, zeros for classes nobody has (logit 0), and ``[K]`` the classes' shares of samples."""
+    rows, _ = prototypes.rows_per_class(class_count)
+    counts = rows.new_zeros(class_count).index_copy(0, prototypes.labels, prototypes.weights)
+    labels = torch.arange(class_count, device=rows.device)
+    return PrototypeSet(rows, labels, counts), counts / counts.sum()
