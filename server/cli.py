@@ -12,7 +12,7 @@ from pathlib import Path
 from common.errors import ConfigError, GoldfinchError, nearest
 from common.settings import RunSettings, load_settings
 
-USAGE = """goldfinch run [KEY=VALUE ...]     train: method=fpl data=glyphs engine=inline train.rounds=10 output=DIR; --quiet
+USAGE = """goldfinch run [KEY=VALUE ...]     train: method=fpl data=glyphs train.rounds=10 output=DIR; --quiet
 goldfinch sweep KEY=A,B [...]      every combination, e.g. method=* seed=0,1 output=DIR; --jobs N; finished ones skipped
 goldfinch table DIR [DIR ...]      runs side by side over seeds; --rule final|last_n|best_round
 goldfinch report DIR [DIR ...]     one HTML file to look at: curves, confusion, prototypes, cost; --output FILE

@@ -18,15 +18,18 @@ from common.versions import package_versions, peak_bytes
 from server.engine import Engine
 from server.history import Listener
 from server.rounds import Rounds
+from server.trackers.base import report_of, tracking
 
 
 def prepare_output(settings: RunSettings) -> None:
     """Make the output folder and write ``config.yaml``; a run that is there already is never overwritten silently.
 
     Raises:
-        ConfigError: the folder holds a run and neither ``resume`` nor ``overwrite`` was said, or cannot be written.
+        ConfigError: the folder holds a run and neither ``resume`` nor ``overwrite`` was said, or cannot be written; or
+            the chosen report's library is missing.
     """
     folder = settings.output_folder
+    report_of(settings)
     try:
         taken = (folder / "checkpoint").is_dir() and any((folder / "checkpoint").iterdir())
         if taken and not (settings.resume or settings.overwrite):
@@ -53,11 +56,12 @@ def conduct(
     A resumed run's wall seconds count all its parts.
     """
     started = time.perf_counter()
-    rounds = Rounds(settings, engine, listeners, stop)
-    try:
-        rounds.run()
-    finally:
-        engine.close()
+    with tracking(settings, listeners) as told:
+        rounds = Rounds(settings, engine, told, stop)
+        try:
+            rounds.run()
+        finally:
+            engine.close()
     earlier = _earlier_seconds(settings) if settings.resume else 0.0
     summary = summary_of(settings, rounds, earlier + time.perf_counter() - started)
     write_json(settings.output_folder / "summary.json", summary)

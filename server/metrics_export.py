@@ -1,0 +1,119 @@
+"""Metrics of a run for Prometheus, from the process that conducts the rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, start_http_server
+
+from common.settings import RunSettings
+
+SECONDS = (0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
+
+
+class PrometheusExporter:
+    """A listener behind ``http://address:port/metrics``.
+
+    Args:
+        port: TCP port; 0 takes a free one, see ``self.port``.
+        address: network address to listen on.
+        settings: the run's settings.
+
+    Raises:
+        OSError: the port is taken.
+    """
+
+    def __init__(self, port: int, address: str, settings: RunSettings) -> None:
+        self.registry = CollectorRegistry()
+        self.metrics = Metrics(self.registry)
+        self.metrics.run.info({"method": settings.method.name, "data": settings.data.name, "seed": str(settings.seed)})
+        self.metrics.rounds.set(settings.train.rounds)
+        self._server, self._thread = start_http_server(port, address, self.registry)
+        self.port: int = self._server.server_port
+
+    def __call__(self, name: str, entry: Mapping[str, Any]) -> None:
+        """See :class:`~server.trackers.base.Tracker`."""
+        self.metrics.take(name, entry)
+
+    def close(self) -> None:
+        """Stop answering."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+class Metrics:
+    """The metrics' names and how events change them; docker/grafana shows them."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def gauge(name: str, text: str, labels: tuple[str, ...] = ()) -> Gauge:
+            return Gauge(f"goldfinch_{name}", text, labels, registry=registry)
+
+        def counter(name: str, text: str, labels: tuple[str, ...] = ()) -> Counter:
+            return Counter(f"goldfinch_{name}", text, labels, registry=registry)
+
+        self.run = Info("goldfinch_run", "What is trained", registry=registry)
+        self.training = gauge("training", "1 while rounds go on, 0 before and after")
+        self.rounds = gauge("rounds", "Rounds the run is to have")
+        self.round = gauge("round", "Rounds completed")
+        self.round_started = gauge("round_started_timestamp_seconds", "When the present round began, Unix time")
+        self.round_seconds = Histogram(
+            "goldfinch_round_duration_seconds", "Wall time of a round", buckets=SECONDS, registry=registry
+        )
+        self.skipped = counter("rounds_skipped", "Rounds that missed their quorum")
+        self.registered = gauge("clients_registered", "Clients admitted to the run")
+        self.participants = gauge("round_participants", "Clients asked in the present round")
+        self.answers = counter("answers", "Answers and failures of clients", ("client", "domain", "status"))
+        self.not_admitted = counter("registrations_refused", "Registrations that were refused")
+        self.accuracy = gauge("accuracy_percent", "Test accuracy after the last scored round", ("domain",))
+        self.average = gauge("accuracy_average_percent", "Mean of the accuracy over domains")
+        self.worst = gauge("accuracy_worst_percent", "Accuracy of the worst domain")
+        self.test_loss = gauge("test_loss", "Test loss after the last scored round", ("client", "domain"))
+        self.loss = gauge("train_loss", "Mean of a loss term over the clients of the last round", ("term",))
+        self.seconds = gauge("client_seconds", "A client's last exchange by phase", ("client", "domain", "phase"))
+        self.bytes = counter("transferred_bytes", "Bytes between server and clients", ("way",))
+
+    def take(self, name: str, entry: Mapping[str, Any]) -> None:
+        """Change what an event or rows change."""
+        if name in ("start", "resume"):
+            self.training.set(1)
+            self.round.set(entry["round"])
+            self.rounds.set(entry["rounds"])
+            self.registered.set(len(entry["clients"]))
+        elif name == "registration refused":
+            self.not_admitted.inc()
+        elif name == "round":
+            self.round_started.set(entry["time"])
+            self.participants.set(len(entry["clients"]))
+        elif name == "round done":
+            self.round.set(entry["round"])
+            self.round_seconds.observe(entry["seconds"])
+            for term, value in entry["losses"].items():
+                self.loss.labels(term).set(value)
+        elif name == "round skipped":
+            self.round.set(entry["round"])
+            self.skipped.inc()
+        elif name == "score":
+            for domain, value in entry["accuracy"].items():
+                self.accuracy.labels(domain).set(value)
+            self.average.set(entry["average"])
+            self.worst.set(entry["worst"])
+        elif name in ("finish", "stopped"):
+            self.training.set(0)
+        elif name == "scores":
+            for row in entry["rows"]:
+                self.test_loss.labels(row["client"], row["domain"]).set(row["loss"])
+        elif name == "activity":
+            for row in entry["rows"]:
+                self._activity(row)
+
+    def _activity(self, row: Mapping[str, Any]) -> None:
+        client, domain = str(row["client"]), str(row["domain"])
+        self.answers.labels(client, domain, row["status"]).inc()
+        for way in ("up", "down"):
+            self.bytes.labels(way).inc(int(row.get(f"bytes_{way}") or 0))
+        for phase in ("load", "score", "train", "save"):
+            value = row.get(f"seconds_{phase}")
+            if value not in ("", None):
+                self.seconds.labels(client, domain, phase).set(value)

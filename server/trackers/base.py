@@ -1,0 +1,215 @@
+"""What all trackers share: their options, what they log, and that their failure is not the run's."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, Protocol
+
+from common.config import build, check
+from common.errors import ConfigError
+from common.settings import RunSettings
+from server.history import Listener
+
+LOG = logging.getLogger("goldfinch.trackers")
+
+
+class Tracker(Protocol):
+    """A listener that is closed when the run ends, however it ends."""
+
+    def __call__(self, name: str, entry: Mapping[str, Any]) -> None:
+        """Take in an event, or rows (``scores`` and ``activity``)."""
+
+    def close(self) -> None:
+        """Write out what is pending."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """conf/report/csv.yaml, and what every other tracker has too.
+
+    Args:
+        prometheus_port: TCP port on which the server process answers Prometheus at ``/metrics``; ``None`` is off.
+        prometheus_address: network address it listens on; ``0.0.0.0`` is every one, as a container needs.
+    """
+
+    prometheus_port: int | None = None
+    prometheus_address: str = "127.0.0.1"
+
+    def __post_init__(self) -> None:
+        port = self.prometheus_port
+        check(port is None or 0 < port < 65536, f"prometheus_port must be in 1..65535; got {port}")
+
+    def require(self) -> None:
+        """Check that the library is there.
+
+        Raises:
+            ConfigError: it is not; the message says how to install it.
+        """
+        if self.prometheus_port is not None:
+            library("prometheus_client", "prometheus")
+
+    def trackers(self, settings: RunSettings) -> list[Tracker]:
+        """The trackers, opened.
+
+        Raises:
+            ConfigError: the port is taken.
+        """
+        if self.prometheus_port is None:
+            return []
+        from server.metrics_export import PrometheusExporter
+
+        try:
+            return [PrometheusExporter(self.prometheus_port, self.prometheus_address, settings)]
+        except OSError as error:
+            raise ConfigError(
+                f"report.prometheus_port={self.prometheus_port}: cannot listen on {self.prometheus_address} "
+                f"({error.strerror}); choose another port or null"
+            ) from error
+
+
+def library(module: str, extra: str) -> ModuleType:
+    """A tracker's library.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ConfigError(
+            f"this report needs {module}, which cannot be imported ({error}); "
+            f"pip install 'goldfinch[{extra}]', or choose report=csv"
+        ) from error
+
+
+def report_of(settings: RunSettings) -> Report:
+    """The chosen report's options, checked, its library found.
+
+    Raises:
+        ConfigError: an option is wrong, or the library is not installed.
+    """
+    report = build(settings.report, "report")
+    if not isinstance(report, Report):
+        raise ConfigError(f"report._target_={settings.report.get('_target_')} is not a report")
+    report.require()
+    return report
+
+
+@contextlib.contextmanager
+def tracking(settings: RunSettings, listeners: Sequence[Listener]) -> Iterator[list[Listener]]:
+    """``listeners`` and the run's trackers, which are closed afterwards.
+
+    A tracker that raises is left out from then on, ``listeners`` are told ``tracker failed``, and the run goes on.
+    """
+    guards: list[Guard] = []
+    try:
+        for tracker in report_of(settings).trackers(settings):
+            guards.append(Guard(tracker, listeners))
+        yield [*listeners, *guards]
+    finally:
+        for guard in guards:
+            guard.close()
+
+
+class Guard:
+    """A tracker whose errors stay its own."""
+
+    def __init__(self, tracker: Tracker, listeners: Sequence[Listener]) -> None:
+        self.tracker, self.listeners = tracker, listeners
+        self.broken = False
+
+    def __call__(self, name: str, entry: Mapping[str, Any]) -> None:
+        """Pass on, unless the tracker broke before."""
+        if self.broken:
+            return
+        try:
+            self.tracker(name, entry)
+        except Exception as error:  # whatever a third library raises must not end training
+            self._give_up(error)
+
+    def close(self) -> None:
+        """Close the tracker."""
+        try:
+            self.tracker.close()
+        except Exception as error:  # as above
+            self._give_up(error)
+
+    def _give_up(self, error: Exception) -> None:
+        if self.broken:
+            return
+        self.broken = True
+        kind = type(self.tracker).__name__
+        LOG.warning("%s failed", kind, exc_info=error)
+        for listener in self.listeners:
+            listener("tracker failed", {"tracker": kind, "reason": f"{type(error).__name__}: {error}"})
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """One number of one round.
+
+    Args:
+        tag: what it is, from the general to the particular: ``accuracy/<domain>/<client>``.
+        round: the round it belongs to.
+        value: the number.
+    """
+
+    tag: str
+    round: int
+    value: float
+
+
+def scalars(name: str, entry: Mapping[str, Any]) -> list[Scalar]:
+    """The numbers in an event or in rows.
+
+    ``accuracy/<domain>/<client>`` (per cent) and ``test_loss/...`` of every scored row; ``train_loss/<term>/<client>``,
+    ``seconds/<phase>/<client>`` and ``bytes/<way>/<client>`` of every activity row; ``summary/...`` over domains;
+    ``round/...`` of the round as a whole.
+    """
+    if name == "scores":
+        return [
+            Scalar(f"{tag}/{row['domain']}/{row['client']}", int(row["round"]), float(row[key]))
+            for row in entry["rows"]
+            for tag, key in (("accuracy", "accuracy"), ("test_loss", "loss"))
+        ]
+    if name == "activity":
+        return [scalar for row in entry["rows"] for scalar in _activity(row)]
+    number = int(entry.get("round", 0))
+    if name == "score":
+        found = {f"summary/accuracy/{domain}": value for domain, value in entry["accuracy"].items()}
+        found |= {f"summary/{key}": entry[key] for key in ("average", "worst")}
+    elif name == "round done":
+        found = {"round/seconds": entry["seconds"]}
+        found |= {f"round/clients_{status}": count for status, count in entry["outcomes"].items()}
+        found |= {f"round/{term}": value for term, value in entry["losses"].items()}
+        found |= {f"round/bytes_{way}": entry[f"bytes_{way}"] for way in ("up", "down")}
+    else:
+        return []
+    return [Scalar(tag, number, float(value)) for tag, value in found.items()]
+
+
+def _activity(row: Mapping[str, Any]) -> list[Scalar]:
+    number, client = int(row["round"]), row["client"]
+    found = {f"train_loss/{term}/{client}": value for term, value in json.loads(row.get("losses") or "{}").items()}
+    for key, value in row.items():
+        what, _, which = key.partition("_")
+        if what in ("seconds", "bytes") and which and value not in ("", None):
+            found[f"{what}/{which}/{client}"] = value
+    return [Scalar(tag, number, float(value)) for tag, value in found.items()]
+
+
+def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings as ``a.b.c`` keys; lists stay values."""
+    found: dict[str, Any] = {}
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            found |= flat(value, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = value
+    return found

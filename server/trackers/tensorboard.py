@@ -1,0 +1,63 @@
+"""Rows to TensorBoard's event files: ``tensorboard --logdir outputs``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from common.settings import RunSettings
+from server.trackers.base import Report, Tracker, flat, library, scalars
+
+
+@dataclass(frozen=True)
+class TensorBoard(Report):
+    """conf/report/tensorboard.yaml.
+
+    Args:
+        folder: where the event files go; ``None`` is ``tensorboard`` in the run's folder.
+    """
+
+    folder: str | None = None
+
+    def require(self) -> None:
+        """See :class:`~server.trackers.base.Report`."""
+        super().require()
+        library("tensorboard", "tensorboard")
+
+    def trackers(self, settings: RunSettings) -> list[Tracker]:
+        """See :class:`~server.trackers.base.Report`."""
+        folder = Path(self.folder) if self.folder else settings.output_folder / "tensorboard"
+        return [*super().trackers(settings), TensorBoardTracker(folder, settings)]
+
+
+class TensorBoardTracker:
+    """Writes scalars by round; a resumed run hides what an interrupted round had written."""
+
+    def __init__(self, folder: Path, settings: RunSettings) -> None:
+        self.folder, self.settings = folder, settings
+        self.writer: Any = None
+
+    def __call__(self, name: str, entry: Mapping[str, Any]) -> None:
+        """See :class:`~server.trackers.base.Tracker`."""
+        if name in ("start", "resume"):
+            self._open(int(entry["round"]))
+        if self.writer is None:
+            return
+        for scalar in scalars(name, entry):
+            self.writer.add_scalar(scalar.tag, scalar.value, scalar.round)
+        if name in ("round done", "score"):
+            self.writer.flush()
+
+    def _open(self, done: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.writer = SummaryWriter(str(self.folder), purge_step=done + 1 if done else 0)
+        lines = [f"| {key} | {value} |" for key, value in flat(self.settings.raw).items()]
+        self.writer.add_text("settings", "\n".join(["| key | value |", "|---|---|", *lines]), done)
+
+    def close(self) -> None:
+        """See :class:`~server.trackers.base.Tracker`."""
+        if self.writer is not None:
+            self.writer.close()
