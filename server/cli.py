@@ -7,6 +7,7 @@ import logging
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from common.errors import ConfigError, GoldfinchError, nearest
@@ -16,9 +17,13 @@ USAGE = """goldfinch run [KEY=VALUE ...]     train: method=fpl data=glyphs train
 goldfinch sweep KEY=A,B [...]      every combination, e.g. method=* seed=0,1 output=DIR; --jobs N; finished ones skipped
 goldfinch table DIR [DIR ...]      runs side by side over seeds; --rule final|last_n|best_round
 goldfinch report DIR [DIR ...]     one HTML file to look at: curves, confusion, prototypes, cost; --output FILE
+goldfinch reproduce TABLE          a paper's table again, beside what was published; scale=small for two cores
+goldfinch figure KIND DIR [...]    features, cam, heatmap, bars or convergence of runs as PNG; --output FILE
 goldfinch doctor                   what works here, and how to mend what does not
 goldfinch demo [KEY=VALUE ...]     FedAvg and FPL on Ray, side by side, offline, in minutes
 goldfinch deployment-demo          a SuperLink and four SuperNodes as real processes, FPL for three rounds
+goldfinch certificates FOLDER      authority, server certificate, device keys: host=NAME node=NAME, each repeatable
+goldfinch enrol|dismiss FOLDER     let devices take part, or no longer: node=NAME connection=NAME
 goldfinch list [GROUP]             what can be chosen: methods, data sets, models, protocols, engines ..."""
 
 ENGINES = ("inline", "ray", "superlink")
@@ -31,10 +36,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "sweep": _sweep,
         "table": _table,
         "report": _report,
+        "reproduce": _reproduce,
+        "figure": _figure,
         "doctor": _doctor,
         "list": _list,
         "demo": _demo,
         "deployment-demo": _deployment_demo,
+        "certificates": partial(_membership, "certificates"),
+        "enrol": partial(_membership, "enrol"),
+        "dismiss": partial(_membership, "dismiss"),
     }
     parser = argparse.ArgumentParser(prog="goldfinch", usage=USAGE, add_help=True)
     parser.add_argument("command", nargs="?")
@@ -124,6 +134,18 @@ def _report(arguments: list[str]) -> int:
     return 0
 
 
+def _reproduce(arguments: list[str]) -> int:
+    from server.reproduce import command
+
+    return command(arguments)
+
+
+def _figure(arguments: list[str]) -> int:
+    from server.figures.command import command
+
+    return command(arguments)
+
+
 def _doctor(arguments: list[str]) -> int:
     from server.doctor import examine
 
@@ -144,6 +166,12 @@ def _deployment_demo(overrides: list[str]) -> int:
 
     deployment_demo(overrides=overrides)
     return 0
+
+
+def _membership(command: str, arguments: list[str]) -> int:
+    from server.membership import COMMANDS
+
+    return COMMANDS[command](arguments)
 
 
 def _list(groups: list[str]) -> int:

@@ -1,0 +1,84 @@
+#!/bin/sh
+# What a container does: certificates | superlink | serverapp | enrol | proxy | supernode | goldfinch ... | any command.
+# The environment variables are explained in compose.yaml and docs/deploy.md.
+set -eu
+
+role=${1:-help}
+[ $# -eq 0 ] || shift
+certificates=${GOLDFINCH_CERTIFICATES:-/certificates}
+state=${GOLDFINCH_STATE:-/var/lib/goldfinch}
+superlink=${GOLDFINCH_SUPERLINK:-superlink:8000}
+
+# A missing file is the usual mistake; say which one and who makes it.
+need() {
+  for file in "$@"; do
+    [ -r "$file" ] || { echo "$role: $file is missing or not readable by user $(id -u); it is made by the certificates service" >&2; exit 78; }
+  done
+}
+
+connection() {
+  need "$certificates/operator/ca.crt"
+  mkdir -p "$FLWR_HOME"
+  printf '[superlink]\ndefault = "goldfinch"\n\n[superlink.goldfinch]\naddress = "%s"\nroot-certificates = "%s"\n' \
+    "$superlink" "$certificates/operator/ca.crt" >"$FLWR_HOME/config.toml"
+}
+
+case $role in
+certificates) # makes what is missing; GOLDFINCH_HOSTS and GOLDFINCH_NODES are lists separated by spaces
+  set --
+  for host in ${GOLDFINCH_HOSTS:-}; do set -- "$@" "host=$host"; done
+  for node in ${GOLDFINCH_NODES:-}; do set -- "$@" "node=$node"; done
+  goldfinch certificates "$certificates" "$@"
+  # this one service runs as root, without network, to give each party's volume to the user of all other containers
+  [ "$(id -u)" -ne 0 ] || [ -z "${GOLDFINCH_OWNER:-}" ] || chown -R "$GOLDFINCH_OWNER" "$certificates/server" "$certificates/operator" "$certificates/nodes"
+  ;;
+superlink)
+  need "$certificates/server/ca.crt" "$certificates/server/server.pem" "$certificates/server/server.key" "$certificates/server/superexec.secret"
+  exec flower-superlink --host 0.0.0.0 --port 8000 --enable-supernode-auth \
+    --ssl-ca-certfile "$certificates/server/ca.crt" --ssl-certfile "$certificates/server/server.pem" --ssl-keyfile "$certificates/server/server.key" \
+    --isolation process --superexec-auth-secret-file "$certificates/server/superexec.secret" \
+    --database "$state/superlink.db" --disable-runtime-dependency-installation "$@"
+  ;;
+serverapp)
+  need "$certificates/server/ca.crt" "$certificates/server/superexec.secret"
+  exec flower-superexec --runtime-api-address "$superlink" --root-certificates "$certificates/server/ca.crt" \
+    --superexec-auth-secret-file "$certificates/server/superexec.secret" "$@"
+  ;;
+enrol) # a new device is enrolled by making its key and running this again
+  connection
+  exec goldfinch enrol "$certificates/operator" "$@"
+  ;;
+proxy)
+  need "$certificates/server/ca.crt" "$certificates/server/server.pem" "$certificates/server/server.key"
+  temporary=${TMPDIR:-/tmp}
+  # Docker's own name server, asked anew so that a SuperLink that was made again under another address is found
+  sed -e "s|@ADDRESS@|${GOLDFINCH_LISTEN:-8443}|" -e "s|@SUPERLINK@|$superlink|" -e "s|@NAME@|${superlink%:*}|" \
+    -e "s|@CERTIFICATES@|$certificates/server|" -e "s|@TEMPORARY@|$temporary|" \
+    -e "s|@RESOLVER@|resolver ${GOLDFINCH_RESOLVER:-127.0.0.11} valid=10s ipv6=off;|" \
+    "${GOLDFINCH_PROXY_CONFIGURATION:-/opt/goldfinch/proxy/nginx.conf}" >"$temporary/nginx.conf"
+  exec nginx -e stderr -p "$temporary" -c "$temporary/nginx.conf"
+  ;;
+supernode)
+  folder=${GOLDFINCH_KEY:-$certificates/node}
+  need "$folder/ca.crt" "$folder/key"
+  : "${GOLDFINCH_DOMAIN:?which domain this device holds}"
+  node="domain=\"$GOLDFINCH_DOMAIN\" index=${GOLDFINCH_INDEX:-0} data-dir=\"${GOLDFINCH_DATA:-/data}\" state-dir=\"$state/clients\""
+  [ -z "${GOLDFINCH_DEVICE:-}" ] || node="$node device=\"$GOLDFINCH_DEVICE\""
+  exec flower-supernode --superlink "${GOLDFINCH_ENTRANCE:-proxy:8443}" --root-certificates "$folder/ca.crt" \
+    --auth-supernode-private-key "$folder/key" --node-config "$node" "$@"
+  ;;
+run) # submit a run and follow it: run method=fpl train.rounds=20
+  connection
+  exec goldfinch run engine=superlink "$@"
+  ;;
+table | list | doctor | report)
+  exec goldfinch "$role" "$@"
+  ;;
+help)
+  sed -n '2,3p' "$0"
+  exec goldfinch
+  ;;
+*)
+  exec "$role" "$@"
+  ;;
+esac
