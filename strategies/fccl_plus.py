@@ -120,7 +120,10 @@ class FCCLPlus(Method):
         """One step per public batch from the model that was trained in this round, which is then sent."""
         if int(local.extra["images"]) != int(fingerprint(self.public.load(local.data_root))):
             raise DataError("the public images here are not those of the other clients; give every device the same")
-        local.model.load_state_dict(under_prefix(OWN, local.kept))
+        own = under_prefix(OWN, local.kept)
+        if not own:
+            raise DataError("the model that was trained in this round is gone: keep the node's state-dir over restarts")
+        local.model.load_state_dict(own)
         if self.correlation or self.similarity:
             local.model.train(self.public_mode == "train")
             logits = local.extra["logits"].split(self.public_batch)
