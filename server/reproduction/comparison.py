@@ -1,0 +1,254 @@
+"""Ours beside the published numbers: mean and deviation over seeds, gaps, order."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from scipy.stats import spearmanr
+
+from server.history import read_rows
+from server.reproduction.published import PublishedRow, PublishedTable, Scale
+
+MEGABYTE = 1e6
+
+
+@dataclass(frozen=True)
+class Column:
+    """A test domain of the table.
+
+    Args:
+        published: the domain that the paper scored.
+        scored: the domain that we scored: the same, or its stand-in.
+        title: its heading.
+    """
+
+    published: str
+    scored: str
+    title: str
+
+    @property
+    def comparable(self) -> bool:
+        """Whether ours and the published number are of the same data set."""
+        return self.published == self.scored
+
+
+@dataclass(frozen=True)
+class Line:
+    """A row with our runs.
+
+    Args:
+        row: what was published.
+        folders: the runs' folders, by seed.
+        summaries: the runs' ``summary.json``, by seed; runs that did not finish are missing.
+        failures: what went wrong, by seed.
+        measured: the table's further measure, one value per seed.
+    """
+
+    row: PublishedRow
+    folders: Mapping[int, Path]
+    summaries: Mapping[int, Mapping[str, Any]]
+    failures: Mapping[int, str] = field(default_factory=dict)
+    measured: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Value:
+    """Mean and sample deviation over seeds; ``deviation`` is ``None`` for a single seed."""
+
+    mean: float
+    deviation: float | None
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Value | None:
+        """``None`` if there are no values."""
+        if not values:
+            return None
+        return cls(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
+
+    def __str__(self) -> str:
+        return f"{self.mean:.2f}" + (f" ± {self.deviation:.2f}" if self.deviation is not None else "")
+
+
+@dataclass(frozen=True)
+class Order:
+    """How well our order of the rows agrees with the published one, in one column.
+
+    Args:
+        rows: rows with a number on both sides.
+        correlation: Spearman's, in [-1, 1]; ``None`` with fewer than three rows or where all are equal.
+        pairs: pairs of rows that the paper tells apart.
+        kept: those in the same order here.
+    """
+
+    rows: int
+    correlation: float | None
+    pairs: int
+    kept: int
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A table beside its reproduction.
+
+    Args:
+        table: what was published.
+        scale: ``paper`` or ``small``.
+        lines: rows that were run.
+        seeds: seeds that were asked for.
+    """
+
+    table: PublishedTable
+    scale: Scale
+    lines: tuple[Line, ...]
+    seeds: tuple[int, ...]
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """The table's domains, in order; a stand-in is named as what it is."""
+        found = []
+        for published, title in self.table.domains.items():
+            scored = self.table.stand_in(published, self.scale)
+            shown = title if scored == published else f"{scored} (stands in for {title})"
+            found.append(Column(published, scored, shown))
+        return tuple(found)
+
+    @property
+    def comparable(self) -> tuple[Column, ...]:
+        """Columns of the same data set on both sides."""
+        return tuple(column for column in self.columns if column.comparable)
+
+    # ---- ours ------------------------------------------------------------------------------------------------------
+
+    def _scores(self, line: Line) -> list[Mapping[str, Any]]:
+        return [line.summaries[seed]["scores"][self.table.rule] for seed in sorted(line.summaries)]
+
+    def ours(self, line: Line, column: Column) -> Value | None:
+        """Accuracy on one domain by the paper's rule."""
+        scores = [score["accuracy"] for score in self._scores(line)]
+        return Value.of([float(score[column.scored]) for score in scores if column.scored in score])
+
+    def our_average(self, line: Line, columns: Sequence[Column]) -> Value | None:
+        """Unweighted mean over ``columns``."""
+        names = [column.scored for column in columns]
+        scores = [score["accuracy"] for score in self._scores(line)]
+        complete = [score for score in scores if all(name in score for name in names)]
+        return Value.of([statistics.fmean(float(score[name]) for name in names) for score in complete])
+
+    def worst(self, line: Line) -> Value | None:
+        """The lowest domain's accuracy."""
+        return Value.of([float(score["worst"]) for score in self._scores(line)])
+
+    def spread(self, line: Line) -> Value | None:
+        """Standard deviation between domains, percentage points; its square is the variance between domains."""
+        return Value.of([float(score["spread"]) for score in self._scores(line)])
+
+    def megabytes(self, line: Line) -> Value | None:
+        """Megabytes (1e6 bytes) up and down of all clients over the run."""
+        sizes = [summary["bytes"] for summary in line.summaries.values()]
+        return Value.of([(size["up"] + size["down"]) / MEGABYTE for size in sizes])
+
+    def per_megabyte(self, line: Line) -> float | None:
+        """Percentage points of average accuracy for each megabyte."""
+        average, size = self.our_average(line, self.columns), self.megabytes(line)
+        return average.mean / size.mean if average and size and size.mean > 0 else None
+
+    def curve(self, line: Line) -> dict[int, Value]:
+        """Average accuracy over the table's domains by round, over seeds."""
+        by_round: dict[int, list[float]] = {}
+        for seed in sorted(line.summaries):
+            for number, average in averages(line.folders[seed], [column.scored for column in self.columns]).items():
+                by_round.setdefault(number, []).append(average)
+        found = {number: Value.of(by_round[number]) for number in sorted(by_round)}
+        return {number: value for number, value in found.items() if value is not None}
+
+    # ---- beside the paper ------------------------------------------------------------------------------------------
+
+    def published(self, line: Line, column: Column) -> float | None:
+        """The printed accuracy on one domain."""
+        return line.row.cells[list(self.table.domains).index(column.published)]
+
+    def published_average(self, line: Line, columns: Sequence[Column]) -> float | None:
+        """The mean of the printed cells of ``columns``; the printed average where no cells were printed."""
+        cells = [self.published(line, column) for column in columns]
+        known = [cell for cell in cells if cell is not None]
+        if known and len(known) == len(cells):
+            return statistics.fmean(known)
+        whole = len(columns) == len(self.table.domains)
+        return line.row.average if whole and not any(cell is not None for cell in line.row.cells) else None
+
+    def gap(self, line: Line, column: Column) -> float | None:
+        """Ours minus published, percentage points; ``None`` for a stand-in."""
+        ours, theirs = self.ours(line, column), self.published(line, column)
+        return ours.mean - theirs if column.comparable and ours is not None and theirs is not None else None
+
+    def average_gap(self, line: Line) -> float | None:
+        """Ours minus published, of the average over comparable columns."""
+        ours, theirs = self.our_average(line, self.comparable), self.published_average(line, self.comparable)
+        return ours.mean - theirs if ours is not None and theirs is not None else None
+
+    def order(self, column: Column | None = None) -> Order:
+        """Agreement of order in a column, or in the average over comparable columns.
+
+        Where every row has only a printed average, it is compared with ours over all columns, stand-ins included.
+        """
+        pairs = []
+        for line in self.lines:
+            if column is not None:
+                ours, theirs = self.ours(line, column), self.published(line, column)
+            else:
+                columns = self._order_columns()
+                ours, theirs = self.our_average(line, columns), self.published_average(line, columns)
+            if ours is not None and theirs is not None:
+                pairs.append((ours.mean, theirs))
+        return agreement(pairs)
+
+    def _order_columns(self) -> tuple[Column, ...]:
+        has_cells = any(cell is not None for line in self.lines for cell in line.row.cells)
+        return self.comparable if has_cells else self.columns
+
+    def best(self) -> Line | None:
+        """Our best row by the average over all columns."""
+        scored = [(line, self.our_average(line, self.columns)) for line in self.lines]
+        found = [(line, value.mean) for line, value in scored if value is not None]
+        return max(found, key=lambda item: item[1])[0] if found else None
+
+    def splits(self) -> dict[str, str]:
+        """SHA-256 of each client's training split; equal in every run of a seed-independent protocol."""
+        found: dict[str, str] = {}
+        for line in self.lines:
+            for summary in line.summaries.values():
+                found |= summary["splits"]
+        return dict(sorted(found.items()))
+
+
+def agreement(pairs: Sequence[tuple[float, float]]) -> Order:
+    """Spearman's rank correlation, and how many published orders of two rows hold, of (ours, published)."""
+    told_apart = kept = 0
+    for (ours, theirs), (other_ours, other_theirs) in itertools.combinations(pairs, 2):
+        if theirs != other_theirs:
+            told_apart += 1
+            kept += (ours - other_ours) * (theirs - other_theirs) > 0
+    correlation = None
+    varied = len({ours for ours, _ in pairs}) > 1 and len({theirs for _, theirs in pairs}) > 1
+    if len(pairs) >= 3 and varied:
+        correlation = float(spearmanr([ours for ours, _ in pairs], [theirs for _, theirs in pairs]).statistic)
+    return Order(len(pairs), correlation, told_apart, kept)
+
+
+def averages(folder: Path, domains: Sequence[str]) -> dict[int, float]:
+    """Mean accuracy over ``domains`` by scored round, from a run's ``history.csv``."""
+    by_round: dict[int, dict[str, list[float]]] = {}
+    for row in read_rows(folder / "history.csv"):
+        by_round.setdefault(int(row["round"]), {}).setdefault(row["domain"], []).append(
+            100.0 * int(row["correct"]) / max(1, int(row["count"]))
+        )
+    return {
+        number: statistics.fmean(statistics.fmean(scores[name]) for name in domains)
+        for number, scores in sorted(by_round.items())
+        if all(name in scores for name in domains)
+    }

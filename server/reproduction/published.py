@@ -1,0 +1,217 @@
+"""Published tables: one data file per paper in ``published/``, with the overrides that make each row again."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+from omegaconf import OmegaConf
+
+from common.config import build, check
+from common.errors import ConfigError, nearest
+
+PUBLISHED = Path(__file__).resolve().parent / "published"
+
+Scale = Literal["paper", "small"]
+Rule = Literal["final", "last_n", "best_round"]
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """What ``scale=small`` changes.
+
+    Args:
+        says: every change in words, printed with every result.
+        overrides: the same as overrides.
+        stand_ins: data set in place of a published one, by the name of the published one. Its scores are never
+            compared with the published ones.
+    """
+
+    says: tuple[str, ...]
+    overrides: tuple[str, ...]
+    stand_ins: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class PublishedRow:
+    """One row of a table.
+
+    Args:
+        label: its name in the paper.
+        overrides: what makes it, beside the experiment's setting.
+        cells: published accuracy per domain in per cent, in the table's order; ``None`` where nothing was printed.
+        deviations: published standard deviation of each cell.
+        average: published average; it may differ from what the cells give (``misprint``).
+        misprint: what is wrong with the printed average, in words.
+        measured: a published measure besides accuracy (FedPall's mutual information).
+        point: where the row lies in a sweep: the values of its axes by key.
+    """
+
+    label: str
+    overrides: tuple[str, ...]
+    cells: tuple[float | None, ...] = ()
+    deviations: tuple[float, ...] = ()
+    average: float | None = None
+    misprint: str = ""
+    measured: float | None = None
+    point: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def expected_average(self) -> float | None:
+        """The average that the cells give; the printed one where cells are missing."""
+        known = [cell for cell in self.cells if cell is not None]
+        return sum(known) / len(known) if known and len(known) == len(self.cells) else self.average
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A grid of hyper-parameters, each point of which is a row.
+
+    Args:
+        base: overrides of all points.
+        axes: values by key.
+        names: the axes' names in the paper.
+        published: averages at some points: ``{at: [values in the order of axes], average: number}``.
+    """
+
+    base: tuple[str, ...]
+    axes: dict[str, tuple[float, ...]]
+    names: dict[str, str]
+    published: tuple[dict[str, Any], ...] = ()
+
+    def rows(self) -> tuple[PublishedRow, ...]:
+        """One row per point of the grid."""
+        known = {tuple(float(value) for value in entry["at"]): float(entry["average"]) for entry in self.published}
+        rows = []
+        for values in itertools.product(*self.axes.values()):
+            point = dict(zip(self.axes, values, strict=True))
+            label = ", ".join(f"{self.names[key]} = {value:g}" for key, value in point.items())
+            chosen = tuple(f"{key}={value:g}" for key, value in point.items())
+            rows.append(PublishedRow(label, (*self.base, *chosen), average=known.get(values), point=point))
+        return tuple(rows)
+
+
+@dataclass(frozen=True)
+class PublishedTable:
+    """One table, or one data set of it; its name is that of its file in ``conf/experiment/``.
+
+    Args:
+        name: the experiment.
+        paper: title and venue.
+        title: which table of the paper.
+        rule: how the paper scores a run: the last round, the mean of the last five, or the best round by test score.
+        domains: the paper's name of each test domain.
+        small: see :class:`Reduction`.
+        decimals: of the printed averages.
+        own: label of the paper's own method.
+        seeds: the runs of each row.
+        listed: rows as printed.
+        sweeps: grids of hyper-parameters.
+        measure: a measure besides accuracy.
+    """
+
+    name: str
+    paper: str
+    title: str
+    rule: Rule
+    domains: dict[str, str]
+    small: Reduction
+    decimals: int = 2
+    own: str = ""
+    seeds: tuple[int, ...] = (0, 1, 2)
+    listed: tuple[PublishedRow, ...] = ()
+    sweeps: tuple[Sweep, ...] = ()
+    measure: Literal["", "mutual_information"] = ""
+
+    def __post_init__(self) -> None:
+        rows = self.rows
+        check(bool(rows), f"{self.name} has no rows")
+        labels = [row.label for row in rows]
+        check(len(set(labels)) == len(labels), f"{self.name} names a row twice")
+        for row in rows:
+            check(len(row.cells) in (0, len(self.domains)), f"{self.name}, {row.label}: {len(row.cells)} cells")
+            check(len(row.deviations) in (0, len(self.domains)), f"{self.name}, {row.label}: wrong deviations")
+        check(self.own in ("", *labels), f"{self.name}: own={self.own!r} is no row")
+
+    @property
+    def rows(self) -> tuple[PublishedRow, ...]:
+        """Listed rows, then those of the sweeps."""
+        return (*self.listed, *(row for sweep in self.sweeps for row in sweep.rows()))
+
+    def stand_in(self, domain: str, scale: Scale) -> str:
+        """The domain that is scored in place of a published one: itself, or its stand-in at ``scale=small``."""
+        return self.small.stand_ins.get(domain, domain) if scale == "small" else domain
+
+    def overrides(self, row: PublishedRow, scale: Scale, more: Sequence[str] = ()) -> list[str]:
+        """Everything that makes a row but seed and output: experiment, row, scale, then ``more``; the last word counts.
+
+        A key of the method that another row's override made meaningless is the user's mistake, so it is not dropped.
+        """
+        reduced = self.small.overrides if scale == "small" else ()
+        chosen = [f"experiment={self.name}", *row.overrides, *reduced, *more]
+        return list({item.partition("=")[0]: item for item in chosen}.values())
+
+    def select(self, wanted: Sequence[str]) -> tuple[PublishedRow, ...]:
+        """The rows that ``wanted`` names by label or by method; all if it is empty.
+
+        Raises:
+            ConfigError: a name fits no row.
+        """
+        if not wanted:
+            return self.rows
+        names = {row.label: {_plain(row.label), _plain(method_of(row))} for row in self.rows}
+        for word in wanted:
+            if not any(_plain(word) in each for each in names.values()):
+                known = [*names, *(method_of(row) for row in self.rows)]
+                raise ConfigError(f"{self.name} has no row {word!r}; {nearest(word, known)}")
+        plain = {_plain(word) for word in wanted}
+        return tuple(row for row in self.rows if names[row.label] & plain)
+
+
+def method_of(row: PublishedRow) -> str:
+    """The option of ``conf/method/`` that a row runs."""
+    return next(item.partition("=")[2] for item in row.overrides if item.startswith("method="))
+
+
+def _plain(word: str) -> str:
+    return "".join(character for character in word.lower() if character.isalnum() or character in "+=.")
+
+
+@lru_cache(maxsize=1)
+def published_tables() -> Mapping[str, PublishedTable]:
+    """Every table of every paper, by name.
+
+    Raises:
+        ConfigError: a data file is not as it must be.
+    """
+    found: dict[str, PublishedTable] = {}
+    for path in sorted(PUBLISHED.glob("*.yaml")):
+        content = OmegaConf.to_container(OmegaConf.load(path))
+        if not isinstance(content, dict):
+            raise ConfigError(f"{path} is not a paper's data file")
+        common = {"paper": content["paper"], "decimals": content.get("decimals", 2)}
+        for name, node in content["tables"].items():
+            node = {"listed" if key == "rows" else key: value for key, value in node.items()}
+            node["listed"] = [_row(entry, len(node["domains"])) for entry in node.get("listed", [])]
+            found[name] = build({"name": name, **common, **node}, f"{path.name}: {name}", PublishedTable)
+    return found
+
+
+def _row(entry: Mapping[str, Any], domains: int) -> dict[str, Any]:
+    return {**entry, "cells": entry.get("cells") or [None] * domains}
+
+
+def published_table(name: str) -> PublishedTable:
+    """One table.
+
+    Raises:
+        ConfigError: there is none of this name.
+    """
+    tables = published_tables()
+    if name not in tables:
+        raise ConfigError(f"goldfinch reproduce {name}: no such table; {nearest(name, tables)}")
+    return tables[name]

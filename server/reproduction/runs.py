@@ -1,0 +1,234 @@
+"""The runs behind a table: planned, and done as far as they are not done yet."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from common.config import quoted_override
+from common.errors import CheckpointError, ConfigError, GoldfinchError, nearest
+from common.settings import RunSettings, load_settings
+from server.checkpoint import Checkpoints
+from server.conduct import conduct, prepare_output, read_summary
+from server.history import Listener
+from server.reproduction.published import PublishedRow, PublishedTable, Scale, method_of
+
+ENGINES = ("inline", "ray")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run: a row of the table with one seed.
+
+    Args:
+        row: the row.
+        seed: the run's seed.
+        overrides: everything that ``goldfinch run`` would be given.
+        settings: the same, checked.
+    """
+
+    row: PublishedRow
+    seed: int
+    overrides: tuple[str, ...]
+    settings: RunSettings
+
+    @property
+    def folder(self) -> Path:
+        """Where the run writes."""
+        return self.settings.output_folder
+
+    def summary(self) -> Mapping[str, Any] | None:
+        """``summary.json``, if the folder holds this very run and it is complete."""
+        try:
+            found = read_summary(self.folder)
+        except GoldfinchError:
+            return None
+        same = found.get("identity") == self.settings.identity
+        return found if same and found.get("rounds") == self.settings.train.rounds else None
+
+    def rounds_done(self) -> int:
+        """Rounds in the checkpoint; 0 if there is none of this run."""
+        try:
+            checkpoint = Checkpoints(self.folder / "checkpoint").load()
+        except CheckpointError:
+            return 0
+        if checkpoint is None or checkpoint.identity != self.settings.identity:
+            return 0
+        return min(checkpoint.state.round, self.settings.train.rounds)
+
+
+def plan(
+    table: PublishedTable,
+    rows: Sequence[PublishedRow],
+    seeds: Sequence[int],
+    scale: Scale,
+    output: Path,
+    more: Sequence[str] = (),
+) -> list[Job]:
+    """Every row with every seed; all settings are checked before the first run starts.
+
+    A run's folder is named after everything that its result depends on, so that rows which two tables share are run
+    once, and a changed setting never meets another setting's files.
+
+    Args:
+        table: the table.
+        rows: which of its rows.
+        seeds: seeds of each row.
+        scale: ``paper`` or ``small``.
+        output: the runs are written below ``output/runs``.
+        more: overrides of every row; the last word counts.
+
+    Raises:
+        ConfigError: a row's settings are not good, or its engine cannot be used here.
+    """
+    jobs = []
+    for row in rows:
+        overrides = table.overrides(row, scale, more)
+        first = load_settings([*overrides, "seed=0"])
+        engine = first.engine.get("name")
+        if engine not in ENGINES:
+            raise ConfigError(f"goldfinch reproduce runs on {' or '.join(ENGINES)}; got {engine}")
+        family = output / "runs" / f"{method_of(row)}-{_key(first)}"
+        for seed in seeds:
+            folder = str((family / f"seed-{seed}").absolute())
+            raw = {**first.raw, "seed": seed, "output": folder}
+            chosen = (*overrides, f"seed={seed}", quoted_override("output", folder))
+            jobs.append(Job(row, seed, chosen, replace(first, seed=seed, output=folder, raw=raw)))
+    return jobs
+
+
+def _key(settings: RunSettings) -> str:
+    rounds = settings.rounds
+    parts = (settings.identity, settings.train.rounds, rounds.test_samples, rounds.evaluate_every, rounds.last_rounds)
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:8]
+
+
+def check_names(values: Sequence[str], known: Sequence[str], what: str) -> None:
+    """Refuse a name that is not known, naming the nearest.
+
+    Raises:
+        ConfigError: one of ``values`` is not in ``known``.
+    """
+    for value in values:
+        if value not in known:
+            raise ConfigError(f"{what}={value}; {nearest(value, known)}")
+
+
+def execute(jobs: Sequence[Job], console: Console) -> dict[Path, str]:
+    """Do every run that is not finished; one that fails does not end the others.
+
+    Interrupted runs go on from their checkpoint. In a terminal there is a bar over all rounds; elsewhere, one line per
+    run. Both say how much time is left, from the rounds that were done since the start.
+
+    Returns:
+        What went wrong, by folder.
+    """
+    unique = list({job.folder: job for job in jobs}.values())
+    waiting = [job for job in unique if job.summary() is None]
+    total = sum(job.settings.train.rounds - job.rounds_done() for job in waiting)
+    console.print(f"{len(unique)} runs, {len(unique) - len(waiting)} finished already; {total} rounds to do")
+    failures: dict[Path, str] = {}
+    if not waiting:
+        return failures
+    clock = _Clock(total)
+    with _display(console, total) as progress:
+        for number, job in enumerate(waiting, 1):
+            label = f"{job.row.label}, seed {job.seed}"
+            progress.begin(f"[{number}/{len(waiting)}] {label}")
+            try:
+                summary = _conduct(job, _listener(clock, progress, label))
+                line = f"average {summary['average']:.2f}, worst {summary['worst']:.2f}"
+            except GoldfinchError as error:
+                failures[job.folder] = str(error)
+                clock.total -= job.settings.train.rounds - job.rounds_done()
+                line = f"FAILED: {error}"
+            console.print(f"[{number}/{len(waiting)}] {label}: {line}; {clock.left()} left", highlight=False)
+    return failures
+
+
+def _conduct(job: Job, listener: Listener) -> Mapping[str, Any]:
+    from server.inline import InlineEngine
+    from server.progress import logging_to_file
+    from server.submit import run_on_ray
+
+    resume = job.rounds_done() > 0
+    settings = replace(job.settings, resume=resume, overwrite=not resume)
+    with logging_to_file(settings):
+        prepare_output(settings)
+        if settings.engine["name"] == "inline":
+            return conduct(settings, InlineEngine(settings), [listener])
+        run_on_ray(settings, [*job.overrides, f"resume={resume}", f"overwrite={not resume}"], [listener])
+        return read_summary(job.folder)
+
+
+@dataclass
+class _Clock:
+    """Time left, from the rounds done so far."""
+
+    total: int
+    done: int = 0
+
+    def __post_init__(self) -> None:
+        self.started = time.perf_counter()
+
+    def left(self) -> str:
+        """Such as ``12 min``; ``?`` before the first round is done."""
+        if not self.done:
+            return "?"
+        elapsed = time.perf_counter() - self.started
+        return duration(elapsed / self.done * max(0, self.total - self.done))
+
+
+def duration(seconds: float) -> str:
+    """Seconds as a person would say them."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+@dataclass
+class _Progress:
+    """The bar of a terminal; nothing where there is none."""
+
+    begin: Callable[[str], None]
+    advance: Callable[[str], None]
+
+
+def print_nothing(text: str) -> None:
+    """Where no terminal is, there is no bar."""
+
+
+@contextlib.contextmanager
+def _display(console: Console, total: int) -> Iterator[_Progress]:
+    if not console.is_terminal:
+        yield _Progress(print_nothing, print_nothing)
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[left]}"))
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("", total=total, left="")
+        yield _Progress(
+            lambda text: bar.update(task, description=text),
+            lambda text: bar.update(task, advance=1, left=text),
+        )
+
+
+def _listener(clock: _Clock, progress: _Progress, label: str) -> Listener:
+    shown = ""
+
+    def listen(name: str, entry: Mapping[str, Any]) -> None:
+        nonlocal shown
+        if name == "score":
+            shown = f"{label}: {entry['average']:.1f}; "
+        if name in ("round done", "round skipped"):
+            clock.done += 1
+            progress.advance(f"{shown}{clock.left()} left")
+
+    return listen
