@@ -59,7 +59,7 @@ class LocalDeployment:
     def __enter__(self) -> LocalDeployment:
         try:
             self.start_link()
-            if self.secure:
+            if self.secure and self.nodes:
                 self.enrolment.enrol(list(self.nodes))
             for name in self.nodes:
                 self.start_node(name)
