@@ -1,0 +1,212 @@
+"""The house: what may import what, no pickle, small files, and configuration that matches the code."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra import compose, initialize_config_dir
+from importlinter.cli import lint_imports
+from omegaconf import OmegaConf
+
+from common.config import CONF, build
+from common.settings import load_settings
+from strategies.method import Method
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("common", "strategies", "client", "server")
+SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+EVERYTHING = sorted([*SOURCES, *(ROOT / "tests").rglob("*.py"), *(ROOT / "bench").rglob("*.py")])
+METHODS = sorted((CONF / "method").glob("*.yaml"))
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def test_contracts_between_the_rooms_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    assert lint_imports(config_filename=str(ROOT / "pyproject.toml"), no_cache=True) == 0
+
+
+def imports(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+FORBIDDEN_MODULES = ("pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal")
+FORBIDDEN_CALLS = ("torch.load", "torch.save", "np.load", "numpy.load", "eval", "exec", "compile", "__import__")
+
+
+def dotted(node: ast.AST) -> str:
+    if isinstance(node, ast.Attribute):
+        return f"{dotted(node.value)}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def offences(tree: ast.AST) -> list[str]:
+    """Ways to run or to write code as data: modules, calls, and ``allow_pickle`` other than False."""
+    found = [name for name in imports(tree) if name.partition(".")[0] in FORBIDDEN_MODULES]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            name = dotted(node.func)
+            safe = any(
+                word.arg == "allow_pickle" and getattr(word.value, "value", 1) is False for word in node.keywords
+            )
+            if name in FORBIDDEN_CALLS and not safe:
+                found.append(f"{name} in line {node.lineno}")
+            found += [
+                f"allow_pickle in line {node.lineno}"
+                for word in node.keywords
+                if word.arg == "allow_pickle" and getattr(word.value, "value", 1) is not False
+            ]
+    return found
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name_of)
+def test_no_pickle_and_no_code_from_data(path: Path) -> None:
+    assert not offences(ast.parse(path.read_text()))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import pickle",
+        "from pickle import loads",
+        "import torch\ntorch.load('x')",
+        "import numpy as np\nnp.load('x')",
+        "f(allow_pickle=True)",
+        "eval('1')",
+    ],
+)
+def test_the_search_for_pickle_finds_it(text: str) -> None:
+    assert offences(ast.parse(text))
+    assert not offences(ast.parse("import numpy as np\nnp.load('x', allow_pickle=False)\nmodel.eval()"))
+
+
+def test_randomness_is_always_keyed() -> None:
+    """Global generators would tie results to the order of calls; ``initialised`` is the one place that guards one."""
+    wrong = []
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            name = dotted(node.func) if isinstance(node, ast.Call) else ""
+            draws = name in ("torch.rand", "torch.randn", "torch.randint", "torch.randperm", "torch.bernoulli")
+            keyed = isinstance(node, ast.Call) and any(word.arg == "generator" for word in node.keywords)
+            if name in ("torch.manual_seed", "np.random.seed", "random.seed", "random.random") or (draws and not keyed):
+                wrong.append(f"{name_of(path)}:{node.lineno} {name}")
+    assert not wrong
+
+
+@pytest.mark.parametrize("path", EVERYTHING, ids=name_of)
+def test_files_are_short(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= 400
+
+
+def test_empty_and_absent_package_files() -> None:
+    assert (ROOT / "server/__init__.py").read_text() == ""
+    assert (ROOT / "client/__init__.py").read_text() == ""
+    assert not list(CONF.rglob("__init__.py"))
+    assert not list((ROOT / "docker").rglob("__init__.py"))
+
+
+def test_flower_and_ray_are_imported_where_they_belong() -> None:
+    allowed = {"strategies/flower.py", "client/app.py"}
+    wrong = [
+        name_of(path)
+        for path in SOURCES
+        if any(name.partition(".")[0] in ("flwr", "ray") for name in imports(ast.parse(path.read_text())))
+        and name_of(path) not in allowed
+        and path.parent.name != "server"
+    ]
+    assert not wrong
+
+
+# ---- conf/ -----------------------------------------------------------------------------------------------------------
+
+
+def group_files() -> list[Path]:
+    """Every choice of every group; experiments and tuned values are no objects and have tests of their own."""
+    groups = [folder for folder in CONF.iterdir() if folder.is_dir() and folder.name not in ("experiment", "tuned")]
+    return sorted(path for folder in groups for path in folder.rglob("*.yaml"))
+
+
+def node_of(path: Path, *overrides: str) -> dict[str, Any]:
+    group = path.parent.relative_to(CONF).as_posix()
+    more = ["data.domains=[a]"] if path.stem == "folder" else []
+    with initialize_config_dir(config_dir=str(CONF), version_base="1.3"):
+        composed = compose("config", [f"{group}={path.stem}", *more, *overrides])
+    found: Any = OmegaConf.to_container(composed, resolve=True)
+    for part in group.split("/"):
+        found = found[part]
+    return dict(found)
+
+
+@pytest.mark.parametrize("path", group_files(), ids=lambda path: path.relative_to(CONF).as_posix())
+def test_every_file_composes_and_builds(path: Path) -> None:
+    node = node_of(path)
+    if "_target_" in node:
+        build(node, path.parent.name)
+
+
+def experiments() -> list[Path]:
+    return sorted((CONF / "experiment").rglob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", experiments(), ids=lambda path: path.relative_to(CONF).as_posix())
+def test_every_experiment_is_a_run_that_can_start(path: Path, tmp_path: Path) -> None:
+    name = path.relative_to(CONF / "experiment").with_suffix("").as_posix()
+    settings = load_settings([f"experiment={name}", f"data.root={tmp_path}", f"output={tmp_path}"])
+    assert settings.protocol.clients(settings.data)
+    assert path.read_text().startswith("# "), "an experiment begins with the command that runs it"
+
+
+@pytest.mark.parametrize("path", sorted((CONF / "tuned").glob("*_on_*.yaml")), ids=lambda path: path.stem)
+def test_tuned_values_are_values_of_a_method(path: Path) -> None:
+    method, _, data = path.stem.partition("_on_")
+    tuned = load_settings([f"method={method}", f"data={data}"]).method
+    assert tuned != load_settings([f"method={method}", "data=digits"]).method
+
+
+def significant(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+
+
+@pytest.mark.parametrize("path", METHODS, ids=lambda path: path.stem)
+def test_a_method_is_one_short_file_and_one_short_yaml(path: Path) -> None:
+    node = node_of(path)
+    method = build(node, "method")
+    assert isinstance(method, Method)
+    assert method.name == path.stem
+    source = Path(inspect.getfile(type(method)))
+    assert source == ROOT / "strategies" / f"{path.stem}.py"
+    assert len(source.read_text().splitlines()) <= 250
+    code = [line for line in source.read_text().splitlines() if line.strip()]
+    assert len(significant(path.read_text())) <= 15
+    assert len(code) - documentation_lines(source) <= 150
+
+
+def documentation_lines(source: Path) -> int:
+    tree = ast.parse(source.read_text())
+    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)]
+    texts = [node.body[0] for node in nodes if node.body and ast.get_docstring(node) is not None]
+    return sum(text.end_lineno - text.lineno + 1 for text in texts if text.end_lineno is not None)
+
+
+@pytest.mark.parametrize("path", METHODS, ids=lambda path: path.stem)
+def test_a_method_s_yaml_shows_every_field_at_its_default(path: Path) -> None:
+    node = node_of(path, "data=digits")  # for the embedded glyphs, conf/tuned may choose other values
+    method = build(node, "method")
+    fields = {field.name for field in dataclasses.fields(method)}
+    assert set(node) - {"_target_"} == fields
+    assert method == type(method)(), "conf/ and the class disagree about a default"
+    texts = "".join(str(kind.__doc__) for kind in type(method).__mro__ if issubclass(kind, Method))
+    assert all(f"{name}:" in texts or f"{name}," in texts for name in fields)
