@@ -1,0 +1,190 @@
+from __future__ import annotations
+
+import re
+import socket
+import ssl
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from common.errors import ConfigError
+from server.certificates import Certificates, ensure
+from server.cli import main
+
+
+def handshake(server: Certificates, authority: Path, name: str) -> str:
+    """What a client that trusts ``authority`` and asks for ``name`` says; empty if it is content."""
+    listening = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    listening.load_cert_chain(server.server, server.server_key)
+    ours, theirs = socket.socketpair()
+
+    def serve() -> None:
+        try:
+            with listening.wrap_socket(ours, server_side=True) as secure:
+                secure.recv(1)
+        except (ssl.SSLError, OSError):
+            pass  # the client says what was wrong
+        finally:
+            ours.close()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        with ssl.create_default_context(cafile=str(authority)).wrap_socket(theirs, server_hostname=name) as secure:
+            secure.send(b".")
+        return ""
+    except ssl.SSLCertVerificationError as error:
+        return error.verify_message
+    finally:
+        theirs.close()
+        thread.join()
+
+
+def test_each_party_gets_its_folder_and_private_files_are_private(tmp_path: Path) -> None:
+    ensure(tmp_path, ["fl.example.org"], ["webcam", "dslr"])
+    modes = {
+        str(path.relative_to(tmp_path)): stat.S_IMODE(path.stat().st_mode)
+        for path in tmp_path.rglob("*")
+        if path.is_file()
+    }
+    assert modes == {
+        "authority/ca.key": 0o600,
+        "authority/ca.crt": 0o644,
+        "server/ca.crt": 0o644,
+        "server/server.pem": 0o644,
+        "server/server.key": 0o600,
+        "server/superexec.secret": 0o600,
+        "operator/ca.crt": 0o644,
+        "operator/nodes/dslr.pub": 0o644,
+        "operator/nodes/webcam.pub": 0o644,
+        "nodes/dslr/ca.crt": 0o644,
+        "nodes/dslr/key": 0o600,
+        "nodes/webcam/ca.crt": 0o644,
+        "nodes/webcam/key": 0o600,
+    }
+
+
+def test_node_keys_are_pairs_on_the_curve_that_flower_takes(tmp_path: Path) -> None:
+    ensure(tmp_path, [], ["webcam"])
+    files = Certificates(tmp_path)
+    private = serialization.load_ssh_private_key(files.node_key("webcam").read_bytes(), password=None)
+    public = serialization.load_ssh_public_key(files.node_public_key("webcam").read_bytes())
+    assert isinstance(private, ec.EllipticCurvePrivateKey)
+    assert private.curve.name == "secp384r1"
+    assert private.public_key() == public
+
+
+def test_a_second_time_changes_nothing(tmp_path: Path) -> None:
+    ensure(tmp_path, ["fl.example.org"], ["webcam"])
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    made = ensure(tmp_path, ["fl.example.org"], ["webcam"])
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    assert all(line.startswith("kept") for line in made.lines)
+
+
+@pytest.mark.parametrize("name", ["fl.example.org", "10.0.0.5", "localhost", "127.0.0.1"])
+def test_a_client_accepts_every_name_of_the_server(tmp_path: Path, name: str) -> None:
+    ensure(tmp_path, ["fl.example.org", "10.0.0.5"])
+    assert handshake(Certificates(tmp_path), Certificates(tmp_path).authority, name) == ""
+
+
+def test_a_client_refuses_another_name_and_another_authority(tmp_path: Path) -> None:
+    ensure(tmp_path / "ours", ["fl.example.org"])
+    ensure(tmp_path / "theirs", ["fl.example.org"])
+    ours, theirs = Certificates(tmp_path / "ours"), Certificates(tmp_path / "theirs")
+    assert "mismatch" in handshake(ours, ours.authority, "evil.example.org")
+    assert "unable to get local issuer certificate" in handshake(ours, theirs.authority, "fl.example.org")
+
+
+def test_the_server_certificate_cannot_sign(tmp_path: Path) -> None:
+    ensure(tmp_path, ["fl.example.org"])
+    server = x509.load_pem_x509_certificate(Certificates(tmp_path).server.read_bytes())
+    authority = x509.load_pem_x509_certificate(Certificates(tmp_path).authority.read_bytes())
+    assert not server.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+    assert authority.extensions.get_extension_for_class(x509.BasicConstraints).value == x509.BasicConstraints(True, 0)
+
+
+def test_it_is_renewed_a_month_before_it_ends(tmp_path: Path) -> None:
+    ensure(tmp_path, ["fl.example.org"], days=31)
+    old = Certificates(tmp_path).server.read_bytes()
+    assert ensure(tmp_path, ["fl.example.org"], days=31).lines[1].startswith("kept")
+    Certificates(tmp_path).server.unlink()
+    ensure(tmp_path, ["fl.example.org"], days=29)
+    assert "ends in 28 days" in ensure(tmp_path, ["fl.example.org"]).lines[1]
+    assert ensure(tmp_path, ["fl.example.org"]).lines[1].startswith("kept")
+    assert Certificates(tmp_path).server.read_bytes() != old
+
+
+def test_another_host_makes_another_certificate_by_the_same_authority(tmp_path: Path) -> None:
+    ensure(tmp_path, ["fl.example.org"])
+    authority = Certificates(tmp_path).authority.read_bytes()
+    assert "other hosts" in ensure(tmp_path, ["fl.example.net"]).lines[1]
+    assert Certificates(tmp_path).authority.read_bytes() == authority
+    assert handshake(Certificates(tmp_path), Certificates(tmp_path).authority, "fl.example.net") == ""
+    assert handshake(Certificates(tmp_path), Certificates(tmp_path).authority, "fl.example.org") != ""
+
+
+def test_a_replaced_authority_replaces_the_server_certificate(tmp_path: Path) -> None:
+    ensure(tmp_path, ["fl.example.org"], ["webcam"])
+    for path in (tmp_path / "authority").iterdir():
+        path.unlink()
+    assert "another authority" in ensure(tmp_path, ["fl.example.org"], ["webcam"]).lines[1]
+    copies = [tmp_path / party / "ca.crt" for party in ("authority", "server", "operator", "nodes/webcam")]
+    assert len({path.read_bytes() for path in copies}) == 1
+
+
+def test_without_the_authority_key_the_message_says_what_to_do(tmp_path: Path) -> None:
+    ensure(tmp_path, ["fl.example.org"])
+    Certificates(tmp_path).authority_key.unlink()
+    ensure(tmp_path, ["fl.example.org"])  # nothing to sign
+    with pytest.raises(ConfigError, match="run this where the authority is kept"):
+        ensure(tmp_path, ["fl.example.net"])
+
+
+def test_a_foreign_authority_key_is_noticed(tmp_path: Path) -> None:
+    ensure(tmp_path / "ours", ["a.example"])
+    ensure(tmp_path / "theirs", ["a.example"])
+    Certificates(tmp_path / "ours").authority_key.write_bytes(
+        Certificates(tmp_path / "theirs").authority_key.read_bytes()
+    )
+    with pytest.raises(ConfigError, match="is not the key of"):
+        ensure(tmp_path / "ours", ["b.example"])
+
+
+@pytest.mark.parametrize("name", ["../webcam", "a/b", "", ".hidden", "a b"])
+def test_node_names_cannot_leave_the_folder(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match="cannot be a file name"):
+        ensure(tmp_path, [], [name])
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_damaged_certificate_is_named(tmp_path: Path) -> None:
+    ensure(tmp_path, [])
+    Certificates(tmp_path).server.write_text("nonsense")
+    with pytest.raises(ConfigError, match=r"server\.pem is not a certificate"):
+        ensure(tmp_path, [])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["certificates"], "needs a folder first"),
+        (["certificates", "FOLDER", "hots=a"], "did you mean 'host'"),
+        (["certificates", "FOLDER", "days=soon"], "not a number of days"),
+        (["certificates", "FOLDER", "days=4000"], r"\[1, 825\]"),
+        (["certificates", "FOLDER", "host=-bad host-\u00e4"], "neither an address nor a host name"),
+        (["enrol", "FOLDER"], "holds no public keys"),
+        (["dismiss", "FOLDER"], "needs node=NAME"),
+        (["dismiss", "FOLDER", "node=x"], "has no such key"),
+    ],
+)
+def test_the_commands_say_what_is_wrong(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+) -> None:
+    assert main([item.replace("FOLDER", str(tmp_path)) for item in arguments]) == 1
+    assert re.search(said, capsys.readouterr().err)

@@ -1,0 +1,55 @@
+"""Real SuperLinks with TLS, SuperNodes that should not get in, and the shipped reverse proxy on a free port."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import ssl
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from server.deployment import LocalDeployment
+from server.processes import Child, flower_environment, free_port, program, wait_healthy
+
+ROOT = Path(__file__).resolve().parents[2]
+NGINX = shutil.which("nginx", path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin")
+
+
+def start_proxy(deployment: LocalDeployment) -> tuple[Child, str]:
+    """The container's own proxy role, in front of ``deployment``; the process and its ``host:port``."""
+    assert NGINX is not None
+    address = f"127.0.0.1:{free_port()}"
+    temporary = deployment.folder / "proxy"
+    temporary.mkdir(parents=True)
+    environment = {
+        "PATH": f"{Path(NGINX).parent}:{os.environ['PATH']}",
+        "TMPDIR": str(temporary),
+        "GOLDFINCH_CERTIFICATES": str(deployment.certificates.folder),
+        "GOLDFINCH_LISTEN": address,
+        "GOLDFINCH_SUPERLINK": deployment.address,
+        "GOLDFINCH_SUPERLINK_NAME": "localhost",
+        "GOLDFINCH_PROXY_CONFIGURATION": str(ROOT / "docker" / "proxy" / "nginx.conf"),
+    }
+    proxy = deployment.processes.start("proxy", [str(ROOT / "docker" / "entrypoint.sh"), "proxy"], environment)
+    wait_healthy(proxy, f"https://{address}/health", 20, verify=trust(deployment))
+    return proxy, address
+
+
+def trust(deployment: LocalDeployment) -> ssl.SSLContext:
+    """What a device verifies the server with."""
+    return ssl.create_default_context(cafile=str(deployment.certificates.operator / "ca.crt"))
+
+
+def start_stranger(deployment: LocalDeployment, name: str, address: str, arguments: Sequence[str]) -> Child:
+    """A SuperNode with security options of its own."""
+    command = [program("flower-supernode"), "--superlink", address, "--port", str(free_port()), *arguments]
+    command += ["--node-config", 'domain="sketch"', "--max-retries", "2"]
+    return deployment.processes.start(name, command, flower_environment(deployment.folder / "strangers" / name))
+
+
+def wait_until_ended(children: Sequence[Child], seconds: float) -> None:
+    """Until all programs ended, or the time is up."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and any(child.process.poll() is None for child in children):
+        time.sleep(0.3)
