@@ -1,0 +1,278 @@
+"""FedGCA: the loss in loops, what a class activation map is, and what the method needs before anything starts."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support.exchanges import local_exchange
+from support.runs import Run, TouchedEngine, run
+from support.toy import Toy, toy_settings
+
+from client.store import FileStore
+from common.config import CONF, compose_config
+from common.errors import ConfigError
+from common.models.base import ModelError
+from common.models.specs import DigitCNN, Small
+from common.settings import load_settings
+from common.views import AugMix, RandConv
+from server.checkpoint import Checkpoints
+from strategies.fedgca import FedGCA, attention
+from strategies.method import Batch
+
+CLASSES, POSITIONS = 4, 4  # 32x32 images leave the small network maps of 2x2
+
+
+def exchange(tmp_path, views=1, **hyper):
+    """A device whose model has left the received one, in float64."""
+    settings = toy_settings(
+        "fedgca", tmp_path, hyper=hyper, data=Toy(image_size=32), overrides=(f"views.count={views}",)
+    )
+    local = local_exchange(settings)
+    local.frozen("received")
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for p in local.model.parameters():
+            p += 0.1 * torch.randn_like(p)
+    return local
+
+
+def drawn_batch(local, samples=3):
+    """A batch of few images whose logits and maps are leaves, in float64."""
+    images, labels = next(local.batches("test"))
+    size, views = len(labels) // local.views, local.views
+    keep = torch.cat([torch.arange(samples) + size * v for v in range(views)])
+    torch.manual_seed(1)
+    logits = torch.randn(samples * views, CLASSES, dtype=torch.float64, requires_grad=True)
+    maps = torch.rand(samples * views, local.feature_size, 2, 2, dtype=torch.float64, requires_grad=True)
+    labels = labels[keep].clone()
+    assert torch.equal(labels, labels[:samples].repeat(views))
+    return Batch(images[keep], labels, maps.mean((2, 3)), logits, views, {"maps": maps})
+
+
+def softmax(row):
+    largest = max(float(x.detach()) for x in row)
+    powers = [(x - largest).exp() for x in row]
+    whole = sum(powers[1:], powers[0])
+    return [power / whole for power in powers]
+
+
+def activations(weights, maps, label):
+    """A(u, v) = sum_d W[y, d] F_d(u, v), position by position."""
+    return [
+        sum(weights[label][d] * maps[d][u][v] for d in range(len(maps))) for u in range(len(maps[0])) for v in range(2)
+    ]
+
+
+def divergence(own, others, form, detach, with_global):
+    """Eq. 2 for one image: own and others are lists of distributions, one per view."""
+    pooled = own + (others if with_global else [])
+    mean = [sum((p[c] for p in pooled[1:]), pooled[0][c]) / len(pooled) for c in range(len(own[0]))]
+    mean = [m.detach() if detach else m for m in mean]
+    total = torch.zeros((), dtype=torch.float64)
+    for p in own:
+        for c in range(len(mean)):
+            if form == "bce":
+                total = total - (p[c] * mean[c].log() + (1 - p[c]) * (1 - mean[c]).log())
+            else:
+                total = total + p[c] * (p[c].log() - mean[c].log())
+    return total
+
+
+def in_loops(local, batch, form, detach, with_global):
+    """CP and CAM, means over the images, from the batch's leaves and the received model's own forward pass."""
+    received = local.frozen("received")
+    with torch.no_grad():
+        frozen_maps = received.feature_maps(batch.images).double()
+        frozen_logits = received(batch.images)[1].double()
+    samples = len(batch.labels) // batch.views
+    weights, frozen_weights = local.model.head.weight.detach().double(), received.head.weight.double()
+    predictions = maps = torch.zeros((), dtype=torch.float64)
+    for i in range(samples):
+        rows = [v * samples + i for v in range(batch.views)]
+        label = int(batch.labels[i])
+        own = [softmax(batch.logits[row]) for row in rows]
+        others = [softmax(frozen_logits[row]) for row in rows]
+        predictions = predictions + divergence(own, others, form, detach, with_global) / samples
+        own = [softmax(activations(weights, batch.extra["maps"][row], label)) for row in rows]
+        others = [softmax(activations(frozen_weights, frozen_maps[row], label)) for row in rows]
+        maps = maps + divergence(own, others, "kl", detach, with_global) / samples
+    return predictions, maps
+
+
+@pytest.mark.parametrize("views", [1, 2])
+@pytest.mark.parametrize("form", ["bce", "kl"])
+@pytest.mark.parametrize(("detach_mean", "with_global"), [(True, True), (False, True), (True, False)])
+def test_the_terms_are_the_printed_ones_in_value_and_gradient(form, detach_mean, with_global, views, tmp_path):
+    hyper = {"form": form, "detach_mean": detach_mean, "with_global": with_global, "beta": 0.7}
+    local = exchange(tmp_path, views, **hyper)
+    batch = drawn_batch(local)
+    local.model.double()
+    terms = local.method.loss(batch, local).terms
+    predictions, maps = in_loops(local, batch, form, detach_mean, with_global)
+    assert terms["predictions"].item() == pytest.approx(0.7 * predictions.item(), rel=1e-5)
+    assert terms["maps"].item() == pytest.approx(0.7 * maps.item(), rel=1e-4, abs=1e-7)
+    for name, oracle, leaf in (("predictions", predictions, batch.logits), ("maps", maps, batch.extra["maps"])):
+        ours = torch.autograd.grad(terms[name], leaf, retain_graph=True)[0]
+        wanted = torch.autograd.grad(0.7 * oracle, leaf)[0]
+        assert bool(ours.abs().sum() > 0)
+        torch.testing.assert_close(ours, wanted, rtol=1e-4, atol=1e-7)
+
+
+def test_cross_entropy_is_the_mean_over_the_views(tmp_path):
+    local = exchange(tmp_path, views=2)
+    batch = local.forward(*next(local.batches("test")))
+    size = len(batch.labels) // 3
+    each = [
+        torch.nn.functional.cross_entropy(batch.logits[v * size : (v + 1) * size], batch.labels[:size])
+        for v in range(3)
+    ]
+    torch.testing.assert_close(local.method.loss(batch, local).terms["cross_entropy"], sum(each) / 3)
+
+
+def test_the_mean_of_an_activation_map_is_the_logit_without_its_bias(tmp_path):
+    local = exchange(tmp_path)
+    images, labels = next(local.batches("test"))
+    features, logits, extra = local.method.compute(local.model, images, local)
+    maps = local.model.class_activation_maps(extra["maps"], labels)
+    own = logits.gather(1, labels[:, None]).squeeze(1) - local.model.head.bias[labels]
+    torch.testing.assert_close(maps.mean((1, 2)), own, rtol=1e-4, atol=1e-5)
+    distribution = attention(local.model, extra["maps"], labels)
+    assert distribution.shape == (len(labels), POSITIONS)
+    torch.testing.assert_close(distribution.sum(1), torch.ones(len(labels)))
+    assert features.shape == (len(labels), local.feature_size)
+
+
+def test_a_step_needs_one_pass_of_each_model(tmp_path):
+    local = exchange(tmp_path)
+    local._prepare(local.method.phases(1)[0])
+    calls = {"own": 0, "received": 0}
+    for name, model in (("own", local.model), ("received", local.frozen("received"))):
+        model.backbone.conv1.register_forward_hook(lambda *_, name=name: calls.update({name: calls[name] + 1}))
+    local.method.step(local, *next(local.batches("test")))
+    assert calls == {"own": 1, "received": 1}
+
+
+def test_what_it_computes_is_what_the_model_computes(tmp_path):
+    local = exchange(tmp_path)
+    images, _ = next(local.batches("test"))
+    local.model.eval()
+    features, logits, _ = local.method.compute(local.model, images, local)
+    assert all(torch.equal(a, b) for a, b in zip((features, logits), local.model(images), strict=True))
+
+
+def test_the_received_model_takes_no_gradient_and_does_not_move(tmp_path):
+    settings = toy_settings("fedgca", tmp_path, data=Toy(image_size=32))
+    local = local_exchange(settings)
+    local.run()
+    received = local.frozen("received")
+    assert not received.training
+    for name, tensor in received.state_dict().items():
+        assert torch.equal(tensor, local.weights[name]), name
+    assert all(p.grad is None and not p.requires_grad for p in received.parameters())
+
+
+# ---- runs ------------------------------------------------------------------------------------------------------------
+
+
+def go(folder, method="fedgca", *overrides: str, **hyper) -> Run:
+    settings = toy_settings(method, folder, hyper=hyper, data=Toy(image_size=32), overrides=overrides)
+    return run(settings, TouchedEngine(settings))
+
+
+def test_two_rounds_without_its_terms_are_fedavg_on_the_same_views(tmp_path):
+    ours = Checkpoints(go(tmp_path / "gca", **FedGCA.fedavg_at).folder / "checkpoint").load().state.weights
+    theirs = Checkpoints(go(tmp_path / "avg", "fedavg", "views=randconv").folder / "checkpoint").load().state.weights
+    assert all(torch.equal(ours[name], tensor) for name, tensor in theirs.items())
+
+
+def test_two_rounds_with_beta_0_are_feddyn_on_the_same_views(tmp_path):
+    ours = go(tmp_path / "gca", beta=0.0, alpha=0.05)
+    assert ours.sha256 == go(tmp_path / "dyn", "feddyn", "views=randconv", alpha=0.05).sha256
+    assert ours.sha256 != go(tmp_path / "some", beta=0.1, alpha=0.05).sha256
+
+
+@pytest.mark.parametrize(
+    "hyper",
+    [{"form": "kl"}, {"predictions": False}, {"maps": False}, {"with_global": False}, {"detach_mean": False}],
+    ids=str,
+)
+def test_every_option_changes_the_result(hyper, tmp_path):
+    plain, other = (go(tmp_path / str(i), beta=1.0, **h) for i, h in enumerate(({}, hyper)))
+    assert plain.sha256 != other.sha256
+
+
+def test_bytes_are_fedavgs_and_the_client_keeps_lambda(tmp_path):
+    done = go(tmp_path)
+    model = Small().build(CLASSES, 32, 0)
+    state = sum(t.numel() * t.element_size() for t in model.state_dict().values())
+    for item in (item for item in done.messages if item.request.train):
+        assert item.reply.payload.part_bytes() == {"weights": state, "prototypes": 0, "extra": 0}
+        assert item.message.part_bytes() == {"weights": state, "prototypes": 0, "extra": 0}
+    for folder in (tmp_path / "clients").glob("*/*"):
+        kept = FileStore(folder).load(10)
+        assert {name: tensor.shape for name, tensor in kept.items()} == {
+            f"local/lambda/{name}": p.shape for name, p in model.named_parameters()
+        }
+
+
+# ---- what it needs ---------------------------------------------------------------------------------------------------
+
+
+def test_a_network_without_activation_maps_is_refused_before_anything_starts(tmp_path):
+    settings = toy_settings("fedgca", tmp_path, overrides=("model=digit_cnn",))
+    with pytest.raises(ConfigError, match=r"class activation maps.*model=digit_cnn_gap.*method\.maps=false"):
+        run(settings)
+    assert not (tmp_path / "clients").exists()
+
+
+def test_without_maps_any_network_will_do():
+    model = DigitCNN().build(CLASSES, 32, 0)
+    assert FedGCA(maps=False).extend(model, 3, 0) is model
+    assert FedGCA(beta=0.0).extend(model, 3, 0) is model
+    with pytest.raises(ModelError):
+        FedGCA().extend(model, 3, 0)
+
+
+def test_choosing_the_method_switches_views_on():
+    chosen = load_settings(["method=fedgca"])
+    assert chosen.choices["views"] == "randconv"
+    assert chosen.views == load_settings(["method=fedavg", "views=randconv"]).views
+    assert isinstance(chosen.views, RandConv)
+    assert load_settings(["method=fedavg"]).choices["views"] == "none"
+
+
+def test_other_views_and_other_numbers_may_be_chosen():
+    assert isinstance(load_settings(["method=fedgca", "views=augmix"]).views, AugMix)
+    assert load_settings(["views=augmix", "method=fedgca"]).views.count >= 1
+    assert load_settings(["method=fedgca", "views.count=3", "views.mix=false"]).views.count == 3
+
+
+@pytest.mark.parametrize("override", ["views=none", "views.count=0"])
+def test_without_views_it_is_refused(override):
+    with pytest.raises(ConfigError, match=r"method=fedgca compares views.*views=randconv.*views\.count"):
+        load_settings(["method=fedgca", override])
+
+
+def test_an_experiment_may_choose_it(monkeypatch, tmp_path):
+    """Experiments override the method, which overrides the views; what the experiment says of views wins."""
+    conf = tmp_path / "conf"
+    for folder in CONF.iterdir():
+        if folder.is_dir() and folder.name != "experiment":
+            (conf / folder.name).parent.mkdir(exist_ok=True)
+            (conf / folder.name).symlink_to(folder)
+    (conf / "config.yaml").write_text((CONF / "config.yaml").read_text())
+    (conf / "experiment").mkdir()
+    head = "# @package _global_\ndefaults:\n  - override /method: fedgca\n"
+    (conf / "experiment" / "plain.yaml").write_text(head)
+    (conf / "experiment" / "mixed.yaml").write_text(head + "  - override /views: augmix\n")
+    for name, views in (("plain", "randconv"), ("mixed", "augmix")):
+        composed = compose_config([f"experiment={name}"], conf)
+        assert composed["choices"]["method"] == "fedgca"
+        assert composed["choices"]["views"] == views
+        assert "count" in composed["views"]
+
+
+@pytest.mark.parametrize("wrong", [{"beta": -1.0}, {"alpha": -1.0}])
+def test_values_out_of_range_are_refused(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        FedGCA(**wrong)

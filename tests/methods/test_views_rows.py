@@ -1,0 +1,142 @@
+"""``views=...`` with any method: the rows "+RC" of FedGCA's tables, and what must not change because of it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from support.exchanges import local_exchange
+from support.runs import Run, TouchedEngine, run
+from support.toy import composed, toy_settings
+
+from common.config import CONF
+from common.prototypes import PrototypeSet, class_means
+from common.settings import RunSettings
+from common.views import RandConv
+from strategies.fpl import FPL
+from strategies.method import Batch, Local, Losses
+
+METHODS = sorted(path.stem for path in (CONF / "method").glob("*.yaml"))
+VIEWS = sorted(path.stem for path in (CONF / "views").glob("*.yaml") if path.stem != "none")
+
+
+@cache
+def plain(method: str, root: Path) -> Run:
+    return go(method, root / f"{method}-plain", rounds=1)
+
+
+def go(method: str, folder: Path, *overrides: str, rounds: int = 2) -> Run:
+    settings = toy_settings(method, folder, overrides=overrides, train={"rounds": rounds})
+    return run(settings, TouchedEngine(settings))
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("plain")
+
+
+def identical_views(settings: RunSettings) -> RunSettings:
+    """Views that are the images themselves."""
+    return replace(settings, views=RandConv(2, mix=False, identity_probability=1.0))
+
+
+def losses(done: Run) -> list[dict[str, float]]:
+    return [dict(item.reply.answer.losses) for item in done.messages if item.request.train]
+
+
+def sent(done: Run) -> list[dict[str, int]]:
+    return [item.reply.payload.part_bytes() for item in done.messages if item.request.train]
+
+
+def steps(done: Run) -> list[int]:
+    return [item.reply.answer.steps for item in done.messages if item.request.train]
+
+
+@pytest.mark.parametrize("method", [m for m in METHODS if not composed(f"method={m}").method.multi_view])
+def test_every_method_has_its_row_with_random_convolutions(method, root, tmp_path):
+    without, done = plain(method, root), go(method, tmp_path, "views=randconv")
+    first = len(losses(without))
+    assert done.summary["rounds"] == 2
+    assert losses(done)[:first] != losses(without)
+    assert steps(done)[:first] == steps(without)  # a batch is longer, not more
+    assert all(math.isfinite(value) for terms in losses(done) for value in terms.values())
+    assert not [row for row in done.rows("activity.csv") if row["status"] not in ("trained", "scored")]
+    assert sent(done)[:first] == sent(without)
+
+
+@pytest.mark.parametrize("views", VIEWS)
+def test_every_kind_of_view_gives_a_row(views, root, tmp_path):
+    done = go("fedavg", tmp_path, f"views={views}", "views.count=2", rounds=1)
+    assert done.sha256 != plain("fedavg", root).sha256
+    assert steps(done) == steps(plain("fedavg", root))
+
+
+def test_a_batch_is_view_by_view_and_its_labels_repeat(tmp_path):
+    local = local_exchange(identical_views(toy_settings("fedavg", tmp_path)))
+    alone = local_exchange(toy_settings("fedavg", tmp_path))
+    (images, labels), (single, own) = next(local.batches("a")), next(alone.batches("a"))
+    assert torch.equal(labels, own.repeat(3))
+    assert all(torch.equal(view, single) for view in images.chunk(3))
+    assert local.forward(images, labels).views == 3
+
+
+def test_cross_entropy_is_the_mean_over_the_views(tmp_path):
+    local = local_exchange(toy_settings("fedavg", tmp_path, overrides=("views=randconv", "views.count=2")))
+    batch = local.forward(*next(local.batches("a")))
+    logits, labels = batch.logits.unflatten(0, (3, -1)), batch.labels.unflatten(0, (3, -1))
+    each = [
+        sum(-row.log_softmax(0)[label] for row, label in zip(logits[v], labels[v], strict=True)) / len(labels[v])
+        for v in range(3)
+    ]
+    torch.testing.assert_close(local.method.loss(batch, local).terms["cross_entropy"], sum(each) / 3)
+
+
+class Watching(FPL):
+    """FPL that remembers the batches of its last epoch."""
+
+    def loss(self, batch: Batch, local: Local) -> Losses:
+        local.cached("seen", list).append((batch.features.detach(), batch.labels, batch.views))
+        return super().loss(batch, local)
+
+
+def test_running_prototypes_are_means_of_the_original_view(tmp_path):
+    settings = toy_settings("fpl", tmp_path, overrides=("views=randconv", "views.count=2"))
+    local = local_exchange(replace(settings, method=Watching()))
+    made = local.run().prototypes
+    seen = local.cached("seen", list)
+    assert all(views == 3 for _, _, views in seen)
+    originals = [(features[: len(labels) // 3], labels[: len(labels) // 3]) for features, labels, _ in seen]
+    features, labels = (torch.cat(rows) for rows in zip(*originals, strict=True))
+    wanted = class_means(features, labels, 4)
+    assert len(labels) == local.client.samples
+    assert torch.equal(made.weights, wanted.weights)  # counts of samples, not of views
+    torch.testing.assert_close(made.vectors, wanted.vectors)
+    everything = class_means(torch.cat([f for f, _, _ in seen]), torch.cat([y for _, y, _ in seen]), 4)
+    assert not torch.allclose(made.vectors, everything.vectors, atol=1e-3)
+
+
+@pytest.mark.parametrize("method", ["fpl", "fedproto", "fedproc", "fedplcc", "fedapc", "moon"])
+def test_feature_terms_are_over_all_views(method, tmp_path):
+    """With prototypes or a previous model at hand, a term is the mean of its values on each view alone."""
+    settings = toy_settings(method, tmp_path, overrides=("views=randconv", "views.count=2"))
+    draws = torch.Generator().manual_seed(0)
+    state = local_exchange(settings).model.state_dict()
+    previous = {f"previous/{k}": t + 0.1 * torch.rand(t.shape, generator=draws).to(t.dtype) for k, t in state.items()}
+    rows = PrototypeSet(torch.rand(4, 128, generator=draws), torch.arange(4), torch.ones(4))
+    local = local_exchange(settings, prototypes=rows, kept=previous, round_number=2)
+    batch = local.forward(*next(local.batches("a")))
+    size = len(batch.labels) // 3
+    whole = local.method.loss(batch, local).terms
+    assert len(whole) > 1
+    each = []
+    for view in range(3):
+        part = slice(view * size, (view + 1) * size)
+        single = Batch(batch.images[part], batch.labels[part], batch.features[part], batch.logits[part], 1)
+        each.append(local.method.loss(single, local).terms)
+    for name, value in whole.items():
+        assert each[0][name].item() != pytest.approx(each[1][name].item(), rel=1e-4)
+        torch.testing.assert_close(value, sum(terms[name] for terms in each) / 3, rtol=1e-4, atol=1e-6)
