@@ -41,6 +41,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--grid", choices=["goal", "full"], default="goal")
+    parser.add_argument("--shapes", nargs="+", help="BxMxD of the losses, e.g. 64x200x512, instead of a grid")
     parser.add_argument("--subjects", nargs="+", default=["losses", "finch", "edits", "sums", "aggregate"])
     parser.add_argument("--without", nargs="*", default=[], help="variants to leave out, e.g. compile per_sample")
     parser.add_argument("--repeats", type=int, default=7)
@@ -75,6 +76,8 @@ def losses(options: argparse.Namespace, device: torch.device) -> Iterator[list[R
             for samples in (32, 64, 256, 1024, 4096)
             for rows in (10, 50, 200, 512, 2048, 8192)
         ]
+    if options.shapes:
+        shapes = [(int(b), int(m), int(d)) for b, m, d in (shape.split("x") for shape in options.shapes)]
     dtypes = ["float32", "bfloat16"] if device.type == "cuda" else ["float32"]
     for samples, rows, size in shapes[:1] if options.dry_run else shapes:
         for dtype in dtypes:
@@ -273,13 +276,13 @@ def summarise(rows: list[Row]) -> None:
         if row.variant == "closed_form" and not row.device.startswith("NVIDIA"):
             verdict(row, "batched eager", row.ratio, 1.2)
             if "per_sample" in peers:
-                verdict(row, "per-sample loop", peers["per_sample"].p50_ms / row.p50_ms, 100)
+                verdict(row, "per-sample loop", row.ratio / peers["per_sample"].ratio, 100)
         if row.variant == "triton":
             verdict(row, "batched eager", row.ratio, 2.0)
             if "compile" in peers:
-                verdict(row, "torch.compile", peers["compile"].p50_ms / row.p50_ms, 1.2)
+                verdict(row, "torch.compile", row.ratio / peers["compile"].ratio, 1.2)
             if "per_sample" in peers:
-                verdict(row, "per-sample loop", peers["per_sample"].p50_ms / row.p50_ms, 200)
+                verdict(row, "per-sample loop", row.ratio / peers["per_sample"].ratio, 200)
 
 
 def verdict(row: Row, opponent: str, ratio: float, goal: float) -> None:

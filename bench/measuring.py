@@ -22,7 +22,11 @@ Step = Callable[[int], object]
 
 @dataclass
 class Row:
-    """One measured variant of one subject. Times in milliseconds; ``ratio`` = time of ``against`` / this time."""
+    """One measured variant of one subject. Times in milliseconds.
+
+    ``ratio`` is the time of ``against`` over this one's: the median over the rounds, in each of which all variants ran
+    in turn, so that a busy spell of the machine touches both sides.
+    """
 
     subject: str
     variant: str
@@ -81,8 +85,8 @@ def cpu_name() -> str:
 
 def interleaved(
     variants: dict[str, Step], device: torch.device, repeats: int, seconds: float
-) -> dict[str, list[float]]:
-    """Milliseconds per call of each variant, ``repeats`` rounds of all variants in turn, about ``seconds`` each in all.
+) -> dict[str, list[list[float]]]:
+    """Milliseconds per call of each variant, round by round: all variants in turn, about ``seconds`` each in all.
 
     A round's calls of one variant are timed one by one on the CPU (wall clock) and together on CUDA (events).
     """
@@ -96,9 +100,10 @@ def interleaved(
         synchronise(device)
         once = max(time.perf_counter() - start, 1e-6)
         calls[name] = max(1, min(200, int(seconds / repeats / once)))
-    times: dict[str, list[float]] = {name: [] for name in variants}
+    times: dict[str, list[list[float]]] = {name: [] for name in variants}
     for _ in range(repeats):
         for name, step in variants.items():
+            times[name].append([])
             if device.type == "cuda":
                 begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
                 for _ in range(3):
@@ -107,12 +112,12 @@ def interleaved(
                         step(index)
                     end.record()
                     end.synchronize()
-                    times[name].append(begin.elapsed_time(end) / calls[name])
+                    times[name][-1].append(begin.elapsed_time(end) / calls[name])
             else:
                 for index in range(calls[name]):
                     start = time.perf_counter()
                     step(index)
-                    times[name].append((time.perf_counter() - start) * 1e3)
+                    times[name][-1].append((time.perf_counter() - start) * 1e3)
     return times
 
 
@@ -200,18 +205,20 @@ def measure(
     """Rows of all variants of one subject at one shape, timed in turn."""
     times = interleaved(variants, device, repeats, seconds)
     where = environment(device)
-    base = statistics.median(times[against])
+    base = [statistics.median(part) for part in times[against]]
     rows = []
     for name, step in variants.items():
-        low, middle, high = percentiles(times[name])
+        calls = [one for part in times[name] for one in part]
+        low, middle, high = percentiles(calls)
+        ratios = [other / statistics.median(part) for other, part in zip(base, times[name], strict=True)]
         rows.append(
             Row(
                 subject, name, shape, dtype, round(low, 5), round(middle, 5), round(high, 5), against,
-                round(base / middle, 3),
+                round(statistics.median(ratios), 4),
                 round(peak_kib(step, device), 1) if details else None,
                 launches(step, device) if details else None,
                 graph_ms(step, device) if details else None,
-                len(times[name]), **where,  # type: ignore[arg-type]  # typed by Row's fields
+                len(calls), **where,  # type: ignore[arg-type]  # typed by Row's fields
             )
         )  # fmt: skip
         print_row(rows[-1])

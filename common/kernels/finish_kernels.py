@@ -68,7 +68,7 @@ def top_kernel(
     if with_gradient:
         pull = tl.where(chosen, -alignment_step * weight * slope, 0.0)
         tl.store(radials + splits * samples + sample, tl.sum(tl.where(own, pull * cosine, 0.0), 0))
-        buffer = partials + (splits * samples.to(tl.int64) + sample) * dimensions
+        buffer = partials + (splits * samples + sample.to(tl.int64)) * dimensions
         for first in range(0, dimensions, block_d):
             d = first + chunk
             inside = d < dimensions
@@ -185,7 +185,7 @@ def finish_kernel(
             z = tl.load(feature_row + d, mask=inside, other=0.0).to(tl.float32)
             pulled = tl.zeros([block_d], dtype=tl.float32)
             for part in range(buffers):
-                cell = partials + (part * samples.to(tl.int64) + sample) * dimensions
+                cell = partials + (part * samples + sample.to(tl.int64)) * dimensions
                 pulled += tl.load(cell + d, mask=inside, other=0.0)
             step_d = pulled * inverse - radial * z
             if has_mse or has_cosine_square:

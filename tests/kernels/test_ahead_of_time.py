@@ -4,14 +4,19 @@ import re
 import subprocess
 from pathlib import Path
 
+import kernel_cases
+import numpy as np
 import pytest
+import torch
+from kernel_cases import TERMS, make
 
 triton = pytest.importorskip("triton")
 
 from triton.backends.compiler import GPUTarget  # noqa: E402  # after the check that Triton is there
 from triton.compiler import ASTSource  # noqa: E402  # as above
 
-from common.kernels import finish_kernels, row_kernel, stream_kernels  # noqa: E402  # as above
+from common.kernels import finish_kernels, launch, row_kernel, stream_kernels  # noqa: E402  # as above
+from common.kernels.inputs import kernel_inputs  # noqa: E402  # as above
 from common.kernels.launch import plan, top_blocks  # noqa: E402  # as above
 
 PTXAS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
@@ -98,21 +103,85 @@ def test_compiles_to_machine_code(name, architecture):
     assert spilled <= 128, report  # registers hold the tiles
 
 
-OPTIONS = [
-    {"raw": True},
-    {"negatives_only": True},
-    {"precision": "tf32"},
-    {"form": "odd"},
-    {"form": "shift"},
-    {"with_gradient": False},
-    {"exponent": "half"},
-]
+class Recorder:
+    """Stands for a kernel: ``recorder[grid](...)`` notes what would have been launched."""
+
+    def __init__(self, kernel, launched):
+        self.kernel, self.launched = kernel, launched
+
+    def __getitem__(self, grid):
+        return lambda *values, **options: self.launched.append((self.kernel, grid, values, options))
+
+
+def launched(monkeypatch, case):
+    """The kernels that a case launches, with their actual arguments."""
+    found = []
+    for name in ("row_kernel", "total_kernel", "statistics_kernel", "gradient_kernel", "top_kernel", "finish_kernel"):
+        monkeypatch.setattr(launch, name, Recorder(getattr(launch, name), found))
+    features, labels, prototypes, class_rows, terms, bias, divisor = kernel_cases.inputs(case)
+    rows = kernel_inputs(prototypes)
+    launch.launch(
+        features, labels, rows, rows.wanted_counts(terms.fraction), kernel_inputs(class_rows), terms, bias, divisor,
+        with_gradient=case.with_gradient, tiling=case.tiling,
+    )  # fmt: skip
+    monkeypatch.undo()
+    return found
+
+
+POINTERS = {
+    torch.float32: "*fp32",
+    torch.bfloat16: "*bf16",
+    torch.float16: "*fp16",
+    torch.int64: "*i64",
+    torch.int32: "*i32",
+}
+
+
+def compile_launch(kernel, values, options, architecture):
+    """Compile a launch as the just-in-time compiler would: a size of 1 is a constant, multiples of 16 are known."""
+    signature, constants, attributes = {}, {}, {}
+    arguments = dict(zip([parameter.name for parameter in kernel.params], values, strict=False))
+    for index, parameter in enumerate(kernel.params):
+        name = parameter.name
+        value = options[name] if parameter.is_constexpr else arguments[name]
+        if parameter.is_constexpr or (isinstance(value, int) and value == 1):
+            signature[name], constants[name] = "constexpr", value
+        elif isinstance(value, torch.Tensor):
+            signature[name], attributes[(index,)] = POINTERS[value.dtype], [["tt.divisibility", 16]]
+        elif isinstance(value, int):
+            signature[name] = "i32"
+            if value % 16 == 0:
+                attributes[(index,)] = [["tt.divisibility", 16]]
+        else:
+            signature[name] = "fp32"
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
+    target = GPUTarget("cuda", architecture, 32)
+    return triton.compile(source, target=target, options={"num_warps": options.get("num_warps", 4)})
+
+
+def check_launches(monkeypatch, case, architecture=80):
+    for kernel, grid, values, options in launched(monkeypatch, case):
+        assert all(size >= 1 for size in grid)
+        assert compile_launch(kernel, values, options, architecture).asm["cubin"]
+
+
+@pytest.mark.parametrize("tiling", ["row", "stream"])
+@pytest.mark.parametrize("terms", ["fpl", "fedplcc"])
+def test_what_is_launched_compiles(monkeypatch, terms, tiling):
+    check_launches(monkeypatch, make(64, 50, 512, 10, TERMS[terms], tiling=tiling))
+
+
+@pytest.mark.parametrize("tiling", ["row", "stream"])
+def test_sizes_of_one_compile(monkeypatch, tiling):
+    """A size of 1 becomes a compile-time constant, which is no tensor: a trap that only a compiler shows."""
+    check_launches(monkeypatch, make(1, 1, 1, 1, TERMS["everything"], tiling=tiling))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("features", ["fp32", "fp16"])
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_every_option_compiles(features, options):
-    for name in ("row, 200 prototypes", "gradient, small batch", "statistics, small batch", "finish"):
-        kernel, sizes, warps = KERNELS[name]
-        assert build(kernel, ALL | sizes | options, warps, 80, features).asm["cubin"]
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("tiling", ["row", "stream"])
+@pytest.mark.parametrize("terms", TERMS)
+def test_every_launch_compiles(monkeypatch, terms, tiling, dtype):
+    check_launches(monkeypatch, make(64, 50, 512, 10, TERMS[terms], tiling=tiling, dtype=dtype), 90)
+    without = make(1, 40, 33, 3, TERMS[terms], tiling=tiling, dtype=dtype, with_gradient=False)
+    check_launches(monkeypatch, without.but(bias=np.zeros(1, np.float32)), 75)

@@ -5,52 +5,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from kernel_cases import Case, inputs, reference
-
-from common.seeding import numpy_generator
-
-FPL = {"contrast": 1.0, "mse": 1.0, "temperature": 0.02}
-FEDPLCC = {"contrast": 1.0, "alignment": 0.3, "temperature": 0.07, "alpha": 0.5, "fraction": 0.5, "weighted": True}
-
-TERMS = {
-    "fpl": FPL,
-    "fedplcc": FEDPLCC,
-    "fedplvm": {"contrast": 100.0, "cosine_square": 100.0, "temperature": 0.07, "alpha": 0.25},
-    "fedapc": {"contrast": 1.0, "temperature": 0.07},
-    "fedproto": {"mse": 1.0, "mse_reduce": "sum"},
-    "fedpall printed": {"contrast": 0.7, "temperature": 3.0, "denominator": "negatives"},
-    "fedpall released": {"contrast": 0.7, "temperature": 3.0, "denominator_rows": "raw"},
-    "raw negatives, weighted": {
-        "contrast": 1.0, "temperature": 1.0, "denominator_rows": "raw", "denominator": "negatives", "weighted": True,
-    },
-    "alignment of all rows": {"alignment": 1.0, "alpha": 0.3, "weighted": True},
-    "unweighted alignment": {"alignment": 1.0, "fraction": 0.34},
-    "odd power": {"contrast": 1.0, "alignment": 1.0, "alpha": 0.5, "power": "odd", "temperature": 0.1},
-    "shifted power": {"contrast": 1.0, "alpha": 0.7, "power": "shift", "temperature": 0.1},
-    "shifted, alpha 1": {"contrast": 1.0, "power": "shift", "temperature": 0.1},
-    "everything": {
-        "contrast": 0.5, "alignment": -2.0, "mse": 3.0, "cosine_square": 0.1, "temperature": 0.2, "fraction": 0.5,
-    },
-}  # fmt: skip
-BIASED = {"fedapc", "fedpall printed", "raw negatives, weighted"}
-
-
-def make(samples, rows, dimensions, classes, terms, *, seed=0, positive=False, tiling="row", **options):
-    draw = numpy_generator(seed, "case", samples, rows, dimensions)
-    features = draw.standard_normal((samples, dimensions)).astype(np.float32)
-    vectors = draw.standard_normal((rows, dimensions)).astype(np.float32)
-    if positive:
-        features, vectors = np.abs(features), np.abs(vectors)
-    return Case(
-        features,
-        draw.integers(0, classes, samples),
-        vectors,
-        np.sort(draw.integers(0, classes, rows)),
-        draw.uniform(0.1, 1.0, rows).astype(np.float32),
-        terms,
-        tiling=tiling,
-        **options,
-    )
+from kernel_cases import BIASED, FEDPLCC, FPL, TERMS, Case, inputs, make, reference
 
 
 def agree(run, case, rtol=2e-4):
