@@ -99,10 +99,12 @@ def test_the_first_round_needs_no_prototypes(method: str, baseline: Baseline) ->
 
 @every_method
 def test_it_learns(method: str, tmp_path: Path) -> None:
-    done = run(toy_settings(method, tmp_path, train={"rounds": 8, "epochs": 2}))
-    averages = done.averages()
+    settings = toy_settings(method, tmp_path, train={"rounds": 8, "epochs": 2})
+    averages = run(settings).averages()
     best, chance = max(averages[1:]), 100 / 4
-    assert best >= averages[0] + 15, averages
+    # who scores within a round has no score of the untrained model
+    untrained = averages[0] if settings.method.scored_at == settings.method.exchanges[0] else chance
+    assert best >= untrained + 15, averages
     assert best >= chance + 20, averages
 
 
