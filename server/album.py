@@ -117,15 +117,9 @@ class Album:
 
     def __init__(self, folder: Path, keep_until: int = -1) -> None:
         self.folder = folder
-        for number, path in self._paths().items():
+        for number, path in _paths(folder).items():
             if number > keep_until:
                 path.unlink()
-
-    def _paths(self) -> dict[int, Path]:
-        if not self.folder.is_dir():
-            return {}
-        matches = [(re.fullmatch(r"round-(\d{6})\.safetensors", path.name), path) for path in self.folder.iterdir()]
-        return {int(match[1]): path for match, path in sorted(matches, key=lambda item: item[1].name) if match}
 
     def add(self, number: int, prototypes: PrototypeSet, uploads: Sequence[tuple[str, PrototypeSet]]) -> None:
         """Keep a round's prototypes, then thin out older rounds; nothing happens where there are no prototypes.
@@ -154,23 +148,31 @@ class Album:
         metadata = {"clients": json.dumps([client for client, _ in filled])}
         write_tensors(self.folder / f"round-{number:06d}.safetensors", tensors, metadata)
         keep = kept_rounds(number)
-        for old, path in self._paths().items():
+        for old, path in _paths(self.folder).items():
             if old < number and old not in keep:
                 path.unlink()
 
-    def pages(self) -> list[Page]:
-        """All rounds that were kept, ascending; files that cannot be read are left out."""
-        found = []
-        for number, path in self._paths().items():
-            try:
-                tensors, metadata = read_tensors(path)
-                _, prototypes, extra = split_tensors(tensors)
-                _, uploaded, _ = split_tensors(under_prefix("uploaded/", tensors))
-                clients = tuple(json.loads(metadata["clients"]))
-                found.append(Page(number, prototypes, uploaded, extra["owners"], clients))
-            except (ValueError, KeyError):
-                continue
-        return found
+
+def _paths(folder: Path) -> dict[int, Path]:
+    if not folder.is_dir():
+        return {}
+    matches = [(re.fullmatch(r"round-(\d{6})\.safetensors", path.name), path) for path in folder.iterdir()]
+    return {int(match[1]): path for match, path in sorted(matches, key=lambda item: item[1].name) if match}
+
+
+def read_pages(folder: Path) -> list[Page]:
+    """All rounds that were kept, ascending; files that cannot be read are left out."""
+    found = []
+    for number, path in _paths(folder).items():
+        try:
+            tensors, metadata = read_tensors(path)
+            _, prototypes, extra = split_tensors(tensors)
+            _, uploaded, _ = split_tensors(under_prefix("uploaded/", tensors))
+            clients = tuple(json.loads(metadata["clients"]))
+            found.append(Page(number, prototypes, uploaded, extra["owners"], clients))
+        except (ValueError, KeyError):
+            continue
+    return found
 
 
 def kept_rounds(last: int) -> set[int]:
