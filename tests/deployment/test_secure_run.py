@@ -1,0 +1,55 @@
+"""A whole run over TLS with enrolled nodes, behind the proxy where nginx is installed, equals the inline run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.federation import NGINX, start_proxy
+from support.runs import run
+
+from common.settings import load_settings
+from server.conduct import prepare_output
+from server.deployment import LocalDeployment, one_node_per_client
+from server.inline import InlineEngine
+
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
+
+CHOSEN = ["method=fpl", "train.rounds=2", "seed=3"]
+
+
+def test_four_nodes_two_rounds(tmp_path: Path) -> None:
+    chosen = [*CHOSEN, "engine=superlink", f"output={tmp_path / 'secure'}"]
+    settings = load_settings(chosen)
+    nodes = one_node_per_client(settings)
+    assert len(nodes) == 4
+    prepare_output(settings)
+    deployment = LocalDeployment(tmp_path / "processes", nodes)
+    deployment.start_link()
+    with deployment.processes:
+        proxy = None
+        if NGINX:
+            proxy, deployment.entrance = start_proxy(deployment)
+        deployment.enrolment.enrol()
+        for name in nodes:
+            deployment.start_node(name)
+        deployment.wait_for_nodes()
+        deployment.run(settings, chosen)
+    summary = summary_of(tmp_path / "secure")
+    assert summary["rounds"] == 2
+    assert set(summary["clients"]) == set(nodes)
+    assert summary["state_sha256"] == inline_hash(tmp_path)
+    if proxy is not None:  # what it refuses is in its log; nothing that a run needs was
+        assert proxy.log.read_text() == ""
+
+
+def inline_hash(folder: Path) -> str:
+    settings = load_settings([*CHOSEN, f"output={folder / 'inline'}"])
+    return run(settings, InlineEngine(settings)).sha256
+
+
+def summary_of(folder: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((folder / "summary.json").read_text())
+    return content
