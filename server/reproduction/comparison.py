@@ -240,15 +240,15 @@ def agreement(pairs: Sequence[tuple[float, float]]) -> Order:
     return Order(len(pairs), correlation, told_apart, kept)
 
 
-def averages(folder: Path, domains: Sequence[str]) -> dict[int, float]:
-    """Mean accuracy over ``domains`` by scored round, from a run's ``history.csv``."""
+def averages(folder: Path, domains: Sequence[str] = ()) -> dict[int, float]:
+    """Mean accuracy over ``domains`` (all that were scored, if empty) by round, from a run's ``history.csv``."""
     by_round: dict[int, dict[str, list[float]]] = {}
     for row in read_rows(folder / "history.csv"):
         by_round.setdefault(int(row["round"]), {}).setdefault(row["domain"], []).append(
             100.0 * int(row["correct"]) / max(1, int(row["count"]))
         )
     return {
-        number: statistics.fmean(statistics.fmean(scores[name]) for name in domains)
+        number: statistics.fmean(statistics.fmean(scores[name]) for name in domains or scores)
         for number, scores in sorted(by_round.items())
         if all(name in scores for name in domains)
     }
