@@ -168,7 +168,15 @@ class RunSettings:
             relevant.pop(key, None)
         for group, keys in {
             "train": ("rounds", "device"),
-            "rounds": ("deadline", "registration", "failures", "last_rounds", "checkpoints", "evaluate_every", "test_samples"),
+            "rounds": (
+                "deadline",
+                "registration",
+                "failures",
+                "last_rounds",
+                "checkpoints",
+                "evaluate_every",
+                "test_samples",
+            ),
             "data": ("root",),
         }.items():
             for key in keys:

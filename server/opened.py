@@ -20,7 +20,7 @@ from common.files import read_tensors
 from common.models.base import Model
 from common.seeding import generator
 from common.settings import RunSettings, settings_of
-from server.album import Album, Page
+from server.album import Page, read_pages
 from server.checkpoint import Checkpoint, Checkpoints
 from server.conduct import read_summary
 from strategies.federation import Federation
@@ -101,7 +101,7 @@ class OpenedRun:
 
     def pages(self) -> list[Page]:
         """The prototypes of the rounds that were kept."""
-        return Album(self.folder / "prototypes", keep_until=2**31).pages()
+        return read_pages(self.folder / "prototypes")
 
     def model(self, client: str | None = None) -> Model:
         """The global model, or, where methods leave parts of it on devices, a client's; in evaluation mode.

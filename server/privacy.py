@@ -71,9 +71,10 @@ class Embedding(nn.Module):
     def __init__(self, size: int, hidden: int) -> None:
         super().__init__()
         self.linear = nn.Linear(size, hidden, bias=False)
-        self.bent = nn.Sequential(nn.Linear(size, hidden), nn.ReLU(), nn.Linear(hidden, hidden))
-        nn.init.zeros_(self.bent[2].weight)
-        nn.init.zeros_(self.bent[2].bias)
+        last = nn.Linear(hidden, hidden)
+        nn.init.zeros_(last.weight)
+        nn.init.zeros_(last.bias)
+        self.bent = nn.Sequential(nn.Linear(size, hidden), nn.ReLU(), last)
 
     def forward(self, rows: Tensor) -> Tensor:
         """See the class."""

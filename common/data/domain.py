@@ -84,9 +84,7 @@ class Domain:
     @cached_property
     def whole(self) -> Split:
         """Train and test split together, in this order."""
-        return Split(
-            torch.cat([self.train.images, self.test.images]), torch.cat([self.train.labels, self.test.labels])
-        )
+        return Split(torch.cat([self.train.images, self.test.images]), torch.cat([self.train.labels, self.test.labels]))
 
 
 @dataclass(frozen=True)

@@ -112,7 +112,8 @@ def draw_map(panels: Sequence[Panel], domains: Sequence[str], classes: Sequence[
         for place in range(len(domains)):
             mine = panel.domains == place
             axes.scatter(
-                *panel.points[mine].T,
+                panel.points[mine, 0],
+                panel.points[mine, 1],
                 s=14,
                 c=[palette[label] for label in panel.labels[mine]],
                 marker=MARKERS[place % len(MARKERS)],
@@ -120,7 +121,8 @@ def draw_map(panels: Sequence[Panel], domains: Sequence[str], classes: Sequence[
                 linewidths=0,
             )
         axes.scatter(
-            *panel.prototypes.T,
+            panel.prototypes[:, 0],
+            panel.prototypes[:, 1],
             s=150,
             c=[palette[label] for label in panel.prototype_labels],
             marker="*",
