@@ -13,22 +13,40 @@ from server.progress import describe
 from server.report.command import repeat_command
 from server.report.figures import run_name
 from server.report.markup import details, listing, table, text
-from server.report.records import Board, Group, RunRecord
+from server.report.records import Board, RunRecord
+from server.report.results import number_word
 
 ORDINARY = ("round", "round done", "score", "registered")
+STATES = {
+    "finished": "finished",
+    "stopped": "was stopped and can go on with resume=true",
+    "unfinished": "has not finished",
+}
 
 
 def events_section(boards: Sequence[Board]) -> str:
-    """Failures, refusals, resumes and the like, run by run."""
-    made = []
+    """Failures, refusals, resumes and the like, run by run; runs without any share a sentence."""
+    calm, made = [], []
     for board in boards:
         for group in board.groups:
             for run in group.runs:
-                made.append(_events(group, run))
+                name = run_name(group, run)
+                rows, trouble = _events(run)
+                content = table(["time (UTC)", "event", "what happened"], rows, f"Events of {name}", numbers=9)
+                if not trouble and run.status == "finished":
+                    calm.append((name, content))
+                    continue
+                what = f"{number_word(trouble, 'event')} out of the ordinary"
+                made.append(f"<h3>{text(name)}</h3><p>The run {STATES[run.status]}: {what}.</p>{content}")
+    if calm:
+        names = text(listing([name for name, _ in calm]))
+        made.append(f"<p>{names} finished without failures, refusals or resumes.</p>")
+        made += [details(f"Start and end of {name}", content) for name, content in calm]
     return "".join(made)
 
 
-def _events(group: Group, run: RunRecord) -> str:
+def _events(run: RunRecord) -> tuple[list[list[str]], int]:
+    """Rows of the table, and how many of them are out of the ordinary."""
     rows, trouble = [], 0
     total = int(run.config["train"]["rounds"])
     for entry in run.events:
@@ -41,16 +59,7 @@ def _events(group: Group, run: RunRecord) -> str:
         shown = text(line) + (details("traceback", f"<pre>{text(trace)}</pre>") if trace else "")
         when = datetime.datetime.fromtimestamp(float(entry["time"]), datetime.UTC)
         rows.append([f"<time>{when:%Y-%m-%d %H:%M:%S}</time>", text(name), shown])
-    admitted = sum(1 for entry in run.events if entry["event"] == "registered")
-    state = {
-        "finished": "finished",
-        "stopped": "was stopped and can go on with resume=true",
-        "unfinished": "has not finished",
-    }[run.status]
-    calm = "no failures, refusals or resumes" if not trouble else f"{trouble} out of the ordinary"
-    head = f"<h3>{text(run_name(group, run))}</h3><p>The run {state}: {admitted} registrations, {calm}.</p>"
-    content = table(["time (UTC)", "event", "what happened"], rows, f"Events of {run_name(group, run)}", numbers=9)
-    return head + (content if trouble else details("Start and end", content))
+    return rows, trouble
 
 
 def settings_section(boards: Sequence[Board]) -> str:
@@ -61,6 +70,8 @@ def settings_section(boards: Sequence[Board]) -> str:
         keys = dict.fromkeys(key for group in groups for key in group.runs[0].settings)
         rows = []
         for key in keys:
+            if key.endswith("_target_"):
+                continue
             shown = [_setting(group.runs[0].settings, key) for group in groups]
             if len(set(shown)) > 1:
                 rows.append([f"<code>{text(key)}</code>", *(f"<code>{text(value)}</code>" for value in shown)])

@@ -37,8 +37,9 @@ class LineChart {
     const shown = this.series.filter((line) => !this.off.has(line.name) && line.x.length);
     const names = this.options.names && width >= 460;
     const longest = names ? Math.max(0, ...shown.map((line) => line.name.length)) : 0;
-    const [low, high] = this.range();
-    const ticks = niceTicks(low, high, height < 170 ? 3 : 5);
+    const [least, most] = this.range(), count = height < 170 ? 3 : 5, step = niceStep(least, most, count);
+    const low = Math.floor(least / step + 1e-9) * step, high = Math.ceil(most / step - 1e-9) * step;
+    const ticks = niceTicks(low, high, Math.round((high - low) / step));
     const text = ticks.map((tick) => (this.options.format ? this.options.format(tick) : String(tick)));
     const left = 12 + 6.6 * Math.max(...text.map((label) => label.length), 2);
     const right = names ? Math.min(190, 20 + 7.2 * longest) : 12, top = 10, bottom = 34;
@@ -84,7 +85,9 @@ class LineChart {
     places.forEach((place, i) => { if (i) place.y = Math.max(place.y, places[i - 1].y + 15); });
     for (let i = places.length - 1, limit = bottom; i >= 0; i--, limit -= 15) places[i].y = Math.min(places[i].y, limit);
     for (const place of places) {
-      svg.append(draw("text", { class: "name", x: left, y: place.y + 4, style: null, fill: place.line.colour }, place.line.name));
+      const text = draw("text", { class: "name", x: left, y: place.y + 4 }, place.line.name);
+      text.style.fill = place.line.colour;
+      svg.append(text);
     }
   }
 

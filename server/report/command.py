@@ -20,7 +20,11 @@ def repeat_command(config: Mapping[str, Any]) -> str:
         defaults = compose_config([])
     except GoldfinchError:
         defaults = {"choices": {}}
-    groups = [f"{key}={value}" for key, value in choices.items() if defaults["choices"].get(key) != value]
+    groups = [
+        f"{key}={value}"
+        for key, value in choices.items()
+        if key in ("method", "data") or defaults["choices"].get(key) != value
+    ]
     base: dict[str, Any] | None = None
     while base is None:
         try:

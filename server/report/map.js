@@ -21,7 +21,8 @@ function prototypesFigure(host) {
 }
 
 function showMap(body, run) {
-  const data = run.map, places = Object.keys(data.places), size = 640, pad = 30;
+  const data = run.map, places = Object.keys(data.places), pad = 26;
+  const size = Math.max(340, Math.min(640, body.clientWidth || 640)); // marks and text keep their size on a phone
   if (!places.length) return;
   const domains = [...new Set([...run.domains, ...data.owners.map((owner) => owner.domain)])].filter(Boolean);
   let place = places[0], by = "class", at = data.rounds.length - 1, only = null, timer = null;
@@ -80,7 +81,7 @@ function showMap(body, run) {
       });
       return button;
     });
-    const shapes = by === "class" ? domains.map((name, i) => make("span", {},
+    const shapes = by === "class" ? domains.map((name, i) => make("span", { class: "shape" },
       draw("svg", { viewBox: "-7 -7 14 14", "aria-hidden": "true" }, mark(SHAPES[i % 8], 11, "var(--soft)")), ` ${name} `)) : [];
     keys.replaceChildren(make("p", {}, by === "class" ? "Class (press one to single it out)" : "Domain (press one to single it out)"), ...buttons,
       shapes.length ? make("p", {}, "Domain: ", shapes) : "");
@@ -120,11 +121,11 @@ function showNumbers(body, run) {
   };
   const sheets = [["global prototypes", [line("count", "prototypes", groupColour(0), "circle")], 0],
     ["drift of class means", [line("drift", "since the round before", groupColour(1), "square")], 4],
-    ["distance between", [line("domains", "domains, same class", groupColour(2), "triangle"),
-      line("classes", "classes, same domain", groupColour(3), "diamond")], 3]];
+    ["distance between", [line("domains", "domains", groupColour(2), "triangle"),
+      line("classes", "classes", groupColour(3), "diamond")], 3]];
   const box = make("div", { class: "panels" }), charts = [];
-  body.append(make("p", { class: "note" }, "Distances are one minus the cosine. Domains agree when the distance between "
-    + "them falls and that between classes does not."), box);
+  body.append(make("p", { class: "note" }, "Distances are one minus the cosine: between domains within a class, and between "
+    + "classes within a domain. Domains agree when the first falls and the second does not."), box);
   for (const [name, series, digits] of sheets.filter((sheet) => sheet[1].some((entry) => entry.x.length))) {
     const place = make("div", {}), bus = new Bus();
     const shown = series.filter((entry) => entry.x.length);

@@ -20,7 +20,7 @@ function fill(element, attributes, children) {
     if (key.startsWith("on")) element.addEventListener(key.slice(2), value);
     else element.setAttribute(key, value === true ? "" : value);
   }
-  for (const child of children.flat()) {
+  for (const child of children.flat(Infinity)) {
     if (child !== null && child !== undefined) element.append(child);
   }
   return element;
@@ -61,10 +61,13 @@ function shapePath(shape, size) {
 
 const mark = (shape, size, colour, more) => draw("path", { d: shapePath(shape, size), fill: colour, ...more });
 
+function niceStep(low, high, count) {
+  const rough = (high > low ? high - low : 1) / Math.max(1, count), power = 10 ** Math.floor(Math.log10(rough));
+  return [1, 2, 2.5, 5, 10].map((factor) => factor * power).find((candidate) => candidate >= rough * 0.999);
+}
+
 function niceTicks(low, high, count) {
-  if (!(high > low)) { high = low + 1; }
-  const rough = (high - low) / Math.max(1, count), power = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 2.5, 5, 10].map((factor) => factor * power).find((candidate) => candidate >= rough * 0.999);
+  const step = niceStep(low, high, count);
   const ticks = [];
   for (let tick = Math.ceil(low / step - 1e-9) * step; tick <= high + step * 1e-6; tick += step) {
     ticks.push(Math.abs(tick) < step * 1e-6 ? 0 : Number(tick.toPrecision(10)));

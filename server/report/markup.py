@@ -84,8 +84,8 @@ def size(count: float) -> str:
 
 def duration(seconds: float) -> str:
     """Seconds as a person reads them."""
-    if seconds < 100:
-        return f"{seconds:.1f}\u00a0s"
+    if seconds < 600:
+        return f"{seconds:.{1 if seconds < 100 else 0}f}\u00a0s"
     minutes = round(seconds / 60)
     return f"{minutes}\u00a0min" if minutes < 120 else f"{minutes // 60}\u00a0h {minutes % 60}\u00a0min"
 

@@ -14,7 +14,7 @@ function confusionFigure(host) {
     host.append(make("div", { class: "controls" }, selector("Run", runs.map(({ run }) => run.name), show)));
   }
   host.append(make("p", { class: "note" },
-    "Rows are true classes, columns what the model said; the darker, the larger the share of the true class."), body);
+    "Rows are true classes, columns what the model said; the stronger the colour, the larger the share of the true class."), body);
   show(0);
 }
 

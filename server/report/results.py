@@ -11,7 +11,7 @@ from server.report.records import Board, Group, RunRecord
 
 RULES = {
     "final": ("last round", "after the last scored round"),
-    "last_n": ("mean of the last rounds", "mean over the last scored rounds, the rule of FPL and FedAPC"),
+    "last_n": ("mean of the last", "mean over the last scored rounds, the rule of FPL and FedAPC"),
     "best_round": ("best round", "of the round with the best test average, which flatters: it picks by the test set"),
 }
 NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
@@ -96,8 +96,8 @@ def key_figures(boards: Sequence[Board]) -> str:
     trouble = sum(1 for run in runs for row in run.activity if row["status"] in ("failed", "refused", "lost"))
     seconds = statistics.fmean(float(run.summary.get("wall_seconds") or _wall(run)) for run in runs)
     traffic = statistics.fmean(sum(cost(run)["bytes"].values()) for run in runs)
-    figures.append((duration(seconds), "a run", "wall time, mean"))
-    figures.append((size(traffic), "a run", "both ways, mean"))
+    figures.append((duration(seconds), "wall time", "mean of a run"))
+    figures.append((size(traffic), "traffic", "both ways, mean of a run"))
     figures.append((str(trouble), "failed or refused", f"of {sum(len(run.activity) for run in runs)} answers"))
     cells = "".join(
         f"<div><dt>{text(name)}</dt><dd>{text(value)}<small>{text(note)}</small></dd></div>"
