@@ -41,6 +41,7 @@ class Row:
     launches: int | None
     graph_ms: float | None
     samples: int
+    clock: str
     device: str
     threads: int
     torch: str
@@ -62,7 +63,9 @@ def environment(device: torch.device) -> dict[str, object]:
         ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False,
         cwd=Path(__file__).parent,
     )  # fmt: skip
+    clock = "thread time" if torch.get_num_threads() == 1 else "wall"
     return {
+        "clock": "events" if device.type == "cuda" else clock,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name(),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
@@ -88,8 +91,10 @@ def interleaved(
 ) -> dict[str, list[list[float]]]:
     """Milliseconds per call of each variant, round by round: all variants in turn, about ``seconds`` each in all.
 
-    A round's calls of one variant are timed one by one on the CPU (wall clock) and together on CUDA (events).
+    A round's calls of one variant are timed together on CUDA (events), one by one on the CPU: by the thread's own time
+    when there is one thread, which other processes cannot stretch, else by the wall clock.
     """
+    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
     calls = {}
     for name, step in variants.items():
         for index in range(3):
@@ -115,9 +120,9 @@ def interleaved(
                     times[name][-1].append(begin.elapsed_time(end) / calls[name])
             else:
                 for index in range(calls[name]):
-                    start = time.perf_counter()
+                    start = clock()
                     step(index)
-                    times[name][-1].append((time.perf_counter() - start) * 1e3)
+                    times[name][-1].append((clock() - start) * 1e3)
     return times
 
 

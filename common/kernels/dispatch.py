@@ -18,6 +18,7 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 from common.kernels.batched import term_values, working_dtype
 from common.kernels.closed_form import evaluate
 from common.kernels.inputs import kernel_inputs
+from common.kernels.probe import trusted
 from common.kernels.terms import TOP_LIMIT, PrototypeTerms, full_precision
 from common.prototypes import PrototypeSet
 
@@ -79,7 +80,7 @@ def choose(features: Tensor, prototypes: PrototypeSet, terms: PrototypeTerms, ba
             raise ValueError(f"backend='triton' cannot run here: {reason}; backend='auto' picks one that can")
     if backend != "auto":
         return backend
-    if features.is_cuda and _obstacle(features, prototypes, terms) is None:
+    if features.is_cuda and _obstacle(features, prototypes, terms) is None and trusted(features.device):
         return "triton"
     return "batched" if torch.compiler.is_compiling() else "closed_form"
 

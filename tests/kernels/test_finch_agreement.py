@@ -1,5 +1,6 @@
 """The torch FINCH against the authors' package, and by itself on the sets that go wrong first."""
 
+import importlib.util
 import subprocess
 import sys
 
@@ -9,6 +10,10 @@ import torch
 from common import finch
 from common.finch import first_neighbours, partition
 from common.seeding import generator
+
+needs_package = pytest.mark.skipif(
+    importlib.util.find_spec("finch") is None, reason="finch-clust is not installed: pip install finch-clust"
+)
 
 KINDS = {
     # signed rows: no structure
@@ -26,6 +31,7 @@ KINDS = {
 }
 
 
+@needs_package
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("size", [2, 16, 512])
 def test_agrees_with_finch_clust_on_random_sets(kind, size):
@@ -81,6 +87,7 @@ def test_clusters_are_numbered_by_their_first_row():
     assert partition(rows).tolist() == [0, 1, 0, 1, 0, 1]
 
 
+@needs_package
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_three_rows_or_fewer_are_one_cluster(count):
     rows = torch.randn(count, 4, generator=generator(count, "few"))

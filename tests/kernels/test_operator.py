@@ -1,9 +1,11 @@
 """The operator, the choice between tiers, and what torch.compile and CUDA graphs ask of them."""
 
+import dataclasses
+
 import pytest
 import torch
 
-from common.kernels import dispatch
+from common.kernels import dispatch, operator, probe
 from common.kernels.inputs import kernel_inputs
 from common.kernels.launch import PARTIAL_ELEMENTS, ROW_LIMIT, plan, precision, top_blocks
 from common.kernels.operator import fused_losses, operator_arguments
@@ -223,3 +225,49 @@ def test_the_cpu_operator_ignores_the_tiling(problem):
     for tiling in ("row", "stream"):
         total, _ = fused_losses(features, labels, prototypes, class_rows, TERMS, None, 5, tiling)
         assert total.isfinite()
+
+
+@pytest.fixture
+def unasked(monkeypatch):
+    monkeypatch.setattr(probe, "_verdicts", {})
+
+
+@pytest.mark.usefixtures("unasked")
+def test_a_device_is_tried_once(monkeypatch):
+    assert probe.trusted(torch.device("cpu"))
+    monkeypatch.setattr(probe, "_failure", lambda _: pytest.fail("asked twice"))
+    assert probe.trusted(torch.device("cpu"))
+
+
+@pytest.mark.usefixtures("unasked")
+def test_kernels_that_fail_are_warned_of_once_and_not_used(monkeypatch):
+    def no_compiler(*_):
+        raise RuntimeError("Failed to find C compiler")
+
+    monkeypatch.setattr(operator, "operator_arguments", no_compiler)
+    with pytest.warns(RuntimeWarning, match="Failed to find C compiler.*PyTorch computes them"):
+        assert not probe.trusted(torch.device("cpu"))
+    assert not probe.trusted(torch.device("cpu"))
+
+
+@pytest.mark.usefixtures("unasked")
+def test_kernels_that_are_wrong_are_not_used(monkeypatch):
+    original = operator.operator_arguments
+
+    def colder(features, labels, rows, means, terms, *rest):
+        return original(features, labels, rows, means, dataclasses.replace(terms, temperature=0.09), *rest)
+
+    monkeypatch.setattr(operator, "operator_arguments", colder)
+    with pytest.warns(RuntimeWarning, match="row kernels are off by"):
+        assert not probe.trusted(torch.device("cpu"))
+
+
+@pytest.mark.usefixtures("unasked")
+def test_auto_falls_back_where_the_kernels_are_not_trusted(problem, monkeypatch):
+    class OnCuda:
+        is_cuda, dtype, device = True, torch.float32, torch.device("cuda", 0)
+
+    _, _, prototypes, _ = problem
+    for verdict, expected in ((True, "triton"), (False, "closed_form")):
+        monkeypatch.setattr(dispatch, "trusted", lambda _, verdict=verdict: verdict)
+        assert dispatch.choose(OnCuda(), prototypes, TERMS, "auto") == expected
