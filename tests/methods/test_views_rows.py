@@ -48,8 +48,10 @@ def losses(done: Run) -> list[dict[str, float]]:
     return [dict(item.reply.answer.losses) for item in done.messages if item.request.train]
 
 
-def sent(done: Run) -> list[dict[str, int]]:
-    return [item.reply.payload.part_bytes() for item in done.messages if item.request.train]
+def sent(done: Run) -> list[tuple[int, int]]:
+    """Bytes of weights and extra tensors; how many prototypes clustering finds depends on the views."""
+    parts = [item.reply.payload.part_bytes() for item in done.messages if item.request.train]
+    return [(part["weights"], part["extra"]) for part in parts]
 
 
 def steps(done: Run) -> list[int]:
