@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import warnings
 from collections.abc import Sequence
@@ -44,30 +45,40 @@ class Panel:
     prototype_labels: np.ndarray
 
 
-def embed(features: Tensor, prototypes: PrototypeSet, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """t-SNE by cosine of features ``[N, D]`` and prototypes ``[M, D]`` together: ``[N, 2]`` and ``[M, 2]``.
+def embed(features: Tensor, sets: Sequence[PrototypeSet], seed: int = 0) -> tuple[np.ndarray, list[np.ndarray]]:
+    """t-SNE by cosine of features and all prototype sets together, so that places can be compared between panels.
 
-    Both are put at unit length first, since the methods compare by angle. Prototypes of another size than the features
-    (a method's own net) are left out.
+    Rows are put at unit length first, since the methods compare by angle.
+
+    Args:
+        features: ``[N, D]``.
+        sets: prototype sets of D features, or empty ones.
+        seed: of t-SNE.
+
+    Returns:
+        ``[N, 2]``, and ``[M, 2]`` for each set.
+
+    Raises:
+        ConfigError: fewer than four points.
     """
     from sklearn.manifold import TSNE
 
-    fits = len(prototypes) > 0 and prototypes.feature_size == features.shape[1]
-    rows = normalise_rows(torch.cat([features, prototypes.vectors]) if fits else features).numpy()
+    rows = normalise_rows(torch.cat([features, *(each.vectors for each in sets if len(each))])).numpy()
     if len(rows) < 4:
         raise ConfigError(f"a map needs four points or more; got {len(rows)}")
     perplexity = float(min(30, (len(rows) - 1) / 3))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         placed = TSNE(perplexity=perplexity, init="pca", random_state=seed, n_jobs=1).fit_transform(rows)
-    return placed[: len(features)], placed[len(features) :]
+    ends = np.cumsum([len(features), *(len(each) for each in sets)])
+    return placed[: len(features)], [placed[start:end] for start, end in itertools.pairwise(ends)]
 
 
 def feature_map(run: OpenedRun, per_domain: int = 100) -> Figure:
     """Test features of the final model by class (colour) and domain (marker), with prototypes as stars.
 
-    One panel for each round whose prototypes were kept, up to six, evenly chosen; features are of the final model in
-    all, so that the panels show how prototypes came to where the features are. Without prototypes, one panel.
+    One panel for each round whose prototypes were kept, up to six, evenly chosen. Features are of the final model and
+    lie in the same places in all, so that the panels show how prototypes came to them. Without prototypes, one panel.
 
     Args:
         run: the run.
@@ -84,11 +95,13 @@ def feature_map(run: OpenedRun, per_domain: int = 100) -> Figure:
         labels.append(split.labels)
         places += [index] * len(split)
     everything, classes = torch.cat(features), torch.cat(labels).numpy()
-    panels = []
-    for title, prototypes in _stages(run, everything.shape[1]):
-        points, stars = embed(everything, prototypes)
-        kept = prototypes.labels.numpy() if len(stars) else np.zeros(0, dtype=np.int64)
-        panels.append(Panel(title, points, classes, np.array(places), stars, kept))
+    stages = _stages(run, everything.shape[1])
+    sets = [prototypes for _, prototypes in stages]
+    points, stars = embed(everything, sets)
+    panels = [
+        Panel(title, points, classes, np.array(places), stars[index], prototypes.labels.numpy())
+        for index, (title, prototypes) in enumerate(stages)
+    ]
     return draw_map(panels, domains, run.settings.data.class_names, f"{run.method.name} on {run.settings.data.name}")
 
 
@@ -96,7 +109,8 @@ def _stages(run: OpenedRun, size: int) -> list[tuple[str, PrototypeSet]]:
     pages = [page for page in run.pages() if len(page.prototypes) and page.prototypes.feature_size == size]
     if not pages:
         last = run.checkpoint.state
-        return [(f"round {last.round}", last.prototypes)]
+        fits = last.prototypes.feature_size == size
+        return [(f"round {last.round}", last.prototypes if fits else PrototypeSet.empty(size))]
     chosen = sorted({round(place) for place in np.linspace(0, len(pages) - 1, min(MOST_PANELS, len(pages)))})
     return [(f"prototypes of round {pages[place].round}", pages[place].prototypes) for place in chosen]
 
@@ -140,7 +154,15 @@ def draw_map(panels: Sequence[Panel], domains: Sequence[str], classes: Sequence[
         for place, domain in enumerate(domains)
     ]
     handles += [
-        Line2D([], [], linestyle="", marker="o", color=palette[label], label=f"{label} {name}", markersize=5)
+        Line2D(
+            [],
+            [],
+            linestyle="",
+            marker="o",
+            color=palette[label],
+            label=name if name == str(label) else f"{label} {name}",
+            markersize=5,
+        )
         for label, name in enumerate(classes)
     ]
     if any(len(panel.prototypes) for panel in panels):
@@ -197,10 +219,12 @@ def activation_maps(runs: Sequence[tuple[str, OpenedRun]], per_domain: int = 2) 
                     axes.set_visible(False)
                     continue
                 picture = split.images[index].permute(1, 2, 0).numpy()
+                if overlays is not None:  # colour would mix with the map's
+                    picture = picture.mean(2, keepdims=True).repeat(3, 2).astype(np.uint8)
                 axes.imshow(picture, interpolation="nearest")
                 truth = int(split.labels[index])
                 if overlays is not None:
-                    axes.imshow(overlays[index].numpy(), cmap=HEAT, alpha=0.6, vmin=0, vmax=1)
+                    axes.imshow(overlays[index].numpy(), cmap=HEAT, alpha=0.5, vmin=0, vmax=1)
                     right = guesses[index] == truth
                     axes.set_xlabel(names[guesses[index]], fontsize=7)
                     axes.xaxis.label.set_color("#00614b" if right else "#a03c00")
