@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+import io
+import logging
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+from support.toy import toy_settings
+
+from server.live import LiveView, sparkline
+from server.progress import watching
+
+LONG = "RuntimeError: the camera fell off and this message is a good deal longer than any terminal is wide" * 3
+
+
+def feed(show: Any, rounds: int = 5) -> None:
+    """A run's events, with a failure and a refusal."""
+    show("registered", {"client": "dark-0"})
+    show("start", {"round": 0, "rounds": rounds, "method": "fpl", "data": "toy", "clients": ["dark-0", "bright-0"]})
+    for number in range(1, rounds + 1):
+        show("round", {"round": number, "clients": ["dark-0", "bright-0"]})
+        values = {"a domain with quite a long name": 10.0 * number, "dark": 80.0 - number}
+        score = {"accuracy": values, "average": sum(values.values()) / 2, "worst": min(values.values())}
+        show("score", {"round": number - 1, **score})
+        outcomes = {"trained": 2}
+        if number == 3:
+            show("client failed", {"round": 3, "client": "dark-0", "reason": LONG})
+            outcomes = {"trained": 1, "failed": 1}
+        show(
+            "round done",
+            {
+                "round": number,
+                "seconds": 2.0,
+                "outcomes": outcomes,
+                "losses": {"cross_entropy": 1 / number, "contrast": 0.5},
+                "bytes_up": 1500,
+                "bytes_down": 2_500_000,
+            },
+        )
+
+
+@pytest.mark.parametrize("width", [44, 60, 80, 120])
+def test_no_line_is_wider_than_the_terminal(tmp_path: Path, width: int) -> None:
+    now = [0.0]
+    view = LiveView(toy_settings("fpl", tmp_path / "run"), Console(width=width), clock=lambda: now[0])
+    for rounds in (0, 5):
+        if rounds:
+            feed(view)
+        console = Console(file=io.StringIO(), width=width, force_terminal=False, color_system=None)
+        console.print(view)
+        drawn = console.file.getvalue()  # type: ignore[attr-defined]  # the file is the StringIO above
+        assert max(cell_len(line.rstrip()) for line in drawn.splitlines()) <= width
+    assert "round 5 of 5" in drawn
+    assert "the camera fell off" in drawn or width < 60
+    assert "cross_entropy\u00a00.200\u00a0↓" in drawn
+    words = " ".join(drawn.split())
+    assert "2 of 2 trained" in words
+    assert "0 failed (1 in all)" in words
+
+
+def test_the_time_left_follows_the_rounds(tmp_path: Path) -> None:
+    now = [0.0]
+    view = LiveView(toy_settings("fpl", tmp_path / "run"), Console(width=80), clock=lambda: now[0])
+    view("start", {"round": 0, "rounds": 10, "method": "fpl", "data": "toy", "clients": ["a"]})
+    assert view._left() == ""
+    view("round", {"round": 1, "clients": ["a"]})
+    view("round done", {"round": 1, "seconds": 60.0})
+    assert view._left() == "9:00"
+    view("round", {"round": 2, "clients": ["a"]})
+    now[0] += 30.0
+    assert view._left() == "8:30"
+    now[0] += 300.0  # a slow round: what is left does not fall below the rounds after it
+    assert view._left() == "8:00"
+
+
+@pytest.mark.parametrize(
+    ("values", "width", "drawn"),
+    [
+        ([], 5, ""),
+        ([1.0], 5, "▄"),
+        ([2.0, 2.0], 5, "▄▄"),
+        ([0.0, 7.0], 5, "▁█"),
+        ([0, 1, 2, 3, 4, 5, 6, 7], 8, "▁▂▃▄▅▆▇█"),
+        ([0, 9, 0, 9, 0, 9, 7], 4, "▁▁▁█"),
+        ([3.0, 4.0], 0, ""),
+    ],
+)
+def test_sparklines(values: list[float], width: int, drawn: str) -> None:
+    assert sparkline(values, width) == drawn
+
+
+def test_plain_lines_where_there_is_no_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with watching(toy_settings("fpl", tmp_path / "run"), console=Console(file=io.StringIO())) as show:
+        feed(show)
+    printed = capsys.readouterr().out
+    assert "\x1b" not in printed
+    assert "fpl on toy starts: 2 clients, 5 rounds" in printed
+    assert "round 3: dark-0 failed: RuntimeError" in printed
+    assert printed.count("average") == 5
+
+
+def test_a_terminal_gets_the_live_view_and_ends_with_it(tmp_path: Path) -> None:
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=80, height=40)
+    with watching(toy_settings("fpl", tmp_path / "run"), console=console) as show:
+        assert isinstance(show, LiveView)
+        feed(show)
+        show("finish", {"round": 5, "sha256": "0" * 64})
+    assert "finished" in screen.getvalue()
+    assert screen.getvalue().endswith("\x1b[?25h")  # the terminal's own cursor is back
+
+
+def test_quiet_shows_nothing_and_libraries_speak_to_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = toy_settings("fpl", tmp_path / "run")
+    handlers = list(logging.getLogger().handlers)
+    with watching(settings, quiet=True) as show:
+        feed(show)
+        logging.getLogger("flwr").warning("noise of a library")
+        warnings.warn("a deprecation", stacklevel=1)
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == ""
+    log = (tmp_path / "run" / "logs" / "goldfinch.log").read_text()
+    assert "noise of a library" in log
+    assert "a deprecation" in log
+    assert logging.getLogger().handlers == handlers

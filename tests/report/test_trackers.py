@@ -1,0 +1,191 @@
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.runs import TouchedEngine, run
+from support.toy import toy_settings
+
+from common.config import CONF, build, compose_config
+from common.errors import ConfigError
+from common.settings import RunSettings
+from server.trackers.base import Report, Scalar, Tracker, scalars
+
+OPTIONS = sorted(path.stem for path in (CONF / "report").glob("*.yaml"))
+Point = tuple[str, int, float]
+
+
+def with_report(settings: RunSettings, **report: Any) -> RunSettings:
+    return replace(settings, report=report)
+
+
+def expected_points(folder: Path) -> set[Point]:
+    """Every row of the run's own files as the points that a tracker must have."""
+    points: set[Point] = set()
+    with (folder / "history.csv").open(newline="") as stream:
+        for row in csv.DictReader(stream):
+            number = int(row["round"])
+            points.add((f"accuracy/{row['domain']}/{row['client']}", number, float(row["accuracy"])))
+            points.add((f"test_loss/{row['domain']}/{row['client']}", number, float(row["loss"])))
+    with (folder / "activity.csv").open(newline="") as stream:
+        for row in csv.DictReader(stream):
+            if row["status"] in ("trained", "scored"):
+                points.add((f"bytes/up/{row['client']}", int(row["round"]), float(row["bytes_up"])))
+                points.add((f"seconds/train/{row['client']}", int(row["round"]), float(row["seconds_train"])))
+    assert len({number for _, number, _ in points}) == 4  # rounds 0 to 2, and the last trip, which only scores
+    return points
+
+
+def missing(expected: set[Point], found: set[Point]) -> set[Point]:
+    """Expected points that are not among ``found`` to single precision."""
+    near = {(tag, number, f"{value:.5g}") for tag, number, value in found}
+    return {point for point in expected if (point[0], point[1], f"{point[2]:.5g}") not in near}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_every_report_option_is_a_checked_dataclass(name: str) -> None:
+    raw = compose_config([f"report={name}"])
+    report = build(raw["report"], "report")
+    assert isinstance(report, Report)
+    assert report.prometheus_port is None
+    with pytest.raises(ConfigError, match="prometheus_port must be"):
+        build({**raw["report"], "prometheus_port": 70000}, "report")
+
+
+def test_a_missing_library_is_said_before_the_run_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "wandb", None)
+    settings = with_report(toy_settings("fedavg", tmp_path / "run"), _target_="server.trackers.wandb.WeightsAndBiases")
+    with pytest.raises(ConfigError, match=r"pip install 'goldfinch\[wandb\]'"):
+        run(settings)
+    assert not (tmp_path / "run").exists()
+
+
+def test_tensorboard_has_every_row(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    settings = with_report(toy_settings("fpl", tmp_path / "run"), _target_="server.trackers.tensorboard.TensorBoard")
+    run(settings)
+    events = EventAccumulator(str(tmp_path / "run" / "tensorboard"), size_guidance={"scalars": 0})
+    events.Reload()
+    found = {(tag, event.step, event.value) for tag in events.Tags()["scalars"] for event in events.Scalars(tag)}
+    assert missing(expected_points(tmp_path / "run"), found) == set()
+    assert "round/contrast" in events.Tags()["scalars"]
+    assert "settings/text_summary" in events.Tags()["tensors"]
+
+
+def test_tensorboard_of_a_resumed_run_has_each_round_once(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    report = {"_target_": "server.trackers.tensorboard.TensorBoard"}
+    run(with_report(toy_settings("fedavg", tmp_path / "run"), **report), stop_after=1)
+    run(with_report(toy_settings("fedavg", tmp_path / "run", resume=True), **report))
+    events = EventAccumulator(str(tmp_path / "run" / "tensorboard"), size_guidance={"scalars": 0})
+    events.Reload()
+    assert [event.step for event in events.Scalars("round/seconds")] == [1, 2]
+
+
+def test_mlflow_has_every_row_and_a_resumed_run_goes_on(tmp_path: Path) -> None:
+    mlflow = pytest.importorskip("mlflow", reason="mlflow is not installed: pip install 'goldfinch[mlflow]'")
+    report = {"_target_": "server.trackers.mlflow.MLflow"}
+    run(with_report(toy_settings("fpl", tmp_path / "run"), **report), stop_after=1)
+    run(with_report(toy_settings("fpl", tmp_path / "run", resume=True), **report))
+    client = mlflow.MlflowClient(f"sqlite:///{tmp_path / 'run' / 'mlflow.db'}")
+    (experiment,) = [item for item in client.search_experiments() if item.name == "goldfinch"]
+    (found,) = client.search_runs([experiment.experiment_id])
+    points = {
+        (tag, metric.step, metric.value)
+        for tag in found.data.metrics
+        for metric in client.get_metric_history(found.info.run_id, tag)
+    }
+    assert missing(expected_points(tmp_path / "run"), points) == set()
+    assert found.info.status == "FINISHED"
+    assert found.data.params["train.batch_size"] == "8"
+
+
+def test_wandb_writes_every_row_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("wandb", reason="wandb is not installed: pip install 'goldfinch[wandb]'")
+    monkeypatch.setenv("WANDB_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path / "config"))
+    run(with_report(toy_settings("fpl", tmp_path / "run"), _target_="server.trackers.wandb.WeightsAndBiases"))
+    (log,) = (tmp_path / "run" / "wandb").glob("offline-run-*/run-*.wandb")
+    content = log.read_bytes()
+    tags = {tag for tag, _, _ in expected_points(tmp_path / "run")}
+    assert {tag for tag in tags if tag.encode() not in content} == set()
+
+
+@dataclass
+class Spy:
+    """A tracker that keeps what it is told, and breaks at an event of a given name."""
+
+    breaks_at: str = ""
+
+    def __post_init__(self) -> None:
+        self.told: list[tuple[str, Mapping[str, Any]]] = []
+        self.closed = 0
+
+    def __call__(self, name: str, entry: Mapping[str, Any]) -> None:
+        self.told.append((name, entry))
+        if name == self.breaks_at:
+            raise RuntimeError("the network is gone")
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+SPIES: list[Spy] = []
+
+
+@dataclass(frozen=True)
+class SpyReport(Report):
+    """A report with a spy."""
+
+    breaks_at: str = ""
+
+    def trackers(self, settings: RunSettings) -> list[Tracker]:
+        SPIES.append(Spy(self.breaks_at))
+        return [SPIES[-1]]
+
+
+def spied(settings: RunSettings, breaks_at: str = "") -> RunSettings:
+    return with_report(settings, _target_=f"{__name__}.SpyReport", breaks_at=breaks_at)
+
+
+def test_a_tracker_that_breaks_does_not_break_the_run(tmp_path: Path) -> None:
+    plain = run(toy_settings("fedavg", tmp_path / "plain"))
+    broken = run(spied(toy_settings("fedavg", tmp_path / "broken"), "round done"))
+    assert broken.sha256 == plain.sha256
+    spy = SPIES[-1]
+    assert [name for name, _ in spy.told].count("round done") == 1  # not asked again
+    (failure,) = [entry for name, entry in broken.events if name == "tracker failed"]
+    assert failure == {"tracker": "Spy", "reason": "RuntimeError: the network is gone"}
+
+
+def test_trackers_are_closed_when_the_run_fails(tmp_path: Path) -> None:
+    settings = spied(toy_settings("fedavg", tmp_path / "run", rounds={"failures": 1}))
+    with pytest.raises(Exception, match="missed their quorum"):
+        run(settings, TouchedEngine(settings, failing=lambda request: True))
+    assert SPIES[-1].closed == 1
+
+
+def test_failures_are_rows_too(tmp_path: Path) -> None:
+    settings = spied(toy_settings("fedavg", tmp_path / "run"))
+    run(settings, TouchedEngine(settings, failing=lambda request: request.client.startswith("dark")))
+    rows = [row for name, entry in SPIES[-1].told if name == "activity" for row in entry["rows"]]
+    assert {row["status"] for row in rows if row["client"].startswith("dark")} == {"failed"}
+    done = [entry for name, entry in SPIES[-1].told if name == "round done"]
+    assert [entry["outcomes"] for entry in done] == [{"failed": 1, "trained": 2}] * 2
+
+
+def test_scalars_of_an_unknown_event_are_none() -> None:
+    assert scalars("start", {"round": 0}) == []
+    row = {"round": 3, "client": "a-0", "losses": '{"cross_entropy": 0.5}', "seconds_train": "", "bytes_up": 7}
+    assert scalars("activity", {"rows": [row]}) == [
+        Scalar("train_loss/cross_entropy/a-0", 3, 0.5),
+        Scalar("bytes/up/a-0", 3, 7.0),
+    ]
