@@ -196,6 +196,8 @@ class Device:
         order = [name for name in model.state_dict() if name in message.weights]  # a message's is not the model's
         weights = {name: message.weights[name].to(self.torch_device) for name in order}
         own = {name[len(MODEL_PREFIX) :]: kept[name] for name in kept if name.startswith(MODEL_PREFIX)}
+        model.train().requires_grad_(True)  # whatever a client of this thread left that failed half-way
+        model.zero_grad(set_to_none=True)
         try:
             model.load_state_dict({**initial, **own, **weights})
         except RuntimeError as error:
