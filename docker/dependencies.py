@@ -1,4 +1,4 @@
-"""Print what a container installs, as pip's arguments: the project's own dependencies without those of the simulation.
+"""Print what a container installs: names of the project's own dependencies without those of the simulation.
 
 Versions come from requirements.txt, given to pip as constraints. PyTorch is left out: the Dockerfile installs it first,
 from the index that the build names. Extras of the project may be named as arguments.
