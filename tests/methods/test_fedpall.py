@@ -1,0 +1,363 @@
+"""FedPall: prototypes and server nets in loops, what protects features, what moves where, and what it reduces to."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from support.exchanges import local_exchange
+from support.halves import CLASSES, FEATURES
+from support.nets import LinearNet, NetHalf, class_means_of, epochs, kept, net_update, numbers, unit, weighted_means
+from support.runs import TouchedEngine, run
+from support.toy import Toy, toy_settings
+
+from common.errors import PayloadError
+from common.models.auxiliary import Discriminator
+from common.prototypes import PrototypeSet, class_means
+from common.seeding import generator
+from common.state import GlobalState, under_prefix
+from strategies.fedpall import FedPall
+from strategies.method import Batch
+from strategies.server_nets import NetTraining, initial_net, new_discriminator, sent_net
+
+MEANS = [
+    class_means_of((0, 3.0, 1), (2, 7.0, 2)),
+    class_means_of((0, 5.0, 3)),
+    class_means_of((0, 1.0, 4), (2, 2.0, 5)),
+]
+
+
+def batch_of(count=6, size=FEATURES):
+    draws = generator(0, "batch")
+    features = torch.rand(count, size, generator=draws, requires_grad=True)
+    labels = torch.randint(CLASSES, (count,), generator=draws)
+    return Batch(torch.empty(0), labels, features, torch.randn(count, CLASSES, generator=draws))
+
+
+# ---- the server ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fidelity", ["released", "paper"])
+def test_prototypes_are_the_weighted_means(fidelity):
+    server = NetHalf(exchange="train")
+    method = FedPall(fidelity=fidelity)
+    state = method.initial_state({}, server)
+    state = method.aggregate(state, [net_update(i, part) for i, part in enumerate(MEANS)], server)
+    wanted = weighted_means(MEANS, list if fidelity == "paper" else unit)
+    assert state.prototypes.labels.tolist() == [0, 2]  # nobody has class 1
+    for label, vector in wanted.items():
+        assert state.prototypes.of_class(label)[0].tolist() == pytest.approx(vector, rel=1e-5)
+    assert state.prototypes.weights.tolist() == [9.0, 9.0]
+    longest = float(state.prototypes.vectors.norm(dim=1).max())
+    assert (longest <= 1 + 1e-6) == (fidelity == "released")
+
+
+def test_the_server_trains_the_classifier_by_label_and_the_amplifier_by_client():
+    how = NetTraining(epochs=2, learning_rate=0.1, momentum=0.9, weight_decay=0.01)
+    method, server = FedPall(server_training=how), NetHalf(exchange="mix")
+    state = method.initial_state({}, server)
+    head = server.new_model().head
+    wanted = LinearNet(numbers(head.weight), head.bias.tolist(), 0.1, 0.9, 0.01)
+    amplifier = new_discriminator("amplifier", server)
+    optimizer = torch.optim.SGD(amplifier.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
+    for number in (1, 2):
+        server.round = number
+        draws = generator(0, "mixed", number)
+        parts = [
+            (torch.rand(n, FEATURES, generator=draws), torch.randint(3, (n,), generator=draws)) for n in (5, 11, 9)
+        ]
+        sent = [net_update(i, features=part, labels=own) for i, (part, own) in enumerate(parts)]
+        state = method.aggregate(state, sent, server)
+        features, labels = torch.cat([part for part, _ in parts]), torch.cat([own for _, own in parts]).tolist()
+        owners = torch.tensor([0] * 5 + [1] * 11 + [2] * 9)
+        for batches in epochs(2, 25, 8, server.generator("train", "classifier")):  # 25: a last row joins
+            wanted.epoch(numbers(features), labels, batches)
+        for batches in epochs(2, 25, 8, server.generator("train", "amplifier")):
+            for rows in batches:
+                optimizer.zero_grad()
+                torch.nn.functional.cross_entropy(amplifier(features[rows]), owners[rows]).backward()
+                optimizer.step()
+    net = under_prefix("classifier/", state.extra)
+    torch.testing.assert_close(net["weight"], torch.tensor(wanted.weight), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(net["bias"], torch.tensor(wanted.bias), rtol=1e-4, atol=1e-5)
+    for name, tensor in amplifier.state_dict().items():
+        torch.testing.assert_close(under_prefix("amplifier/", state.extra)[name], tensor)
+
+
+@pytest.mark.parametrize("labels", [[0, 0, 1], [0, 0, 3], [0, -1, 1], [0, 0, 2]], ids=str)
+def test_labels_must_be_those_that_were_registered(labels):
+    method, server = FedPall(), NetHalf(exchange="mix")
+    features = torch.zeros(3, FEATURES)
+    wrong = net_update(0, counts=(1, 1, 1), features=features, labels=torch.tensor(labels))
+    with pytest.raises(PayloadError, match="labels"):
+        method.inspect(wrong, server)
+    method.inspect(net_update(0, counts=(1, 1, 1), features=features, labels=torch.tensor([2, 0, 1])), server)
+
+
+# ---- the loss --------------------------------------------------------------------------------------------------------
+
+
+def exchange(tmp_path, **hyper):
+    settings = toy_settings("fedpall", tmp_path, hyper=hyper)
+    size = int(local_exchange(settings).model.feature_size)
+    nets = initial_net("amplifier", new_discriminator("amplifier", NetHalf(feature_size=size)))
+    draws = generator(0, "table")
+    table = PrototypeSet(torch.rand(2, size, generator=draws) * 0.2, torch.tensor([0, 2]), torch.ones(2))
+    return local_exchange(settings, prototypes=table, extra=sent_net("amplifier", nets)), size
+
+
+@pytest.mark.parametrize("denominator", ["all", "negatives", "raw"])
+@pytest.mark.parametrize("fidelity", ["released", "paper"])
+def test_the_terms_are_the_printed_ones(denominator, fidelity, tmp_path):
+    hyper = {"denominator": denominator, "fidelity": fidelity, "contrast": 0.7, "divergence": 0.3, "temperature": 0.5}
+    local, size = exchange(tmp_path, **hyper)
+    batch = batch_of(size=size)
+    terms = local.method.loss(batch, local).terms
+    rows = numbers(local.prototypes.vectors)
+    contrast = 0.0
+    for z, label in zip(numbers(batch.features), batch.labels.tolist(), strict=True):
+        own = {0: 0, 2: 1}.get(label)
+        if own is None:
+            continue  # nobody has class 1
+        cosines = [sum(a * b for a, b in zip(unit(z), unit(g), strict=True)) for g in rows]
+        below = [sum(a * b for a, b in zip(unit(z), g, strict=True)) for g in rows] if denominator == "raw" else cosines
+        others = [v for j, v in enumerate(below) if denominator != "negatives" or j != own]
+        contrast += math.log(sum(math.exp(v / 0.5) for v in others)) - cosines[own] / 0.5
+    net = Discriminator(size, 3)
+    net.load_state_dict(under_prefix("amplifier/", local.extra))
+    logits = numbers(net.train()(batch.features))
+    divergence = 0.0
+    for row in logits:
+        p = [math.exp(v) / sum(math.exp(u) for u in row) for v in row]
+        if fidelity == "paper":
+            divergence += sum(q * math.log(3 * q) for q in p)
+        else:
+            divergence -= sum(math.log(3 * q) for q in p) / 3
+    assert terms["contrast"].item() == pytest.approx(0.7 * contrast / 6, rel=1e-4)
+    assert terms["divergence"].item() == pytest.approx(0.3 * divergence / 6, rel=1e-3)
+    local.method.loss(batch, local).terms["divergence"].backward()
+    assert bool(batch.features.grad.any())  # deceiving needs the gradient through the amplifier
+
+
+def test_options_of_the_amplifier_and_weights_of_zero(tmp_path):
+    local, size = exchange(tmp_path)
+    batch = batch_of(size=size)
+    value = local.method.loss(batch, local).terms["divergence"].item()
+    running, _ = exchange(tmp_path, amplifier_mode="eval")
+    assert running.method.loss(batch, running).terms["divergence"].item() != pytest.approx(value, rel=1e-3)
+    without, _ = exchange(tmp_path, contrast=0.0, divergence=0.0)
+    assert set(without.method.loss(batch, without).terms) == {"cross_entropy"}
+
+
+# ---- what protects the features --------------------------------------------------------------------------------------
+
+
+TABLE = PrototypeSet(torch.full((3, 2048), 40.0), torch.arange(3), torch.ones(3))
+
+
+def protected(count=50, size=2048, key=0, **options):
+    features = 1 + torch.rand(count, size, generator=generator(0, "features"))
+    labels = torch.arange(count) % 3
+    table = PrototypeSet(TABLE.vectors[:, :size], TABLE.labels, TABLE.weights)
+    return features, FedPall(**options).protect(features, labels, table, generator(0, "protection", key))
+
+
+@pytest.mark.parametrize(("size", "share", "ones"), [(2048, 0.9, 1843), (10, 0.9, 9), (100, 0.29, 29), (7, 1.0, 7)])
+def test_the_mask_has_exactly_its_share_of_ones_and_is_the_same_for_all_samples(size, share, ones):
+    features, masked = protected(size=size, protection="mask", mask_share=share)
+    mask = masked != 0
+    assert int(mask[0].sum()) == ones
+    assert bool((mask == mask[0]).all())
+    assert torch.equal(masked, features * mask)
+
+
+def test_the_mixture_has_one_share_of_two_decimals():
+    shares = []
+    for key in range(40):
+        features, mixed = protected(size=16, key=key, protection="mix")
+        share = (mixed - 40) / (features - 40)
+        assert float(share.max() - share.min()) < 1e-4
+        shares.append(float(share.double().mean()))
+        assert 100 * shares[-1] == pytest.approx(round(100 * shares[-1]), abs=1e-2)
+    assert min(shares) >= 0.8 - 1e-6
+    assert max(shares) <= 1 + 1e-6
+    assert max(shares) - min(shares) > 0.12
+    assert len({round(share, 2) for share in shares}) > 10
+
+
+def test_the_paper_draws_share_and_mask_for_every_sample():
+    features, masked = protected(count=60, protection="mask", fidelity="paper")
+    ones = (masked != 0).sum(1)
+    assert len(set(ones.tolist())) > 20
+    assert float(ones.float().mean()) == pytest.approx(0.9 * 2048, rel=5e-3)
+    features, mixed = protected(count=60, size=16, protection="mix", fidelity="paper")
+    shares = ((mixed - 40) / (features - 40)).mean(1)
+    assert len({round(float(share), 3) for share in shares}) > 40
+    assert 0.8 - 1e-5 <= float(shares.min()) < 0.84
+    assert 0.96 < float(shares.max()) <= 1 + 1e-5
+
+
+def test_the_other_protections():
+    features, plain = protected(protection="none")
+    assert torch.equal(features, plain)
+    _, noisy = protected(protection="gaussian")
+    noise = noisy - features
+    assert float(noise.mean()) == pytest.approx(0, abs=0.02)
+    assert float(noise.std()) == pytest.approx(1, abs=0.02)
+    _, both = protected(protection="both")
+    _, mixed = protected(protection="mix")
+    mask = both != 0
+    assert torch.equal(both[mask], mixed[mask])
+    assert int(mask[0].sum()) == 1843
+
+
+# ---- whole runs ------------------------------------------------------------------------------------------------------
+
+
+def trained(done):
+    return [item for item in done.messages if item.request.train]
+
+
+def test_share_and_mask_are_drawn_once_per_client_and_round(tmp_path):
+    settings = toy_settings("fedpall", tmp_path, hyper={"protection": "mask"})
+    masks = {}
+    for item in trained(run(settings, TouchedEngine(settings))):
+        if item.request.exchange == "mix":
+            features = item.reply.payload.extra["features"]
+            sent = (features != 0).any(0)
+            assert int(sent.sum()) <= math.floor(0.9 * features.shape[1])
+            masks[item.request.round, item.request.client] = sent
+    drawn = {tuple(mask.tolist()) for mask in masks.values()}
+    assert len(drawn) == len(masks) == 6
+
+
+@pytest.mark.parametrize("feature_mode", ["train", "eval"])
+def test_both_exchanges_see_the_same_features_of_the_trained_model(feature_mode, tmp_path):
+    settings = toy_settings("fedpall", tmp_path, hyper={"protection": "none", "feature_mode": feature_mode})
+    means, models = {}, {}
+    for item in trained(run(settings, TouchedEngine(settings))):
+        key, payload = (item.request.round, item.request.client), item.reply.payload
+        if item.request.exchange == "train":
+            means[key] = payload.prototypes
+        else:
+            again = class_means(payload.extra["features"], payload.extra["labels"], settings.data.class_count)
+            assert again.labels.tolist() == means[key].labels.tolist()
+            torch.testing.assert_close(again.vectors, means[key].vectors, rtol=1e-5, atol=1e-6)
+            models[key] = again
+    assert len(models) == 6
+
+
+def test_collecting_features_moves_running_statistics_once(tmp_path):
+    """The model that is kept after ``mix`` is the one that was kept after ``train``, to the bit."""
+    settings = toy_settings("fedpall", tmp_path, train={"rounds": 1})
+    seen = {}
+
+    def edit(request, payload):
+        if request.train and request.exchange == "mix" and request.client == "noisy-0":
+            seen.update(after_mix=True)
+        elif request.train and request.client == "noisy-0":
+            seen.update(kept(tmp_path)["noisy-0"])
+        return payload
+
+    run(settings, TouchedEngine(settings, edit=edit))
+    assert seen.pop("after_mix")
+    after = kept(tmp_path)["noisy-0"]
+    assert {name for name in after if name.startswith("model/")} == set(after)
+    assert all(torch.equal(after[name], seen[name]) for name in after)
+
+
+NETWORK = ("model=resnet18", "model.head=multilayer")
+
+
+def test_clients_take_over_the_classifier_but_its_batch_norm(tmp_path):
+    settings = toy_settings("fedpall", tmp_path, overrides=NETWORK, data=Toy(image_size=32))
+    local = local_exchange(settings)
+    server = NetHalf(class_count=4, feature_size=512, exchange="train")
+    server.new_model = lambda: local_exchange(settings).model
+    method, state = settings.method, settings.method.initial_state({}, server)
+    state = replace(state, extra={name: torch.full_like(tensor, 7) for name, tensor in state.extra.items()})
+    local.extra = method.download(state, server).extra
+    sent = set(under_prefix("classifier/", local.extra))
+    assert sent == {f"fc{i}.{part}" for i in (1, 2, 3) for part in ("weight", "bias")}
+    before = {name: tensor.clone() for name, tensor in local.model.state_dict().items()}
+    method.begin(local)
+    for name, tensor in local.model.state_dict().items():
+        taken = name.startswith("head.") and name.removeprefix("head.") in sent
+        assert torch.equal(tensor, torch.full_like(tensor, 7) if taken else before[name])
+    without = replace(method, swap_classifier=False)
+    assert not under_prefix("classifier/", without.download(state, server).extra)
+
+
+def test_alone_and_without_its_terms_it_is_single_set(tmp_path):
+    hyper = {"contrast": 0.0, "divergence": 0.0, "swap_classifier": False, "feature_mode": "eval"}
+    ours = run(toy_settings("fedpall", tmp_path / "fedpall", hyper=hyper))
+    theirs = run(toy_settings("single_set", tmp_path / "single"))
+    first, second = kept(tmp_path / "fedpall"), kept(tmp_path / "single")
+    for client, tensors in second.items():
+        assert all(torch.equal(first[client][name], tensor) for name, tensor in tensors.items())
+    scores = [{(r["round"], r["client"]): r["accuracy"] for r in done.rows("history.csv")} for done in (ours, theirs)]
+    assert scores[0] == {key: value for key, value in scores[1].items() if key[0] != "0"}
+
+
+@pytest.mark.parametrize("exchange_name", ["train", "mix"])
+def test_a_server_that_dies_within_a_round_goes_on_bit_for_bit(exchange_name, tmp_path):
+    """At the end of ``train`` the devices are ahead of the checkpoint by half a round."""
+
+    class DiedError(Exception):
+        pass
+
+    def edit(request, payload):
+        if request.train and request.round == 2 and request.exchange == exchange_name:
+            raise DiedError
+        return payload
+
+    def make(folder, **more):
+        return toy_settings("fedpall", tmp_path / folder, train={"rounds": 3}, **more)
+
+    whole = run(make("whole"))
+    with pytest.raises(DiedError):
+        run(make("dies"), TouchedEngine(make("dies"), edit=edit))
+    resumed = run(make("dies", resume=True))
+    assert resumed.sha256 == whole.sha256
+    first, second = kept(tmp_path / "whole"), kept(tmp_path / "dies")
+    assert all(torch.equal(second[client][name], t) for client in first for name, t in first[client].items())
+
+
+@pytest.mark.parametrize(
+    "hyper",
+    [
+        {"fidelity": "paper"},
+        {"denominator": "negatives"},
+        {"denominator": "raw"},
+        {"amplifier_mode": "eval"},
+        {"feature_mode": "eval"},
+        {"protection": "none"},
+        {"swap_classifier": False},
+        {"server_training": NetTraining(epochs=1)},
+    ],
+    ids=str,
+)
+def test_every_option_changes_the_result(hyper, tmp_path):
+    plain, other = (run(toy_settings("fedpall", tmp_path / str(i), hyper=h)) for i, h in enumerate(({}, hyper)))
+    assert plain.sha256 != other.sha256
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"temperature": 0.0}, {"contrast": -1.0}, {"divergence": -1.0}, {"mix_low": 1.1}, {"mask_share": 0.0}]
+)
+def test_values_out_of_range_are_refused(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        FedPall(**wrong)
+
+
+def test_the_state_is_named_tensors():
+    state = FedPall().initial_state({}, NetHalf())
+    assert {name.rpartition("/")[0] for name in state.extra} == {
+        "amplifier",
+        "classifier",
+        "momentum/amplifier",
+        "momentum/classifier",
+    }
+    assert isinstance(state, GlobalState)

@@ -1,0 +1,132 @@
+"""For methods that train nets on features: a server half with models and random numbers, and SGD written out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from support.halves import CLASSES, FEATURES, SIZES, Half
+from torch import Tensor, nn
+
+from client.store import FileStore
+from common.batches import split_batches
+from common.models.base import Model, initialised
+from common.prototypes import PrototypeSet
+from common.seeding import generator
+from common.settings import TrainSettings
+from strategies.method import Client, Update
+
+Matrix = list[list[float]]
+
+
+@dataclass
+class NetHalf(Half):
+    """A server that can also build the run's model, here a linear head on features of four."""
+
+    seed: int = 0
+    train: TrainSettings = field(default_factory=lambda: TrainSettings(batch_size=8))
+
+    def generator(self, *purpose: str | int) -> torch.Generator:
+        return generator(self.seed, "server", *purpose, self.round)
+
+    def new_model(self) -> nn.Module:
+        with initialised(self.seed, "initialisation"):
+            return Model(nn.Identity(), nn.Linear(FEATURES, CLASSES), FEATURES, CLASSES)
+
+
+def net_update(
+    index: int, prototypes: PrototypeSet | None = None, counts: Sequence[int] = (), **extra: Tensor
+) -> Update:
+    """What client ``index`` of three sent: its samples are as many as ``counts`` say, or as it usually has."""
+    held = tuple(counts) or (SIZES[index], 0, 0)
+    client = Client(f"c-{index}", f"c{index}", sum(held), held, index, len(SIZES))
+    return Update(client, {}, prototypes or PrototypeSet.empty(FEATURES), extra)
+
+
+def numbers(tensor: Tensor) -> Matrix:
+    """Rows as Python floats."""
+    rows: Matrix = tensor.detach().double().tolist()
+    return rows
+
+
+@dataclass
+class LinearNet:
+    """A linear classifier trained by SGD with momentum, in loops over float64."""
+
+    weight: Matrix
+    bias: list[float]
+    rate: float
+    momentum: float
+    decay: float
+    velocity: Matrix = field(default_factory=list)
+
+    def epoch(self, features: Matrix, labels: Sequence[int], batches: Sequence[Sequence[int]]) -> None:
+        """One pass in the order of ``batches``; a row of ``velocity`` is a class's weights and, last, its bias."""
+        classes, size = len(self.weight), len(self.weight[0])
+        self.velocity = self.velocity or [[0.0] * (size + 1) for _ in range(classes)]
+        for batch in batches:
+            gradient = [[0.0] * (size + 1) for _ in range(classes)]
+            for row in batch:
+                x = features[row]
+                logits = [
+                    sum(w * v for w, v in zip(self.weight[c], x, strict=True)) + self.bias[c] for c in range(classes)
+                ]
+                total = sum(math.exp(value) for value in logits)
+                for c in range(classes):
+                    slope = (math.exp(logits[c]) / total - (c == labels[row])) / len(batch)
+                    for d in range(size):
+                        gradient[c][d] += slope * x[d]
+                    gradient[c][size] += slope
+            for c in range(classes):
+                for d in range(size + 1):
+                    value = self.weight[c][d] if d < size else self.bias[c]
+                    step = gradient[c][d] + self.decay * value
+                    self.velocity[c][d] = self.momentum * self.velocity[c][d] + step
+                    if d < size:
+                        self.weight[c][d] -= self.rate * self.velocity[c][d]
+                    else:
+                        self.bias[c] -= self.rate * self.velocity[c][d]
+
+
+def epochs(count: int, rows: int, batch_size: int, draws: torch.Generator) -> Iterator[list[list[int]]]:
+    """The batches of each epoch, from the draws that the net training makes."""
+    for _ in range(count):
+        order = torch.randperm(rows, generator=draws)
+        yield [batch.tolist() for batch in split_batches(order, batch_size, "keep")]
+
+
+def unit(row: Sequence[float]) -> list[float]:
+    length = max(math.sqrt(sum(x * x for x in row)), 1e-12)
+    return [x / length for x in row]
+
+
+def weighted_means(
+    sets: Sequence[PrototypeSet], scale: Callable[[Sequence[float]], list[float]]
+) -> Mapping[int, list[float]]:
+    """Per class ``sum_k n_k scale(m_k) / sum_k n_k`` in loops over the clients' class means."""
+    result = {}
+    for label in sorted({label for part in sets for label in part.labels.tolist()}):
+        total, mass = [0.0] * sets[0].feature_size, 0.0
+        for part in sets:
+            for vector, own, weight in zip(
+                numbers(part.vectors), part.labels.tolist(), part.weights.tolist(), strict=True
+            ):
+                if own == label:
+                    mass += weight
+                    total = [t + weight * x for t, x in zip(total, scale(vector), strict=True)]
+        result[label] = [t / mass for t in total]
+    return result
+
+
+def class_means_of(*rows: tuple[int, float, int]) -> PrototypeSet:
+    """One made-up class mean for each (label, weight, key)."""
+    vectors = torch.stack([torch.rand(FEATURES, generator=generator(0, "means", key)) * 3 for _, _, key in rows])
+    return PrototypeSet(vectors, torch.tensor([r[0] for r in rows]), torch.tensor([r[1] for r in rows]))
+
+
+def kept(folder: object) -> dict[str, dict[str, Tensor]]:
+    """What each client of the run in ``folder`` keeps, by client."""
+    found = (path for of_run in (folder / "clients").glob("*") for path in of_run.iterdir())  # type: ignore[operator]  # a Path
+    return {path.name: FileStore(path).load(10**6) for path in found}
