@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -40,6 +41,8 @@ def prepare_output(settings: RunSettings) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         if not (settings.resume and (folder / "config.yaml").exists()):
             (folder / "summary.json").unlink(missing_ok=True)
+            if not settings.resume:  # an old run's client states are of no use to any other
+                shutil.rmtree(folder / "clients", ignore_errors=True)
             write_text(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(dict(settings.raw))))
     except OSError as error:
         raise ConfigError(f"cannot write to {folder}: {error.strerror}; choose another output=") from error

@@ -1,0 +1,270 @@
+"""The round loop: quorum, refusals, deadlines missed, runs that stop and go on, folders that are taken."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.runs import TouchedEngine, run
+from support.toy import toy_settings
+
+from common.errors import CheckpointError, ConfigError, EngineError
+from common.messages import Registration, Request
+from common.payload import Payload
+from common.settings import with_method
+from common.state import GlobalState
+from server.checkpoint import Checkpoints
+from server.conduct import prepare_output, read_summary
+from server.engine import Failure, Reply
+from server.history import read_rows
+from server.rounds import Rounds
+from strategies.fedavg import FedAvg
+from strategies.method import Expected, Local, Server, Update, Upload
+
+
+def failing_in(*rounds: int, clients: Sequence[str] = ("dark-0", "noisy-0")) -> Any:
+    return lambda request: request.train and request.round in rounds and request.client in clients
+
+
+def kinds(done: Any) -> list[str]:
+    return [name for name, _ in done.events if name in ("round done", "round skipped", "stopped", "finish")]
+
+
+def test_a_round_without_quorum_leaves_the_state_as_it_was(tmp_path: Path) -> None:
+    settings = toy_settings("fedavg", tmp_path, train={"rounds": 3})
+    done = run(settings, TouchedEngine(settings, failing=failing_in(2)))
+    assert kinds(done) == ["round done", "round skipped", "round done", "finish"]
+    skipped = next(entry for name, entry in done.events if name == "round skipped")
+    assert (skipped["round"], skipped["answered"], skipped["needed"]) == (2, 1, 2)
+    losses = {row["round"]: row["loss"] for row in done.rows("history.csv") if row["domain"] == "bright"}
+    assert losses["1"] == losses["2"] != losses["3"]
+
+
+def test_a_quorum_of_all_needs_all(tmp_path: Path) -> None:
+    settings = toy_settings("fedavg", tmp_path, rounds={"quorum": 1.0}, train={"rounds": 2})
+    done = run(settings, TouchedEngine(settings, failing=failing_in(1, clients=["dark-0"])))
+    assert kinds(done) == ["round skipped", "round done", "finish"]
+
+
+def test_too_many_rounds_without_quorum_end_the_run_and_it_can_go_on(tmp_path: Path) -> None:
+    settings = toy_settings("fedavg", tmp_path, rounds={"failures": 2}, train={"rounds": 5})
+    with pytest.raises(EngineError, match=r"2 rounds in a row missed their quorum.*round 3 is kept: resume=true"):
+        run(settings, TouchedEngine(settings, failing=failing_in(2, 3)))
+    again = run(replace(settings, resume=True))
+    assert again.summary["rounds"] == 5
+    assert kinds(again) == ["round done", "round done", "finish"]
+
+
+def test_one_failed_round_between_good_ones_is_no_row(tmp_path: Path) -> None:
+    settings = toy_settings("fedavg", tmp_path, rounds={"failures": 2}, train={"rounds": 6})
+    done = run(settings, TouchedEngine(settings, failing=failing_in(1, 3, 5)))
+    assert kinds(done).count("round skipped") == 3
+
+
+class Silent(TouchedEngine):
+    """Two of three clients never register."""
+
+    def register(self, expected: Sequence[str], seconds: float) -> tuple[list[Registration], list[Failure]]:
+        found, _ = super().register(expected, seconds)
+        refusals = [Failure("node 7", "refused", "DataError: no data here")]
+        return [item for item in found if item.client == "dark-0"], refusals
+
+
+def test_too_few_registrations_end_the_run_with_every_reason(tmp_path: Path) -> None:
+    settings = toy_settings("fedavg", tmp_path)
+    with pytest.raises(EngineError) as caught:
+        run(settings, Silent(settings))
+    text = str(caught.value)
+    assert "only 1 of 3 clients registered" in text
+    assert "missing: bright-0, noisy-0" in text
+    assert "node 7: DataError: no data here" in text
+
+
+class Late(TouchedEngine):
+    """The noisy client registers only in the second round."""
+
+    calls = 0
+
+    def register(self, expected: Sequence[str], seconds: float) -> tuple[list[Registration], list[Failure]]:
+        found, failures = super().register(expected, seconds)
+        self.calls += 1
+        return [item for item in found if item.client != "noisy-0" or self.calls > 2], failures
+
+
+def test_a_late_client_joins(tmp_path: Path) -> None:
+    settings = toy_settings("fedavg", tmp_path, train={"rounds": 3})
+    done = run(settings, Late(settings))
+    rounds = {row["round"] for row in done.rows("activity.csv") if row["client"] == "noisy-0" and row["steps"] != "0"}
+    assert rounds == {"2", "3"}
+    missing = [entry["clients"] for name, entry in done.events if name == "missing"]
+    assert missing == [["noisy-0"]]
+
+
+class Stranger(TouchedEngine):
+    """A node claims to be somebody else's client, and answers for it."""
+
+    def exchange(
+        self, message: Payload, requests: Mapping[str, Request], seconds: float
+    ) -> tuple[list[Reply], list[Failure]]:
+        replies, failures = super().exchange(message, requests, seconds)
+        forged = replace(replies[0], client="moon-0")
+        return [*replies, forged, replies[0]], failures
+
+
+def test_strangers_and_doubles_are_refused(tmp_path: Path) -> None:
+    settings = toy_settings("fedavg", tmp_path, train={"rounds": 1})
+    done = run(settings, Stranger(settings))
+    refused = [(row["client"], row["reason"]) for row in done.rows("activity.csv") if row["status"] == "refused"]
+    assert ("moon-0", "moon-0 was not asked in round 1") in refused
+    assert ("bright-0", "bright-0 has answered already in round 1") in refused
+    plain = run(toy_settings("fedavg", tmp_path / "plain", train={"rounds": 1}))
+    assert done.sha256 == plain.sha256
+
+
+def test_a_stopped_run_is_kept_and_continued_to_the_same_end(tmp_path: Path) -> None:
+    whole = run(toy_settings("fpl", tmp_path / "whole", train={"rounds": 4}))
+    stopped = run(toy_settings("fpl", tmp_path / "parts", train={"rounds": 4}), stop_after=2)
+    assert kinds(stopped) == ["round done", "round done", "stopped"]
+    assert stopped.summary["rounds"] == 2
+    again = run(toy_settings("fpl", tmp_path / "parts", train={"rounds": 4}, resume=True))
+    assert again.sha256 == whole.sha256
+    assert again.rows("history.csv") == whole.rows("history.csv")
+    assert again.summary["scores"] == whole.summary["scores"]
+    assert again.summary["bytes"]["up"] == pytest.approx(whole.summary["bytes"]["up"], rel=1e-3)
+
+
+def test_a_finished_run_can_be_lengthened(tmp_path: Path) -> None:
+    long = run(toy_settings("fpl", tmp_path / "long", train={"rounds": 4}))
+    run(toy_settings("fpl", tmp_path / "short", train={"rounds": 2}))
+    longer = run(toy_settings("fpl", tmp_path / "short", train={"rounds": 4}, resume=True))
+    assert longer.sha256 == long.sha256
+    assert longer.rows("history.csv") == long.rows("history.csv")
+
+
+def test_a_finished_run_resumed_stays_as_it_is(tmp_path: Path) -> None:
+    settings = toy_settings("fpl", tmp_path)
+    first = run(settings)
+    again = run(replace(settings, resume=True))
+    assert again.sha256 == first.sha256
+    assert again.rows("history.csv") == first.rows("history.csv")
+    scored = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert [entry["round"] for entry in scored if entry["event"] == "score"] == [0, 1, 2]
+
+
+def test_resume_without_a_run_is_a_new_run(tmp_path: Path) -> None:
+    new = run(toy_settings("fpl", tmp_path, resume=True))
+    assert [name for name, _ in new.events if name in ("start", "resume")] == ["start"]
+
+
+def test_a_torn_newest_checkpoint_costs_a_round_and_nothing_else(tmp_path: Path) -> None:
+    """The clients' own states have gone on, too: they must go back with the server."""
+    whole = run(toy_settings("fedprox", tmp_path / "whole", train={"rounds": 4}))
+    run(toy_settings("fedprox", tmp_path / "torn", train={"rounds": 4}), stop_after=3)
+    newest = Checkpoints(tmp_path / "torn" / "checkpoint").paths()[-1]
+    newest.write_bytes(newest.read_bytes()[:-100])
+    again = run(toy_settings("fedprox", tmp_path / "torn", train={"rounds": 4}, resume=True))
+    assert kinds(again) == ["round done", "round done", "finish"]
+    assert again.sha256 == whole.sha256
+
+
+def test_another_run_s_folder_is_not_touched(tmp_path: Path) -> None:
+    run(toy_settings("fpl", tmp_path))
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(ConfigError, match=r"already holds a run; add resume=true.*overwrite=true"):
+        run(toy_settings("fpl", tmp_path))
+    with pytest.raises(CheckpointError, match="of method fpl, this run is fedavg"):
+        run(toy_settings("fedavg", tmp_path, resume=True))
+    with pytest.raises(CheckpointError, match="seed 0, this run has 1"):
+        run(toy_settings("fpl", tmp_path, resume=True, seed=1))
+    with pytest.raises(CheckpointError, match="other settings"):
+        run(toy_settings("fpl", tmp_path, resume=True, train={"learning_rate": 0.5}))
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_overwriting_leaves_nothing_of_the_old_run(tmp_path: Path) -> None:
+    run(toy_settings("feddyn", tmp_path, train={"rounds": 4}))
+    assert (tmp_path / "clients").is_dir()
+    done = run(toy_settings("fedavg", tmp_path, train={"rounds": 1}, overwrite=True))
+    assert len(done.rows("activity.csv")) == 6
+    assert [path.name for path in Checkpoints(tmp_path / "checkpoint").paths()] == ["round-000001.safetensors"]
+    assert not (tmp_path / "clients").exists()
+    assert read_summary(tmp_path)["method"] == "fedavg"
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"cannot write to .*choose another output="):
+        prepare_output(toy_settings("fpl", tmp_path / "file" / "run"))
+
+
+@pytest.mark.parametrize("text", [None, "", "[]", "{"])
+def test_a_folder_without_a_summary_is_named(text: str | None, tmp_path: Path) -> None:
+    if text is not None:
+        (tmp_path / "summary.json").write_text(text)
+    with pytest.raises(ConfigError, match=r"summary"):
+        read_summary(tmp_path)
+
+
+def test_scores_come_every_so_many_rounds_and_at_the_end(tmp_path: Path) -> None:
+    done = run(toy_settings("fedavg", tmp_path, train={"rounds": 5}, rounds={"evaluate_every": 3}))
+    assert sorted({int(row["round"]) for row in done.rows("history.csv")}) == [0, 3, 5]
+
+
+def test_participation_takes_some_and_scores_all(tmp_path: Path) -> None:
+    done = run(toy_settings("fedavg", tmp_path, train={"rounds": 4}, rounds={"participation": 0.34}))
+    trained = [row for row in done.rows("activity.csv") if row["status"] == "trained"]
+    assert len(trained) == 4
+    by_round: dict[str, set[str]] = {}
+    for row in done.rows("history.csv"):
+        by_round.setdefault(row["round"], set()).add(row["domain"])
+    assert all(domains == {"bright", "dark", "noisy"} for domains in by_round.values())
+
+
+@dataclass(frozen=True)
+class Twice(FedAvg):
+    """Two exchanges: the second only asks whether the first arrived."""
+
+    exchanges = ("train", "again")
+
+    def respond(self, local: Local) -> Upload:
+        return Upload(weights={}, extra={"seen": local.extra["seen"] + 1})
+
+    def download(self, state: GlobalState, server: Server) -> Any:
+        base = super().download(state, server)
+        return base if server.exchange == "train" else replace(base, extra=state.extra)
+
+    def expects(self, server: Server) -> Expected:
+        if server.exchange == "train":
+            return super().expects(server)
+        return Expected(weights=False, extra={"seen": (torch.int64, (1,))})
+
+    def aggregate(self, state: GlobalState, updates: Sequence[Update], server: Server) -> GlobalState:
+        if server.exchange == "train":
+            return replace(super().aggregate(state, updates, server), extra={"seen": torch.tensor([server.round])})
+        return replace(state, extra={"seen": sum(update.extra["seen"] for update in updates)})
+
+
+def test_a_round_that_fails_in_its_second_exchange_is_undone_whole(tmp_path: Path) -> None:
+    settings = with_method(toy_settings("fedavg", tmp_path, train={"rounds": 3}), Twice())
+    engine = TouchedEngine(settings, failing=lambda request: request.round == 2 and request.exchange == "again")
+    rounds = Rounds(settings, engine)
+    prepare_output(settings)
+    state = rounds.run()
+    assert state.extra["seen"].tolist() == [3 * (3 + 1)]
+    plain = run(toy_settings("fedavg", tmp_path / "plain", train={"rounds": 1}))
+    losses = {row["round"]: row["loss"] for row in read_rows(tmp_path / "history.csv") if row["domain"] == "dark"}
+    assert losses["1"] == losses["2"] != losses["3"]
+    assert losses["1"] == [row["loss"] for row in plain.rows("history.csv") if row["domain"] == "dark"][-1]
+
+
+def test_who_fails_in_the_first_exchange_is_not_asked_in_the_second(tmp_path: Path) -> None:
+    settings = with_method(toy_settings("fedavg", tmp_path, train={"rounds": 1}), Twice())
+    engine = TouchedEngine(settings, failing=lambda request: request.client == "dark-0" and request.exchange == "train")
+    run(settings, engine)
+    asked = [item.request.client for item in engine.messages if item.request.exchange == "again"]
+    assert asked == ["bright-0", "noisy-0"]
