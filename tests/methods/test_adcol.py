@@ -1,0 +1,127 @@
+"""ADCOL: the discriminator's training and the divergence written out, what leaves a device, and what it reduces to."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from support.exchanges import local_exchange
+from support.halves import FEATURES
+from support.nets import NetHalf, epochs, kept, net_update, numbers
+from support.runs import TouchedEngine, run
+from support.toy import TRAIN, toy_settings
+
+from common.models.auxiliary import Discriminator
+from common.seeding import generator
+from common.state import under_prefix
+from strategies.adcol import ADCOL
+from strategies.method import Batch
+from strategies.server_nets import NetTraining, initial_net, new_discriminator, sent_net
+
+
+def test_the_server_trains_the_discriminator_to_name_the_client():
+    how = NetTraining(epochs=3, learning_rate=0.05, momentum=0.9, weight_decay=0.01)
+    method, server = ADCOL(server_training=how), NetHalf()
+    state = method.initial_state({}, server)
+    net = new_discriminator("discriminator", server)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01)
+    for number in (1, 2):
+        server.round = number
+        draws = generator(0, "uploads", number)
+        parts = {0: torch.rand(5, FEATURES, generator=draws), 2: torch.rand(12, FEATURES, generator=draws)}
+        state = method.aggregate(state, [net_update(i, features=part) for i, part in parts.items()], server)
+        features, owners = torch.cat([*parts.values()]), torch.tensor([0] * 5 + [2] * 12)
+        for batches in epochs(3, 17, 8, server.generator("train", "discriminator")):  # 17: a last row joins
+            for rows in batches:
+                optimizer.zero_grad()
+                torch.nn.functional.cross_entropy(net(features[rows]), owners[rows]).backward()
+                optimizer.step()
+    for name, tensor in net.state_dict().items():
+        torch.testing.assert_close(under_prefix("discriminator/", state.extra)[name], tensor)
+    download = method.download(state, server)
+    assert set(download.extra) == {f"discriminator/{name}" for name in net.state_dict()}
+    assert not download.weights
+
+
+def test_it_learns_whose_features_are_whose():
+    method, server = ADCOL(server_training=NetTraining(epochs=20)), NetHalf()
+    draws = generator(0, "shifted")
+    sent = [net_update(i, features=torch.rand(40, FEATURES, generator=draws) + i) for i in range(3)]
+    state = method.aggregate(method.initial_state({}, server), sent, server)
+    net = Discriminator(FEATURES, 3)
+    net.load_state_dict(under_prefix("discriminator/", state.extra))
+    guesses = net.eval()(torch.cat([update.extra["features"] for update in sent])).argmax(1)
+    assert float((guesses == torch.arange(3).repeat_interleave(40)).float().mean()) > 0.9
+
+
+def exchange(tmp_path, **hyper):
+    settings = toy_settings("adcol", tmp_path, hyper=hyper)
+    size = int(local_exchange(settings).model.feature_size)
+    net = new_discriminator("discriminator", NetHalf(feature_size=size))
+    return local_exchange(settings, extra=sent_net("discriminator", initial_net("discriminator", net))), net
+
+
+@pytest.mark.parametrize("mode", ["train", "eval"])
+def test_the_divergence_is_the_printed_one(mode, tmp_path):
+    local, net = exchange(tmp_path, divergence=0.3, discriminator_mode=mode)
+    features = torch.rand(6, local.feature_size, generator=generator(0, "features"), requires_grad=True)
+    batch = Batch(torch.empty(0), torch.arange(6) % 4, features, torch.zeros(6, 4))
+    terms = local.method.loss(batch, local).terms
+    wanted = 0.0
+    for row in numbers(net.train(mode == "train")(features)):
+        total = sum(math.exp(value) for value in row)
+        wanted -= sum(math.log(3 * math.exp(value) / total) for value in row) / 3
+    assert terms["divergence"].item() == pytest.approx(0.3 * wanted / 6, rel=1e-3)
+    terms["divergence"].backward()
+    assert bool(features.grad.any())
+
+
+def test_one_feature_per_sample_leaves_the_device_and_no_model(tmp_path):
+    settings = toy_settings("adcol", tmp_path)
+    done = run(settings, TouchedEngine(settings))
+    for item in (item for item in done.messages if item.request.train):
+        rows = TRAIN[item.request.client.removesuffix("-0")]
+        assert item.reply.payload.extra["features"].shape == (rows, 128)
+        assert not item.reply.payload.weights
+        assert not item.message.weights
+    states = kept(tmp_path)
+    names = {f"model/{name}" for name in local_exchange(settings).model.state_dict()}
+    assert set(states) == set(done.summary["clients"])
+    assert all(set(tensors) == names for tensors in states.values())
+    assert done.summary["scored"] == "own model"
+
+
+def test_a_claim_of_more_features_than_samples_is_refused(tmp_path):
+    settings = toy_settings("adcol", tmp_path)
+
+    def edit(request, payload):
+        if request.client != "dark-0" or not request.train:
+            return payload
+        return type(payload)(payload.header, extra={"features": payload.extra["features"].repeat(2, 1)})
+
+    done = run(settings, TouchedEngine(settings, edit=edit))
+    refused = [row for row in done.rows("activity.csv") if row["status"] == "refused"]
+    assert {row["client"] for row in refused} == {"dark-0"}
+    assert all("features is" in row["reason"] for row in refused)
+
+
+def test_without_divergence_it_is_single_set(tmp_path):
+    run(toy_settings("adcol", tmp_path / "adcol", hyper={"divergence": 0.0, "feature_mode": "eval"}))
+    run(toy_settings("single_set", tmp_path / "single"))
+    ours, theirs = kept(tmp_path / "adcol"), kept(tmp_path / "single")
+    assert set(ours) == set(theirs)
+    assert all(torch.equal(ours[client][name], t) for client in theirs for name, t in theirs[client].items())
+
+
+@pytest.mark.parametrize(
+    "hyper", [{"divergence": 1.0}, {"discriminator_mode": "eval"}, {"feature_mode": "eval"}], ids=str
+)
+def test_every_option_changes_the_result(hyper, tmp_path):
+    plain, other = (run(toy_settings("adcol", tmp_path / str(i), hyper=h)) for i, h in enumerate(({}, hyper)))
+    assert plain.sha256 != other.sha256
+
+
+def test_values_out_of_range_are_refused():
+    with pytest.raises(ValueError, match="divergence"):
+        ADCOL(divergence=-0.1)
