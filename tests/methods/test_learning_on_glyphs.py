@@ -16,7 +16,7 @@ LEAST = {
     "fedapc": 80,
     "fedplvm": 80,
     "fedplcc": 80,
-    "fccl_plus": 70,
+    "fccl_plus": 80,
     "scaffold": 75,
 }
 
