@@ -1,5 +1,5 @@
 #!/bin/sh
-# What a container does: certificates | superlink | serverapp | enrol | proxy | supernode | goldfinch ... | any command.
+# What a container does: certificates | superlink | serverapp | enrol | proxy | supernode | run | operate ... | any command.
 # The environment variables are explained in compose.yaml and docs/deploy.md.
 set -eu
 
@@ -70,6 +70,10 @@ supernode)
 run) # submit a run and follow it: run method=fpl train.rounds=20
   connection
   exec goldfinch run engine=superlink "$@"
+  ;;
+operate) # any command, with a connection to the SuperLink: operate flwr supernode list
+  connection
+  exec "$@"
   ;;
 table | list | doctor | report)
   exec goldfinch "$role" "$@"

@@ -1,0 +1,155 @@
+"""What compose.yaml promises about every container, read from the file; the rehearsal itself is make test-compose."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from support.federation import ROOT
+
+from common.settings import load_settings
+
+DOCKER = ROOT / "docker"
+COMPOSE: dict[str, Any] = yaml.safe_load((DOCKER / "compose.yaml").read_text())
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+DEVICES = [name for name in SERVICES if name.startswith("supernode-")]
+LASTING = ["superlink", "serverapp", "proxy", *DEVICES]
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_every_container_is_confined(name: str) -> None:
+    service = SERVICES[name]
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert service["mem_limit"]
+    assert service["pids_limit"]
+    assert "privileged" not in service
+
+
+def test_one_container_is_root_and_it_has_no_network_and_ends() -> None:
+    root = [name for name, service in SERVICES.items() if service.get("user") == "root"]
+    assert root == ["certificates"]
+    assert SERVICES["certificates"]["network_mode"] == "none"
+    assert SERVICES["certificates"]["restart"].startswith("on-failure")
+    assert re.findall(r"^USER (\w+)$", (DOCKER / "Dockerfile").read_text(), re.MULTILINE) == ["goldfinch", "goldfinch"]
+
+
+@pytest.mark.parametrize("name", LASTING)
+def test_what_should_last_has_a_health_check_and_is_restarted(name: str) -> None:
+    assert SERVICES[name]["restart"] == "unless-stopped"
+    assert "health.py" in " ".join(SERVICES[name]["healthcheck"]["test"])
+    assert SERVICES[name]["init"] is True
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_a_device_reaches_the_proxy_and_nothing_else(name: str) -> None:
+    assert SERVICES[name]["networks"] == ["devices"]
+    others = [other for other, service in SERVICES.items() if "devices" in service.get("networks", [])]
+    assert set(others) == {"proxy", *DEVICES}
+    assert COMPOSE["networks"]["devices"] == {"internal": True}
+    assert COMPOSE["networks"]["control"] == {"internal": True}
+
+
+def test_only_the_proxy_and_the_dashboard_publish_a_port_and_only_to_this_machine_by_default() -> None:
+    published = {name: service["ports"] for name, service in SERVICES.items() if "ports" in service}
+    assert set(published) == {"proxy", "grafana"}
+    assert published["proxy"] == ["${GOLDFINCH_BIND:-127.0.0.1}:${GOLDFINCH_PORT:-8443}:8443"]
+    assert published["grafana"][0].startswith("127.0.0.1:")
+
+
+def test_each_container_has_the_keys_of_its_own_party_only() -> None:
+    mounts = {
+        name: {str(volume).split(":")[0] for volume in service.get("volumes", [])}
+        for name, service in SERVICES.items()
+        if name != "certificates"
+    }
+    secret = {"authority", "more-nodes", "server", *(name for name in COMPOSE["volumes"] if name.startswith("node-"))}
+    held = {name: sorted(volumes & secret) for name, volumes in mounts.items() if volumes & secret}
+    expected = {"superlink": ["server"], "serverapp": ["server"], "proxy": ["server"]}
+    for name in DEVICES:
+        expected[name] = [f"node-{name.removeprefix('supernode-').removesuffix('-gpu')}"]
+    assert held == expected
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_data_and_keys_are_read_only_for_a_device(name: str) -> None:
+    places = {str(volume).rsplit(":", 2)[-2]: str(volume) for volume in SERVICES[name]["volumes"] if ":ro" in volume}
+    assert set(places) == {"/certificates/node", "/data"}
+
+
+def test_the_default_devices_are_the_clients_of_the_default_run() -> None:
+    settings = load_settings(["method=fpl"])
+    domains = {spec.domain for spec in settings.protocol.clients(settings.data)}
+    assert {re.split(r":-|}", SERVICES[name]["environment"]["GOLDFINCH_DOMAIN"])[1] for name in DEVICES} == domains
+
+
+def test_every_setting_in_env_is_used_and_every_required_one_has_a_default() -> None:
+    text = (DOCKER / "compose.yaml").read_text()
+    used = set(re.findall(r"\$\{(\w+)", text)) | {"COMPOSE_PROFILES"}
+    defined = set(re.findall(r"^(\w+)=", (DOCKER / ".env").read_text(), re.MULTILINE))
+    assert defined <= used
+    assert not re.findall(r"\$\{\w+\}", text)  # each has a default, so the file works without .env
+
+
+def test_the_entrypoint_is_a_shell_script_with_every_role_of_compose() -> None:
+    script = DOCKER / "entrypoint.sh"
+    subprocess.run(["sh", "-n", str(script)], check=True)
+    subprocess.run(["bash", "-n", str(DOCKER / "demo.sh")], check=True)
+    roles = set(re.findall(r"^(\w+)\)", script.read_text(), re.MULTILINE))
+    used = {
+        service["command"][0]
+        for service in SERVICES.values()
+        if service.get("command") and not service.get("entrypoint")
+    }
+    used |= {service["entrypoint"][1] for service in SERVICES.values() if service.get("entrypoint")}
+    assert used <= roles
+
+
+@pytest.mark.parametrize(
+    ("role", "said"),
+    [
+        ("superlink", "server/ca.crt is missing"),
+        ("serverapp", "server/ca.crt is missing"),
+        ("proxy", "server/ca.crt is missing"),
+        ("supernode", "node/ca.crt is missing"),
+        ("enrol", "operator/ca.crt is missing"),
+        ("run", "operator/ca.crt is missing"),
+    ],
+)
+def test_a_missing_certificate_is_named(tmp_path: Path, role: str, said: str) -> None:
+    environment = {"PATH": "/usr/bin:/bin", "GOLDFINCH_CERTIFICATES": str(tmp_path), "FLWR_HOME": str(tmp_path)}
+    result = subprocess.run(
+        [str(DOCKER / "entrypoint.sh"), role], env=environment, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 78
+    assert said in result.stderr
+
+
+def test_the_image_installs_the_dependencies_without_the_simulation() -> None:
+    chosen = runpy.run_path(str(DOCKER / "dependencies.py"))["dependencies"]
+    names = chosen(tomllib.loads((ROOT / "pyproject.toml").read_text()), ["prometheus"])
+    assert {"flwr", "hydra-core", "safetensors", "finch-clust", "prometheus-client"} <= set(names)
+    assert not {"ray", "torch", "torchvision", "flwr[simulation]"} & set(names)
+    assert all(re.fullmatch(r"[A-Za-z0-9._-]+", name) for name in names)
+
+
+def test_no_package_of_the_image_needs_ray() -> None:
+    code = (
+        "import sys\n"
+        "class Absent:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.split('.')[0] == 'ray':\n"
+        "            raise ImportError('ray is not in the image')\n"
+        "sys.meta_path.insert(0, Absent())\n"
+        "import server.app, client.app, server.submit, server.cli, server.membership\n"
+        "assert 'ray' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
