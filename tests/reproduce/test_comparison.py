@@ -1,0 +1,154 @@
+"""Means, gaps and order, against numbers worked out by hand."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from server.history import SCORES
+from server.reproduction.comparison import Comparison, Line, Value, agreement, averages
+from server.reproduction.pages import Grid, Heading, Picture, Text, as_html, as_markdown, compose
+from server.reproduction.published import PublishedRow, PublishedTable, Reduction
+
+
+def summary(first: float, second: float, fonts: float, megabytes: float = 2.0) -> dict[str, Any]:
+    accuracy = {"mnist": first, "usps": second, "computer_fonts": fonts}
+    mean = sum(accuracy.values()) / 3
+    score = {"accuracy": accuracy, "average": mean, "worst": min(accuracy.values()), "spread": 1.5}
+    return {
+        "scores": {"final": score},
+        "bytes": {"up": int(megabytes * 5e5), "down": int(megabytes * 5e5)},
+        "splits": {"mnist-0": "aa", "usps-0": "bb"},
+        "scored": "global model",
+        "state_sha256": "f" * 64,
+        "wall_seconds": 3.0,
+    }
+
+
+ROWS = (
+    PublishedRow("A", ("method=fedavg",), (90.0, 80.0, 50.0), average=73.33),
+    PublishedRow("B", ("method=fedproto",), (92.0, 84.0, 52.0), average=70.0, misprint="its cells give 76.00"),
+    PublishedRow("C|D", ("method=fpl",), (94.0, 82.0, 60.0), (0.5, 0.25, 1.0), average=78.67),
+)
+
+
+def comparison(scale: str = "small") -> Comparison:
+    table = PublishedTable(
+        "digits_table",
+        "A Paper, 2023",
+        "Table 9",
+        "final",
+        {"mnist": "MNIST", "usps": "USPS", "syn": "SYN"},
+        Reduction(("a smaller network",), ("model=small",), {"syn": "computer_fonts"}),
+        own="C|D",
+        listed=ROWS,
+    )
+    runs = [
+        {0: summary(80, 70, 30), 1: summary(84, 74, 30)},
+        {0: summary(86, 70, 99), 1: summary(86, 72, 99)},
+        {0: summary(85, 75, 10)},
+    ]
+    lines = [
+        Line(row, {seed: Path(f"runs/x-{row.label}/seed-{seed}") for seed in (0, 1)}, found)
+        for row, found in zip(ROWS, runs, strict=True)
+    ]
+    return Comparison(table, scale, tuple(lines), (0, 1))  # type: ignore[arg-type]  # one of the two scales
+
+
+def test_ours_is_mean_and_sample_deviation_over_seeds() -> None:
+    found = comparison()
+    value = found.ours(found.lines[0], found.columns[0])
+    assert value is not None
+    assert (value.mean, value.deviation) == (82.0, pytest.approx(8.0**0.5))
+    assert str(value) == "82.00 ± 2.83"
+    assert str(found.ours(found.lines[2], found.columns[0])) == "85.00"  # one seed has no deviation
+    assert Value.of([]) is None
+
+
+def test_a_stand_in_is_named_and_never_compared() -> None:
+    found = comparison()
+    column = found.columns[2]
+    assert column.title == "computer_fonts (stands in for SYN)"
+    assert found.gap(found.lines[0], column) is None
+    assert found.gap(found.lines[0], found.columns[0]) == pytest.approx(-8.0)
+    # the average gap is over MNIST and USPS alone: (82 + 72) / 2 - (90 + 80) / 2
+    assert found.average_gap(found.lines[0]) == pytest.approx(-8.0)
+    average = found.our_average(found.lines[0], found.columns)
+    assert average is not None
+    assert average.mean == pytest.approx((60 + 188 / 3) / 2)
+
+
+def test_order_is_over_comparable_columns_only() -> None:
+    found = comparison()
+    order = found.order()
+    # ours: A 77, B 78.5, C 80; printed: A 85, B 88, C 88. B and C are not told apart by the paper.
+    assert (order.rows, order.pairs, order.kept) == (3, 2, 2)
+    assert order.correlation == pytest.approx(3**0.5 / 2)
+    assert found.order(found.columns[0]).kept == 2  # 82, 86, 85 for 90, 92, 94
+    assert found.order(found.columns[0]).correlation == pytest.approx(0.5)
+
+
+def test_agreement_needs_three_rows_that_differ() -> None:
+    assert agreement([(1.0, 2.0), (2.0, 3.0)]).correlation is None
+    assert agreement([(1.0, 2.0), (1.0, 3.0), (1.0, 4.0)]).correlation is None
+    reverse = agreement([(1.0, 3.0), (2.0, 2.0), (3.0, 1.0)])
+    assert (reverse.correlation, reverse.pairs, reverse.kept) == (pytest.approx(-1.0), 3, 0)
+
+
+def test_accuracy_per_megabyte_and_worst() -> None:
+    found = comparison()
+    average = found.our_average(found.lines[0], found.columns)
+    assert average is not None
+    assert found.per_megabyte(found.lines[0]) == pytest.approx(average.mean / 2.0)
+    assert str(found.worst(found.lines[0])) == "30.00 ± 0.00"
+    best = found.best()
+    assert best is not None
+    assert best.row.label == "B"
+
+
+def test_the_page_says_small_scale_stand_in_misprint_and_gap() -> None:
+    text = as_markdown(compose(comparison(), "goldfinch reproduce digits_table scale=small", None, ["train.rounds=2"]))
+    assert "SMALL SCALE, not the paper's setting: a smaller network." in text
+    assert "Changed on the command line, in every row: train.rounds=2." in text
+    assert "computer_fonts (stands in for SYN)" in text
+    assert "90.00 (-8.00)" in text
+    assert "94.00 ± 0.50 (-9.00)" in text
+    assert "printed average 70.0, its cells give 76.00" in text
+    assert "C\\|D" in text  # a label must not break the table
+    assert "not run yet" in text  # row C has no second seed
+    for part in text.split("\n\n"):
+        bars = {line.count("|") - line.count("\\|") for line in part.splitlines() if line.startswith("|")}
+        assert len(bars) <= 1, part
+
+
+def test_html_stands_alone_and_escapes() -> None:
+    picture = Picture(b"\x89PNG-not-really", "x.png", 'curves "of" <all>')
+    blocks = [Heading("a < b", 1), Text("x & y", warning=True), Text("run", code=True), picture]
+    page = as_html([*blocks, Grid(("row", "n"), (("<i>", "1"),), frozenset({0}))], "a < b")
+    assert "<h1>a &lt; b</h1>" in page
+    assert "x &amp; y" in page
+    assert "&lt;i&gt;" in page
+    assert 'src="data:image/png;base64,iVBORy' in page
+    assert "http" not in page
+    assert "<script" not in page
+
+
+def test_averages_by_round_count_each_client_of_a_domain_once(tmp_path: Path) -> None:
+    rows = [
+        (1, "a", 10, 5),
+        (1, "b", 10, 10),
+        (2, "a", 10, 6),
+        (2, "a", 20, 20),  # another client's own model: 60 and 100 make 80
+        (2, "b", 10, 4),
+        (3, "a", 10, 9),  # b was not scored
+    ]
+    with (tmp_path / "history.csv").open("w", newline="") as stream:
+        writer = csv.DictWriter(stream, SCORES, restval="0")
+        writer.writeheader()
+        for number, domain, count, correct in rows:
+            writer.writerow({"round": number, "domain": domain, "count": count, "correct": correct})
+    assert averages(tmp_path, ["a", "b"]) == {1: 75.0, 2: 60.0}
+    assert averages(tmp_path) == {1: 75.0, 2: 60.0, 3: 90.0}

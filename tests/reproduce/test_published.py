@@ -1,0 +1,167 @@
+"""The papers' numbers, the rows that make them again, and the experiments they belong to."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from common.config import CONF
+from common.errors import ConfigError
+from common.settings import load_settings
+from server.reproduction.published import PublishedTable, method_of, published_table, published_tables
+
+TABLES = published_tables()
+EXPERIMENTS = {path.stem: path for path in (CONF / "experiment").glob("*.yaml") if path.stem != "demo"}
+
+
+def test_every_experiment_has_a_table_and_every_table_an_experiment() -> None:
+    assert set(TABLES) == set(EXPERIMENTS)
+
+
+@pytest.mark.parametrize("name", sorted(EXPERIMENTS))
+def test_an_experiment_opens_with_its_commands(name: str) -> None:
+    lines = EXPERIMENTS[name].read_text().splitlines()
+    assert lines[0] == "# @package _global_"
+    assert lines[1].startswith(f"# goldfinch reproduce {name} ")
+    assert any(line.startswith(f"# goldfinch run experiment={name}") for line in lines)
+
+
+@pytest.mark.parametrize("name", sorted(TABLES))
+def test_printed_averages_are_those_of_the_cells_or_marked_as_misprints(name: str) -> None:
+    table = TABLES[name]
+    unit = 10.0**-table.decimals
+    for row in table.listed:
+        known = [cell for cell in row.cells if cell is not None]
+        if len(known) < len(row.cells) or not known or row.average is None:
+            continue
+        wrong = abs(sum(known) / len(known) - row.average) > unit + 1e-9  # printed truncated or from unrounded cells
+        assert wrong == bool(row.misprint), f"{row.label}: {sum(known) / len(known)} or {row.average}"
+        if row.misprint:
+            assert f"{sum(known) / len(known):.2f}" in row.misprint
+
+
+def test_eleven_of_thirteen_averages_of_fedgca_on_pacs_are_misprints() -> None:
+    assert sum(bool(row.misprint) for row in TABLES["fedgca_pacs"].rows) == 11
+
+
+def test_rows_that_papers_print_twice_have_the_same_numbers() -> None:
+    def cells(table: str, label: str) -> tuple[float | None, ...]:
+        return next(row.cells for row in TABLES[table].rows if row.label == label)
+
+    for data in ("office", "digits"):
+        assert cells(f"fpl_{data}", "FedProto") == cells(f"fpl_{data}_targets", "global mean (G)")
+        assert cells(f"fpl_{data}", "FedAvg") == cells(f"fpl_{data}_losses", "neither")
+        assert cells(f"fpl_{data}", "FPL") == cells(f"fpl_{data}_losses", "CPCL + UPCR")
+        assert cells(f"fpl_{data}_losses", "UPCR") == cells(f"fpl_{data}_targets", "unbiased mean (U)")
+    for data in ("digits", "pacs"):
+        assert cells(f"fedgca_{data}", "FedDyn") == cells(f"fedgca_{data}_losses", "none, no RC")
+        assert cells(f"fedgca_{data}", "FedDyn+RC") == cells(f"fedgca_{data}_losses", "none")
+        assert cells(f"fedgca_{data}", "FedGCA") == cells(f"fedgca_{data}_losses", "all")
+
+
+@pytest.mark.parametrize("name", sorted(TABLES))
+def test_rows_name_methods_and_settings_that_exist(name: str) -> None:
+    for row in TABLES[name].rows:
+        path = CONF / "method" / f"{method_of(row)}.yaml"
+        assert path.is_file(), f"{row.label} needs {path.name}"
+        method = OmegaConf.load(path)
+        for override in row.overrides:
+            key, _, value = override.partition("=")
+            group, _, inner = key.partition(".")
+            if group == "method" and inner:
+                assert OmegaConf.select(method, inner, default="absent") != "absent", f"{row.label}: {override}"
+            if key == "views":
+                assert (CONF / "views" / f"{value}.yaml").is_file()
+
+
+@pytest.mark.parametrize("scale", ["paper", "small"])
+@pytest.mark.parametrize("name", sorted(TABLES))
+def test_the_own_row_of_every_table_composes_to_checked_settings(name: str, scale: str) -> None:
+    table = TABLES[name]
+    row = next((row for row in table.rows if row.label == table.own), table.rows[-1])
+    settings = load_settings(table.overrides(row, scale))  # type: ignore[arg-type]  # one of the two scales
+    scored = set(settings.protocol.test_domains(settings.data))
+    assert scored == {table.stand_in(domain, scale) for domain in table.domains}  # type: ignore[arg-type]  # as above
+    assert settings.choices["method"] == method_of(row)
+    if scale == "small":
+        assert settings.choices["model"] == "small"
+    else:
+        assert settings.choices["model"] != "small"
+        assert "computer_fonts" not in scored
+
+
+@pytest.mark.parametrize(
+    ("name", "clients", "rounds", "epochs", "batch", "momentum"),
+    [
+        ("fpl_office", 10, 100, 10, 64, 0.9),
+        ("fpl_digits", 20, 100, 10, 64, 0.9),
+        ("fedapc_office", 8, 100, 10, 32, 0.9),
+        ("fedapc_digits", 8, 100, 10, 32, 0.9),
+        ("fedplcc_office", 4, 100, 10, 64, 0.9),
+        ("fedplcc_digit5", 5, 50, 10, 64, 0.9),
+        ("fedplcc_domainnet", 6, 50, 10, 64, 0.9),
+        ("fedgca_digits", 10, 100, 5, 32, 0.9),
+        ("fedgca_pacs", 10, 50, 5, 32, 0.9),
+        ("fedpall_office", 4, 100, 10, 32, 0.0),
+        ("fedpall_digits", 5, 100, 5, 64, 0.0),
+        ("fedpall_pacs", 4, 100, 10, 32, 0.0),
+    ],
+)
+def test_the_papers_settings(name: str, clients: int, rounds: int, epochs: int, batch: int, momentum: float) -> None:
+    settings = load_settings([f"experiment={name}", "method=fedavg"])  # any method goes with an experiment
+    train = settings.train
+    assert len(settings.protocol.clients(settings.data)) == clients
+    assert (train.rounds, train.epochs, train.batch_size, train.momentum) == (rounds, epochs, batch, momentum)
+
+
+def test_stand_ins_are_in_every_small_setting_that_lacks_the_published_set() -> None:
+    for table in TABLES.values():
+        absent = {"syn", "synth_digits"} & set(table.domains)
+        assert set(table.small.stand_ins) == absent
+        assert not absent or any("not S" in says for says in table.small.says), table.name
+
+
+def test_rows_are_chosen_by_label_or_method_and_mistakes_name_the_nearest() -> None:
+    table = TABLES["fedgca_digits"]
+    assert [row.label for row in table.select(["FedAVG+RC", "fedgca"])] == ["FedAVG+RC", "FedGCA"]
+    assert [row.label for row in table.select(["fedavg"])] == ["FedAVG", "FedAVG+RC"]
+    with pytest.raises(ConfigError, match="did you mean 'fedsam'"):
+        table.select(["fedsan"])
+    with pytest.raises(ConfigError, match="did you mean 'fpl_office'"):
+        published_table("fpl_ofice")
+
+
+def test_a_sweep_has_one_row_for_each_point_and_its_published_averages() -> None:
+    rows = TABLES["fedpall_office_sensitivity"].rows
+    assert len(rows) == 25
+    assert {row.label: row.average for row in rows if row.average} == {
+        "mu = 0.2, delta = 0.2": 69.12,
+        "mu = 1, delta = 0.2": 68.62,
+    }
+    assert rows[1].overrides == ("method=fedpall", "method.divergence=0.1", "method.contrast=0.2")
+
+
+def test_the_last_override_of_a_key_counts() -> None:
+    table = TABLES["fpl_office"]
+    found = table.overrides(table.rows[1], "small", ["train.rounds=2", "method.scale=1"])
+    assert found.count("train.rounds=2") == 1
+    assert "train.rounds=30" not in found
+    assert "method.scale=0.01" not in found
+
+
+def test_a_table_with_wrong_cells_or_a_repeated_row_is_refused() -> None:
+    table: PublishedTable = TABLES["fpl_office"]
+    short = dataclasses.replace(table.rows[0], cells=(1.0, 2.0))
+    with pytest.raises(ValueError, match="2 cells"):
+        dataclasses.replace(table, listed=(short, *table.listed[1:]))
+    with pytest.raises(ValueError, match="names a row twice"):
+        dataclasses.replace(table, listed=(*table.listed, table.listed[0]))
+    with pytest.raises(ValueError, match="is no row"):
+        dataclasses.replace(table, own="FPLL")
+
+
+def test_data_files_lie_beside_the_code() -> None:
+    assert len(list((Path(__file__).parents[2] / "server" / "reproduction" / "published").glob("*.yaml"))) == 5
