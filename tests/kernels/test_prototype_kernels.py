@@ -175,7 +175,7 @@ def test_two_runs_give_the_same_bits(run, tiling):
     assert np.array_equal(first.gradient, second.gradient)
 
 
-@settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     samples=st.integers(1, 35),
     rows=st.integers(1, 140),
