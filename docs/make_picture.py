@@ -53,7 +53,12 @@ def main(folder: Path) -> None:
     canvas.add_patch(FancyBboxPatch((5.05, 1.35), 1.75, 1.5, boxstyle="round,pad=0.06", fc="#fff7e0", ec="#c98a00"))
     canvas.text(5.92, 2.62, "server", fontsize=10, ha="center", weight="bold")
     canvas.text(
-        5.92, 2.12, "averages the weights,\nclusters class means\ninto prototypes", fontsize=8.5, ha="center", va="center"
+        5.92,
+        2.12,
+        "averages the weights,\nclusters class means\ninto prototypes",
+        fontsize=8.5,
+        ha="center",
+        va="center",
     )
     canvas.text(5.92, 1.5, "Flower SuperLink", fontsize=8, ha="center", color="#777")
     canvas.text(4.48, 3.5, "weights +\nprototypes", fontsize=8, ha="center", color="#777")
