@@ -11,6 +11,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from common.config import build
 from common.errors import ConfigError, GoldfinchError
@@ -225,7 +226,7 @@ def read_record(folder: Path) -> RunRecord:
             read_confusions(folder / "confusion.jsonl"),
             read_pages(folder / "prototypes"),
         )
-    except (OSError, ValueError, OmegaConfBaseException) as error:
+    except (OSError, ValueError, OmegaConfBaseException, YAMLError) as error:
         raise ConfigError(f"{folder} cannot be read as a run: {error}") from error
 
 

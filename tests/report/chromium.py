@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import itertools
 import json
 import shutil
@@ -56,6 +57,7 @@ class Browser:
         self.errors: list[str] = []
         self.requests: list[str] = []
         self._numbers = itertools.count(1)
+        self._stack = contextlib.ExitStack()
         try:
             self._socket = self._connect()
         except BaseException:
@@ -72,7 +74,7 @@ class Browser:
                 port = port_file.read_text().splitlines()[0]
                 pages = [item for item in httpx.get(f"http://127.0.0.1:{port}/json").json() if item["type"] == "page"]
                 if pages:
-                    return connect(pages[0]["webSocketDebuggerUrl"], max_size=None)
+                    return self._stack.enter_context(connect(pages[0]["webSocketDebuggerUrl"], max_size=None))
             time.sleep(0.1)
         raise TimeoutError("Chromium did not start")
 
@@ -82,7 +84,7 @@ class Browser:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._socket.close()
+        self._stack.close()
         self.process.terminate()
         self.process.wait(20)
 
@@ -136,6 +138,10 @@ class Browser:
         if "exceptionDetails" in result:
             raise AssertionError(result["exceptionDetails"]["exception"].get("description", result))
         return result["result"].get("value")
+
+    def frame(self) -> None:
+        """Wait until the page has been drawn again, and has heard of scrolling and of changed preferences."""
+        self.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
     def click(self, selector: str) -> None:
         """Click in the middle of the first element that matches, as a mouse does."""

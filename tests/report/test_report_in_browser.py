@@ -1,0 +1,241 @@
+"""The report in real headless Chromium: no errors, no fetches, and everything that can be moved moves something."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from chromium import Browser, find_chromium
+from PIL import Image
+
+from server.report.page import write_report
+
+pytestmark = pytest.mark.skipif(find_chromium() is None, reason="Chromium is not installed")
+
+CONTRAST = """(() => {
+  const parse = (text) => (text.match(/[\\d.]+/g) || []).map(Number);
+  const linear = (v) => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
+  const light = ([r, g, b]) => [r, g, b].map((v) => linear(v / 255))
+    .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+  const ground = (element) => {
+    for (let at = element; at; at = at.parentElement) {
+      const colour = parse(getComputedStyle(at).backgroundColor);
+      if (colour.length === 3 || colour[3] > 0) return colour;
+    }
+    return [255, 255, 255];
+  };
+  const poor = [];
+  for (const element of document.querySelectorAll('body *')) {
+    const own = [...element.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim());
+    const box = element.getBoundingClientRect();
+    if (!own || !box.width || ['SCRIPT', 'STYLE', 'TITLE', 'OPTION'].includes(element.tagName)) continue;
+    if (element.closest('.hidden, .skip, [hidden], title')) continue;
+    const style = getComputedStyle(element), svg = element instanceof SVGElement;
+    const [a, b] = [light(parse(svg ? style.fill : style.color)), light(ground(element))];
+    const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+    const said = `${element.tagName}.${element.getAttribute('class')} ${element.textContent.slice(0, 30)}`;
+    if (ratio < 4.5) poor.push(`${said} ${ratio.toFixed(2)}`);
+  }
+  return poor;
+})()"""
+
+
+@pytest.fixture(scope="module")
+def page(finished_runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_report([str(finished_runs)], tmp_path_factory.mktemp("page") / "report.html", tsne=True)
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with Browser(tmp_path_factory.mktemp("profile")) as opened:
+        yield opened
+
+
+@pytest.fixture
+def opened(browser: Browser, page: Path) -> Iterator[Browser]:
+    """The page on a desk, in light."""
+    browser.errors.clear()
+    browser.requests.clear()
+    browser.size(1280)
+    browser.media(prefers_color_scheme="light", prefers_reduced_motion="reduce")
+    browser.open(page)
+    yield browser
+    assert browser.errors == []
+    assert [url for url in browser.requests if not url.startswith(("file:", "data:"))] == []
+
+
+def choose(browser: Browser, selector: str, value: int) -> None:
+    """Move a slider or a selection, as a person's input does."""
+    browser.evaluate(
+        f"(() => {{ const e = document.querySelector({selector!r}); e.value = {value}; "
+        "for (const kind of ['input', 'change']) e.dispatchEvent(new Event(kind, {bubbles: true})); })()"
+    )
+
+
+def test_every_figure_is_drawn(opened: Browser) -> None:
+    assert opened.evaluate("document.title") == "FedAvg and FPL on toy"
+    for name in ("curves", "losses", "costs", "prototypes"):
+        assert opened.evaluate(f"document.querySelectorAll('[data-figure={name}] svg.chart').length") > 0, name
+    assert opened.evaluate("document.querySelectorAll('.matrix svg').length") == 3
+    assert opened.evaluate("document.querySelectorAll('#map .spot').length") > 8
+    assert "[object" not in opened.evaluate("document.body.textContent")
+    assert "undefined" not in opened.evaluate("document.querySelector('main').innerText")
+    assert "NaN" not in opened.evaluate("document.querySelector('main').innerHTML")
+
+
+def test_the_map_follows_its_slider_and_the_keyboard(opened: Browser) -> None:
+    places = "[...document.querySelectorAll('#map .spot')].map((e) => e.style.transform).join()"
+    last = opened.evaluate(places)
+    choose(opened, "#map-round", 0)
+    first = opened.evaluate(places)
+    assert first != last
+    assert "after round 1:" in opened.evaluate("document.getElementById('map').getAttribute('aria-label')")
+    opened.evaluate("document.getElementById('map-round').focus()")
+    opened.press("End")
+    assert opened.evaluate(places) == last
+    assert opened.evaluate("document.getElementById('map-round').getAttribute('aria-valuetext')") == "round 4"
+
+
+def test_the_map_can_be_placed_and_coloured_otherwise(opened: Browser) -> None:
+    places = "[...document.querySelectorAll('#map .spot')].map((e) => e.style.transform).join()"
+    colours = "[...document.querySelectorAll('#map .spot path')].map((e) => e.getAttribute('fill')).join()"
+    before = opened.evaluate(places), opened.evaluate(colours)
+    opened.click("input[name=map-place][value=t-SNE] + span")
+    assert opened.evaluate(places) != before[0]
+    opened.click("input[name=map-colour][value=domain] + span")
+    assert opened.evaluate(colours) != before[1]
+    opened.click(".key-list button")
+    assert opened.evaluate("document.querySelectorAll('#map .spot.dim').length") > 0
+    opened.click(".key-list button")
+    assert opened.evaluate("document.querySelectorAll('#map .spot.dim').length") == 0
+
+
+def test_the_confusion_matrices_follow_run_and_round(opened: Browser) -> None:
+    cells = "[...document.querySelectorAll('.matrix rect')].map((e) => e.getAttribute('fill')).join()"
+    last = opened.evaluate(cells)
+    choose(opened, "#confusion-round", 0)
+    untrained = opened.evaluate(cells)
+    assert untrained != last
+    choose(opened, "[data-figure=confusion] select", 3)
+    assert opened.evaluate(cells) != untrained
+    label = opened.evaluate("document.querySelector('.matrix svg').getAttribute('aria-label')")
+    assert "% right" in label
+
+
+def test_the_score_rule_changes_the_table(opened: Browser) -> None:
+    shown = "[...document.querySelectorAll('[data-rule]')].filter((e) => !e.hidden).map((e) => e.dataset.rule).join()"
+    assert opened.evaluate(shown) == "final"
+    opened.click("#rules label:nth-of-type(2)")
+    assert opened.evaluate(shown) == "last_n"
+    opened.press("ArrowRight")
+    assert opened.evaluate(shown) == "best_round"
+
+
+def test_lines_can_be_hidden_and_measures_chosen(opened: Browser) -> None:
+    lines = "document.querySelectorAll('[data-figure=curves] figure:first-child path.line').length"
+    caption = "document.querySelector('[data-figure=curves] figcaption').textContent"
+    assert opened.evaluate(lines) == 2
+    opened.click("[data-figure=curves] .legend button")
+    assert opened.evaluate(lines) == 1
+    opened.click("[data-figure=curves] .legend button")
+    assert opened.evaluate(lines) == 2
+    opened.click("input[name=measure-0][value=loss] + span")
+    assert opened.evaluate(caption).startswith("Test loss, average over domains")
+    choose(opened, "[data-figure=curves] select", 2)
+    assert opened.evaluate(caption).startswith("Test loss, bright")
+    panels = "[...document.querySelectorAll('[data-figure=curves] .panel > p')].map((e) => e.textContent).join()"
+    assert opened.evaluate(panels) == "bright,dark,noisy"
+    opened.click("input[name=panels-0][value=method] + span")
+    assert opened.evaluate(panels) == "FedAvg,FPL"
+
+
+def test_the_cursor_tells_numbers_to_keyboard_and_pointer(opened: Browser) -> None:
+    tip = "document.getElementById('tip').hidden ? '' : document.getElementById('tip').innerText"
+    assert opened.evaluate(tip) == ""
+    opened.evaluate("document.querySelector('svg.chart').focus({preventScroll: true})")
+    opened.press("ArrowLeft")
+    opened.press("ArrowLeft")
+    said = opened.evaluate(tip)
+    assert "round 2" in said
+    assert "FedAvg" in said
+    assert "FPL" in said
+    assert "±" in said
+    opened.press("Home")
+    assert "round 0" in opened.evaluate(tip)
+    opened.press("Escape")
+    assert opened.evaluate(tip) == ""
+    box = opened.evaluate(
+        "(() => { const b = document.querySelector('.panel svg.chart'); b.scrollIntoView({block: 'center', behavior: "
+        "'instant'}); const r = b.getBoundingClientRect(); return [r.right - 20, r.top + r.height / 2]; })()"
+    )
+    opened.frame()
+    opened.call("Input.dispatchMouseEvent", type="mouseMoved", x=box[0], y=box[1])
+    assert "round 4" in opened.evaluate(tip)
+    assert opened.evaluate("document.querySelectorAll('.panel .cursor').length") >= 3  # the panels move together
+
+
+def test_numbers_behind_a_figure_can_be_opened(opened: Browser) -> None:
+    opened.evaluate("document.querySelector('[data-figure=curves] details').open = true")
+    rows = "document.querySelectorAll('[data-figure=curves] details tbody tr').length"
+    opened.evaluate("new Promise((resolve) => setTimeout(resolve, 50))")
+    assert opened.evaluate(rows) == 5
+
+
+def test_dark_and_light_follow_the_person_and_the_button(opened: Browser, tmp_path: Path) -> None:
+    opened.screenshot(tmp_path / "light.png", full=False)
+    assert _brightness(tmp_path / "light.png") > 220
+    opened.click("#theme")
+    assert opened.evaluate("document.getElementById('theme').getAttribute('aria-pressed')") == "true"
+    opened.screenshot(tmp_path / "dark.png", full=False)
+    assert _brightness(tmp_path / "dark.png") < 50
+    opened.click("#theme")
+    opened.media(prefers_color_scheme="dark", prefers_reduced_motion="reduce")
+    opened.frame()
+    assert opened.evaluate("document.documentElement.dataset.theme") == "dark"
+
+
+def _brightness(path: Path) -> float:
+    with Image.open(path) as image:
+        return float(np.asarray(image.convert("L")).mean())
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_all_text_has_contrast(opened: Browser, scheme: str) -> None:
+    opened.media(prefers_color_scheme=scheme, prefers_reduced_motion="reduce")
+    opened.frame()
+    assert opened.evaluate("document.documentElement.dataset.theme") == scheme
+    opened.evaluate("document.querySelectorAll('details').forEach((e) => { e.open = true; })")
+    assert opened.evaluate(CONTRAST) == []
+
+
+@pytest.mark.parametrize("width", [320, 390, 768])
+def test_nothing_sticks_out_on_a_narrow_screen(opened: Browser, width: int) -> None:
+    opened.size(width, 844, mobile=True)
+    opened.evaluate("document.querySelectorAll('details').forEach((e) => { e.open = true; })")
+    assert opened.evaluate("document.documentElement.scrollWidth") <= width
+    targets: Any = opened.evaluate(
+        "[...document.querySelectorAll('button, select, .choice span')].filter((e) => e.getBoundingClientRect().width)"
+        ".map((e) => [e.textContent.slice(0, 20), e.getBoundingClientRect().height]).filter((pair) => pair[1] < 24)"
+    )
+    assert targets == []
+
+
+def test_what_a_client_says_does_not_run(opened: Browser) -> None:
+    assert opened.evaluate("document.title") == "FedAvg and FPL on toy"
+    assert opened.evaluate("document.querySelectorAll('img').length") == 0
+
+
+def test_everything_that_acts_can_be_reached_by_keyboard(opened: Browser) -> None:
+    unreachable = opened.evaluate(
+        "[...document.querySelectorAll('button, select, input, summary, svg.chart, a[href]')]"
+        ".filter((e) => e.tabIndex < 0 || e.disabled).map((e) => e.outerHTML.slice(0, 60))"
+    )
+    assert unreachable == []
+    unnamed = opened.evaluate(
+        "[...document.querySelectorAll('button, select, input')].filter((e) => !(e.textContent.trim() "
+        "|| e.getAttribute('aria-label') || e.labels?.length)).map((e) => e.outerHTML.slice(0, 60))"
+    )
+    assert unnamed == []

@@ -1,0 +1,360 @@
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import statistics
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.runs import run
+from support.toy import DOMAINS, toy_settings
+
+from common.config import compose_config
+from common.errors import ConfigError
+from common.prototypes import PrototypeSet
+from common.settings import load_settings
+from server.album import Page
+from server.cli import main
+from server.report import page as page_module
+from server.report.command import repeat_command
+from server.report.figures import band, client_rows, confusion_data, cost, group_curves, train_losses
+from server.report.markup import duration, listing, size
+from server.report.page import write_report
+from server.report.prototypes import prototype_map, prototype_numbers
+from server.report.records import arrange, find_records, read_record
+from server.report.results import mean, values
+
+
+@pytest.fixture(scope="module")
+def boards(finished_runs: Path) -> Any:
+    return arrange(find_records([str(finished_runs)]))
+
+
+@pytest.fixture(scope="module")
+def html(finished_runs: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = write_report([str(finished_runs)], tmp_path_factory.mktemp("page") / "report.html")
+    return path.read_text()
+
+
+# ---- which runs belong together --------------------------------------------------------------------------------------
+
+
+def test_seeds_of_one_configuration_form_a_group(boards: Any) -> None:
+    (board,) = boards
+    assert [(group.label, group.seeds) for group in board.groups] == [("FedAvg", [0, 1]), ("FPL", [0, 1, 2])]
+    assert board.domains == list(DOMAINS)
+
+
+def test_namesakes_are_told_apart_by_what_differs(tmp_path: Path) -> None:
+    for contrast in (0.5, 2.0):
+        settings = toy_settings("fpl", tmp_path / f"fpl-{contrast}", hyper={"contrast": contrast}, train={"rounds": 1})
+        run(settings)
+    (board,) = arrange(find_records([str(tmp_path)]))
+    assert sorted(group.label for group in board.groups) == ["FPL, contrast 0.5", "FPL, contrast 2.0"]
+
+
+def test_the_same_folder_twice_is_one_run(finished_runs: Path) -> None:
+    assert len(find_records([str(finished_runs / "fpl-0"), str(finished_runs / "fpl-0")])) == 1
+
+
+def test_no_runs_is_an_error_that_says_so(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="holds no run"):
+        find_records([str(tmp_path)])
+    with pytest.raises(ConfigError, match="is not a folder"):
+        find_records([str(tmp_path / "nowhere")])
+    (tmp_path / "events.jsonl").write_text("")
+    (tmp_path / "config.yaml").write_text("just: [broken")
+    with pytest.raises(ConfigError, match="cannot be read as a run"):
+        find_records([str(tmp_path)])
+
+
+def test_an_interrupted_run_is_reported_as_far_as_it_came(tmp_path: Path) -> None:
+    run(toy_settings("fpl", tmp_path / "run", train={"rounds": 3}), stop_after=2)
+    (tmp_path / "run" / "summary.json").unlink()
+    with (tmp_path / "run" / "events.jsonl").open("a") as stream:
+        stream.write('{"event": "rou')  # killed while writing
+    record = read_record(tmp_path / "run")
+    assert (record.status, record.rounds) == ("stopped", 2)
+    page = write_report([str(tmp_path)]).read_text()
+    assert "was stopped and can go on with resume=true" in page
+
+
+# ---- numbers ---------------------------------------------------------------------------------------------------------
+
+
+def test_scores_are_those_of_the_summaries(boards: Any) -> None:
+    group = boards[0].groups[1]
+    for rule in ("final", "last_n", "best_round"):
+        summaries = [run.summary["scores"][rule] for run in group.runs]
+        for column in ("average", "worst", "spread"):
+            assert values(group, column, rule) == pytest.approx([entry[column] for entry in summaries])
+        for domain in DOMAINS:
+            expected = statistics.fmean(entry["accuracy"][domain] for entry in summaries)
+            assert mean(group, f"domain:{domain}", rule) == pytest.approx(expected)
+
+
+def test_bands_are_mean_and_sample_deviation_of_the_runs_that_have_the_round() -> None:
+    found = band([{0: 1.0, 1: 2.0}, {0: 3.0, 1: 6.0}, {1: 7.0}])
+    assert found == {
+        "round": [0, 1],
+        "mean": [2.0, 5.0],
+        "sd": pytest.approx([2**0.5, 7**0.5], rel=1e-5),
+        "runs": [2, 3],
+    }
+    assert band([{4: 1.5}]) == {"round": [4], "mean": [1.5], "sd": [None], "runs": [1]}
+
+
+def test_curves_end_where_the_table_does(boards: Any) -> None:
+    group = boards[0].groups[1]
+    curves = group_curves(group, DOMAINS)
+    assert curves["accuracy"]["average"]["round"] == [0, 1, 2, 3, 4]
+    assert curves["accuracy"]["average"]["mean"][-1] == pytest.approx(mean(group, "average"), rel=1e-5)
+    assert curves["accuracy"]["worst"]["mean"][-1] == pytest.approx(mean(group, "worst"), rel=1e-5)
+    assert set(curves["terms"]) == {"cross_entropy", "contrast", "consistency"}
+    assert curves["bytes"]["up"]["round"] == [1, 2, 3, 4]
+
+
+def test_loss_terms_are_weighted_by_samples(boards: Any) -> None:
+    record = boards[0].groups[0].runs[0]
+    rows = [row for row in record.activity if row["round"] == "3" and row["status"] == "trained"]
+    total = sum(float(row["samples"]) for row in rows)
+    expected = sum(float(row["samples"]) * json.loads(row["losses"])["cross_entropy"] for row in rows) / total
+    assert train_losses(record)["cross_entropy"][3] == pytest.approx(expected)
+
+
+def test_confusion_matrices_agree_with_the_scores(boards: Any) -> None:
+    record = boards[0].groups[1].runs[0]
+    found = confusion_data(record)
+    assert found is not None
+    classes = len(record.class_names)
+    for position, number in enumerate(found["rounds"]):
+        score = next(entry for entry in record.round_scores if entry.round == number)
+        for domain, frames in found["domains"].items():
+            matrix = np.array(frames[position]).reshape(classes, classes)
+            assert 100 * np.trace(matrix) / matrix.sum() == pytest.approx(score.accuracy[domain])
+
+
+def test_clients_add_up_to_the_run(boards: Any) -> None:
+    record = boards[0].groups[1].runs[2]
+    rows = client_rows(record)
+    assert sum(row["up"] for row in rows) == record.summary["bytes"]["up"]
+    assert {row["client"]: row["samples"] for row in rows} == record.summary["clients"]
+    dark = next(row for row in rows if row["domain"] == "dark")
+    assert dark["answers"] == {"trained": 3, "failed": 1, "scored": 1}
+    total = sum(cost(record)["bytes"].values())
+    assert total == pytest.approx(record.summary["bytes"]["up"] + record.summary["bytes"]["down"])
+
+
+# ---- prototypes ------------------------------------------------------------------------------------------------------
+
+
+def test_the_map_places_all_rounds_together_and_keeps_distances(boards: Any) -> None:
+    record = boards[0].groups[1].runs[0]
+    found = prototype_map(record, tsne=True)
+    assert found is not None
+    assert found["rounds"] == [1, 2, 3, 4]
+    assert set(found["places"]) == {"PCA", "t-SNE"}
+    for place in found["places"].values():
+        for frame, spots in zip(found["frames"], place["frames"], strict=True):
+            assert len(spots["x"]) == len(spots["y"]) == len(frame["class"]) == len(frame["owner"])
+            assert all(-1e-9 <= value <= 1 + 1e-9 for value in [*spots["x"], *spots["y"]])
+    again = prototype_map(record, tsne=True)
+    assert again == found
+    assert prototype_map(boards[0].groups[0].runs[0]) is None  # FedAvg has none
+
+
+def test_prototype_numbers_against_a_case_by_hand(boards: Any) -> None:
+    record = boards[0].groups[1].runs[0]
+    clients = tuple(sorted(record.registrations))
+    east, north = [1.0, 0.0], [0.0, 1.0]
+
+    def page(number: int, global_rows: list[list[float]], sent: list[list[float]]) -> Page:
+        labels = torch.tensor([0, 0, 1, 1])
+        uploaded = PrototypeSet(torch.tensor(sent), labels, torch.ones(4))
+        made = PrototypeSet(torch.tensor(global_rows), torch.tensor([0, 1]), torch.ones(2))
+        return Page(number, made, uploaded, torch.tensor([0, 1, 0, 1]), clients[:2])
+
+    pages = [
+        page(1, [east, north], [east, north, north, north]),  # class 0: domains at right angles; class 1: equal
+        page(2, [north, north], [[5.0, 0.0], [3.0, 0.0], north, north]),
+    ]
+    numbers = prototype_numbers(_with(record, pages))
+    assert numbers == {
+        "rounds": [1, 2],
+        "count": [2, 2],
+        "drift": [None, pytest.approx(0.5)],  # class 0 turned by a right angle, class 1 stayed
+        "domains": [pytest.approx(0.5), pytest.approx(0.0)],
+        "classes": [pytest.approx(0.5), pytest.approx(1.0)],
+    }
+
+
+def _with(record: Any, pages: list[Page]) -> Any:
+    from dataclasses import replace
+
+    return replace(record, pages=pages)
+
+
+def test_a_map_of_a_single_vector_does_not_fail(boards: Any) -> None:
+    one = PrototypeSet(torch.ones(1, 4), torch.tensor([0]), torch.ones(1))
+    lone = Page(1, one, PrototypeSet.empty(4), torch.zeros(0, dtype=torch.int64), ())
+    found = prototype_map(_with(boards[0].groups[1].runs[0], [lone]), tsne=True)
+    assert found is not None
+    assert found["places"] == {}
+
+
+# ---- the command -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [],
+        ["method=fedprox", "method.mu=0.3", "seed=7"],
+        ["experiment=demo", "method=fedavg", "engine=ray", "engine.actors=2"],
+        ["data=office_caltech", "protocol=fpl_office", "model=resnet10", "train.weight_decay=1e-4"],
+        ["method=fpl", "views=randconv", "train.clip_norm=10", "train.local_steps=5", "model=small"],
+        ["data.domains=[signs,sketch]", "train.precision=bfloat16"],
+    ],
+)
+def test_the_command_gives_the_same_configuration(overrides: list[str]) -> None:
+    raw = compose_config(overrides)
+    words = shlex.split(repeat_command(raw))
+    assert words[:2] == ["goldfinch", "run"]
+    assert {"method", "data"} <= {word.partition("=")[0] for word in words[2:]}
+    again = compose_config(words[2:])
+    for place in ("output", "choices", "report"):
+        raw.pop(place)
+        again.pop(place)
+    assert again == raw
+    assert load_settings(words[2:]).identity == load_settings(overrides).identity
+
+
+# ---- the page --------------------------------------------------------------------------------------------------------
+
+
+class Outline(HTMLParser):
+    """Tags, ids, links and images of a page."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.ids: list[str] = []
+        self.links: list[str] = []
+        self.sources: list[str] = []
+        self.headings: list[int] = []
+        self.unnamed: list[str] = []
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        found = dict(attributes)
+        self.tags.append(tag)
+        if found.get("id"):
+            self.ids.append(str(found["id"]))
+        if tag == "a":
+            self.links.append(str(found.get("href")))
+        self.sources += [str(found[name]) for name in ("src", "srcset", "data-src") if name in found]
+        if re.fullmatch("h[1-6]", tag):
+            self.headings.append(int(tag[1]))
+        if found.get("role") == "img" and not found.get("aria-label"):
+            self.unnamed.append(tag)
+
+
+def test_the_page_fetches_nothing_and_its_policy_forbids_it(html: str) -> None:
+    outline = Outline(html)
+    assert outline.sources == []
+    assert "default-src 'none'" in html
+    assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", html)
+    assert {link.removeprefix("#") for link in outline.links} <= set(outline.ids)
+
+
+def test_ids_are_unique_headings_descend_and_images_have_names(html: str) -> None:
+    outline = Outline(html)
+    assert len(outline.ids) == len(set(outline.ids))
+    assert outline.headings[0] == 1
+    assert outline.headings.count(1) == 1
+    assert all(later - earlier <= 1 for earlier, later in zip(outline.headings, outline.headings[1:], strict=False))
+    assert outline.unnamed == []
+    assert '<html lang="en">' in html
+    assert 'name="viewport"' in html
+
+
+def test_what_a_client_says_stays_text(html: str) -> None:
+    outline = Outline(html)
+    assert outline.tags.count("script") == 2
+    assert "img" not in outline.tags
+    assert "&lt;/script&gt;&lt;img src=x onerror=" in html
+    data = re.search(r'<script type="application/json" id="data">(.*?)</script>', html, re.DOTALL)
+    assert data is not None
+    assert "<" not in data[1]
+    assert json.loads(data[1])["boards"][0]["domains"] == list(DOMAINS)
+
+
+def test_the_best_of_each_column_is_bold(html: str, boards: Any) -> None:
+    table = html[html.index('<table class="scores">') : html.index("</table>")]
+    groups = boards[0].groups
+    for column in ("average", "worst"):
+        best = max(mean(group, column) for group in groups)
+        assert f"<strong>{best:.2f}</strong>" in table
+    lowest = min(mean(group, "spread") for group in groups)
+    assert f"<strong>{lowest:.2f}</strong>" in table
+
+
+def test_hashes_versions_failures_and_commands_are_there(html: str, boards: Any) -> None:
+    for record in boards[0].runs:
+        assert record.summary["state_sha256"] in html
+        for split in record.summary["splits"].values():
+            assert split in html
+    assert "BrokenError" in html
+    assert "one event out of the ordinary" in html
+    assert "goldfinch run" in html
+
+
+def test_runs_of_different_data_are_not_compared(finished_runs: Path, tmp_path: Path) -> None:
+    shutil.copytree(finished_runs / "fpl-0", tmp_path / "one")
+    shutil.copytree(finished_runs / "fpl-0", tmp_path / "two")
+    config = tmp_path / "two" / "config.yaml"
+    config.write_text(config.read_text().replace("data: toy", "data: other"))
+    boards = arrange(find_records([str(tmp_path)]))
+    assert [board.data for board in boards] == ["toy", "other"]
+    page = write_report([str(tmp_path)]).read_text()
+    assert page.count('data-figure="curves"') == 2
+
+
+def test_the_command_line_writes_the_file(
+    finished_runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "deep" / "page.html"
+    assert main(["report", str(finished_runs / "fedavg-0"), "--output", str(target)]) == 0
+    assert target.stat().st_size > 20_000
+    assert str(target) in capsys.readouterr().out
+    assert main(["report", str(tmp_path / "nowhere")]) == 1
+
+
+def test_the_script_is_a_few_files_of_bearable_length() -> None:
+    for name in [*page_module.SCRIPTS, "style.css", "page.html"]:
+        assert len((page_module.HERE / name).read_text().splitlines()) <= 400
+
+
+@pytest.mark.parametrize(
+    ("shown", "expected"),
+    [
+        (size(999), "999\u00a0B"),
+        (size(1500), "1.5\u00a0kB"),
+        (size(2.5e9), "2.5\u00a0GB"),
+        (duration(0.04), "0.0\u00a0s"),
+        (duration(599.6), "600\u00a0s"),
+        (duration(3600), "60\u00a0min"),
+        (duration(9000), "2\u00a0h 30\u00a0min"),
+        (listing([]), ""),
+        (listing(["a"]), "a"),
+        (listing(["a", "b", "c"]), "a, b and c"),
+    ],
+)
+def test_numbers_as_people_read_them(shown: str, expected: str) -> None:
+    assert shown == expected
