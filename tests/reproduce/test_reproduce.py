@@ -1,0 +1,232 @@
+"""The command: every row once, nothing twice, what was interrupted goes on, and pages of what is there."""
+
+from __future__ import annotations
+
+import json
+import re
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from common.errors import ConfigError, EngineError
+from server import reproduce as command
+from server.cli import main
+from server.conduct import read_summary
+from server.reproduce import Request, compare, parse, reproduce
+from server.reproduction import runs
+from server.reproduction.published import PublishedRow, PublishedTable, Reduction
+from server.reproduction.runs import Job, duration, execute, plan
+
+DOMAINS = {"handwritten": "by hand", "printed": "print", "signs": "signs", "sketch": "sketch"}
+TINY = (
+    "train.rounds=2",
+    "train.epochs=1",
+    "train.device=cpu",
+    "protocol.fraction=0.01",
+    "protocol.fractions={handwritten:0.02,printed:0.02,sketch:0.1}",
+    "rounds.test_samples=20",
+)
+
+
+def demo_table(rows: tuple[PublishedRow, ...] | None = None) -> PublishedTable:
+    """A table on the embedded glyphs whose experiment is the demonstration's."""
+    rows = rows or (
+        PublishedRow("FedAvg", ("method=fedavg",), (80.0, 90.0, 70.0, 60.0), average=75.0),
+        PublishedRow("FPL", ("method=fpl",), (81.0, 91.0, 71.0, 61.0), average=76.0),
+    )
+    return PublishedTable(
+        "demo", "A Paper", "Table 1", "final", DOMAINS, Reduction(("tiny",), TINY), own=rows[-1].label, listed=rows
+    )
+
+
+def quiet() -> Console:
+    return Console(file=StringIO(), width=200)
+
+
+def said(console: Console) -> str:
+    assert isinstance(console.file, StringIO)
+    return console.file.getvalue()
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Request, Path, str]:
+    folder = tmp_path_factory.mktemp("reproduced")
+    request = Request(demo_table(), "small", (), (0, 1), str(folder))
+    console = quiet()
+    path = reproduce(request, console)
+    return request, path, said(console)
+
+
+def test_every_row_runs_with_every_seed_and_four_files_are_written(done: tuple[Request, Path, str]) -> None:
+    request, path, text = done
+    assert "4 runs, 0 finished already; 8 rounds to do" in text
+    assert re.search(r"\[4/4\] FPL, seed 1: average \d+\.\d\d, worst \d+\.\d\d; 0 s left", text)
+    for suffix in (".md", ".html", ".png", ".json"):
+        assert path.with_suffix(suffix).stat().st_size > 500
+    assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+    assert len(list((request.folder / "runs").glob("*/seed-*/summary.json"))) == 4
+    page = path.read_text()
+    assert "data:image/png;base64," in page
+    assert "http" not in page
+    assert "SMALL SCALE" in page
+    assert "SMALL SCALE" in path.with_suffix(".md").read_text()
+
+
+def test_the_numbers_on_the_page_are_those_of_the_runs(done: tuple[Request, Path, str]) -> None:
+    _, path, _ = done
+    content = json.loads(path.with_suffix(".json").read_text())
+    for row in content["rows"]:
+        scores = [read_summary(Path(folder))["scores"]["final"] for folder in row["folders"].values()]
+        assert len(scores) == 2
+        mean = sum(score["average"] for score in scores) / 2
+        assert row["average"] == pytest.approx(mean)
+        assert row["ours"]["signs"] == pytest.approx(sum(score["accuracy"]["signs"] for score in scores) / 2)
+        gap = mean - row["published_average"]
+        assert f"({gap:+.2f}) |" in path.with_suffix(".md").read_text()
+
+
+def test_what_is_finished_is_skipped_and_a_new_seed_is_not(done: tuple[Request, Path, str]) -> None:
+    request, _, _ = done
+    before = {file: file.stat().st_mtime_ns for file in request.folder.rglob("summary.json")}
+    console = quiet()
+    reproduce(request, console)
+    assert "4 runs, 4 finished already; 0 rounds to do" in said(console)
+    assert {file: file.stat().st_mtime_ns for file in request.folder.rglob("summary.json")} == before
+    jobs = plan(request.table, request.table.rows[:1], (0, 1, 2), "small", request.folder)
+    assert [job.summary() is None for job in jobs] == [False, False, True]
+
+
+def test_another_setting_is_another_run(done: tuple[Request, Path, str]) -> None:
+    request, _, _ = done
+    rows = request.table.rows[:1]
+    (job,) = plan(request.table, rows, (0,), "small", request.folder)
+    assert job.summary() is not None
+    for change in ("train.rounds=3", "train.learning_rate=0.02", "rounds.test_samples=10"):
+        (other,) = plan(request.table, rows, (0,), "small", request.folder, [change])
+        assert other.folder != job.folder, change
+        assert other.summary() is None
+
+
+def test_rows_that_two_tables_share_are_one_run(done: tuple[Request, Path, str]) -> None:
+    request, _, _ = done
+    twice = (PublishedRow("neither", ("method=fedavg",)), PublishedRow("again", ("method=fedavg",)))
+    jobs = plan(demo_table(twice), twice, (0,), "small", request.folder)
+    assert jobs[0].folder == jobs[1].folder
+    console = quiet()
+    assert execute(jobs, console) == {}
+    assert "1 runs, 1 finished already" in said(console)
+
+
+def test_an_interrupted_run_goes_on_to_the_same_state(
+    done: tuple[Request, Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = Request(demo_table(), "small", ("fpl",), (0,), str(tmp_path))
+    listener = runs._listener
+
+    def interrupting(*arguments: object) -> object:
+        listen = listener(*arguments)  # type: ignore[arg-type]  # passed on as they came
+
+        def stop(name: str, entry: dict[str, object]) -> None:
+            listen(name, entry)
+            if name == "round" and entry["round"] == 2:
+                raise KeyboardInterrupt
+
+        return stop
+
+    monkeypatch.setattr(runs, "_listener", interrupting)
+    with pytest.raises(KeyboardInterrupt):
+        reproduce(request, quiet())
+    assert "not run yet" in (tmp_path / "demo.md").read_text()  # a page of what is there, all the same
+    monkeypatch.setattr(runs, "_listener", listener)
+    console = quiet()
+    reproduce(request, console)
+    assert "1 runs, 0 finished already; 1 rounds to do" in said(console)
+    mine = next(iter((tmp_path / "runs").rglob("summary.json")))
+    twin = next(path for path in (done[0].folder / "runs").glob("fpl-*/seed-0"))
+    assert read_summary(mine.parent)["state_sha256"] == read_summary(twin)["state_sha256"]
+
+
+def test_a_run_that_fails_is_named_and_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    conduct = runs._conduct
+
+    def failing(job: Job, listener: object) -> object:
+        if job.row.label == "FedAvg":
+            raise EngineError("the camera fell off")
+        return conduct(job, listener)  # type: ignore[arg-type]  # passed on as it came
+
+    monkeypatch.setattr(runs, "_conduct", failing)
+    request = Request(demo_table(), "small", (), (0,), str(tmp_path))
+    console = quiet()
+    with pytest.raises(ConfigError, match="1 runs failed") as caught:
+        reproduce(request, console)
+    assert "fedavg-" in str(caught.value)
+    assert "FedAvg, seed 0: FAILED: the camera fell off" in said(console)
+    text = (tmp_path / "demo.md").read_text()
+    assert "the camera fell off" in text
+    assert re.search(r"\| \*\*FPL\*\* \| \*\*\d", text)
+
+
+def test_a_mistake_in_any_row_stops_before_the_first_run(tmp_path: Path) -> None:
+    request = Request(demo_table(), "small", (), (0,), str(tmp_path), ("train.epoch=2",))
+    with pytest.raises(ConfigError, match="did you mean 'epochs'"):
+        reproduce(request, quiet())
+    assert not (tmp_path / "runs").exists()
+    superlink = Request(demo_table(), "small", (), (0,), str(tmp_path), ("engine=superlink",))
+    with pytest.raises(ConfigError, match="inline or ray"):
+        reproduce(superlink, quiet())
+
+
+def test_words_of_the_command_line() -> None:
+    request = parse(["fpl_office", "scale=small", "methods=fedavg,FPL", "seeds=3,1", "train.rounds=2", "output=x"])
+    assert (request.table.name, request.scale, request.methods) == ("fpl_office", "small", ("fedavg", "FPL"))
+    assert (request.seeds, request.overrides, request.folder) == ((3, 1), ("train.rounds=2",), Path("x"))
+    assert request.command == "goldfinch reproduce fpl_office scale=small methods=fedavg,FPL seeds=3,1 train.rounds=2"
+    assert parse(["fpl_office"]).folder == Path("outputs/reproduce/paper")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["fpl_ofice"], "did you mean 'fpl_office'"),
+        (["fpl_office", "scale=smal"], "did you mean 'small'"),
+        (["fpl_office", "seeds=a"], "whole numbers"),
+        (["fpl_office", "seed=1"], "use methods=A,B and seeds=0,1,2"),
+        (["fpl_office", "fedapc_office"], "needs one table"),
+        (["scale=small"], "needs a table"),
+    ],
+)
+def test_mistakes_are_named(words: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse(words)
+
+
+def test_without_a_table_the_command_lists_them(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reproduce"]) == 0
+    text = capsys.readouterr().out
+    assert "fedplcc_digit5_losses" in text
+    assert "scale=small" in text
+    assert main(["reproduce", "nothing"]) == 1
+
+
+def test_durations_read_as_a_person_would_say_them() -> None:
+    assert [duration(seconds) for seconds in (12, 89, 120, 7200)] == ["12 s", "89 s", "2 min", "2.0 h"]
+
+
+def test_a_stand_in_is_scored_under_its_own_name(tmp_path: Path) -> None:
+    row = PublishedRow("FedAvg", ("method=fedavg",), (80.0, 90.0, 70.0, 60.0))
+    domains = {"handwritten": "by hand", "printed": "print", "signs": "signs", "photos": "Photos"}
+    table = PublishedTable(
+        "demo", "A Paper", "Table 1", "final", domains, Reduction(("tiny",), TINY, {"photos": "sketch"}), listed=(row,)
+    )
+    request = Request(table, "small", (), (0,), str(tmp_path))
+    jobs = plan(table, table.rows, (0,), "small", tmp_path)
+    execute(jobs, quiet())
+    command.write_pages(request, jobs, (0,), {})
+    text = (tmp_path / "demo.md").read_text()
+    assert "sketch (stands in for Photos)" in text
+    found = compare(request, jobs, (0,), {})
+    assert found.gap(found.lines[0], found.columns[3]) is None
+    assert found.gap(found.lines[0], found.columns[0]) is not None
+    assert re.search(r"\| FedAvg \| [^|]+\| [^|]+\| [^|]+\| 60.00 \| 75.00 \|", text)  # neither has a gap
