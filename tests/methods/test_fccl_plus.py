@@ -23,7 +23,7 @@ from common.losses import (
 from strategies.fccl_plus import FCCLPlus
 
 PUBLIC = PublicImages(Textures(image_size=16), "textures", 32)
-SMALL = {"public": PUBLIC, "public_batch": 16}
+SMALL = {"public": PUBLIC, "public_batch": 16, "public_learning_rate": 1e-3, "distillation": 1.0}
 
 
 def go(folder, *, rounds=2, train=None, edit=lambda request, payload: payload, **hyper):

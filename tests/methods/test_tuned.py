@@ -20,7 +20,7 @@ def test_a_tuned_file_changes_its_method_on_its_data_only(name):
     plain = load_settings([f"method={method}", f"data={data}", "tuned=none", OFFLINE]).method
     assert tuned.name == method
     assert tuned != plain
-    elsewhere = load_settings([f"method={method}", "data=pacs", OFFLINE]).method
+    elsewhere = load_settings([f"method={method}", "data=digits", OFFLINE]).method
     assert elsewhere == plain
 
 
