@@ -125,7 +125,7 @@ def test_what_a_client_keeps_in_a_run(adaptive, tmp_path):
         assert set(mine[0].message.extra) == ({"mean_samples"} if adaptive else set())
 
 
-@pytest.mark.parametrize("hyper", [{"clip": 0.01}, {"adaptive_alpha": True}, {"alpha": 0.1}], ids=str)
+@pytest.mark.parametrize("hyper", [{"clip": 0.01}, {"adaptive_alpha": True}, {"alpha": 0.03}], ids=str)
 def test_every_option_changes_the_result(hyper, tmp_path):
     results = [
         run(toy_settings("feddyn", tmp_path / str(i), hyper=options, train={"rounds": 1})).sha256

@@ -29,7 +29,7 @@ def test_what_the_user_says_wins():
 
 
 def test_the_choice_of_a_method_without_a_file_is_its_own_defaults():
-    for method in ("fedavg", "fedprox", "feddyn"):
+    for method in ("fedavg", "fedprox", "fedapc"):
         tuned = load_settings([f"method={method}", OFFLINE]).method
         assert tuned == load_settings([f"method={method}", "tuned=none", OFFLINE]).method
 
