@@ -1,0 +1,271 @@
+"""Figures are made from run folders alone, show the right numbers, and refuse what they cannot show."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+
+from common.errors import CheckpointError, ConfigError
+from common.prototypes import PrototypeSet
+from common.seeding import generator
+from server.cli import main
+from server.conduct import read_summary
+from server.figures.command import curves_of, names_of
+from server.figures.curves import bars, convergence
+from server.figures.maps import activation_maps, class_colours, embed, feature_map
+from server.figures.style import COLOURS, line_style, png
+from server.figures.sweeps import Entry, labels, loss_bars, read_entries, sensitivity, varying
+from server.opened import OpenedRun
+from tests.support.runs import run
+from tests.support.toy import CLASSES, DOMAINS, toy_settings
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two seeds of FPL, one of FedAvg, one of a method whose models stay on the devices."""
+    root = tmp_path_factory.mktemp("figures")
+    for seed in (0, 1):
+        run(toy_settings("fpl", root / f"fpl-{seed}", seed=seed))
+    run(toy_settings("fedavg", root / "fedavg"))
+    run(toy_settings("single_set", root / "single"))
+    return root
+
+
+def header(path: Path) -> tuple[int, int]:
+    content = path.read_bytes()
+    assert content.startswith(b"\x89PNG\r\n\x1a\n")
+    return int.from_bytes(content[16:20], "big"), int.from_bytes(content[20:24], "big")
+
+
+def texts(figure: Figure) -> list[str]:
+    found = [text.get_text() for axes in figure.axes for text in axes.texts]
+    for axes in figure.axes:
+        legend = axes.get_legend()
+        found += [text.get_text() for text in legend.get_texts()] if legend else []
+        found += [axes.get_title(), axes.get_title(loc="left"), axes.get_xlabel(), axes.get_ylabel()]
+        found += [text.get_text() for text in (*axes.get_xticklabels(), *axes.get_yticklabels())]
+    return found
+
+
+# ---- the command -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["convergence", "bars", "features", "cam"])
+def test_every_kind_writes_a_png(kind: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / f"{kind}.png"
+    chosen = folder / "fpl-0" if kind == "features" else folder
+    assert main(["figure", kind, str(chosen), "--output", str(path)]) == 0
+    assert str(path) in capsys.readouterr().out
+    width, height = header(path)
+    assert min(width, height) > 400
+
+
+def test_the_default_place_is_the_first_folder(folder: Path) -> None:
+    assert main(["figure", "bars", str(folder / "fedavg")]) == 0
+    assert header(folder / "fedavg" / "bars.png")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["heatmaps", "x"], "did you mean 'heatmap'"),
+        (["bars", "nowhere"], "is not a folder"),
+        (["features", "FOLDER"], "features shows one run; 4 were found"),
+        (["heatmap", "FOLDER/fpl-0", "FOLDER/fpl-1"], "vary in nothing but the seed"),
+        (["cam", "FOLDER/fpl-0", "--samples", "0"], "must be 1 or more"),
+    ],
+)
+def test_mistakes_are_named(words: list[str], message: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["figure", *(word.replace("FOLDER", str(folder)) for word in words)]) == 1
+    assert message in capsys.readouterr().err
+
+
+# ---- curves and bars -------------------------------------------------------------------------------------------------
+
+
+def test_curves_are_the_means_over_seeds_of_history(folder: Path) -> None:
+    figure = curves_of([folder / "fpl-0", folder / "fpl-1", folder / "fedavg"])
+    drawn = {line.get_label(): line.get_xydata() for line in figure.axes[0].get_lines()}
+    assert set(drawn) == {"fpl", "fedavg"}
+    last = [read_summary(folder / name)["average"] for name in ("fpl-0", "fpl-1")]
+    assert drawn["fpl"][-1].tolist() == pytest.approx([2, sum(last) / 2])
+    assert len(drawn["fpl"]) == 3  # before the first round, after each of the two
+
+
+def test_bars_have_one_group_per_domain_and_the_average() -> None:
+    figure = bars(["a", "b", "average"], {"x": [(10.0, 1.0), None, (20.0, 2.0)], "y": [(30.0, None)] * 3}, "t")
+    assert sorted(patch.get_height() for patch in figure.axes[0].patches) == [10.0, 20.0, 30.0, 30.0, 30.0]
+
+
+def test_series_are_told_apart_by_more_than_colour() -> None:
+    styles = [tuple(line_style(index).values()) for index in range(20)]
+    assert len(set(styles)) == 20
+    assert len({style[1:] for style in styles}) >= 10
+    grey = sorted(0.2126 * red + 0.7152 * green + 0.0722 * blue for red, green, blue in map(to_rgb, COLOURS))
+    assert all(value < 0.75 for value in grey)  # all are seen on white
+    assert len(set(class_colours(14))) == 14
+
+
+def test_the_same_figure_gives_the_same_bytes() -> None:
+    curves = {"a": {1: (10.0, 1.0), 2: (12.0, None)}}
+    assert png(convergence(curves, "t")) == png(convergence(curves, "t"))
+
+
+def test_labels_say_what_tells_runs_apart_and_take_the_tables_where_there_is_one(folder: Path, tmp_path: Path) -> None:
+    entries = read_entries([folder / "fpl-0", folder / "fpl-1", folder / "fedavg"])
+    assert labels(entries) == ["fpl", "fpl", "fedavg"]
+    other = toy_settings("fpl", tmp_path / "runs" / "fpl-x" / "seed-0", hyper={"temperature": 0.5})
+    run(other)
+    both = read_entries([folder / "fpl-0", other.output_folder])
+    assert labels(both) == ["fpl, temperature=0.02", "fpl, temperature=0.5"]
+    rows = [{"label": "FPL (warm)", "folders": {"0": str(other.output_folder)}}]
+    (tmp_path / "table.json").write_text(json.dumps({"rows": rows}))
+    assert names_of(read_entries([other.output_folder])) == ["FPL (warm)"]
+
+
+# ---- sweeps ----------------------------------------------------------------------------------------------------------
+
+
+def entry(average: float, seed: int = 0, **settings: Any) -> Entry:
+    scores = {"final": {"accuracy": {"a": average, "b": average}, "average": average, "worst": average, "spread": 0.0}}
+    summary = {"method": "fedpall", "data": "toy", "protocol": "p", "seed": seed, "scores": scores}
+    return Entry(Path("x"), {"method.mu": 0.1, "method.delta": 0.1, **settings}, summary)
+
+
+def grid_of(entries: Sequence[Entry], **options: Any) -> np.ndarray:
+    figure = sensitivity(entries, **options)
+    return np.asarray(figure.axes[0].get_images()[0].get_array())
+
+
+def test_a_heat_map_has_the_mean_over_seeds_at_its_place() -> None:
+    entries = [
+        entry(50.0, 0, **{"method.mu": 0.2}),
+        entry(54.0, 1, **{"method.mu": 0.2}),
+        entry(60.0, **{"method.delta": 0.5}),
+        entry(70.0),
+    ]
+    grid = grid_of(entries, axes=["method.mu", "method.delta"])
+    assert grid[0].tolist() == [70.0, 52.0]  # delta 0.1: mu 0.1, 0.2
+    assert grid[1, 0] == 60.0
+    assert np.isnan(grid[1, 1])
+    shown = texts(sensitivity(entries, axes=["method.mu", "method.delta"]))
+    assert {"70.0", "52.0", "60.0", "method.mu", "method.delta", "fedpall on toy: average, %"} <= set(shown)
+
+
+def test_a_sweep_of_one_setting_is_a_line_in_numeric_order() -> None:
+    entries = [entry(value, **{"method.mu": mu}) for mu, value in ((10.0, 30.0), (2.0, 20.0), (0.5, 10.0))]
+    assert varying(entries) == ["method.mu"]
+    figure = sensitivity(entries)
+    assert figure.axes[0].get_lines()[0].get_ydata().tolist() == [10.0, 20.0, 30.0]
+
+
+def test_a_sweep_that_varies_in_more_is_refused() -> None:
+    entries = [entry(1.0), entry(2.0, **{"method.mu": 1.0, "method.delta": 1.0, "method.tau": 3.0})]
+    with pytest.raises(ConfigError, match="name one or two settings"):
+        sensitivity(entries)
+    with pytest.raises(ConfigError, match=r"also differ in method\.tau"):
+        sensitivity(entries, axes=["method.mu", "method.delta"])
+    with pytest.raises(ConfigError, match=r"did you mean 'method\.mu'"):
+        sensitivity(entries, axes=["method.my"])
+    with pytest.raises(ConfigError, match="c: no such column"):
+        sensitivity([entries[0], entry(1.0, **{"method.mu": 9.0})], column="c")
+
+
+def test_loss_bars_of_runs(folder: Path) -> None:
+    figure = loss_bars(read_entries([folder / "fpl-0", folder / "fedavg"]), ["both", "neither"])
+    assert {"both", "neither", "average", *DOMAINS} <= set(texts(figure))
+    assert len(figure.axes[0].patches) == 2 * (len(DOMAINS) + 1)
+
+
+# ---- maps ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_map_has_every_feature_and_every_prototype() -> None:
+    draws = generator(0, "figure")
+    centres = torch.rand(3, 16, generator=draws)
+    labels = torch.arange(60) % 3
+    features = centres[labels] + 0.05 * torch.rand(60, 16, generator=draws)
+    prototypes = PrototypeSet(centres, torch.arange(3), torch.ones(3))
+    points, (stars, none) = embed(features, [prototypes, PrototypeSet.empty(16)])
+    assert points.shape == (60, 2)
+    assert (stars.shape, none.shape) == ((3, 2), (0, 2))
+    for label in range(3):  # a prototype lies among its own class
+        distances = [
+            np.linalg.norm(points[labels.numpy() == other] - stars[label], axis=1).mean() for other in range(3)
+        ]
+        assert int(np.argmin(distances)) == label
+    again, _ = embed(features, [prototypes, PrototypeSet.empty(16)])
+    assert np.array_equal(points, again)
+    with pytest.raises(ConfigError, match="four points"):
+        embed(features[:2], [])
+
+
+def test_a_feature_map_has_a_panel_for_each_kept_round(folder: Path) -> None:
+    figure = feature_map(OpenedRun.open(folder / "fpl-0"), per_domain=8)
+    assert [axes.get_title() for axes in figure.axes] == ["prototypes of round 1", "prototypes of round 2"]
+    stars = figure.axes[0].collections[-1]
+    assert len(stars.get_offsets()) >= CLASSES
+    assert [axes.get_title() for axes in feature_map(OpenedRun.open(folder / "fedavg"), 8).axes] == ["round 2"]
+
+
+def test_models_that_stay_on_devices_are_read_from_their_state(folder: Path) -> None:
+    opened = OpenedRun.open(folder / "single")
+    first, second = opened.model_for("bright"), opened.model_for("dark")
+    weights = [next(model.parameters()) for model in (first, second)]
+    assert not torch.equal(*weights)
+    split = opened.test_split("bright")
+    _, logits = opened.features(first, split)
+    accuracy = 100.0 * float((logits.argmax(1) == split.labels).float().mean())
+    assert accuracy == pytest.approx(opened.summary["accuracy"]["bright"])
+    for path in (folder / "single" / "clients").rglob("dark-0/*.safetensors"):
+        path.rename(path.with_suffix(".away"))
+    with pytest.raises(CheckpointError, match="stays on the device"):
+        opened.model_for("dark")
+    for path in (folder / "single" / "clients").rglob("dark-0/*.away"):
+        path.rename(path.with_suffix(".safetensors"))
+
+
+def test_the_opened_global_model_scores_as_the_run_did(folder: Path) -> None:
+    opened = OpenedRun.open(folder / "fpl-0")
+    for domain in opened.test_domains:
+        split = opened.test_split(domain)
+        _, logits = opened.features(opened.model(), split)
+        accuracy = 100.0 * float((logits.argmax(1) == split.labels).float().mean())
+        assert accuracy == pytest.approx(opened.summary["accuracy"][domain])
+
+
+def test_activation_maps_have_a_row_per_image_and_a_column_per_run(folder: Path) -> None:
+    runs = [(name, OpenedRun.open(folder / name)) for name in ("fpl-0", "fedavg")]
+    figure = activation_maps(runs, per_domain=1)
+    assert len(figure.axes) == len(DOMAINS) * 3
+    assert {"image", "fpl-0", "fedavg", *DOMAINS} <= set(texts(figure))
+    overlay = figure.axes[1].get_images()[1].get_array()
+    assert overlay.shape == (16, 16)
+    assert (float(overlay.min()), float(overlay.max())) == (0.0, 1.0)
+
+
+def test_activation_maps_need_a_pooled_network(tmp_path: Path) -> None:
+    settings = toy_settings("fedavg", tmp_path, overrides=("model=digit_cnn",), train={"rounds": 1})
+    run(settings)
+    with pytest.raises(ConfigError, match="digit_cnn_gap"):
+        activation_maps([("fedavg", OpenedRun.open(tmp_path))])
+
+
+def test_images_that_are_shown_are_the_same_every_time_and_of_all_classes(folder: Path) -> None:
+    opened = OpenedRun.open(folder / "fedavg")
+    chosen = opened.sample("bright", CLASSES)
+    assert sorted(chosen.labels.tolist()) == list(range(CLASSES))
+    assert chosen.images.equal(opened.sample("bright", CLASSES).images)
+
+
+def test_a_folder_without_a_finished_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no finished run"):
+        OpenedRun.open(tmp_path)
