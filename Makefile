@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup demo deployment-demo test test-fast test-slow lint format doctor clean
+.PHONY: help setup demo deployment-demo compose-demo certificates test test-fast test-slow test-compose lint format doctor clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -30,6 +30,12 @@ demo: $(STAMP) ## FedAvg and FPL through Flower on Ray, side by side; offline
 deployment-demo: $(STAMP) ## a SuperLink and four SuperNodes as real processes, FPL for three rounds
 	@$(BIN)/goldfinch deployment-demo
 
+compose-demo: ## the same in containers (needs Docker): a node is killed on the way, then everything is taken down
+	@docker/demo.sh
+
+certificates: $(STAMP) ## FOLDER=keys HOSTS="fl.example.org" NODES="ward-a ward-b": authority, server certificate, device keys
+	@$(BIN)/goldfinch certificates "$(or $(FOLDER),certificates)" $(addprefix host=,$(HOSTS)) $(addprefix node=,$(NODES))
+
 test: lint test-fast ## style, types, and every test that takes seconds
 
 test-fast: $(STAMP)
@@ -37,6 +43,9 @@ test-fast: $(STAMP)
 
 test-slow: $(STAMP) ## the tests that take minutes
 	$(BIN)/python -m pytest -m slow
+
+test-compose: $(STAMP) ## the containers for real (needs Docker, minutes)
+	GOLDFINCH_COMPOSE=1 $(BIN)/python -m pytest tests/deployment/test_compose.py -s --timeout 3600
 
 lint: $(STAMP) ## ruff, mypy, import contracts
 	$(BIN)/ruff check .
