@@ -71,7 +71,7 @@ def deployment_demo(output: str = "outputs/deployment-demo", overrides: Sequence
     settings = load_settings(chosen)
     prepare_output(settings)
     nodes = one_node_per_client(settings)
-    console.print(f"starting a SuperLink and {len(nodes)} SuperNodes: {', '.join(nodes)}")
+    console.print(f"starting a SuperLink with TLS and {len(nodes)} SuperNodes with a key each: {', '.join(nodes)}")
     with LocalDeployment(folder / "processes", nodes) as deployment:
         for name, child in deployment.children.items():
             console.print(f"  {name:16} pid {child.process.pid}, log {child.log}")
