@@ -16,7 +16,7 @@ from common.settings import RunSettings, load_settings
 USAGE = """goldfinch run [KEY=VALUE ...]     train: method=fpl data=glyphs train.rounds=10 output=DIR; --quiet
 goldfinch sweep KEY=A,B [...]      every combination, e.g. method=* seed=0,1 output=DIR; --jobs N; finished ones skipped
 goldfinch table DIR [DIR ...]      runs side by side over seeds; --rule final|last_n|best_round
-goldfinch report DIR [DIR ...]     one HTML file to look at: curves, confusion, prototypes, cost; --output FILE
+goldfinch report DIR [DIR ...]     one HTML page: curves, confusion, prototypes, cost; --output FILE --tsne --images
 goldfinch reproduce TABLE          a paper's table again, beside what was published; scale=small for two cores
 goldfinch figure KIND DIR [...]    features, cam, heatmap, bars or convergence of runs as PNG; --output FILE
 goldfinch doctor                   what works here, and how to mend what does not
@@ -128,8 +128,10 @@ def _report(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="goldfinch report", usage=USAGE)
     parser.add_argument("folders", nargs="+")
     parser.add_argument("--output", type=Path, default=None)
+    parser.add_argument("--tsne", action="store_true")
+    parser.add_argument("--images", action="store_true")
     parsed = parser.parse_args(arguments)
-    path = write_report(parsed.folders, parsed.output)
+    path = write_report(parsed.folders, parsed.output, tsne=parsed.tsne, images=parsed.images)
     print(f"wrote {path} ({path.stat().st_size / 1e6:.1f} MB); it needs no network: open it in any browser")
     return 0
 

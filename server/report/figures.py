@@ -42,8 +42,9 @@ def group_curves(group: Group, domains: Sequence[str]) -> dict[str, Any]:
 
     Keys of ``accuracy`` and ``loss``: ``average``, ``worst`` (accuracy only) and ``domain:<name>``.
     """
-    accuracy: dict[str, list[Points]] = {"average": [], "worst": []} | {f"domain:{name}": [] for name in domains}
-    loss: dict[str, list[Points]] = {"average": []} | {f"domain:{name}": [] for name in domains}
+    keys = [f"domain:{name}" for name in domains]
+    accuracy: dict[str, list[Points]] = {key: [] for key in ("average", "worst", *keys)}
+    loss: dict[str, list[Points]] = {key: [] for key in ("average", *keys)}
     terms: dict[str, list[Points]] = {}
     for run in group.runs:
         accuracy["average"].append({score.round: score.average for score in run.round_scores})

@@ -18,6 +18,15 @@ for (const input of document.querySelectorAll("#rules input")) {
   });
 }
 
+const heat = document.getElementById("heat");
+if (heat) {
+  heat.addEventListener("click", () => {
+    const on = heat.getAttribute("aria-pressed") !== "true";
+    heat.setAttribute("aria-pressed", String(on));
+    document.getElementById("looks").classList.toggle("plain", !on);
+  });
+}
+
 for (const button of document.querySelectorAll("[data-copy]")) {
   button.addEventListener("click", async () => {
     const label = button.firstChild.textContent;

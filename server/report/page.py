@@ -16,6 +16,7 @@ from common.files import write_text
 from common.versions import package_versions
 from server.report.account import events_section, repeat_section, settings_section
 from server.report.figures import page_data
+from server.report.looks import looks_section
 from server.report.markup import text
 from server.report.records import Board, arrange, find_records
 from server.report.results import (
@@ -32,13 +33,17 @@ HERE = Path(__file__).resolve().parent
 SCRIPTS = ("marks.js", "chart.js", "curves.js", "matrix.js", "map.js", "main.js")
 
 
-def write_report(folders: Sequence[str], output: Path | None = None, *, tsne: bool = False) -> Path:
+def write_report(
+    folders: Sequence[str], output: Path | None = None, *, tsne: bool = False, images: bool = False
+) -> Path:
     """Write the report on the runs in and below ``folders``; its path.
 
     Args:
         folders: run folders, or folders of them.
         output: the file; ``None`` is ``report.html`` in the first folder.
         tsne: place prototypes by t-SNE too, which takes longer.
+        images: show test images with class activation maps; for that, the data must be here, and the page then holds
+            some of them.
 
     Raises:
         ConfigError: there is no run, or the file cannot be written.
@@ -46,13 +51,13 @@ def write_report(folders: Sequence[str], output: Path | None = None, *, tsne: bo
     boards = arrange(find_records(folders))
     path = output or Path(folders[0]) / "report.html"
     try:
-        write_text(path, render(boards, tsne=tsne))
+        write_text(path, render(boards, tsne=tsne, images=images))
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}; choose another --output") from error
     return path
 
 
-def render(boards: Sequence[Board], *, tsne: bool = False) -> str:
+def render(boards: Sequence[Board], *, tsne: bool = False, images: bool = False) -> str:
     """The page as HTML. Nothing in it is fetched: its own policy forbids the browser to."""
     style = (HERE / "style.css").read_text()
     script = "\n".join((HERE / name).read_text() for name in SCRIPTS)
@@ -71,6 +76,8 @@ def render(boards: Sequence[Board], *, tsne: bool = False) -> str:
         curves="".join(_place("curves", index, board, boards) for index, board in enumerate(boards)),
         losses="".join(_place("losses", index, board, boards) for index, board in enumerate(boards)),
         costs="".join(_place("costs", index, board, boards) + cost_table(board) for index, board in enumerate(boards)),
+        looks=_looks(boards) if images else "",
+        looks_link='<li><a href="#looks">Images</a></li>' if images else "",
         clients=clients_section(boards),
         events=events_section(boards),
         settings=settings_section(boards),
@@ -78,6 +85,10 @@ def render(boards: Sequence[Board], *, tsne: bool = False) -> str:
         made=f"{now:%Y-%m-%d %H:%M} UTC",
         version=text(package_versions().get("goldfinch", "")),
     )
+
+
+def _looks(boards: Sequence[Board]) -> str:
+    return f'<section id="looks"><h2>What the net looks at</h2>{looks_section(boards)}</section>'
 
 
 def _hash(content: str) -> str:

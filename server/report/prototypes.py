@@ -18,7 +18,7 @@ from server.report.records import RunRecord
 MOST_POINTS = 400
 """Points of one round on the map; of more, evenly spaced ones are drawn."""
 
-MOST_TSNE = 2000
+MOST_TSNE = 800
 """Points that t-SNE places together; rounds are thinned until they are no more."""
 
 Matrix = NDArray[np.float64]
