@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from common.models.partition import norm_state_names
 from strategies.fedavg import FedAvg
+from strategies.method import Local
 
 
 @dataclass(frozen=True)
@@ -27,15 +29,35 @@ class FedBN(FedAvg):
         layers: what counts as batch norm. ``type``: layers of that type. ``name``: whatever has "bn" in its name, as
             FedPall's code has it, which misses the batch norm of a torchvision ResNet's shortcuts
             (``downsample.1``), so that these are averaged.
+        refresh_statistics: before a score, estimate the running statistics anew under the averaged weights, in one
+            pass over the client's training data. The papers' codes score with those of the client's own weights before
+            averaging, the default, although these do not fit while the weights still move far.
     """
 
     fedavg_at: ClassVar[Mapping[str, Any] | None] = None
     personal: ClassVar[bool] = True
 
     layers: Literal["type", "name"] = "type"
+    refresh_statistics: bool = False
 
     def shared_names(self, model: nn.Module) -> set[str]:
         """Everything but batch norm."""
         if self.layers == "name":
             return {name for name in model.state_dict() if "bn" not in name}
         return set(model.state_dict()) - norm_state_names(model, "batch")
+
+    @property
+    def adapts(self) -> bool:
+        """See ``refresh_statistics``."""
+        return self.refresh_statistics
+
+    def adapt(self, local: Local) -> None:
+        """Running statistics become the mean over the batches of one pass."""
+        layers = [layer for layer in local.model.modules() if isinstance(layer, _BatchNorm)]
+        momenta = [layer.momentum for layer in layers]
+        for layer in layers:
+            layer.reset_running_stats()
+            layer.momentum = None  # torch's word for the mean over all batches
+        local.features(augmented=1, training_mode=True)
+        for layer, momentum in zip(layers, momenta, strict=True):
+            layer.momentum = momentum

@@ -1,0 +1,148 @@
+"""Per-FedAvg: pairs of batches by autograd, what is skipped, and scores of adapted models."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+
+import pytest
+import torch
+from support.exchanges import local_exchange
+from support.runs import TouchedEngine, run
+from support.toy import toy_settings
+
+from strategies.per_fedavg import PerFedAvg
+
+RATE = 0.05
+PLAIN = {"momentum": 0.0, "weight_decay": 0.0, "learning_rate": RATE}
+
+
+def exchange(tmp_path, train=None, **hyper):
+    return local_exchange(toy_settings("per_fedavg", tmp_path, hyper=hyper, train={**PLAIN, **(train or {})}))
+
+
+def gradient(model, images, labels):
+    """Of the mean cross-entropy, by parameter."""
+    loss = torch.nn.functional.cross_entropy(model(images)[1], labels)
+    return torch.autograd.grad(loss, list(model.parameters()))
+
+
+def pairs_by_autograd(model, pairs, inner, outer):
+    """``w' = w - a grad L(w; b1)``, ``w <- w - b grad L(w'; b2)``; batch norm's statistics see both batches."""
+    for first, second in pairs:
+        ahead = deepcopy(model)
+        slopes = gradient(ahead, *first)
+        with torch.no_grad():
+            for parameter, slope in zip(ahead.parameters(), slopes, strict=True):
+                parameter -= inner * slope
+        slopes = gradient(ahead, *second)
+        with torch.no_grad():
+            for parameter, slope in zip(model.parameters(), slopes, strict=True):
+                parameter -= outer * slope
+            for buffer, moved in zip(model.buffers(), ahead.buffers(), strict=True):
+                buffer.copy_(moved)
+    return model
+
+
+def assert_same(model, wanted):
+    for (name, tensor), value in zip(model.state_dict().items(), wanted.state_dict().values(), strict=True):
+        torch.testing.assert_close(tensor, value, rtol=1e-4, atol=1e-6, msg=name)
+
+
+@pytest.mark.parametrize("hyper", [{}, {"inner_rate": 0.2}, {"outer_rate": 0.01}, {"inner_rate": 0.0}], ids=str)
+def test_an_epoch_is_pairs_of_batches(hyper, tmp_path):
+    local = exchange(tmp_path, **hyper)
+    batches = list(local.batches("epoch", 1))
+    assert len(batches) == 3  # so the last one is skipped
+    inner, outer = hyper.get("inner_rate", RATE), hyper.get("outer_rate", RATE)
+    wanted = pairs_by_autograd(deepcopy(local.model), [batches[:2]], inner, outer)
+    before = deepcopy(local.model)
+    trained = local.run()
+    assert trained.steps == 1
+    assert set(trained.losses) == {"cross_entropy"}
+    assert_same(local.model, wanted)
+    assert not torch.equal(local.model.head.weight, before.head.weight)
+
+
+def test_pairs_do_not_reach_over_epochs(tmp_path):
+    local = exchange(tmp_path, train={"epochs": 2})
+    epochs = [list(local.batches("epoch", number))[:2] for number in (1, 2)]
+    wanted = pairs_by_autograd(deepcopy(local.model), epochs, RATE, RATE)
+    assert local.run().steps == 2
+    assert_same(local.model, wanted)
+
+
+def test_an_inner_rate_of_zero_is_sgd_on_every_other_batch(tmp_path):
+    local = exchange(tmp_path, inner_rate=0.0)
+    _, (images, labels), _ = local.batches("epoch", 1)
+    wanted = deepcopy(local.model)
+    slopes = gradient(wanted, images, labels)
+    with torch.no_grad():
+        for parameter, slope in zip(wanted.parameters(), slopes, strict=True):
+            parameter -= RATE * slope
+    local.run()
+    for parameter, value in zip(local.model.parameters(), wanted.parameters(), strict=True):
+        torch.testing.assert_close(parameter, value, rtol=1e-4, atol=1e-6)
+
+
+def test_a_single_batch_is_a_pair_of_halves(tmp_path):
+    local = exchange(tmp_path, train={"batch_size": 32})
+    ((images, labels),) = local.batches("epoch", 1)
+    assert len(labels) == 25
+    halves = (images[:12], labels[:12]), (images[12:], labels[12:])
+    wanted = pairs_by_autograd(deepcopy(local.model), [halves], RATE, RATE)
+    assert local.run().steps == 1
+    assert_same(local.model, wanted)
+
+
+def test_halves_of_a_batch_hold_all_views_of_their_samples(tmp_path):
+    settings = toy_settings(
+        "per_fedavg", tmp_path, overrides=("views=randconv",), train={**PLAIN, "batch_size": 32, "rounds": 1}
+    )
+    local = local_exchange(settings)
+    seen = []
+    forward = local.forward
+    local.forward = lambda images, labels: (seen.append(labels.tolist()), forward(images, labels))[1]
+    ((_, labels),) = local.batches("epoch", 1)
+    local.run()
+    plain = labels[: len(labels) // local.views].tolist()
+    assert local.views > 1
+    assert seen == [plain[:12] * local.views, plain[12:] * local.views]
+
+
+def test_the_parameters_are_put_back_to_the_bit(tmp_path):
+    """With momentum and decay the outer step starts from w, not from w'."""
+    local = exchange(tmp_path, train={"weight_decay": 0.1}, outer_rate=1e-60)
+    before = deepcopy(local.model)
+    local.run()
+    assert all(torch.equal(a, b) for a, b in zip(local.model.parameters(), before.parameters(), strict=True))
+
+
+def test_adapted_scores_leave_no_trace(tmp_path):
+    runs = {}
+    for steps in (0, 1, 2):
+        settings = toy_settings("per_fedavg", tmp_path / str(steps), hyper={"adapt_steps": steps})
+        runs[steps] = run(settings, TouchedEngine(settings))
+    assert len({done.sha256 for done in runs.values()}) == 1
+    scores = {
+        steps: [(r["round"], r["domain"], r["loss"]) for r in done.rows("history.csv")] for steps, done in runs.items()
+    }
+    assert scores[0] != scores[1] != scores[2]
+    assert [runs[steps].summary["scored"] for steps in (0, 1)] == ["global model", "own model"]
+
+
+def test_adaptation_is_sgd_on_the_clients_own_batches(tmp_path):
+    local = exchange(tmp_path, adapt_steps=2, inner_rate=0.1)
+    wanted = deepcopy(local.model)
+    for images, labels in list(local.batches("adapt"))[:2]:
+        slopes = gradient(wanted, images, labels)
+        with torch.no_grad():
+            for parameter, slope in zip(wanted.parameters(), slopes, strict=True):
+                parameter -= 0.1 * slope
+    local.method.adapt(local)
+    assert_same(local.model, wanted)
+
+
+@pytest.mark.parametrize("wrong", [{"inner_rate": -1.0}, {"outer_rate": 0.0}, {"adapt_steps": -1}])
+def test_values_out_of_range_are_refused(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        PerFedAvg(**wrong)

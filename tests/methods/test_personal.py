@@ -1,0 +1,196 @@
+"""SingleSet, FedBN and FedRep: which part of the model travels, which stays, and what each does with it."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+from support.exchanges import local_exchange
+from support.nets import kept
+from support.runs import TouchedEngine, run
+from support.toy import Toy, toy_settings
+
+from common.models.partition import body_names, head_names, norm_state_names
+from common.models.specs import TorchvisionResNet
+from server.checkpoint import Checkpoints
+from strategies.aggregation import average
+from strategies.fedbn import FedBN
+from strategies.fedrep import FedRep
+from strategies.method import Losses
+
+
+def trained(done):
+    return [item for item in done.messages if item.request.train]
+
+
+def weights_of(done):
+    return Checkpoints(done.folder / "checkpoint").load().state.weights
+
+
+def losses(done, client):
+    return [row["losses"] for row in done.rows("activity.csv") if row["client"] == client]
+
+
+# ---- SingleSet -------------------------------------------------------------------------------------------------------
+
+
+def test_single_set_sends_nothing(tmp_path):
+    settings = toy_settings("single_set", tmp_path)
+    done = run(settings, TouchedEngine(settings))
+    for item in trained(done):
+        assert sum(item.reply.payload.part_bytes().values()) == sum(item.message.part_bytes().values()) == 0
+    assert not weights_of(done)
+    assert done.summary["scored"] == "own model"
+
+
+def test_a_client_alone_does_not_notice_the_others(tmp_path):
+    three, one = (
+        run(toy_settings("single_set", tmp_path / str(len(names)), data=Toy(domains=names)))
+        for names in (("bright", "dark", "noisy"), ("dark",))
+    )
+    assert losses(three, "dark-0") == losses(one, "dark-0")
+    first, second = kept(tmp_path / "3")["dark-0"], kept(tmp_path / "1")["dark-0"]
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_all_begin_with_the_same_weights_and_go_on_where_they_were(tmp_path):
+    """Two rounds of one epoch see the batches that a plain loop sees."""
+    settings = toy_settings("single_set", tmp_path, train={"momentum": 0.0, "rounds": 2})
+    run(settings)
+    local = local_exchange(settings, position=1)
+    model = local.model
+    for number in (1, 2):
+        following = local_exchange(settings, position=1, round_number=number)
+        following.model = model
+        following.run()
+    states = kept(tmp_path)
+    assert all(torch.equal(states["dark-0"][f"model/{name}"], t) for name, t in model.state_dict().items())
+    assert not torch.equal(states["dark-0"]["model/head.weight"], states["bright-0"]["model/head.weight"])
+
+
+# ---- FedBN -----------------------------------------------------------------------------------------------------------
+
+
+def test_fedbn_keeps_batch_norm_at_home_and_averages_the_rest(tmp_path):
+    settings = toy_settings("fedbn", tmp_path)
+    done = run(settings, TouchedEngine(settings))
+    model = local_exchange(settings).model
+    own = norm_state_names(model)
+    assert len(own) == 25  # five layers of weight, bias, mean, variance, counter
+    sizes = done.summary["clients"]
+    last = [item for item in trained(done) if item.request.round == 2]
+    for item in last:
+        assert set(item.reply.payload.weights) == set(item.message.weights) == set(model.state_dict()) - own
+    wanted = average([i.reply.payload.weights for i in last], [sizes[i.request.client] for i in last])
+    assert all(torch.equal(weights_of(done)[name], tensor) for name, tensor in wanted.items())
+    states = kept(tmp_path)
+    assert all(set(tensors) == {f"model/{name}" for name in own} for tensors in states.values())
+    assert not torch.equal(states["dark-0"]["model/backbone.bn1.bias"], states["noisy-0"]["model/backbone.bn1.bias"])
+
+
+def test_fedbn_without_batch_norm_is_fedavg(tmp_path):
+    group = ("model.norm=group",)
+    ours = run(toy_settings("fedbn", tmp_path / "fedbn", overrides=group))
+    theirs = run(toy_settings("fedavg", tmp_path / "fedavg", overrides=group))
+    assert all(torch.equal(weights_of(ours)[name], tensor) for name, tensor in weights_of(theirs).items())
+
+
+def test_fedbn_by_name_misses_the_shortcuts_of_a_resnet():
+    model = TorchvisionResNet(50).build(10, 32, 0)
+    by_type, by_name = (FedBN(layers=layers).shared_names(model) for layers in ("type", "name"))
+    missed = by_name - by_type
+    assert by_type < by_name
+    assert len(missed) == 20
+    assert all("downsample.1." in name for name in missed)
+
+
+def test_fedbn_scores_with_statistics_of_the_averaged_weights_if_asked(tmp_path):
+    plain, fresh = (
+        run(toy_settings("fedbn", tmp_path / str(refresh), hyper={"refresh_statistics": refresh}))
+        for refresh in (False, True)
+    )
+    assert plain.sha256 == fresh.sha256  # a score leaves no trace
+    assert losses(plain, "dark-0") == losses(fresh, "dark-0")
+    scores = [[(r["round"], r["client"], r["loss"]) for r in done.rows("history.csv")] for done in (plain, fresh)]
+    assert scores[0] != scores[1]
+
+
+def test_refreshed_statistics_are_the_mean_over_the_batches(tmp_path):
+    settings = toy_settings("fedbn", tmp_path, train={"batch_size": 25})
+    local = local_exchange(settings)
+    first = local.model.backbone.conv1
+    inputs = []
+    handle = first.register_forward_hook(lambda module, args, output: inputs.append(output.detach()))
+    local.method.adapt(local)
+    handle.remove()
+    assert len(inputs) == 1
+    layer = local.model.backbone.bn1
+    torch.testing.assert_close(layer.running_mean, inputs[0].mean((0, 2, 3)))
+    torch.testing.assert_close(layer.running_var, inputs[0].var((0, 2, 3)))
+    assert layer.momentum == 0.1
+
+
+# ---- FedRep ----------------------------------------------------------------------------------------------------------
+
+
+def test_fedrep_shares_the_body_and_keeps_the_head(tmp_path):
+    settings = toy_settings("fedrep", tmp_path)
+    done = run(settings, TouchedEngine(settings))
+    model = local_exchange(settings).model
+    for item in trained(done):
+        assert set(item.reply.payload.weights) == set(item.message.weights) == body_names(model)
+    states = kept(tmp_path)
+    assert all(set(tensors) == {f"model/{name}" for name in head_names(model)} for tensors in states.values())
+    assert not torch.equal(states["dark-0"]["model/head.weight"], states["bright-0"]["model/head.weight"])
+
+
+class Spy(FedRep):
+    """Takes a copy of the model before every step."""
+
+    def step(self, local, images, labels):
+        seen = local.cached("seen", list)
+        seen.append((local.phase, deepcopy(local.model.state_dict())))
+        return super().step(local, images, labels)
+
+
+@pytest.mark.parametrize("freeze", [False, True], ids=["statistics move", "statistics rest"])
+@pytest.mark.parametrize(("head_epochs", "body_epochs"), [(None, 1), (3, 2)])
+def test_fedrep_trains_the_head_and_then_the_body(head_epochs, body_epochs, freeze, tmp_path):
+    hyper = {"head_epochs": head_epochs, "body_epochs": body_epochs, "freeze_statistics": freeze}
+    local = local_exchange(toy_settings("fedrep", tmp_path, hyper=hyper, train={"epochs": 2}))
+    local.method = Spy(**hyper)
+    local.run()
+    seen = [*local.cached("seen", list), (1, deepcopy(local.model.state_dict()))]
+    per_epoch = 3  # 25 samples in batches of eight, the last one of nine
+    assert [phase for phase, _ in seen[:-1]] == [0] * per_epoch * (head_epochs or 2) + [1] * per_epoch * body_epochs
+    parameters = {name for name, _ in local.model.named_parameters()}
+    statistics = {name for name in body_names(local.model) - parameters if "running" in name}
+    for (phase, before), (_, after) in pairwise(seen):
+        moved = {name for name in parameters if not torch.equal(before[name], after[name])}
+        assert moved == (parameters & (body_names if phase else head_names)(local.model))
+        moved = {name for name in statistics if not torch.equal(before[name], after[name])}
+        assert moved == (set() if freeze and phase == 0 else statistics)
+
+
+def test_a_frozen_body_normalises_with_its_running_statistics(tmp_path):
+    class Look(FedRep):
+        def step(self, local, images, labels):
+            norm = local.model.backbone.bn1
+            local.cached("modes", list).append((local.phase, norm.training, norm.weight.requires_grad))
+            return Losses({})
+
+    local = local_exchange(toy_settings("fedrep", tmp_path))
+    for freeze in (False, True):
+        local.method = replace(Look(), freeze_statistics=freeze)
+        local.cached("modes", list).clear()
+        local.run()
+        assert set(local.cached("modes", list)) == {(0, not freeze, False), (1, True, True)}
+
+
+@pytest.mark.parametrize("wrong", [{"head_epochs": 0}, {"body_epochs": 0}])
+def test_values_out_of_range_are_refused(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        FedRep(**wrong)
