@@ -15,6 +15,7 @@ import os
 import traceback
 from collections import OrderedDict
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 
 from flwr.app import Context
@@ -41,6 +42,12 @@ NODE_KEYS = ("domain", "index", "data-dir", "state-dir", "device", "partition-id
 CACHED_DEVICES = 32
 _DEVICES: OrderedDict[tuple[str, str, str], Device] = OrderedDict()
 """Devices of this process: a Ray actor keeps data and net from round to round."""
+
+
+@lru_cache(maxsize=8)
+def _settings_of(overrides: str) -> RunSettings:
+    """Settings are frozen, and composing them for every message would cost more than a small model's exchange."""
+    return load_settings(split_overrides(overrides))
 
 
 class FlowerClient(Client):
@@ -84,7 +91,7 @@ class FlowerClient(Client):
         unknown = sorted(set(self.node) - set(NODE_KEYS))
         if unknown:
             raise ConfigError(f"--node-config: {unknown[0]} is unknown; {nearest(unknown[0], NODE_KEYS)}")
-        settings = load_settings(split_overrides(self.overrides))
+        settings = _settings_of(self.overrides)
         device = str(self.node.get("device", settings.train.device))
         return replace(settings, train=replace(settings.train, device=device))
 

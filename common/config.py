@@ -6,6 +6,7 @@ import dataclasses
 import importlib
 import math
 import shlex
+import threading
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -20,6 +21,9 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from common.errors import ConfigError, nearest
+
+_HYDRA = threading.Lock()
+"""Hydra keeps what it was initialised with in one global object."""
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
 
@@ -47,7 +51,7 @@ def compose_config(overrides: Sequence[str], conf: Path = CONF) -> dict[str, Any
         ConfigError: an override cannot be parsed, or names a group, option or key that does not exist.
     """
     parsed = _parse(overrides)
-    with initialize_config_dir(config_dir=str(conf), version_base="1.3"):
+    with _HYDRA, initialize_config_dir(config_dir=str(conf), version_base="1.3"):
         groups = [item for item in parsed if _check_group(item, conf)]
         try:
             base = OmegaConf.to_container(compose("config", [str(item.input_line) for item in groups]))

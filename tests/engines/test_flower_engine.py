@@ -1,0 +1,345 @@
+"""The Flower engine and both apps' code without processes: nodes are objects that carry real Flower messages."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import Context, RecordDict
+from flwr.common import Code, FitIns, FitRes, GetPropertiesIns, GetPropertiesRes, Parameters, Status
+
+from client import app as client_app
+from client.app import FlowerClient
+from common.errors import EngineError, PayloadError
+from common.messages import Request
+from common.payload import TENSOR_TYPE, Payload, decode, encode
+from common.settings import RunSettings, load_settings
+from server.conduct import conduct, prepare_output
+from server.flower_engine import FlowerEngine
+from server.inline import InlineEngine
+from strategies.flower import (
+    FlowerStrategy,
+    ask_registrations,
+    failure_to_fit_res,
+    fit_ins_to_request,
+    fit_res_to_answer,
+    refusal_to_properties,
+    request_to_fit_ins,
+)
+from strategies.fpl import FPL
+
+OVERRIDES = [
+    "data.domains=[printed,sketch,handwritten]",
+    "protocol.samples=24",
+    "train.rounds=2",
+    "train.batch_size=8",
+    "train.device=cpu",
+    "rounds.registration=5",
+]
+
+
+@pytest.fixture(autouse=True)
+def no_devices_of_other_tests() -> None:
+    client_app._DEVICES.clear()
+
+
+class Node:
+    """A SuperNode as Flower's server sees it: a proxy. Behind it is the ClientApp's client."""
+
+    def __init__(self, cid: str, config: dict[str, Any], overrides: list[str]) -> None:
+        self.cid = cid
+        self.context = Context(1, int(cid), config, RecordDict(), {"overrides": " ".join(overrides)})
+
+    def get_properties(self, ins: GetPropertiesIns, timeout: float | None, group_id: int | None) -> GetPropertiesRes:
+        return FlowerClient(self.context).get_properties(ins)
+
+    def fit(self, ins: FitIns, timeout: float | None, group_id: int | None) -> FitRes:
+        return FlowerClient(self.context).fit(ins)
+
+
+class Manager:
+    """Flower's client manager: who is online."""
+
+    def __init__(self, *nodes: Any) -> None:
+        self.nodes = {node.cid: node for node in nodes}
+
+    def all(self) -> dict[str, Any]:
+        return dict(self.nodes)
+
+
+def simulation(count: int, overrides: list[str]) -> Manager:
+    nodes = [Node(str(index), {"partition-id": index, "num-partitions": count}, overrides) for index in range(count)]
+    return Manager(*nodes)
+
+
+def deployment(folder: Path, overrides: list[str]) -> Manager:
+    domains = ("handwritten", "sketch", "printed")
+    return Manager(
+        *(
+            Node(str(70 + index), {"domain": domain, "index": 0, "state-dir": str(folder / domain)}, overrides)
+            for index, domain in enumerate(domains)
+        )
+    )
+
+
+def through(engine: Any, overrides: list[str], output: Path) -> dict[str, Any]:
+    settings = load_settings([*overrides, f"output={output}"])
+    prepare_output(settings)
+    return conduct(settings, engine(settings))
+
+
+@pytest.mark.parametrize("method", ["fpl", "feddyn"])
+def test_nodes_and_inline_give_the_same_state_however_clients_are_spread(method: str, tmp_path: Path) -> None:
+    overrides = [*OVERRIDES, f"method={method}"]
+    expected = through(InlineEngine, overrides, tmp_path / "inline")
+    ways: dict[str, Callable[[RunSettings], FlowerEngine]] = {
+        "a node per client": lambda settings: FlowerEngine(simulation(3, settings_overrides(settings))),
+        "two nodes": lambda settings: FlowerEngine(simulation(2, settings_overrides(settings))),
+        "more nodes than clients": lambda settings: FlowerEngine(simulation(5, settings_overrides(settings))),
+        "a deployment": lambda settings: FlowerEngine(deployment(tmp_path / "state", settings_overrides(settings))),
+    }
+
+    def settings_overrides(settings: RunSettings) -> list[str]:
+        return [*overrides, f"output={settings.output}"]
+
+    for way, engine in ways.items():
+        found = through(engine, overrides, tmp_path / way.replace(" ", "-"))
+        assert found["state_sha256"] == expected["state_sha256"], way
+        assert found["scores"] == expected["scores"], way
+        assert found["bytes"]["up"] > 0
+    kept = list((tmp_path / "state").rglob("*.safetensors"))
+    assert bool(kept) == (method == "feddyn")
+
+
+# ---- many at once ----------------------------------------------------------------------------------------------------
+
+
+def request(client: str) -> Request:
+    return Request("run", "id", "fpl", 1, "train", client, 20, 0, train=True, score=[])
+
+
+class Waiting:
+    """Answers only when all of its kind have been asked: Flower's own pool would never get there."""
+
+    def __init__(self, cid: str, barrier: threading.Barrier) -> None:
+        self.cid, self.barrier = cid, barrier
+
+    def fit(self, ins: FitIns, timeout: float | None, group_id: int | None) -> FitRes:
+        self.barrier.wait(20)
+        return failure_to_fit_res(Code.FIT_NOT_IMPLEMENTED, "all were asked", "")
+
+
+def test_all_clients_are_in_flight_at_once() -> None:
+    barrier = threading.Barrier(40)
+    engine = FlowerEngine(Manager(*(Waiting(str(index), barrier) for index in range(40))))  # type: ignore[arg-type]
+    engine._nodes = {f"c{index}": str(index) for index in range(40)}
+    _, failures = engine.exchange(Payload({}), {client: request(client) for client in engine._nodes}, 30)
+    assert [failure.reason for failure in failures] == ["all were asked"] * 40
+
+
+# ---- what goes wrong -------------------------------------------------------------------------------------------------
+
+
+class Scripted:
+    """A node that does what it is told."""
+
+    cid = "1"
+
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+
+    def _act(self) -> Any:
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+    def fit(self, ins: FitIns, timeout: float | None, group_id: int | None) -> FitRes:
+        result: FitRes = self._act()
+        return result
+
+    def get_properties(self, ins: GetPropertiesIns, timeout: float | None, group_id: int | None) -> GetPropertiesRes:
+        result: GetPropertiesRes = self._act()
+        return result
+
+
+def ok(parameters: Parameters) -> FitRes:
+    return FitRes(Status(Code.OK, ""), parameters, 1, {})
+
+
+OUTCOMES: dict[str, tuple[Any, str, str]] = {
+    "its own error": (
+        failure_to_fit_res(Code.FIT_NOT_IMPLEMENTED, "DataError: no images", "Traceback ..."), "failed", "no images",
+    ),
+    "node lost": (ValueError("Message Unavailable"), "lost", "Message Unavailable"),
+    "not our bytes": (ok(Parameters([b"x"], TENSOR_TYPE)), "refused", "truncated"),
+    "another type": (ok(Parameters([b"x"], "numpy.ndarray")), "refused", "numpy.ndarray"),
+    "no tensors": (ok(Parameters([], TENSOR_TYPE)), "refused", "got 0"),
+    "many tensors": (ok(Parameters([b"", b""], TENSOR_TYPE)), "refused", "got 2"),
+    "no header": (ok(Parameters([encode(Payload({"hello": 1}))], TENSOR_TYPE)), "refused", "lacks"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", OUTCOMES)
+def test_what_a_node_gives_back_is_named(case: str) -> None:
+    answer, status, reason = OUTCOMES[case]
+    engine = FlowerEngine(Manager(Scripted(answer)))  # type: ignore[arg-type]
+    engine._nodes = {"c": "1"}
+    replies, failures = engine.exchange(Payload({}), {"c": request("c")}, 5)
+    assert not replies
+    assert [(failure.client, failure.status) for failure in failures] == [("c", status)]
+    assert reason in failures[0].reason
+    if status == "failed":
+        assert failures[0].traceback == "Traceback ..."
+
+
+def test_a_client_without_a_node_is_lost() -> None:
+    engine = FlowerEngine(Manager())  # type: ignore[arg-type]
+    _, failures = engine.exchange(Payload({}), {"c": request("c")}, 5)
+    assert (failures[0].status, failures[0].reason) == ("lost", "its node is offline")
+
+
+def test_a_dead_actor_ends_the_run_with_a_way_out() -> None:
+    engine = FlowerEngine(Manager(Scripted(ValueError("ActorDiedError: the actor died"))))  # type: ignore[arg-type]
+    engine._nodes = {"c": "1"}
+    with pytest.raises(EngineError, match=r"Ray actor that trained c died.*resume=true"):
+        engine.exchange(Payload({}), {"c": request("c")}, 5)
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (refusal_to_properties("DataError: /data is empty"), "DataError: /data is empty"),
+        (GetPropertiesRes(Status(Code.OK, ""), {}), "does not answer as a Goldfinch client"),
+        (GetPropertiesRes(Status(Code.OK, ""), {"registrations": "{"}), "not JSON"),
+        (GetPropertiesRes(Status(Code.OK, ""), {"registrations": "[1]"}), "not a list of objects"),
+        (GetPropertiesRes(Status(Code.OK, ""), {"registrations": "[{}]"}), "lacks"),
+        (GetPropertiesRes(Status(Code.OK, ""), {"registrations": "[" * 100_000}), "not JSON"),
+        (ValueError("node went away"), "node went away"),
+    ],
+)
+def test_a_registration_that_cannot_be_read_is_that_node_s_refusal(answer: Any, reason: str) -> None:
+    engine = FlowerEngine(Manager(Scripted(answer)))  # type: ignore[arg-type]
+    found, failures = engine.register(["c"], 0.0)
+    assert not found
+    assert [failure.client for failure in failures] == ["node 1"]
+    assert reason in failures[0].reason
+    assert engine.register(["c"], 0.0) == ([], [])
+
+
+def test_two_nodes_cannot_be_the_same_client(tmp_path: Path) -> None:
+    overrides = [*OVERRIDES, f"output={tmp_path}"]
+    nodes = [Node(cid, {"domain": "sketch", "state-dir": str(tmp_path / cid)}, overrides) for cid in ("1", "2")]
+    manager = Manager(*nodes)
+    engine = FlowerEngine(manager)  # type: ignore[arg-type]
+    found, failures = engine.register(["sketch-0"], 0.0)
+    assert [item.client for item in found] == ["sketch-0"]
+    assert "nodes 1 and 2 both claim to be it" in failures[0].reason
+    del manager.nodes["1"], manager.nodes["2"]
+    manager.nodes["3"] = Node("3", {"domain": "sketch", "state-dir": str(tmp_path / "1")}, overrides)
+    assert [item.client for item in engine.register([], 0.0)[0]] == ["sketch-0"]
+    assert engine._nodes == {"sketch-0": "3"}
+
+
+NODES: dict[str, tuple[dict[str, Any], str]] = {
+    "an unknown key": ({"domian": "sketch"}, r"--node-config: domian is unknown; did you mean 'domain'"),
+    "an unknown domain": ({"domain": "skech"}, r"no client skech-0; did you mean 'sketch-0'"),
+    "an index too high": ({"domain": "sketch", "index": 3}, "no client sketch-3"),
+    "a folder that is not there": ({"domain": "sketch", "data-dir": "/no/such"}, "data-dir /no/such is not a folder"),
+    "nothing": ({}, "a SuperNode needs --node-config"),
+}
+
+
+@pytest.mark.parametrize("case", NODES)
+def test_a_node_says_what_its_configuration_lacks(case: str) -> None:
+    config, reason = NODES[case]
+    with pytest.raises(PayloadError, match=reason):
+        ask_registrations(Node("1", config, OVERRIDES), None)  # type: ignore[arg-type]
+
+
+def test_a_node_that_cannot_read_its_settings_says_so() -> None:
+    with pytest.raises(PayloadError, match="ConfigError: method=nope: no such choice"):
+        ask_registrations(Node("1", {"domain": "sketch"}, ["method=nope"]), None)  # type: ignore[arg-type]
+
+
+def test_other_code_is_refused_on_both_sides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = load_settings([*OVERRIDES, f"output={tmp_path}"])
+    node = Node("1", {"domain": "sketch", "state-dir": str(tmp_path)}, [*OVERRIDES, f"output={tmp_path}"])
+    other = Request("run", settings.identity, "fpl", 1, "train", "sketch-0", 3, 0, train=True, score=[], code="0" * 16)
+    result = node.fit(request_to_fit_ins(encode(Payload({})), other), None, 1)
+    assert result.status.code != Code.OK
+    assert "install the same Goldfinch" in result.status.message
+    assert "PayloadError" in str(result.metrics["traceback"])
+    monkeypatch.setattr("strategies.roster.code_sha256", lambda: "1" * 16)
+    prepare_output(settings)
+    with pytest.raises(EngineError, match="install the same Goldfinch"):
+        conduct(settings, FlowerEngine(Manager(node)))  # type: ignore[arg-type]
+
+
+# ---- messages --------------------------------------------------------------------------------------------------------
+
+
+def test_requests_come_back() -> None:
+    sent = Payload({}, {"w": encode_tensor()})
+    instruction = request_to_fit_ins(encode(sent), request("c"))
+    assert len(instruction.parameters.tensors) == 1
+    back, payload = fit_ins_to_request(instruction)
+    assert back == request("c")
+    assert payload.weights["w"].tolist() == [1.0]
+
+
+def encode_tensor() -> Any:
+    import torch
+
+    return torch.ones(1)
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [({}, "carries no request"), ({"request": 3}, "carries no request"), ({"request": "["}, "not JSON")],
+)
+def test_an_instruction_of_another_app_is_named(config: dict[str, Any], reason: str) -> None:
+    with pytest.raises(PayloadError, match=reason):
+        fit_ins_to_request(FitIns(Parameters([encode(Payload({}))], TENSOR_TYPE), config))
+
+
+# ---- the strategy alone, in Flower's own Server ----------------------------------------------------------------------
+
+
+def test_the_strategy_works_in_flower_s_own_loop(tmp_path: Path) -> None:
+    overrides = [*OVERRIDES, "method=fpl", f"output={tmp_path}"]
+    settings = load_settings(overrides)
+    strategy = FlowerStrategy(FPL(), settings)
+    manager: Any = simulation(2, overrides)
+    parameters = strategy.initialize_parameters(manager)
+    first = encode(Payload({}, decode(parameters.tensors[0]).weights)) if parameters else b""
+    for number in (1, 2):
+        assert parameters is not None
+        asked = strategy.configure_fit(number, parameters, manager)
+        results = [(proxy, proxy.fit(instruction, None, number)) for proxy, instruction in reversed(asked)]
+        failures: list[Any] = [ValueError("one more node went away")]
+        parameters, metrics = strategy.aggregate_fit(number, results, failures)
+        assert set(metrics) == {f"accuracy {domain}" for domain in ("printed", "sketch", "handwritten")}
+    assert parameters is not None
+    assert encode(Payload({}, decode(parameters.tensors[0]).weights)) != first
+    expected = through(InlineEngine, [*OVERRIDES, "method=fpl"], tmp_path / "inline")
+    assert strategy.state.sha256() == expected["state_sha256"]
+
+
+def test_the_strategy_refuses_what_another_node_answers(tmp_path: Path) -> None:
+    overrides = [*OVERRIDES, "method=fpl", f"output={tmp_path}"]
+    strategy = FlowerStrategy(FPL(), load_settings(overrides))
+    manager: Any = simulation(3, overrides)
+    parameters = strategy.initialize_parameters(manager)
+    assert parameters is not None
+    asked = strategy.configure_fit(1, parameters, manager)
+    answers = [proxy.fit(instruction, None, 1) for proxy, instruction in asked]
+    crossed = [(asked[1][0], answers[0]), (asked[0][0], answers[1])]
+    before = strategy.state.sha256()
+    strategy.aggregate_fit(1, crossed, [])
+    assert strategy.state.sha256() == before
+    strategy.aggregate_fit(1, [(asked[2][0], answers[2])], [])
+    assert strategy.state.sha256() != before
+    assert fit_res_to_answer(answers[2])[0].client in {"handwritten-0", "printed-0", "sketch-0"}
