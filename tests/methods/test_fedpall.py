@@ -301,6 +301,12 @@ def test_alone_and_without_its_terms_it_is_single_set(tmp_path):
     assert scores[0] == {key: value for key, value in scores[1].items() if key[0] != "0"}
 
 
+@pytest.mark.parametrize(("rounds", "scored"), [(3, {"1", "3"}), (4, {"1", "3", "4"})])
+def test_the_last_round_is_scored_whatever_the_interval(rounds, scored, tmp_path):
+    settings = toy_settings("fedpall", tmp_path, train={"rounds": rounds}, rounds={"evaluate_every": 2})
+    assert {row["round"] for row in run(settings).rows("history.csv")} == scored
+
+
 @pytest.mark.parametrize("exchange_name", ["train", "mix"])
 def test_a_server_that_dies_within_a_round_goes_on_bit_for_bit(exchange_name, tmp_path):
     """At the end of ``train`` the devices are ahead of the checkpoint by half a round."""

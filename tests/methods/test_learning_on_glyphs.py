@@ -18,6 +18,13 @@ LEAST = {
     "fedplcc": 80,
     "fccl_plus": 80,
     "scaffold": 75,
+    "single_set": 80,
+    "fedbn": 70,  # statistics of weights that have moved on
+    "fedrep": 80,
+    "per_fedavg": 65,  # half the steps of FedAvg
+    "adcol": 75,
+    "fedpall": 80,
+    "rucr": 80,
 }
 
 
@@ -25,7 +32,9 @@ LEAST = {
 @pytest.mark.parametrize("method", sorted(LEAST))
 def test_ten_rounds(method, tmp_path):
     overrides = [f"method={method}", "data=glyphs", "train.rounds=10", "train.device=cpu", "seed=0"]
-    done = run(load_settings([*overrides, f"output={tmp_path}"]))
-    averages = done.averages()
+    settings = load_settings([*overrides, f"output={tmp_path}"])
+    averages = run(settings).averages()
+    if settings.method.scored_at != settings.method.exchanges[0]:
+        averages = [CHANCE, *averages]  # whose first score is of round 1
     assert averages[-1] >= LEAST[method] > 5 * CHANCE
     assert averages[-1] >= averages[1] + 30

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from support.halves import CLASSES, FEATURES, SIZES, Half
@@ -126,7 +127,7 @@ def class_means_of(*rows: tuple[int, float, int]) -> PrototypeSet:
     return PrototypeSet(vectors, torch.tensor([r[0] for r in rows]), torch.tensor([r[1] for r in rows]))
 
 
-def kept(folder: object) -> dict[str, dict[str, Tensor]]:
+def kept(folder: Path) -> dict[str, dict[str, Tensor]]:
     """What each client of the run in ``folder`` keeps, by client."""
-    found = (path for of_run in (folder / "clients").glob("*") for path in of_run.iterdir())  # type: ignore[operator]  # a Path
+    found = (path for of_run in (folder / "clients").glob("*") for path in of_run.iterdir())
     return {path.name: FileStore(path).load(10**6) for path in found}
