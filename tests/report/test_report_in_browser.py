@@ -45,7 +45,7 @@ CONTRAST = """(() => {
 
 @pytest.fixture(scope="module")
 def page(finished_runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_report([str(finished_runs)], tmp_path_factory.mktemp("page") / "report.html", tsne=True)
+    return write_report([str(finished_runs)], tmp_path_factory.mktemp("page") / "report.html", tsne=True, images=True)
 
 
 @pytest.fixture(scope="module")
@@ -225,7 +225,18 @@ def test_nothing_sticks_out_on_a_narrow_screen(opened: Browser, width: int) -> N
 
 def test_what_a_client_says_does_not_run(opened: Browser) -> None:
     assert opened.evaluate("document.title") == "FedAvg and FPL on toy"
-    assert opened.evaluate("document.querySelectorAll('img').length") == 0
+    assert opened.evaluate("document.querySelectorAll('img:not([src^=\"data:image/png;\"])').length") == 0
+
+
+def test_images_are_shown_and_their_overlay_can_be_taken_off(opened: Browser) -> None:
+    sizes = opened.evaluate("[...document.querySelectorAll('.look img')].map((e) => e.naturalWidth)")
+    assert len(sizes) > 8
+    assert set(sizes) == {16}
+    assert opened.evaluate("[...document.querySelectorAll('.look img:not(.heat)')].every((e) => e.alt.length > 8)")
+    shown = "getComputedStyle(document.querySelector('.look .heat')).display"
+    assert opened.evaluate(shown) == "block"
+    opened.click("#heat")
+    assert opened.evaluate(shown) == "none"
 
 
 def test_everything_that_acts_can_be_reached_by_keyboard(opened: Browser) -> None:

@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from support.runs import run
+from support.toy import Toy, toy_settings
+from torch import nn
+
+from server.report.looks import EACH, LARGEST_SIDE, UnseenError, _address, find_examples, looks_section, trained_model
+from server.report.records import RunRecord, arrange, read_record
+
+
+@pytest.fixture(scope="module")
+def record(finished_runs: Path) -> RunRecord:
+    return read_record(finished_runs / "fpl-0")
+
+
+def test_the_net_is_the_one_that_was_scored(record: RunRecord) -> None:
+    model, data = trained_model(record), Toy()
+    for domain in record.domains:
+        test = data.load(domain).test
+        with torch.no_grad():
+            guesses = model(data.augmentation.test(test.images))[1].argmax(1)
+        accuracy = 100 * float((guesses == test.labels).double().mean())
+        assert accuracy == pytest.approx(record.round_scores[-1].accuracy[domain])
+
+
+def test_examples_are_wrong_ones_first_and_show_the_evidence(record: RunRecord) -> None:
+    model, data = trained_model(record), Toy()
+    test = data.load("noisy").test
+    examples = find_examples(model, test.images, test.labels, data.augmentation.test)
+    wrong = [example for example in examples if example.label != example.guess]
+    assert examples[: len(wrong)] == wrong
+    assert 0 < len(examples) <= 2 * EACH
+    assert len(wrong) <= EACH
+    right = examples[len(wrong) :]
+    assert len({example.label for example in right}) == len(right)  # of different classes, since there are enough
+    for example in examples:
+        position = next(
+            i for i, image in enumerate(test.images) if np.array_equal(image.permute(1, 2, 0), example.image)
+        )
+        with torch.no_grad():
+            maps = model.feature_maps(data.augmentation.test(test.images[position : position + 1]))[0]
+        weights = model.head.weight[example.guess].detach()
+        cam = sum(weight * part for weight, part in zip(weights, maps, strict=True))
+        large = nn.functional.interpolate(cam[None, None], example.heat.shape, mode="bilinear")[0, 0].clamp_min(0)
+        assert example.heat == pytest.approx((large / large.max().clamp_min(1e-12)).double().numpy(), abs=1e-5)
+
+
+def test_large_images_are_made_small_for_the_page() -> None:
+    import base64
+    import io
+
+    from PIL import Image
+
+    address = _address(np.zeros((300, 200, 3), np.uint8))
+    head, _, content = address.partition(",")
+    assert head == "data:image/png;base64"
+    with Image.open(io.BytesIO(base64.b64decode(content))) as image:
+        assert max(image.size) == LARGEST_SIDE
+
+
+def test_methods_without_one_shared_net_say_so(tmp_path: Path) -> None:
+    settings = toy_settings("fedproto", tmp_path / "run", train={"rounds": 1})
+    run(settings)
+    with pytest.raises(UnseenError, match="all clients share"):
+        trained_model(read_record(tmp_path / "run"))
+    assert "No images: this method" in looks_section(arrange([read_record(tmp_path / "run")]))
