@@ -37,7 +37,8 @@ class FedGCA(FedDyn):
             other reading is 0.1 for both).
         beta: weight of CP and CAM, >= 0 (digits 0.1, PACS 8; the other reading is 10 for digits).
         form: Eq. 2 as printed has only its first term under the minus sign, the text says Kullback-Leibler. ``bce``,
-            the print with the sign over both terms, also rewards confident views; ``kl``, the text, only equal ones.
+            the print with the sign over both terms, also rewards confident views, right or wrong: a large beta from
+            random weights makes every client predict its commonest class. ``kl``, the text, rewards equal views only.
         predictions: use CP.
         maps: use CAM.
         with_global: the received model's views belong to the mean; without them the local ones agree among themselves.
