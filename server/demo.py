@@ -13,6 +13,7 @@ from common.settings import load_settings
 from server.conduct import prepare_output
 from server.deployment import LocalDeployment, one_node_per_client
 from server.progress import watching
+from server.report.page import write_report
 from server.submit import run_on_ray
 from server.table import print_table
 
@@ -48,6 +49,7 @@ def demo(output: str = "outputs/demo", overrides: Sequence[str] = ()) -> None:
     console.rule("side by side")
     print_table(folders)
     console.print(f"written to {Path(output).absolute()}: history.csv, summary.json, checkpoint/ of each run")
+    console.print(f"to look at: {write_report(folders, Path(output) / 'report.html', images=True)}", soft_wrap=True)
     console.print("next: goldfinch run method=fpl data=glyphs; goldfinch list; goldfinch doctor")
 
 
