@@ -13,8 +13,9 @@ from rich.console import Console
 from common.config import coerce
 from common.errors import ConfigError
 from common.files import write_bytes, write_json, write_text
-from server.figures.curves import convergence
+from server.figures.curves import Point, bars, convergence
 from server.figures.style import png
+from server.figures.sweeps import read_entries, sensitivity, varying
 from server.reproduction.comparison import Comparison, Line
 from server.reproduction.pages import Picture, as_html, as_markdown, compose
 from server.reproduction.published import PublishedTable, Scale, published_table, published_tables
@@ -25,6 +26,10 @@ HELP = """goldfinch reproduce TABLE [scale=small|paper] [methods=A,B] [seeds=0,1
 scale=paper (the default) is the paper's setting; scale=small is a stated reduction for two CPU cores.
 methods are rows' labels or method names; KEY=VALUE is any override of goldfinch run, for every row.
 Finished runs are skipped, interrupted ones resumed. Tables:"""
+
+MOST_CURVES = 14
+MOST_BARS = 7
+"""Series that can still be told apart in one plot."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +105,7 @@ def _seed(word: str) -> int:
 
 
 def reproduce(request: Request, console: Console | None = None) -> Path:
-    """Run what is missing, then write ``<table>.md``, ``.html``, ``.png`` and ``.json``; the HTML file's path.
+    """Run what is missing, then write ``<table>.md``, ``.html``, ``.json`` and figures; the HTML file's path.
 
     The pages are written from what is finished even when the runs are interrupted or some fail.
 
@@ -128,23 +133,49 @@ def reproduce(request: Request, console: Console | None = None) -> Path:
 def write_pages(request: Request, jobs: Sequence[Job], seeds: Sequence[int], failures: Mapping[Path, str]) -> Path:
     """Write the pages of what is finished; the HTML file's path."""
     comparison = compare(request, jobs, seeds, failures)
-    curves = {line.row.label: comparison.curve(line) for line in comparison.lines if line.summaries}
     base = request.folder / request.table.name
-    picture = None
-    if curves:
-        drawn = {
-            label: {number: (value.mean, value.deviation) for number, value in curve.items()}
-            for label, curve in curves.items()
-        }
-        title = f"{request.table.name}, scale={request.scale}"
-        content = png(convergence(drawn, title))
-        picture = Picture(content, f"{base.name}.png", "average test accuracy by round")
-        write_bytes(base.with_suffix(".png"), content)
-    blocks = compose(comparison, request.command, picture, request.overrides)
+    pictures = draw(comparison, base.name)
+    for picture in pictures:
+        write_bytes(request.folder / picture.name, picture.content)
+    blocks = compose(comparison, request.command, pictures, request.overrides)
     write_text(base.with_suffix(".md"), as_markdown(blocks))
     write_json(base.with_suffix(".json"), numbers(comparison, request))
     write_text(base.with_suffix(".html"), as_html(blocks, f"{request.table.name}, scale={request.scale}"))
     return base.with_suffix(".html")
+
+
+def draw(comparison: Comparison, name: str) -> list[Picture]:
+    """Curves over rounds; bars of a table of few rows; a heat map, or a line, for each sweep.
+
+    Args:
+        comparison: what is finished.
+        name: the files' names begin with it.
+    """
+    table = comparison.table
+    finished = [line for line in comparison.lines if line.summaries]
+    title = f"{table.name}, scale={comparison.scale}"
+    pictures = []
+    if 0 < len(finished) <= MOST_CURVES:
+        curves = {
+            line.row.label: {number: (value.mean, value.deviation) for number, value in comparison.curve(line).items()}
+            for line in finished
+        }
+        pictures.append(Picture(png(convergence(curves, title)), f"{name}.png", "average test accuracy by round"))
+    if 0 < len(finished) <= MOST_BARS and not table.sweeps:
+        columns = comparison.columns
+        bar: dict[str, list[Point | None]] = {}
+        for line in finished:
+            values = [*(comparison.ours(line, column) for column in columns), comparison.our_average(line, columns)]
+            bar[line.row.label] = [None if value is None else (value.mean, value.deviation) for value in values]
+        content = png(bars([*(column.scored for column in columns), "average"], bar, title))
+        pictures.append(Picture(content, f"{name}-bars.png", "test accuracy by domain"))
+    for place, sweep in enumerate(table.sweeps, 1):
+        mine = [line for line in finished if set(line.row.point) == set(sweep.axes)]
+        entries = read_entries([line.folders[seed] for line in mine for seed in line.summaries])
+        if set(varying(entries)) == set(sweep.axes):
+            heat = sensitivity(entries, axes=list(sweep.axes), rule=table.rule, names=sweep.names)
+            pictures.append(Picture(png(heat), f"{name}-sweep-{place}.png", ", ".join(sweep.names.values())))
+    return pictures
 
 
 def compare(request: Request, jobs: Sequence[Job], seeds: Sequence[int], failures: Mapping[Path, str]) -> Comparison:

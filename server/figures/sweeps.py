@@ -92,7 +92,12 @@ def score(entry: Entry, rule: str, column: str) -> float:
 
 
 def sensitivity(
-    entries: Sequence[Entry], *, axes: Sequence[str] = (), rule: str = "final", column: str = "average"
+    entries: Sequence[Entry],
+    *,
+    axes: Sequence[str] = (),
+    rule: str = "final",
+    column: str = "average",
+    names: Mapping[str, str] | None = None,
 ) -> Figure:
     """A heat map over two hyper-parameters, or a line over one.
 
@@ -101,6 +106,7 @@ def sensitivity(
         axes: keys of the horizontal and of the vertical axis; empty takes the keys that vary.
         rule: how a run is scored.
         column: what is shown.
+        names: what to call an axis instead of its key.
 
     Raises:
         ConfigError: the runs vary in none or more than two settings, or an axis is not among these.
@@ -125,7 +131,8 @@ def sensitivity(
     means = {place: statistics.fmean(values) for place, values in cells.items()}
     values = [sorted({place[index] for place in means}, key=_order) for index in range(len(keys))]
     title = f"{entries[0].summary['method']} on {entries[0].summary['data']}: {column}, %"
-    return _heat(keys, values, means, title) if len(keys) == 2 else _line(keys[0], values[0], means, title)
+    shown = [(names or {}).get(key, key) for key in keys]
+    return _heat(shown, values, means, title) if len(keys) == 2 else _line(shown[0], values[0], means, title)
 
 
 def _order(value: Any) -> tuple[int, float, str]:

@@ -170,7 +170,8 @@ class Comparison:
 
     def published(self, line: Line, column: Column) -> float | None:
         """The printed accuracy on one domain."""
-        return line.row.cells[list(self.table.domains).index(column.published)]
+        cells = line.row.cells or (None,) * len(self.table.domains)
+        return cells[list(self.table.domains).index(column.published)]
 
     def published_average(self, line: Line, columns: Sequence[Column]) -> float | None:
         """The mean of the printed cells of ``columns``; the printed average where no cells were printed."""

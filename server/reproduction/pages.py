@@ -52,13 +52,15 @@ class Picture:
 Block = Heading | Text | Grid | Picture
 
 
-def compose(comparison: Comparison, command: str, picture: Picture | None, changed: Sequence[str] = ()) -> list[Block]:
+def compose(
+    comparison: Comparison, command: str, pictures: Sequence[Picture] = (), changed: Sequence[str] = ()
+) -> list[Block]:
     """Everything the page says.
 
     Args:
         comparison: ours and the published numbers.
         command: what makes this page again.
-        picture: the convergence plot.
+        pictures: curves, bars, heat maps.
         changed: overrides from the command line.
     """
     table = comparison.table
@@ -74,8 +76,8 @@ def compose(comparison: Comparison, command: str, picture: Picture | None, chang
     blocks += _ours(comparison)
     blocks += _published(comparison)
     blocks += _order(comparison)
-    if picture is not None:
-        blocks += [Heading("Convergence"), picture]
+    if pictures:
+        blocks += [Heading("Figures"), *pictures]
     blocks += _facts(comparison)
     return blocks
 

@@ -110,7 +110,7 @@ def test_accuracy_per_megabyte_and_worst() -> None:
 
 
 def test_the_page_says_small_scale_stand_in_misprint_and_gap() -> None:
-    text = as_markdown(compose(comparison(), "goldfinch reproduce digits_table scale=small", None, ["train.rounds=2"]))
+    text = as_markdown(compose(comparison(), "goldfinch reproduce digits_table scale=small", (), ["train.rounds=2"]))
     assert "SMALL SCALE, not the paper's setting: a smaller network." in text
     assert "Changed on the command line, in every row: train.rounds=2." in text
     assert "computer_fonts (stands in for SYN)" in text

@@ -16,7 +16,7 @@ from server.cli import main
 from server.conduct import read_summary
 from server.reproduce import Request, compare, parse, reproduce
 from server.reproduction import runs
-from server.reproduction.published import PublishedRow, PublishedTable, Reduction
+from server.reproduction.published import PublishedRow, PublishedTable, Reduction, Sweep
 from server.reproduction.runs import Job, duration, execute, plan
 
 DOMAINS = {"handwritten": "by hand", "printed": "print", "signs": "signs", "sketch": "sketch"}
@@ -68,6 +68,8 @@ def test_every_row_runs_with_every_seed_and_four_files_are_written(done: tuple[R
     assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
     assert len(list((request.folder / "runs").glob("*/seed-*/summary.json"))) == 4
     page = path.read_text()
+    assert path.with_name("demo-bars.png").read_bytes().startswith(b"\x89PNG")
+    assert page.count('src="data:image/png;base64,') == 2
     assert "data:image/png;base64," in page
     assert "http" not in page
     assert "SMALL SCALE" in page
@@ -230,3 +232,17 @@ def test_a_stand_in_is_scored_under_its_own_name(tmp_path: Path) -> None:
     assert found.gap(found.lines[0], found.columns[3]) is None
     assert found.gap(found.lines[0], found.columns[0]) is not None
     assert re.search(r"\| FedAvg \| [^|]+\| [^|]+\| [^|]+\| 60.00 \| 75.00 \|", text)  # neither has a gap
+
+
+def test_a_sweep_is_a_heat_map_with_the_papers_names(tmp_path: Path) -> None:
+    axes = {"method.temperature": (0.02, 0.5), "method.contrast": (0.0, 1.0)}
+    sweep = Sweep(("method=fpl",), axes, {"method.temperature": "tau", "method.contrast": "CPCL"})
+    table = PublishedTable(
+        "demo", "A Paper", "Figure 1", "final", DOMAINS, Reduction(("tiny",), TINY), seeds=(0,), sweeps=(sweep,)
+    )
+    request = Request(table, "small", (), (), str(tmp_path), ("train.rounds=1",))
+    path = reproduce(request, quiet())
+    assert (tmp_path / "demo-sweep-1.png").read_bytes().startswith(b"\x89PNG")
+    assert "![tau, CPCL](demo-sweep-1.png)" in path.with_suffix(".md").read_text()
+    points = [row["point"] for row in json.loads(path.with_suffix(".json").read_text())["rows"]]
+    assert points == [{"method.temperature": a, "method.contrast": b} for a in (0.02, 0.5) for b in (0.0, 1.0)]
