@@ -19,12 +19,19 @@ from server.table import print_table
 
 
 def demo(output: str = "outputs/demo", overrides: Sequence[str] = ()) -> None:
-    """FedAvg and FPL on the embedded domains through ``flwr run`` on Ray, then the table.
+    """FedAvg and FPL on the embedded domains through ``flwr run`` on Ray, then the table and the report.
+
+    Args:
+        output: the folder of both runs; ``output=`` among the overrides names it, too.
+        overrides: further settings of both runs.
 
     Raises:
         GoldfinchError: a run failed.
     """
     console = Console()
+    places = [item.partition("=")[2] for item in overrides if item.startswith("output=")]
+    output = places[-1] if places else output
+    overrides = [item for item in overrides if not item.startswith("output=")]
     console.print(
         "Ten devices hold digits of four domains (handwritten, printed, signs, sketch), unevenly and few.\n"
         "FedAvg averages models; FPL also shares clustered prototypes, so that the rare domain is not drowned.\n"

@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from common.settings import RunSettings
+from server import demo as demo_module
+from server.cli import main
+from server.conduct import conduct
+from server.history import Listener
+from server.inline import InlineEngine
+
+
+def inline(settings: RunSettings, overrides: Sequence[str], listeners: Sequence[Listener]) -> None:
+    """The demonstration's runs in this process instead of on Ray."""
+    here = replace(settings, engine={"name": "inline", "device": "client.local.local_device"})
+    conduct(here, InlineEngine(here), listeners)
+
+
+def test_the_demonstration_ends_with_a_table_and_a_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(demo_module, "run_on_ray", inline)
+    tiny = ["train.rounds=1", "train.epochs=1", "train.local_steps=1"]
+    assert main(["demo", f"output={tmp_path / 'shown'}", *tiny]) == 0
+    page = (tmp_path / "shown" / "report.html").read_text()
+    assert "<title>FedAvg and FPL on glyphs</title>" in page
+    assert page.count('class="look"') > 16  # test images of four domains for each of the two
+    printed = capsys.readouterr().out
+    assert "report.html" in printed
+    assert "fedavg" in printed
+    assert sorted(path.name for path in (tmp_path / "shown").iterdir()) == ["fedavg", "fpl", "report.html"]
