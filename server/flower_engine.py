@@ -44,9 +44,14 @@ class FlowerEngine:
     # ---- registration ----------------------------------------------------------------------------------------------
 
     def register(self, expected: Sequence[str], seconds: float) -> tuple[list[Registration], list[Failure]]:
-        """See :class:`server.engine.Engine`. New nodes are asked once; a node that restarts is a new one."""
+        """See :class:`server.engine.Engine`. Nodes answer once; a node that restarts is a new one.
+
+        A node whose answer got lost is asked again. Waiting ends early when so many nodes refused that no client is
+        left to wait for.
+        """
         found: dict[str, Registration] = {}
-        failures: list[Failure] = []
+        failures: dict[str, Failure] = {}
+        refused: set[str] = set()
         end = time.monotonic() + seconds
         while True:
             online = self.manager.all()
@@ -55,28 +60,36 @@ class FlowerEngine:
             left = max(end - time.monotonic(), POLL_SECONDS * 10)
             proxies = [online[node] for node in fresh]
             for node, outcome in zip(fresh, self._each(proxies, partial(self._ask, seconds=left)), strict=True):
+                if isinstance(outcome, Exception):
+                    failures[node] = Failure(f"node {node}", "lost", str(outcome))
+                    continue
                 self._asked.add(node)
+                failures.pop(node, None)
                 if isinstance(outcome, str):
-                    failures.append(Failure(f"node {node}", "refused", outcome))
+                    refused.add(node)
+                    failures[node] = Failure(f"node {node}", "refused", outcome)
                     continue
                 for registration in outcome:
                     other = self._nodes.get(registration.client)
                     if other is not None and other != node and other in online:
-                        failures.append(
-                            Failure(registration.client, "refused", f"nodes {other} and {node} both claim to be it")
-                        )
+                        reason = f"nodes {other} and {node} both claim to be it"
+                        failures[node] = Failure(registration.client, "refused", reason)
                         continue
                     self._nodes[registration.client] = node
                     found[registration.client] = registration
-            if set(expected) <= set(found) or time.monotonic() >= end:
-                return list(found.values()), failures
+            complete = set(expected) <= set(found) or len(refused) >= len(set(expected) - set(found))
+            if complete or time.monotonic() >= end:
+                return list(found.values()), list(failures.values())
             time.sleep(min(POLL_SECONDS, max(0.0, end - time.monotonic())))
 
-    def _ask(self, proxy: ClientProxy, seconds: float) -> list[Registration] | str:
+    def _ask(self, proxy: ClientProxy, seconds: float) -> list[Registration] | str | Exception:
+        """A node's registrations, its own refusal, or how Flower lost it."""
         try:
             return ask_registrations(proxy, seconds)
-        except Exception as error:  # Flower raises ValueError, PayloadError is ours; either is the node's refusal
+        except PayloadError as error:
             return str(error)
+        except Exception as error:  # whatever Flower raises when a message does not come back
+            return error
 
     # ---- exchanges -------------------------------------------------------------------------------------------------
 

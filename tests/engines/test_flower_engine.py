@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -226,7 +227,37 @@ def test_a_registration_that_cannot_be_read_is_that_node_s_refusal(answer: Any, 
     assert not found
     assert [failure.client for failure in failures] == ["node 1"]
     assert reason in failures[0].reason
-    assert engine.register(["c"], 0.0) == ([], [])
+    assert bool(engine.register(["c"], 0.0)[1]) == isinstance(answer, ValueError), (
+        "only a lost answer is asked for again"
+    )
+
+
+class Forgetful(Node):
+    """Its first answer gets lost."""
+
+    lost = False
+
+    def get_properties(self, ins: GetPropertiesIns, timeout: float | None, group_id: int | None) -> GetPropertiesRes:
+        if not self.lost:
+            self.lost = True
+            raise ValueError("Message Unavailable")
+        return super().get_properties(ins, timeout, group_id)
+
+
+def test_a_lost_registration_is_asked_for_again(tmp_path: Path) -> None:
+    node = Forgetful("1", {"domain": "sketch", "state-dir": str(tmp_path)}, [*OVERRIDES, f"output={tmp_path}"])
+    found, failures = FlowerEngine(Manager(node)).register(["sketch-0"], 20.0)  # type: ignore[arg-type]
+    assert [item.client for item in found] == ["sketch-0"]
+    assert failures == []
+
+
+def test_nobody_waits_when_all_have_refused() -> None:
+    nodes = [Scripted(refusal_to_properties("no data")), Scripted(refusal_to_properties("no data"))]
+    nodes[1].cid = "2"
+    engine = FlowerEngine(Manager(*nodes))  # type: ignore[arg-type]
+    started = time.monotonic()
+    assert len(engine.register(["a", "b"], 60.0)[1]) == 2
+    assert time.monotonic() - started < 30
 
 
 def test_two_nodes_cannot_be_the_same_client(tmp_path: Path) -> None:

@@ -1,0 +1,184 @@
+"""The same run inline, on Ray and as processes: one SHA-256; and failures that are told, with an exit status."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.simulations import SMALL, simulation
+
+from common.errors import EngineError
+from common.messages import PACKAGES
+from common.settings import load_settings
+from server.bundle import ROOT
+from server.conduct import conduct, prepare_output, read_summary
+from server.deployment import LocalDeployment, one_node_per_client
+from server.inline import InlineEngine
+from server.submit import run_on_ray
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
+STATEFUL = "moon"
+"""A method whose clients keep their last model: the second round depends on what a device wrote in the first."""
+
+
+def chosen(method: str, output: Path, *more: str) -> list[str]:
+    return [f"method={method}", *SMALL, *more, "overwrite=true", f"output={output}"]
+
+
+@pytest.fixture(scope="module")
+def inline(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Summaries of inline runs by method, run once."""
+    found: dict[str, dict[str, Any]] = {}
+
+    def of(method: str) -> dict[str, Any]:
+        if method not in found:
+            settings = load_settings(chosen(method, tmp_path_factory.mktemp("inline")))
+            prepare_output(settings)
+            found[method] = conduct(settings, InlineEngine(settings))
+        return found[method]
+
+    return of
+
+
+def assert_equal(found: Any, expected: Any) -> None:
+    assert found["state_sha256"] == expected["state_sha256"]
+    assert found["scores"] == expected["scores"]
+    assert found["splits"] == expected["splits"]
+    assert found["rounds"] == 2
+
+
+def left_running(folder: Path) -> list[str]:
+    """Command lines of processes that work in ``folder`` or were given it."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                place = str((entry / "cwd").readlink())
+                words = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            except OSError:
+                continue
+            if place.startswith(str(folder)) or str(folder) in words:
+                found.append(words)
+    return found
+
+
+def stale_copy(folder: Path) -> Path:
+    """A checkout of another version, in a folder from which somebody works."""
+    for package in PACKAGES:
+        shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
+    changed = folder / "strategies" / "fpl.py"
+    changed.write_text(changed.read_text() + "\n# another version\n")
+    return folder
+
+
+# ---- Ray -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["fpl", pytest.param(STATEFUL, marks=pytest.mark.slow)])
+def test_ray_gives_the_inline_state(method: str, inline: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Called from a folder with another copy of the packages, which Ray's workers must not pick up."""
+    monkeypatch.chdir(stale_copy(tmp_path / "work"))
+    events: list[str] = []
+    overrides = chosen(method, tmp_path / "run", "engine=ray", "engine.actors=2")
+    settings = load_settings(overrides)
+    prepare_output(settings)
+    run_on_ray(settings, overrides, [lambda name, _: events.append(name)])
+    assert_equal(read_summary(tmp_path / "run"), inline(method))
+    assert events.count("round done") == 2
+    assert "finish" in events
+
+
+@pytest.mark.slow
+def test_a_simulation_with_two_nodes_for_four_clients(inline: Any, tmp_path: Path) -> None:
+    """What a plain ``flwr run .`` does: Flower's default is two SuperNodes."""
+    with simulation(tmp_path / "flower", tmp_path / "neutral") as flower:
+        assert_equal(flower.run(tmp_path / "run", [], num_supernodes=2), inline("fpl"))
+
+
+@pytest.mark.slow
+def test_a_superlink_started_in_another_checkout_is_found_out(tmp_path: Path) -> None:
+    """Ray puts the SuperLink's working folder first on the path of its workers."""
+    work = stale_copy(tmp_path / "work")
+    with (
+        simulation(tmp_path / "flower", work) as flower,
+        pytest.raises(EngineError, match="install the same Goldfinch on both"),
+    ):
+        flower.run(tmp_path / "run", [])
+
+
+def test_a_failing_run_exits_with_an_error_and_its_reason(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    command = [sys.executable, "-m", "server.cli", "run", "engine=ray", "data=office_caltech"]
+    command += [f"data.root={tmp_path / 'empty'}", f"output={tmp_path / 'run'}", "train.rounds=1"]
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        timeout=500,
+    )
+    assert done.returncode == 1
+    assert "office_caltech" in done.stderr
+    assert str(tmp_path / "empty") in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "run" / "summary.json").exists()
+    assert not left_running(tmp_path)
+
+
+# ---- SuperLink and SuperNodes ----------------------------------------------------------------------------------------
+
+
+def test_a_deployment_gives_the_inline_state(inline: Any, tmp_path: Path) -> None:
+    overrides = chosen(STATEFUL, tmp_path / "run", "engine=superlink")
+    settings = load_settings(overrides)
+    prepare_output(settings)
+    with LocalDeployment(tmp_path / "flower", one_node_per_client(settings), secure=False) as deployment:
+        deployment.run(settings, overrides)
+    assert_equal(read_summary(tmp_path / "run"), inline(STATEFUL))
+    kept = list((tmp_path / "flower").rglob("state-*.safetensors"))
+    assert {path.parent.name for path in kept} == {"handwritten-0", "printed-0", "signs-0", "sketch-0"}
+    assert not left_running(tmp_path)
+
+
+@pytest.mark.slow
+def test_nodes_serve_run_after_run_and_say_what_is_wrong(inline: Any, tmp_path: Path) -> None:
+    settings = load_settings(chosen("fpl", tmp_path / "fpl", "engine=superlink"))
+    with LocalDeployment(tmp_path / "flower", one_node_per_client(settings), secure=False) as deployment:
+        for name in ("first", "second"):
+            overrides = chosen("fpl", tmp_path / name, "engine=superlink")
+            settings = load_settings(overrides)
+            prepare_output(settings)
+            deployment.run(settings, overrides)
+            assert_equal(read_summary(tmp_path / name), inline("fpl"))
+        (tmp_path / "empty").mkdir()
+        missing = ["data=office_caltech", f"data.root={tmp_path / 'empty'}"]
+        overrides = chosen("fpl", tmp_path / "third", "engine=superlink", *missing)
+        settings = load_settings(overrides)
+        prepare_output(settings)
+        with pytest.raises(EngineError, match=r"only 0 of 4 clients registered"):
+            deployment.run(settings, overrides)
+        assert deployment.healthy()
+    assert not left_running(tmp_path)
+
+
+def test_processes_end_when_the_block_fails(tmp_path: Path) -> None:
+    settings = load_settings(chosen("fpl", tmp_path / "run"))
+    nodes = dict(list(one_node_per_client(settings).items())[:1])
+    started: list[int] = []
+
+    def use() -> None:
+        with LocalDeployment(tmp_path / "flower", nodes, secure=False) as deployment:
+            started.extend(child.process.pid for child in deployment.children.values())
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        use()
+    assert len(started) == 2
+    assert not [pid for pid in started if Path(f"/proc/{pid}").exists()]
+    assert not left_running(tmp_path)
