@@ -21,6 +21,9 @@ from server.history import History, Listener
 from strategies.federation import Federation
 from strategies.method import Client, Method, Update
 
+MOST_REASON, MOST_TRACEBACK = 2_000, 20_000
+"""Characters of a client's own words that go into the record; the other side decides how many it sends."""
+
 _REGISTERED = ("client", "domain", "samples", "class_counts", "split", "device", "versions")
 
 
@@ -221,7 +224,7 @@ class Rounds:
                     "client": failure.client,
                     "domain": self.roster.domain(failure.client),
                     "status": failure.status,
-                    "reason": failure.reason,
+                    "reason": failure.reason[:MOST_REASON],
                 }
                 for failure in failures
             ]
@@ -232,8 +235,8 @@ class Rounds:
                 round=number,
                 exchange=exchange,
                 client=failure.client,
-                reason=failure.reason,
-                traceback=failure.traceback,
+                reason=failure.reason[:MOST_REASON],
+                traceback=failure.traceback[-MOST_TRACEBACK:],
             )
         if rows:
             accuracy = domain_accuracy([(row["domain"], row["correct"], row["count"]) for row in rows])

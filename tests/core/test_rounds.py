@@ -66,6 +66,24 @@ def test_one_failed_round_between_good_ones_is_no_row(tmp_path: Path) -> None:
     assert kinds(done).count("round skipped") == 3
 
 
+class Talkative(TouchedEngine):
+    """A client answers with a megabyte of reasons."""
+
+    def exchange(
+        self, message: Payload, requests: Mapping[str, Request], seconds: float
+    ) -> tuple[list[Reply], list[Failure]]:
+        replies, failures = super().exchange(message, requests, seconds)
+        return replies[:-1], [*failures, Failure(replies[-1].client, "failed", "x" * 10**6, "y" * 10**6 + "the end")]
+
+
+def test_a_client_s_words_are_cut_short_in_the_record(tmp_path: Path) -> None:
+    settings = toy_settings("fedavg", tmp_path, train={"rounds": 1})
+    done = run(settings, Talkative(settings))
+    assert sum(path.stat().st_size for path in tmp_path.glob("*") if path.is_file()) < 200_000
+    told = next(entry for name, entry in done.events if name == "client failed")
+    assert told["traceback"].endswith("the end")
+
+
 class Silent(TouchedEngine):
     """Two of three clients never register."""
 
