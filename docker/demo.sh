@@ -64,7 +64,7 @@ say "images: $(docker images --format '{{.Repository}} {{.Size}}' | grep '^goldf
 say "starting: certificates, SuperLink, SuperExec, proxy, four SuperNodes of one domain each"
 "${compose[@]}" up --detach --no-build --quiet-pull >"$log" 2>&1 || { tail -5 "$log"; fail "the services did not start"; }
 for service in superlink serverapp proxy supernode-handwritten supernode-printed supernode-signs supernode-sketch; do
-  wait_for 240 "$service becoming healthy" healthy "$service"
+  wait_for 600 "$service becoming healthy" healthy "$service"
 done
 "${compose[@]}" logs --no-color --no-log-prefix enrol | sed 's/^/       /'
 say "all are healthy"
@@ -98,7 +98,7 @@ run=$!
 # the run's own event file says where it is; the log is for people
 round_done() { "${compose[@]}" exec -T serverapp grep -q "\"event\": \"round done\".*\"round\": $1\b" /outputs/fpl/events.jsonl; }
 reached() { ! kill -0 "$run" 2>/dev/null || round_done "$1"; }
-wait_for 600 "round 1" reached 1
+wait_for 1200 "round 1" reached 1
 kill -0 "$run" 2>/dev/null || { sed 's/^/       /' "$log"; fail "the run ended early"; }
 say "round 1 is done; killing everything in $victim (kill -9)"
 "${compose[@]}" exec -T "$victim" sh -c 'kill -9 -1' >/dev/null 2>&1 || true
