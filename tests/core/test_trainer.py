@@ -1,4 +1,4 @@
-"""The local loop: batches, keyed randomness, running class means, phases, scores; and what a device refuses."""
+"""The local loop: keyed randomness, running class means, phases, scores; and what a device refuses."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from client.device import Device
 from client.store import MemoryStore
 from client.trainer import LocalExchange, build_model, choose_device
-from common.batches import split_batches
 from common.data.protocols import ClientSpec
 from common.errors import DataError, PayloadError
 from common.messages import Answer, Request, read_header
@@ -25,44 +24,6 @@ from common.settings import RunSettings, with_method
 from strategies.fedavg import FedAvg
 from strategies.fedproto import FedProto
 from strategies.method import Client, Local, Losses, Phase
-
-
-def lengths(count: int, size: int, last: str) -> list[int]:
-    batches = split_batches(torch.arange(count), size, last)
-    assert torch.cat(batches).tolist() == list(range(sum(map(len, batches))))
-    return [len(batch) for batch in batches]
-
-
-@pytest.mark.parametrize(
-    ("count", "size", "last", "expected"),
-    [
-        (24, 8, "keep", [8, 8, 8]),
-        (26, 8, "keep", [8, 8, 8, 2]),
-        (25, 8, "keep", [8, 8, 9]),
-        (26, 8, "drop", [8, 8, 8]),
-        (25, 8, "drop", [8, 8, 8]),
-        (26, 8, "merge", [8, 8, 10]),
-        (24, 8, "merge", [8, 8, 8]),
-        (5, 8, "drop", [5]),
-        (5, 8, "merge", [5]),
-        (8, 8, "drop", [8]),
-        (2, 2, "keep", [2]),
-        (3, 2, "keep", [3]),
-        (3, 2, "drop", [2]),
-    ],
-)
-def test_batches(count: int, size: int, last: str, expected: list[int]) -> None:
-    assert lengths(count, size, last) == expected
-
-
-def test_no_batch_of_one_whatever_the_numbers() -> None:
-    for count in range(2, 70):
-        for size in (2, 3, 8, 64):
-            for last in ("keep", "drop", "merge"):
-                found = lengths(count, size, last)
-                assert min(found) >= 2
-                if last != "drop":
-                    assert sum(found) == count
 
 
 # ---- one exchange ----------------------------------------------------------------------------------------------------

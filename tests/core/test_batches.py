@@ -1,0 +1,46 @@
+"""How an epoch is cut into batches."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from common.batches import split_batches
+
+
+def lengths(count: int, size: int, last: str) -> list[int]:
+    batches = split_batches(torch.arange(count), size, last)
+    assert torch.cat(batches).tolist() == list(range(sum(map(len, batches))))
+    return [len(batch) for batch in batches]
+
+
+@pytest.mark.parametrize(
+    ("count", "size", "last", "expected"),
+    [
+        (24, 8, "keep", [8, 8, 8]),
+        (26, 8, "keep", [8, 8, 8, 2]),
+        (25, 8, "keep", [8, 8, 9]),
+        (26, 8, "drop", [8, 8, 8]),
+        (25, 8, "drop", [8, 8, 8]),
+        (26, 8, "merge", [8, 8, 10]),
+        (24, 8, "merge", [8, 8, 8]),
+        (5, 8, "drop", [5]),
+        (5, 8, "merge", [5]),
+        (8, 8, "drop", [8]),
+        (2, 2, "keep", [2]),
+        (3, 2, "keep", [3]),
+        (3, 2, "drop", [2]),
+    ],
+)
+def test_batches(count: int, size: int, last: str, expected: list[int]) -> None:
+    assert lengths(count, size, last) == expected
+
+
+def test_no_batch_of_one_whatever_the_numbers() -> None:
+    for count in range(2, 70):
+        for size in (2, 3, 8, 64):
+            for last in ("keep", "drop", "merge"):
+                found = lengths(count, size, last)
+                assert min(found) >= 2
+                if last != "drop":
+                    assert sum(found) == count
