@@ -25,7 +25,6 @@ from strategies.fedavg import FedAvg
 from strategies.fedproto import FedProto
 from strategies.method import Client, Local, Losses, Phase
 
-
 # ---- one exchange ----------------------------------------------------------------------------------------------------
 
 
