@@ -35,7 +35,7 @@ class LineChart {
   render() {
     const width = (this.width = this.host.clientWidth || 640), height = this.options.height;
     const shown = this.series.filter((line) => !this.off.has(line.name) && line.x.length);
-    const names = this.options.names && width >= 460;
+    const names = this.options.names && width >= 460 && shown.length * 15 < height - 44;
     const longest = names ? Math.max(0, ...shown.map((line) => line.name.length)) : 0;
     const [least, most] = this.range(), count = height < 170 ? 3 : 5, step = niceStep(least, most, count);
     const low = Math.floor(least / step + 1e-9) * step, high = Math.ceil(most / step - 1e-9) * step;

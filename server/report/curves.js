@@ -3,11 +3,11 @@
 const asLine = (name, band, more) => ({ name, x: band.round, y: band.mean, sd: band.sd, ...more });
 
 function groupKeys(board) {
-  return board.groups.map((group, i) => ({ name: group.name, colour: groupColour(i), shape: SHAPES[i % 8] }));
+  return board.groups.map((group, i) => ({ name: group.name, colour: groupColour(i), shape: shapeOf(i) }));
 }
 
 function domainKeys(board) {
-  return board.domains.map((name, i) => ({ name, colour: domainColour(i), shape: SHAPES[i % 8] }));
+  return board.domains.map((name, i) => ({ name, colour: domainColour(i), shape: shapeOf(i) }));
 }
 
 /* Panels with one chart each, on one scale, with one legend; panels are [title, series]. */

@@ -13,6 +13,9 @@ from server.report.records import Board, Group, RunRecord
 MOST_CELLS = 150_000
 """Numbers of one run's confusion matrices in the page; rounds are thinned until they are no more."""
 
+MOST_DETAILED = 8
+"""Runs with confusion matrices and a map each; of more, only the first seed of each group has them."""
+
 Points = dict[int, float]
 
 
@@ -20,11 +23,14 @@ def page_data(boards: Sequence[Board], *, tsne: bool = False) -> dict[str, Any]:
     """Everything the script draws: boards with the curves of their groups, and runs with what is each run's own."""
     runs: list[dict[str, Any]] = []
     drawn = []
+    total = sum(len(board.runs) for board in boards)
     for board in boards:
         groups = []
         for group in board.groups:
             positions = range(len(runs), len(runs) + len(group.runs))
-            runs += [run_data(run, run_name(group, run), tsne=tsne) for run in group.runs]
+            for position, run in enumerate(group.runs):
+                detailed = position == 0 or total <= MOST_DETAILED
+                runs.append(run_data(run, run_name(group, run), detailed=detailed, tsne=tsne))
             groups.append({"name": group.label, "runs": list(positions), **group_curves(group, board.domains)})
         drawn.append({"title": board.title, "domains": board.domains, "groups": groups})
     return {"boards": drawn, "runs": runs}
@@ -119,15 +125,15 @@ def _round_seconds(run: RunRecord) -> Points:
     return {int(entry["round"]): float(entry["seconds"]) for entry in run.events if entry["event"] == "round done"}
 
 
-def run_data(run: RunRecord, name: str, *, tsne: bool) -> dict[str, Any]:
-    """What is one run's own: confusion matrices and prototypes."""
+def run_data(run: RunRecord, name: str, *, detailed: bool, tsne: bool) -> dict[str, Any]:
+    """What is one run's own: confusion matrices and prototypes, if it is to be ``detailed``."""
     return {
         "name": name,
         "classes": run.class_names,
         "domains": run.domains,
-        "confusion": confusion_data(run),
-        "map": prototype_map(run, tsne=tsne),
-        "prototypes": prototype_numbers(run),
+        "confusion": confusion_data(run) if detailed else None,
+        "map": prototype_map(run, tsne=tsne) if detailed else None,
+        "prototypes": prototype_numbers(run) if detailed else None,
     }
 
 

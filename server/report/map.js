@@ -60,7 +60,7 @@ function showMap(body, run) {
 
   const newMark = (label, owner) => {
     const name = owner < 0 ? `global prototype of ${run.classes[label]}` : `${run.classes[label]}, ${data.owners[owner].client}`;
-    const shape = owner < 0 ? "circle" : SHAPES[Math.max(0, domains.indexOf(domainOf(owner))) % 8];
+    const shape = owner < 0 ? "circle" : shapeOf(Math.max(0, domains.indexOf(domainOf(owner))));
     const element = draw("g", { class: owner < 0 ? "spot global" : "spot" },
       draw("path", { d: shapePath(shape, owner < 0 ? 19 : 10), fill: owner < 0 ? "none" : null }), draw("title", {}, name));
     if (owner < 0) element.append(draw("text", { x: 12, y: -8 }, run.classes[label].slice(0, 12)));
@@ -70,7 +70,7 @@ function showMap(body, run) {
 
   const relist = () => {
     const entries = by === "class" ? run.classes.map((name, i) => [String(i), name, classColour(i, run.classes.length), "circle"])
-      : domains.map((name, i) => [name, name, domainColour(i), SHAPES[i % 8]]);
+      : domains.map((name, i) => [name, name, domainColour(i), shapeOf(i)]);
     const buttons = entries.slice(0, 40).map(([value, name, paint, shape]) => {
       const button = make("button", { type: "button", "aria-pressed": "false" },
         draw("svg", { viewBox: "-7 -7 14 14", "aria-hidden": "true" }, mark(shape, 11, paint)), name);
@@ -82,7 +82,7 @@ function showMap(body, run) {
       return button;
     });
     const shapes = by === "class" ? domains.map((name, i) => make("span", { class: "shape" },
-      draw("svg", { viewBox: "-7 -7 14 14", "aria-hidden": "true" }, mark(SHAPES[i % 8], 11, "var(--soft)")), ` ${name} `)) : [];
+      draw("svg", { viewBox: "-7 -7 14 14", "aria-hidden": "true" }, mark(shapeOf(i), 11, "var(--soft)")), ` ${name} `)) : [];
     keys.replaceChildren(make("p", {}, by === "class" ? "Class (press one to single it out)" : "Domain (press one to single it out)"), ...buttons,
       shapes.length ? make("p", {}, "Domain: ", shapes) : "");
   };

@@ -26,6 +26,8 @@ function fill(element, attributes, children) {
   return element;
 }
 
+/* Colours come round after eight; then the shapes differ. */
+const shapeOf = (index) => SHAPES[(index + 3 * Math.floor(index / 8)) % 8];
 const groupColour = (index) => `var(--g${index % 8})`;
 const domainColour = (index) => `var(--d${index % 8})`;
 
