@@ -4,12 +4,12 @@
 #   docker/demo.sh [KEY=VALUE ...]      overrides of the run, such as train.rounds=10
 #
 # Settings come from docker/.env and the environment. DEMO_KEEP=1 leaves it running; DEMO_BUILD=0 uses the images that
-# are there. Needs Docker with the compose plugin. Every step is checked: the exit status is 0 only if all of it worked.
+# are there; DEMO_ROUNDS=5. Needs Docker with the compose plugin. Every step is checked: the exit status is 0 only if all of it worked.
 set -euo pipefail
 
 here=$(cd "$(dirname "$0")" && pwd)
 compose=(docker compose --project-name "${DEMO_PROJECT:-goldfinch-demo}" --file "$here/compose.yaml")
-rounds=6
+rounds=${DEMO_ROUNDS:-5} # at least 3: one before, one during, one after the failure
 victim=supernode-sketch
 client=sketch-0
 started=$SECONDS
