@@ -66,7 +66,7 @@ say "starting: certificates, SuperLink, SuperExec, proxy, four SuperNodes of one
 for service in superlink serverapp proxy supernode-handwritten supernode-printed supernode-signs supernode-sketch; do
   wait_for 600 "$service becoming healthy" healthy "$service"
 done
-"${compose[@]}" logs --no-color --no-log-prefix enrol | sed 's/^/       /'
+"${compose[@]}" logs --no-color --no-log-prefix enrol | sed 's/\x1b\[2K//; s/^/       /'
 say "all are healthy"
 
 say "from inside a device: the server's own port cannot be reached, and the entrance refuses to submit a run"
