@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import cast, get_args
 
 from rich.console import Console
 
 from common.config import coerce
+from common.data.protocols import combined_hash
 from common.errors import ConfigError
 from common.files import write_bytes, write_json, write_text
+from server.conduct import read_summary
 from server.figures.curves import Point, bars, convergence
 from server.figures.style import png
 from server.figures.sweeps import read_entries, sensitivity, varying
@@ -124,6 +127,11 @@ def reproduce(request: Request, console: Console | None = None) -> Path:
     finally:
         path = write_pages(request, jobs, seeds, failures)
         console.print(f"wrote {path.with_suffix('.md')} and {path}", highlight=False, soft_wrap=True)
+        splits = {
+            client: value for job in jobs for client, value in ((job.summary() or {}).get("splits") or {}).items()
+        }
+        if splits:
+            console.print(f"split, SHA-256: {combined_hash(splits)}", highlight=False, soft_wrap=True)
     if failures:
         said = "\n  ".join(f"{folder}: {reason}" for folder, reason in failures.items())
         raise ConfigError(f"{len(failures)} runs failed:\n  {said}")
@@ -197,11 +205,21 @@ def compare(request: Request, jobs: Sequence[Job], seeds: Sequence[int], failure
 
 
 def _measured(table: PublishedTable, jobs: Sequence[Job]) -> tuple[float, ...]:
-    if table.measure != "mutual_information":
-        return ()
+    return tuple(_information(job.folder) for job in jobs) if table.measure == "mutual_information" else ()
+
+
+def _information(folder: Path) -> float:
+    """The estimate for a run, kept in ``mutual_information.json`` beside the state it is of."""
     from server.privacy import information_of_run
 
-    return tuple(information_of_run(job.folder).nats for job in jobs)
+    path, state = folder / "mutual_information.json", read_summary(folder)["state_sha256"]
+    if path.exists():
+        kept = json.loads(path.read_text())
+        if kept["state_sha256"] == state:
+            return float(kept["nats"])
+    found = information_of_run(folder)
+    write_json(path, {"state_sha256": state, **asdict(found)})
+    return found.nats
 
 
 def numbers(comparison: Comparison, request: Request) -> dict[str, object]:

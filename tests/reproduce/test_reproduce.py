@@ -63,6 +63,7 @@ def test_every_row_runs_with_every_seed_and_four_files_are_written(done: tuple[R
     request, path, text = done
     assert "4 runs, 0 finished already; 8 rounds to do" in text
     assert re.search(r"\[4/4\] FPL, seed 1: average \d+\.\d\d, worst \d+\.\d\d; 0 s left", text)
+    assert re.search(r"split, SHA-256: [0-9a-f]{64}", text)
     for suffix in (".md", ".html", ".png", ".json"):
         assert path.with_suffix(suffix).stat().st_size > 500
     assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
@@ -246,3 +247,26 @@ def test_a_sweep_is_a_heat_map_with_the_papers_names(tmp_path: Path) -> None:
     assert "![tau, CPCL](demo-sweep-1.png)" in path.with_suffix(".md").read_text()
     points = [row["point"] for row in json.loads(path.with_suffix(".json").read_text())["rows"]]
     assert points == [{"method.temperature": a, "method.contrast": b} for a in (0.02, 0.5) for b in (0.0, 1.0)]
+
+
+def test_a_measure_is_made_once_and_stands_beside_the_published_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = PublishedRow("mask", ("method=fedpall", "method.protection=mask"), average=60.0, measured=3.04)
+    table = PublishedTable(
+        "demo",
+        "A Paper",
+        "Privacy",
+        "best_round",
+        DOMAINS,
+        Reduction(("tiny",), TINY),
+        listed=(row,),
+        measure="mutual_information",
+    )
+    request = Request(table, "small", (), (0,), str(tmp_path), ("train.rounds=1",))
+    text = reproduce(request, quiet()).with_suffix(".md").read_text()
+    nats = json.loads((tmp_path / "demo.json").read_text())["rows"][0]["measured"][0]
+    assert f"| **{nats:.2f}** |" in text
+    assert "| 3.04 |" in text
+    monkeypatch.setattr("server.privacy.information_of_run", lambda folder: pytest.fail("measured twice"))
+    assert reproduce(request, quiet()).with_suffix(".md").read_text() == text
