@@ -5,10 +5,19 @@ from __future__ import annotations
 import pytest
 from support.runs import run
 
+from common.config import CONF
 from common.settings import load_settings
 
 CHANCE = 10.0
 LEAST = {
+    "fedavg": 80,
+    "fedprox": 80,
+    "fedproto": 80,
+    "fpl": 80,
+    "fedgca": 80,
+    "fedsam": 75,
+    "fedadg": 75,
+    "fedsr": 75,
     "moon": 80,
     "feddyn": 80,
     "fedopt": 70,  # server momentum 0.9 needs more than ten rounds to settle
@@ -26,6 +35,10 @@ LEAST = {
     "fedpall": 80,
     "rucr": 80,
 }
+
+
+def test_no_method_is_forgotten():
+    assert sorted(LEAST) == sorted(path.stem for path in (CONF / "method").glob("*.yaml"))
 
 
 @pytest.mark.slow
