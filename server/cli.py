@@ -12,6 +12,7 @@ from pathlib import Path
 
 from common.errors import ConfigError, GoldfinchError, nearest
 from common.settings import RunSettings, load_settings
+from server.signals import Terminated, terminable
 
 USAGE = """goldfinch run [KEY=VALUE ...]     train: method=fpl data=glyphs train.rounds=10 output=DIR; --quiet
 goldfinch sweep KEY=A,B [...]      every combination, e.g. method=* seed=0,1 output=DIR; --jobs N; finished ones skipped
@@ -56,13 +57,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if parsed.command not in commands:
             raise ConfigError(f"goldfinch {parsed.command}: no such command; {nearest(parsed.command, commands)}")
-        return commands[parsed.command](parsed.rest)
+        with terminable():
+            return commands[parsed.command](parsed.rest)
     except GoldfinchError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        print("\nstopped; the last complete round is kept: resume=true goes on", file=sys.stderr)
-        return 130
+    except KeyboardInterrupt as error:
+        words = str(error) or "stopped; the last complete round is kept: resume=true goes on"
+        print(f"\n{words}", file=sys.stderr)
+        return 143 if isinstance(error, Terminated) else 130
 
 
 def _run(overrides: list[str]) -> int:

@@ -101,7 +101,8 @@ def run_on_superlink(settings: RunSettings, overrides: Sequence[str], listeners:
     home = Path(os.environ.get("FLWR_HOME", Path.home() / ".flwr"))
     neutral = Path(tempfile.mkdtemp(prefix="goldfinch-"))
     try:
-        submit(settings, overrides, options.connection, flower_environment(home), neutral, {}, listeners)
+        environment = flower_environment(home)
+        submit(settings, overrides, options.connection, environment, neutral, {}, listeners, outlives=True)
     finally:
         shutil.rmtree(neutral, ignore_errors=True)
 
@@ -114,8 +115,20 @@ def submit(
     neutral: Path,
     federation: Mapping[str, object],
     listeners: Sequence[Listener],
+    *,
+    outlives: bool = False,
 ) -> None:
     """Submit, follow ``events.jsonl`` for the listeners, keep Flower's own output in ``logs/flower.log``.
+
+    Args:
+        settings: the run's settings.
+        overrides: the overrides that they were composed of.
+        connection: of Flower's configuration; ``None`` is its default.
+        environment: of Flower's programs.
+        neutral: an empty folder for the bundle and as their working folder.
+        federation: Flower's federation options.
+        listeners: told of every event.
+        outlives: the SuperLink goes on when this program is interrupted, and so does the run; the interruption says so.
 
     Raises:
         EngineError: the run did not complete.
@@ -142,17 +155,25 @@ def submit(
     logs = settings.output_folder / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     follower = _Follower(settings.output_folder / "events.jsonl", listeners)
-    with (logs / "flower.log").open("ab") as stream, follower:
-        subprocess.run(  # noqa: S603  # our own command, no shell
-            [program("flwr"), "log", run, *target, "--stream"],
-            env=dict(environment),
-            cwd=empty,
-            stdin=subprocess.DEVNULL,
-            stdout=stream,
-            stderr=subprocess.STDOUT,
-            check=False,
-        )
-        status, details = _final_status(run, target, environment, empty)
+    try:
+        with (logs / "flower.log").open("ab") as stream, follower:
+            subprocess.run(  # noqa: S603  # our own command, no shell
+                [program("flwr"), "log", run, *target, "--stream"],
+                env=dict(environment),
+                cwd=empty,
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                check=False,
+            )
+            status, details = _final_status(run, target, environment, empty)
+    except KeyboardInterrupt as error:
+        if not outlives:
+            raise
+        names = shlex.join([run, *target])
+        raise type(error)(
+            f"no longer watching; the run goes on: flwr log {names} --stream follows it, flwr stop {names} ends it"
+        ) from None
     if status != "finished:completed":
         cause = _cause(logs / "flower.log") or details
         raise EngineError(f"the run ended as {status}: {cause}\n(Flower's own output is in {logs / 'flower.log'})")

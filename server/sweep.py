@@ -6,12 +6,14 @@ import itertools
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -24,6 +26,9 @@ from common.files import write_text
 from common.settings import RunSettings, load_settings
 from server.conduct import read_summary
 from server.table import group_rows, markdown, render
+
+INTERRUPTED = (130, 143, -signal.SIGINT, -signal.SIGTERM)
+"""Exit codes of a run that somebody stopped: it is not to be started anew."""
 
 
 @dataclass(frozen=True)
@@ -105,15 +110,21 @@ def sweep(arguments: Sequence[str], output: Path, jobs: int = 1) -> None:
     started = time.perf_counter()
     done = 0
     failures: list[str] = []
+    running: dict[str, subprocess.Popen[bytes]] = {}
     with ThreadPoolExecutor(max(1, jobs)) as pool:
-        for job, problem in pool.map(_run, waiting):
-            done += 1
-            elapsed = time.perf_counter() - started
-            left = elapsed / done * (len(waiting) - done)
-            said = f"FAILED: {problem}" if problem else _score(job)
-            console.print(f"[{done}/{len(waiting)}, {left / 60:.1f} min left] {job.label}: {said}", highlight=False)
-            if problem:
-                failures.append(f"{job.label}: {problem} (see {job.folder / 'run.log'})")
+        try:
+            for job, problem in pool.map(partial(_run, running=running), waiting):
+                done += 1
+                elapsed = time.perf_counter() - started
+                left = elapsed / done * (len(waiting) - done)
+                said = f"FAILED: {problem}" if problem else _score(job)
+                console.print(f"[{done}/{len(waiting)}, {left / 60:.1f} min left] {job.label}: {said}", highlight=False)
+                if problem:
+                    failures.append(f"{job.label}: {problem} (see {job.folder / 'run.log'})")
+        except KeyboardInterrupt:
+            for process in list(running.values()):
+                process.terminate()  # each keeps its last complete round, and the next sweep goes on from it
+            raise
     finished = [job for job in planned if job.finished()]
     if finished:
         _write_tables(finished, output, arguments, console)
@@ -121,21 +132,28 @@ def sweep(arguments: Sequence[str], output: Path, jobs: int = 1) -> None:
         raise ConfigError("some runs failed:\n  " + "\n  ".join(failures))
 
 
-def _run(job: Job) -> tuple[Job, str]:
+def _run(job: Job, running: dict[str, subprocess.Popen[bytes]]) -> tuple[Job, str]:
     job.folder.mkdir(parents=True, exist_ok=True)
     way = "resume=true" if any((job.folder / "checkpoint").glob("*")) else "overwrite=true"
     command = [sys.executable, "-m", "server.cli", "run", *job.overrides]
     environment = {**os.environ, "OMP_NUM_THREADS": str(job.settings.train.threads)}
     log = job.folder / "run.log"
     for choice in dict.fromkeys([way, "overwrite=true"]):  # an interrupted run of other settings is replaced
-        with log.open("w") as stream:
-            result = subprocess.run(  # noqa: S603  # our own program, no shell
+        with (
+            log.open("w") as stream,
+            subprocess.Popen(  # noqa: S603  # our own program, no shell
                 [*command, choice], env=environment, stdin=subprocess.DEVNULL, stdout=stream, stderr=subprocess.STDOUT
-            )
-        if result.returncode == 0:
+            ) as process,
+        ):
+            running[job.label] = process
+            code = process.wait()
+        del running[job.label]
+        if code == 0:
             return job, ""
+        if code in INTERRUPTED:
+            break
     lines = log.read_text(errors="replace").strip().splitlines()
-    return job, lines[-1] if lines else f"exit code {result.returncode}"
+    return job, lines[-1] if lines else f"exit code {code}"
 
 
 def _score(job: Job) -> str:
