@@ -11,7 +11,6 @@ every participant, so that Flower's object store keeps one copy. What differs be
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from logging import INFO, WARNING
@@ -34,17 +33,18 @@ from flwr.server.client_proxy import ClientProxy
 from flwr.server.strategy import Strategy
 
 from common.errors import PayloadError
-from common.messages import Answer, Registration, Request, header_of, read_header
+from common.messages import Answer, Registration, Request, read_header
 from common.metrics import domain_accuracy
 from common.payload import TENSOR_TYPE, Payload, decode, encode
 from common.settings import RunSettings, load_settings, with_method
+from strategies.envelope import only_blob, read_registrations, read_request, write_registrations, write_request
 from strategies.federation import Federation
 from strategies.method import Method, Update
 
 
 def request_to_fit_ins(blob: bytes, request: Request) -> FitIns:
     """A request and its tensors as Flower carries them."""
-    return FitIns(Parameters([blob], TENSOR_TYPE), {"request": json.dumps(header_of(request), separators=(",", ":"))})
+    return FitIns(Parameters([blob], TENSOR_TYPE), {"request": write_request(request)})
 
 
 def fit_ins_to_request(instruction: FitIns) -> tuple[Request, Payload]:
@@ -53,13 +53,8 @@ def fit_ins_to_request(instruction: FitIns) -> tuple[Request, Payload]:
     Raises:
         PayloadError: the instruction was not made by Goldfinch, or its blob is not good.
     """
-    text = instruction.config.get("request")
-    if not isinstance(text, str):
-        raise PayloadError("the instruction carries no request: is the server's strategy FlowerStrategy?")
-    header = _json(text)
-    if not isinstance(header, dict):
-        raise PayloadError("the request is not a JSON object")
-    return read_header(Request, header), decode(_blob(instruction.parameters))
+    parameters = instruction.parameters
+    return read_request(instruction.config.get("request"), parameters.tensor_type, parameters.tensors)
 
 
 def answer_to_fit_res(payload: Payload) -> FitRes:
@@ -79,15 +74,14 @@ def fit_res_to_answer(result: FitRes) -> tuple[Answer, Payload, int]:
     Raises:
         PayloadError: the blob is not good.
     """
-    blob = _blob(result.parameters)
+    blob = only_blob(result.parameters.tensor_type, result.parameters.tensors)
     payload = decode(blob)
     return read_header(Answer, payload.header), payload, len(blob)
 
 
 def registrations_to_properties(registrations: Sequence[Registration]) -> GetPropertiesRes:
     """The registrations of the clients that a node hosts, as Flower carries them."""
-    text = json.dumps([header_of(registration) for registration in registrations])
-    return GetPropertiesRes(Status(Code.OK, ""), {"registrations": text})
+    return GetPropertiesRes(Status(Code.OK, ""), {"registrations": write_registrations(registrations)})
 
 
 def refusal_to_properties(reason: str) -> GetPropertiesRes:
@@ -105,25 +99,7 @@ def ask_registrations(proxy: ClientProxy, seconds: float | None) -> list[Registr
     text = result.properties.get("registrations")
     if result.status.code != Code.OK or not isinstance(text, str):
         raise PayloadError(result.status.message or "the node does not answer as a Goldfinch client")
-    content = _json(text)
-    if not isinstance(content, list) or not all(isinstance(item, dict) for item in content):
-        raise PayloadError("the node's registrations are not a list of objects")
-    return [read_header(Registration, item) for item in content]
-
-
-def _blob(parameters: Parameters) -> bytes:
-    if parameters.tensor_type != TENSOR_TYPE or len(parameters.tensors) != 1:
-        raise PayloadError(
-            f"expected one tensor of type {TENSOR_TYPE}; got {len(parameters.tensors)} of {parameters.tensor_type!r}"
-        )
-    return parameters.tensors[0]
-
-
-def _json(text: str) -> object:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise PayloadError(f"a header is not JSON: {error}") from error
+    return read_registrations(text)
 
 
 FitResults = list[tuple[ClientProxy, FitRes]]
