@@ -51,6 +51,26 @@ def test_sums_are_in_double_precision() -> None:
     assert average(parts, [1, 1, 1])["w"].item() == pytest.approx(1 / 3, rel=1e-6)
 
 
+@pytest.mark.parametrize("block", [1, 7, 64, 2**18])
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+def test_blocks_do_not_change_a_bit(block: int, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("strategies.aggregation.BLOCK_ELEMENTS", block)
+    draws = generator(3, "blocks")
+    shape, samples = (5, 4, 3, 3), [11, 2, 7, 600]
+    given_states = [
+        {"w": torch.randn(shape, generator=draws), "one": torch.randn((), generator=draws)} for _ in samples
+    ]
+    if layout == "channels_last":
+        for state in given_states:
+            state["w"] = state["w"].contiguous(memory_format=torch.channels_last)
+    found = average(given_states, samples)
+    for name in ("w", "one"):
+        whole = torch.zeros_like(given_states[0][name], dtype=torch.float64)
+        for state, count in zip(given_states, samples, strict=True):
+            whole.add_(state[name].double(), alpha=count / sum(samples))
+        assert torch.equal(found[name], whole.float())
+
+
 def test_nothing_is_changed_or_shared() -> None:
     given_states = states(2)
     before = [{name: tensor.clone() for name, tensor in state.items()} for state in given_states]
