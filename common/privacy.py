@@ -1,0 +1,106 @@
+"""Differential privacy of what a device sends: the Gaussian mechanism on class means and on weight updates.
+
+*Neighbouring* are two training sets of one client with the same number of samples in every class. With ``unit=sample``
+they differ in one sample's image, with ``unit=client`` in any number of them. Class counts are therefore public: they
+are sent as they are, since sampling, averaging and the server's checks need them. Labels are not protected.
+
+Sensitivities (L2, largest change from one data set to a neighbour):
+
+- a class mean of ``n`` features of norm <= C, each a function of its own image only: ``2 C / n`` (``unit=sample``);
+- ``k`` class means of norm <= C, whatever they were computed from: ``2 C sqrt(k)`` (``unit=client``);
+- a weight update of norm <= U, whatever it was computed from: ``2 U`` (both units).
+
+Noise has the standard deviation ``noise_multiplier`` x sensitivity in every coordinate (Dwork and Roth, 2014, A). What
+an observer is told in several rounds composes; an accountant counts (:mod:`server.accounting`).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from scipy.special import ndtri
+from torch import Tensor
+
+from common.config import check
+from common.prototypes import NORM_FLOOR
+
+Unit = Literal["sample", "client"]
+Randomness = Literal["auto", "keyed", "system"]
+
+
+@dataclass(frozen=True)
+class NoPrivacy:
+    """What devices send is what they computed."""
+
+
+@dataclass(frozen=True)
+class GaussianPrivacy:
+    """Clipping and Gaussian noise on the device.
+
+    Args:
+        unit: what neighbouring data sets differ in; see the module.
+        clip: C, > 0.
+        noise_multiplier: of the prototypes, >= 0; 0 only clips and protects nothing.
+        update_clip: U, > 0, over all floating-point tensors of the shared model together; ``None`` sends weights as
+            they are, and then only what prototypes say *besides* the weights is bounded.
+        update_noise_multiplier: of the weights, >= 0.
+        delta: probability with which the bound may fail, in (0, 1); well below one over the number of samples.
+        randomness: ``system`` draws noise from the operating system, which nobody can predict or repeat. ``keyed``
+            draws it from the run's seed, so that runs repeat bit for bit, and **whoever knows the seed can subtract
+            it**: for simulations only. ``auto`` is ``keyed`` where one machine plays all clients, else ``system``.
+    """
+
+    unit: Unit = "sample"
+    clip: float = 1.0
+    noise_multiplier: float = 1.0
+    update_clip: float | None = None
+    update_noise_multiplier: float = 1.0
+    delta: float = 1e-5
+    randomness: Randomness = "auto"
+
+    def __post_init__(self) -> None:
+        check(self.clip > 0, f"clip must be > 0; got {self.clip}")
+        check(self.noise_multiplier >= 0, f"noise_multiplier must be >= 0; got {self.noise_multiplier}")
+        check(self.update_clip is None or self.update_clip > 0, f"update_clip must be > 0; got {self.update_clip}")
+        check(
+            self.update_noise_multiplier >= 0,
+            f"update_noise_multiplier must be >= 0; got {self.update_noise_multiplier}",
+        )
+        check(0 < self.delta < 1, f"delta must be in (0, 1); got {self.delta}")
+
+    def mean_deviation(self, count: float) -> float:
+        """Standard deviation of the noise on a class mean of ``count`` clipped features (``unit=sample``)."""
+        return self.noise_multiplier * 2 * self.clip / count
+
+    def means_deviation(self, rows: int) -> float:
+        """Standard deviation of the noise on each of ``rows`` clipped class means (``unit=client``)."""
+        return self.noise_multiplier * 2 * self.clip * math.sqrt(rows)
+
+    def update_deviation(self) -> float:
+        """Standard deviation of the noise on every number of a clipped weight update; 0 without ``update_clip``."""
+        return self.update_noise_multiplier * 2 * (self.update_clip or 0.0)
+
+    def releases(self, *, prototypes: bool, weights: bool) -> list[float]:
+        """The noise multipliers of what one answer releases; of prototypes and weights, as far as they are noised."""
+        parts = [self.noise_multiplier] if prototypes else []
+        return parts + ([self.update_noise_multiplier] if weights and self.update_clip is not None else [])
+
+
+def clip_rows(rows: Tensor, norm: float) -> Tensor:
+    """``[N, D]``: rows longer than ``norm`` are shortened to it."""
+    lengths = torch.linalg.vector_norm(rows, dim=1, keepdim=True, dtype=torch.float64).clamp_min(NORM_FLOOR)
+    return (rows.double() * (norm / lengths).clamp_max(1.0)).to(rows.dtype)
+
+
+def gaussian(shape: tuple[int, ...], draws: torch.Generator | None) -> Tensor:
+    """Standard normal numbers, float64 on the CPU; from the operating system's randomness without a generator."""
+    if draws is not None:
+        return torch.randn(shape, generator=draws, dtype=torch.float64)
+    words = np.frombuffer(os.urandom(8 * math.prod(shape)), dtype=np.uint64)
+    uniform = ((words >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53  # in (0, 1), never 0 or 1
+    return torch.from_numpy(ndtri(uniform)).reshape(shape)
