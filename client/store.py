@@ -13,6 +13,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from common.errors import DataError
 from common.files import read_tensors, write_tensors
 
 KEPT_VERSIONS = 3
@@ -80,12 +81,23 @@ class FileStore:
         return {}
 
     def save(self, position: int, tensors: Mapping[str, Tensor]) -> None:
-        """See :class:`Store`."""
+        """See :class:`Store`.
+
+        Raises:
+            DataError: the disk is full or cannot be written; the version before stays.
+        """
         versions = self._versions()
         for version, path in versions.items():
             if version > position:
                 path.unlink(missing_ok=True)
-        write_tensors(self.folder / f"state-{position:08d}.safetensors", tensors)
+        path = self.folder / f"state-{position:08d}.safetensors"
+        try:
+            write_tensors(path, tensors)
+        except OSError as error:
+            raise DataError(
+                f"the client's own state cannot be written to {path}: {error.strerror}; free space on that disk, or "
+                "give the node another state-dir"
+            ) from error
         kept = [version for version in versions if version < position]
         for version in kept[: max(0, len(kept) - self._keep + 1)]:
             versions[version].unlink(missing_ok=True)

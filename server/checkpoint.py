@@ -21,6 +21,8 @@ class Checkpoint:
         state: the global state.
         run: the run's id.
         method, identity, seed: what the run was; another run's checkpoint is refused.
+        rounds: how many rounds the run was to have; 0 if the file does not say.
+        seconds: wall seconds of the run so far, parts that crashed included up to their last checkpoint.
     """
 
     state: GlobalState
@@ -28,6 +30,8 @@ class Checkpoint:
     method: str
     identity: str
     seed: int
+    rounds: int = 0
+    seconds: float = 0.0
 
 
 class Checkpoints:
@@ -55,6 +59,8 @@ class Checkpoints:
             "method": checkpoint.method,
             "identity": checkpoint.identity,
             "seed": checkpoint.seed,
+            "rounds": checkpoint.rounds,
+            "seconds": checkpoint.seconds,
             "sha256": state.sha256(),
         }
         path = self.folder / f"round-{state.round:06d}.safetensors"
@@ -94,7 +100,8 @@ def _read(path: Path) -> Checkpoint:
     state = GlobalState.from_tensors(int(facts["round"]), tensors)
     if state.sha256() != facts["sha256"]:
         raise ValueError("its content does not match its hash")
-    return Checkpoint(state, facts["run"], facts["method"], facts["identity"], int(facts["seed"]))
+    more = {"rounds": int(facts.get("rounds", 0)), "seconds": float(facts.get("seconds", 0.0))}  # older files lack them
+    return Checkpoint(state, facts["run"], facts["method"], facts["identity"], int(facts["seed"]), **more)
 
 
 def check_belongs(checkpoint: Checkpoint, method: str, identity: str, seed: int) -> None:
@@ -114,4 +121,18 @@ def check_belongs(checkpoint: Checkpoint, method: str, identity: str, seed: int)
         raise CheckpointError(
             "the checkpoint was made with other settings (data, model, training or method options): "
             "compare config.yaml in the output folder, or choose another output="
+        )
+
+
+def check_length(checkpoint: Checkpoint, rounds: int) -> None:
+    """Refuse to give a run whose method follows a schedule over all rounds another number of rounds.
+
+    Raises:
+        CheckpointError: the rounds that are done followed the schedule of a run of another length.
+    """
+    if checkpoint.rounds not in (0, rounds):
+        raise CheckpointError(
+            f"{checkpoint.method} follows a schedule over all rounds, and the {checkpoint.state.round} rounds that are "
+            f"done followed that of train.rounds={checkpoint.rounds}; with train.rounds={rounds} the result would be "
+            f"neither's: resume with train.rounds={checkpoint.rounds}, or start anew with overwrite=true"
         )

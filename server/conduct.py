@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import fcntl
 import json
+import os
 import shutil
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
 
-from common.errors import ConfigError
+from common.errors import ConfigError, EngineError
 from common.files import write_json, write_text
 from common.metrics import summarise
 from common.settings import RunSettings
@@ -26,11 +29,14 @@ def prepare_output(settings: RunSettings) -> None:
     """Make the output folder and write ``config.yaml``; a run that is there already is never overwritten silently.
 
     Raises:
-        ConfigError: the folder holds a run and neither ``resume`` nor ``overwrite`` was said, or cannot be written; or
-            the chosen report's library is missing.
+        ConfigError: the folder holds a run and neither ``resume`` nor ``overwrite`` was said, or another process is at
+            work in it, or it cannot be written; or the chosen report's library is missing.
     """
     folder = settings.output_folder
     report_of(settings)
+    if folder.is_dir():
+        with alone_in(folder):
+            pass
     try:
         taken = (folder / "checkpoint").is_dir() and any((folder / "checkpoint").iterdir())
         if taken and not (settings.resume or settings.overwrite):
@@ -48,6 +54,61 @@ def prepare_output(settings: RunSettings) -> None:
         raise ConfigError(f"cannot write to {folder}: {error.strerror}; choose another output=") from error
 
 
+@contextlib.contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """The right to write a run into ``folder``, which only one process has at a time; it ends with the process.
+
+    A run that was submitted goes on when nobody watches it, so it could otherwise be resumed while it still runs. Where
+    the file system knows no locks, nothing is checked.
+
+    Raises:
+        ConfigError: another process has it.
+    """
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ConfigError(
+                f"another process is writing a run to {folder}: let it finish or stop it (a submitted run: flwr list, "
+                "flwr stop), or choose another output="
+            ) from error
+        except OSError:  # a network file system without locks
+            pass
+        yield
+    finally:
+        os.close(handle)
+
+
+@contextlib.contextmanager
+def storage_errors(folder: Path) -> Iterator[None]:
+    """Turns what a full, read-only or broken disk answers into words; other errors pass.
+
+    Raises:
+        EngineError: which file it was, why, and what to do.
+    """
+    advice = {
+        errno.ENOSPC: "free space on that disk",
+        errno.EDQUOT: "free space in that quota",
+        errno.EROFS: "make it writable",
+        errno.EACCES: "give this user the right to it",
+        errno.EPERM: "give this user the right to it",
+        errno.EFBIG: "raise the limit on the size of files (ulimit -f)",
+        errno.EMFILE: "raise the limit on open files (ulimit -n)",
+        errno.EIO: "look at that disk (dmesg)",
+    }
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in advice:
+            raise
+        place = error.filename or folder
+        raise EngineError(
+            f"{place}: {error.strerror}; {advice[error.errno]}, then go on with resume=true: the last complete round "
+            f"is kept in {folder / 'checkpoint'}"
+        ) from error
+
+
 def conduct(
     settings: RunSettings,
     engine: Engine,
@@ -56,18 +117,23 @@ def conduct(
 ) -> dict[str, Any]:
     """Run all rounds and write ``summary.json``; its content.
 
-    A resumed run's wall seconds count all its parts.
+    A resumed run's wall seconds count all its parts; one that crashed counts up to its last complete round.
+
+    Raises:
+        ConfigError: another process writes to the same folder.
+        EngineError: the disk is full or cannot be written, or see :meth:`server.rounds.Rounds.run`.
     """
-    started = time.perf_counter()
-    with tracking(settings, listeners) as told:
+    folder = settings.output_folder
+    folder.mkdir(parents=True, exist_ok=True)
+    with alone_in(folder), storage_errors(folder), tracking(settings, listeners) as told:
         rounds = Rounds(settings, engine, told, stop)
         try:
             rounds.run()
         finally:
             engine.close()
-    earlier = _earlier_seconds(settings) if settings.resume else 0.0
-    summary = summary_of(settings, rounds, earlier + time.perf_counter() - started)
-    write_json(settings.output_folder / "summary.json", summary)
+        finished = _earlier_seconds(settings) if settings.resume else 0.0  # also counts the last scoring
+        summary = summary_of(settings, rounds, rounds.seconds() + max(0.0, finished - rounds.earlier_seconds))
+        write_json(folder / "summary.json", summary)
     return summary
 
 

@@ -15,7 +15,7 @@ from common.metrics import RoundScore, domain_accuracy
 from common.prototypes import PrototypeSet
 from common.settings import RunSettings
 from common.state import GlobalState
-from server.checkpoint import Checkpoint, Checkpoints, check_belongs
+from server.checkpoint import Checkpoint, Checkpoints, check_belongs, check_length
 from server.engine import Engine, Failure, Reply
 from server.history import History, Listener
 from strategies.federation import Federation
@@ -54,6 +54,8 @@ class Rounds:
         self.roster = self.federation.roster
         self.server = self.federation.server
         self.refusals: list[str] = []
+        self.earlier_seconds = 0.0
+        self._started = time.perf_counter()
 
     # ---- the run ---------------------------------------------------------------------------------------------------
 
@@ -103,7 +105,9 @@ class Rounds:
             self.history = History(self.settings.output_folder, listeners=self.listeners)
             return None
         check_belongs(checkpoint, self.method.name, self.settings.identity, self.settings.seed)
-        self.state, self.run_id = checkpoint.state, checkpoint.run
+        if self.method.scheduled:
+            check_length(checkpoint, self.settings.train.rounds)
+        self.state, self.run_id, self.earlier_seconds = checkpoint.state, checkpoint.run, checkpoint.seconds
         done = self.state.round
         scored_late = self.method.scored_at != self.method.exchanges[0]
         self.history = History(
@@ -112,9 +116,13 @@ class Rounds:
         return checkpoint
 
     def _save(self) -> None:
-        self.checkpoints.save(
-            Checkpoint(self.state, self.run_id, self.method.name, self.settings.identity, self.settings.seed)
-        )
+        settings = self.settings
+        checkpoint = Checkpoint(self.state, self.run_id, self.method.name, settings.identity, settings.seed)
+        self.checkpoints.save(replace(checkpoint, rounds=settings.train.rounds, seconds=round(self.seconds(), 3)))
+
+    def seconds(self) -> float:
+        """Wall seconds so far; of earlier parts, what their last checkpoint counted."""
+        return self.earlier_seconds + time.perf_counter() - self._started
 
     # ---- clients ---------------------------------------------------------------------------------------------------
 

@@ -56,9 +56,9 @@ class Job:
             summary = read_summary(self.folder)
         except GoldfinchError:
             return False
-        return bool(
-            summary.get("identity") == self.settings.identity and summary.get("rounds", 0) >= self.settings.train.rounds
-        )
+        done, asked = summary.get("rounds", 0), self.settings.train.rounds
+        enough = done == asked if self.settings.method.scheduled else done >= asked
+        return bool(summary.get("identity") == self.settings.identity and enough)
 
 
 def plan(arguments: Sequence[str], output: Path) -> list[Job]:

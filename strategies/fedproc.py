@@ -43,6 +43,11 @@ class FedProc(Method):
         check(self.temperature > 0, f"temperature must be > 0; got {self.temperature}")
 
     @property
+    def scheduled(self) -> bool:
+        """``a_t`` runs over all rounds."""
+        return True
+
+    @property
     def prototypes_from(self) -> PrototypeMode:
         """See ``prototype_mode``."""
         return self.prototype_mode

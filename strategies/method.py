@@ -78,6 +78,11 @@ class Method:
         """Where :attr:`Trained.prototypes` come from."""
         return "none"
 
+    @property
+    def scheduled(self) -> bool:
+        """Whether what a round does depends on how many there are in all, so that a run cannot be made longer."""
+        return False
+
     # ---- how it is scored ------------------------------------------------------------------------------------------
 
     @property

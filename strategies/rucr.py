@@ -75,6 +75,11 @@ class RUCR(Method):
         check(last is None or last >= 1, f"rebalance_last must be >= 1; got {last}")
 
     @property
+    def scheduled(self) -> bool:
+        """Which rounds are the last depends on how many there are."""
+        return self.rebalance_last is not None
+
+    @property
     def scored_at(self) -> str:
         """The averaged model before re-balancing (FedPall), or with the re-balanced classifier."""
         return "rebalance" if self.feed_back else "train"

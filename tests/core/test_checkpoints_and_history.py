@@ -135,7 +135,8 @@ def test_nothing_in_a_checkpoint_is_code(tmp_path: Path) -> None:
     assert set(tensors) == {
         "weights/w", "weights/n", "prototypes/vectors", "prototypes/labels", "prototypes/weights", "extra/h",
     }  # fmt: skip
-    assert set(json.loads(metadata["goldfinch"])) == {"round", "run", "method", "identity", "seed", "sha256"}
+    facts = {"round", "run", "method", "identity", "seed", "rounds", "seconds", "sha256"}
+    assert set(json.loads(metadata["goldfinch"])) == facts
 
 
 # ---- history ---------------------------------------------------------------------------------------------------------
