@@ -11,6 +11,13 @@ from typing import Any, Literal
 
 from common.config import build, check, coerce, compose_config
 from common.errors import ConfigError, nearest
+from common.privacy import GaussianPrivacy, NoPrivacy
+
+NO_PRIVACY = {"_target_": "common.privacy.NoPrivacy"}
+"""conf/privacy/none.yaml, which runs had before there was a choice."""
+
+MEAN = {"_target_": "strategies.aggregation.Mean"}
+"""conf/aggregation/mean.yaml, which runs had before there was a choice."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +92,10 @@ class RoundSettings:
             scores all.
         absence: probability that a client is away in a round, in [0, 1), drawn for each round and client. One client
             at least is always there.
+        outlier_factor: an update that is more than so many times as long as the median of its exchange is refused, > 1;
+            ``null`` lets any length in. See :mod:`strategies.outliers`.
+        transport: what float32 tensors of the model and a method's further tensors are rounded to on the wire, both
+            ways; prototypes and other dtypes travel as they are. See :mod:`common.transport`.
         joins: first round, >= 1, of the domains and clients that are not there from the beginning, by name.
     """
 
@@ -98,6 +109,8 @@ class RoundSettings:
     evaluate_every: int = 1
     test_samples: int | None = None
     absence: float = 0.0
+    outlier_factor: float | None = 5.0
+    transport: Literal["float32", "bfloat16", "float16"] = "float32"
     joins: dict[str, int] | None = None
 
     def __post_init__(self) -> None:
@@ -113,6 +126,8 @@ class RoundSettings:
             self.test_samples is None or self.test_samples >= 1, f"test_samples must be >= 1; got {self.test_samples}"
         )
         check(0 <= self.absence < 1, f"absence must be in [0, 1); got {self.absence}")
+        factor = self.outlier_factor
+        check(factor is None or factor > 1, f"outlier_factor must be > 1, or null for no bound; got {factor}")
         for name, first in (self.joins or {}).items():
             check(first >= 1, f"joins.{name} must be >= 1, the first round is 1; got {first}")
 
@@ -121,7 +136,8 @@ class RoundSettings:
 class RunSettings:
     """One run: what is trained on what, how, and where its output goes.
 
-    ``method``, ``data``, ``protocol``, ``model`` and ``views`` are the objects that their groups' ``_target_`` names.
+    ``method``, ``data``, ``protocol``, ``model``, ``views`` and ``aggregation`` are the objects that their groups'
+    ``_target_`` names.
 
     Args:
         seed: seed of model initialisation, shuffling, augmentation and client sampling, >= 0.
@@ -140,6 +156,7 @@ class RunSettings:
     views: Any
     train: TrainSettings
     rounds: RoundSettings
+    aggregation: Any
     seed: int
     output: str
     resume: bool
@@ -147,6 +164,7 @@ class RunSettings:
     engine: Mapping[str, Any]
     report: Mapping[str, Any]
     raw: Mapping[str, Any] = field(repr=False)
+    privacy: GaussianPrivacy | NoPrivacy = field(default_factory=NoPrivacy)
 
     @property
     def identity(self) -> str:
@@ -181,6 +199,14 @@ class RunSettings:
         }.items():
             for key in keys:
                 relevant.get(group, {}).pop(key, None)
+        for holder, key, default in (  # came later: at their defaults a run is the one that it was without them
+            (relevant, "aggregation", MEAN),
+            (relevant, "privacy", NO_PRIVACY),
+            (relevant.get("rounds", {}), "transport", RoundSettings.transport),
+            (relevant.get("rounds", {}), "outlier_factor", RoundSettings.outlier_factor),
+        ):
+            if holder.get(key) == default:
+                del holder[key]
         return hashlib.sha256(json.dumps(relevant, sort_keys=True).encode()).hexdigest()[:16]
 
     @property
@@ -234,6 +260,7 @@ def settings_of(raw: Mapping[str, Any]) -> RunSettings:
         views=build(raw["views"], "views"),
         train=build(raw["train"], "train", TrainSettings),
         rounds=build(raw["rounds"], "rounds", RoundSettings),
+        aggregation=build(raw.get("aggregation") or MEAN, "aggregation"),
         seed=seed,
         output=coerce(raw["output"], str | None, "output") or _default_output(raw["choices"], seed),
         resume=coerce(raw["resume"], bool, "resume"),
@@ -241,6 +268,7 @@ def settings_of(raw: Mapping[str, Any]) -> RunSettings:
         engine=raw["engine"],
         report=raw.get("report") or {},
         raw=raw,
+        privacy=build(raw.get("privacy") or NO_PRIVACY, "privacy"),
     )
     clients = settings.protocol.clients(settings.data)  # the protocol's domains must exist in the data set
     _check_joins(settings, [name for spec in clients for name in (spec.domain, spec.id)])

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
 
+from common.prototypes import PrototypeSet, unbiased_prototypes
+
 if TYPE_CHECKING:
     from strategies.exchange import Update
+    from strategies.method import Method
 
 BLOCK_ELEMENTS = 2**18
 """Elements that are summed at a time: two MiB of float64."""
@@ -58,6 +62,54 @@ def _weighted_sum(parts: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
     return result.view(first.shape)
 
 
-def average_weights(updates: Sequence[Update], *, uniform: bool = False) -> dict[str, Tensor]:
-    """The average of the updates' model states: by samples N_k (FedAvg), or every client equal."""
-    return average([update.weights for update in updates], [1.0 if uniform else update.samples for update in updates])
+@dataclass(frozen=True)
+class Mean:
+    """The average: what a method does unless a rule of :mod:`strategies.robust` stands in for it (conf/aggregation/).
+
+    A rule combines what the participants of an exchange sent, in client-id order. It is reached by a method's server
+    half as ``server.aggregation``, so that one setting serves every method whose uploads are averaged.
+    """
+
+    robust: ClassVar[bool] = False
+    """Whether clients count the same whatever samples they registered, and some may be left out."""
+
+    @property
+    def least(self) -> int:
+        """How many answers the rule needs; a round with fewer is skipped."""
+        return 1
+
+    def check(self, method: Method, participants: int) -> None:
+        """Whether the rule means anything for ``method`` with so many participants a round.
+
+        Raises:
+            ConfigError: it does not; the message says why and what to set.
+        """
+
+    def combine(self, states: Sequence[Mapping[str, Tensor]], shares: Sequence[float]) -> dict[str, Tensor]:
+        """One state of the participants' states; ``shares`` are their weights in an average. See :func:`average`."""
+        return average(states, shares)
+
+    def totals(self, states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        """The sum of the participants' tensors, float64: how many participate times what the rule makes of them."""
+        return {name: torch.stack([state[name].double() for state in states]).sum(0) for name in states[0]}
+
+    def class_means(self, sets: Sequence[PrototypeSet], *, sample_weighted: bool = False) -> PrototypeSet:
+        """One row per class of the participants' sets: the mean over all rows, see :func:`unbiased_prototypes`."""
+        return unbiased_prototypes(PrototypeSet.concatenate(sets), sample_weighted=sample_weighted)
+
+    def rows(self, sets: Sequence[PrototypeSet]) -> PrototypeSet:
+        """The participants' rows that a clustering is made of: all of them, by class and then in client order."""
+        return PrototypeSet.concatenate(sets)
+
+
+MEAN = Mean()
+
+
+def average_weights(updates: Sequence[Update], *, uniform: bool = False, rule: Mean = MEAN) -> dict[str, Tensor]:
+    """The average of the updates' model states: by samples N_k (FedAvg), or every client equal; or what ``rule`` says.
+
+    Raises:
+        ValueError: there are fewer updates than the rule needs.
+    """
+    shares = [1.0 if uniform else update.samples for update in updates]
+    return rule.combine([update.weights for update in updates], shares)

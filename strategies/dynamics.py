@@ -75,14 +75,17 @@ def server_step(
         alpha: >= 0.
         uniform: plain mean over S (Algorithm 1), or weighted by samples.
     """
-    mean = average_weights(updates, uniform=uniform)
+    mean = average_weights(updates, uniform=uniform, rule=server.aggregation)
     if alpha == 0:
         return mean, dict(extra)
     following = dict(extra)
     for key, h in under_prefix(SERVER_PREFIX, extra).items():
         moved = torch.zeros_like(h, dtype=torch.float64)
-        for update in updates:
-            moved += update.weights[key].double() - weights[key].double()
+        if server.aggregation.robust:  # h must not learn from those whom the rule leaves out
+            moved += len(updates) * (mean[key].double() - weights[key].double())
+        else:
+            for update in updates:
+                moved += update.weights[key].double() - weights[key].double()
         h = h.double() - alpha / server.client_count * moved
         following[SERVER_PREFIX + key] = h
         mean[key] = (mean[key].double() - h / alpha).to(mean[key].dtype)

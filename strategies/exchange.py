@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from common.prototypes import PrototypeSet
 from common.settings import TrainSettings
+from strategies.aggregation import Mean
 
 PrototypeMode = Literal["none", "last_epoch_running", "post_eval", "own"]
 """Where local prototypes come from: nowhere; class means as running sums over the last local epoch (training mode,
@@ -265,6 +266,8 @@ class Server(Protocol):
     """An example of the shared model state: names, shapes and dtypes (the initial state)."""
     parameters: frozenset[str]
     """Which names of the shared state are trainable parameters; the others are buffers."""
+    aggregation: Mean
+    """How uploads become one: the average, or a robust rule in its place (conf/aggregation/)."""
 
     def generator(self, *purpose: str | int) -> torch.Generator:
         """Random numbers keyed by (seed, purpose, round)."""

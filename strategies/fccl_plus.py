@@ -177,5 +177,9 @@ class FCCLPlus(Method):
         common = Counter(int(update.extra["images"]) for update in updates).most_common(1)[0][0]
         chosen = [update.extra for update in updates if int(update.extra["images"]) == common]
         names = ("logits", "similarities")
-        means = {name: torch.stack([extra[name] for extra in chosen]).double().mean(0).float() for name in names}
+        tables = [{name: extra[name] for name in names} for extra in chosen]
+        if server.aggregation.robust:
+            means = server.aggregation.combine(tables, [1.0] * len(tables))
+        else:
+            means = {name: torch.stack([table[name] for table in tables]).double().mean(0).float() for name in names}
         return GlobalState(state.round, state.weights, state.prototypes, {**means, "images": chosen[0]["images"]})

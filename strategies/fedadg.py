@@ -156,7 +156,7 @@ class FedADG(Method):
         net.requires_grad_(False)
         return value.detach()
 
-    def aggregate(self, state: GlobalState, updates: Sequence[Update], server: Server) -> GlobalState:  # noqa: ARG002
+    def aggregate(self, state: GlobalState, updates: Sequence[Update], server: Server) -> GlobalState:
         """The mean of networks and generators."""
-        weights = average_weights(updates, uniform=self.weighting == "uniform")
+        weights = average_weights(updates, uniform=self.weighting == "uniform", rule=server.aggregation)
         return GlobalState(state.round, weights, state.prototypes, state.extra)

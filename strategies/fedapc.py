@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from common.config import check
 from common.losses import cross_entropy, prototype_contrast
-from common.prototypes import PrototypeSet, class_means, unbiased_prototypes
+from common.prototypes import PrototypeSet, class_means
 from common.state import GlobalState
 from strategies.method import Batch, Local, Losses, Method, PrototypeMode, Server, Trained, Update, Upload
 
@@ -64,5 +64,5 @@ class FedAPC(Method):
 
     def aggregate_prototypes(self, state: GlobalState, updates: Sequence[Update], server: Server) -> PrototypeSet:  # noqa: ARG002
         """The mean of the clients' class means, class by class."""
-        everything = PrototypeSet.concatenate([update.prototypes for update in updates])
-        return unbiased_prototypes(everything, sample_weighted=self.weighting == "samples")
+        sets = [update.prototypes for update in updates]
+        return server.aggregation.class_means(sets, sample_weighted=self.weighting == "samples")

@@ -25,7 +25,7 @@ class FedAvg(Method):
 
     weighting: Literal["samples", "uniform"] = "samples"
 
-    def aggregate(self, state: GlobalState, updates: Sequence[Update], server: Server) -> GlobalState:  # noqa: ARG002
+    def aggregate(self, state: GlobalState, updates: Sequence[Update], server: Server) -> GlobalState:
         """``w <- sum_k N_k w_k / sum_k N_k``, or the plain mean."""
-        weights = average_weights(updates, uniform=self.weighting == "uniform")
+        weights = average_weights(updates, uniform=self.weighting == "uniform", rule=server.aggregation)
         return GlobalState(state.round, weights, state.prototypes, state.extra)

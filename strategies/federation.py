@@ -14,8 +14,11 @@ from common.payload import Payload
 from common.seeding import generator
 from common.settings import RunSettings, TrainSettings
 from common.state import GlobalState
+from common.transport import narrowed, widened
+from strategies.aggregation import Mean
 from strategies.gate import Gate
 from strategies.method import Client, Method, Update, feature_size
+from strategies.protection import check_protects
 from strategies.roster import Roster
 
 
@@ -32,6 +35,7 @@ class ServerSide:
     device: torch.device
     shared: Mapping[str, Tensor]
     parameters: frozenset[str]
+    aggregation: Mean
     seed: int
     new_model: Callable[[], nn.Module]
     round: int = 0
@@ -56,6 +60,7 @@ class Federation:
         self.server = self._server_side()
         self._requests: dict[str, Request] = {}
         self._answered: set[str] = set()
+        check_protects(settings.privacy, self.method, self._model(), self.method.expects(self.server))
 
     def _server_side(self) -> ServerSide:
         data = self.settings.data
@@ -71,6 +76,7 @@ class Federation:
             device=torch.device("cpu"),
             shared={name: tensor.clone() for name, tensor in model.state_dict().items() if name in names},
             parameters=frozenset(name for name, _ in model.named_parameters() if name in names),
+            aggregation=self.settings.aggregation,
             seed=self.settings.seed,
             new_model=self._model,
         )
@@ -94,7 +100,8 @@ class Federation:
     def message(self, state: GlobalState) -> Payload:
         """The tensors every participant of the present exchange is sent."""
         download = self.method.download(state, self.server)
-        return Payload({}, download.weights, download.prototypes, download.extra)
+        message = Payload({}, download.weights, download.prototypes, download.extra)
+        return narrowed(message, self.settings.rounds.transport)
 
     def requests(
         self, run: str, participants: Sequence[Client], *, score: bool, train: bool = True
@@ -133,6 +140,7 @@ class Federation:
             raise PayloadError(f"{client} has answered already in round {self.server.round}")
         registered = next(item for item in self.server.clients if item.id == client)
         gate = Gate(self.method.expects(self.server), self.server)
+        payload = widened(payload, self.settings.rounds.transport)
         update = gate.admit(request, answer, payload, registered)
         if update is not None:
             self.method.inspect(update, self.server)

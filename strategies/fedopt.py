@@ -73,9 +73,9 @@ class FedOpt(Method):
             extra |= with_prefix(SECOND, {name: zero + self.epsilon**2 for name, zero in zeros.items()})
         return GlobalState(0, weights, PrototypeSet.empty(server.feature_size), extra)
 
-    def aggregate(self, state: GlobalState, updates: Sequence[Update], server: Server) -> GlobalState:  # noqa: ARG002
+    def aggregate(self, state: GlobalState, updates: Sequence[Update], server: Server) -> GlobalState:
         """One step of the server's optimiser."""
-        weights = average_weights(updates, uniform=self.weighting == "uniform")
+        weights = average_weights(updates, uniform=self.weighting == "uniform", rule=server.aggregation)
         extra: dict[str, Tensor] = {}
         for name, first in under_prefix(FIRST, state.extra).items():
             before = state.weights[name].double()

@@ -95,5 +95,5 @@ class FedPLCC(Method):
 
     def aggregate_prototypes(self, state: GlobalState, updates: Sequence[Update], server: Server) -> PrototypeSet:  # noqa: ARG002
         """FINCH* over the uploaded rows of each class; weights then sum to 1 per class."""
-        rows = PrototypeSet.concatenate([update.prototypes for update in updates])
+        rows = server.aggregation.rows([update.prototypes for update in updates])
         return normalise_weights(cluster_prototypes(rows, level=self.level, weighted_mean=self.weighted_mean))

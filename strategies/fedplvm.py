@@ -93,8 +93,8 @@ class FedPLVM(Method):
         """Any number of rows up to one per sample."""
         return Expected(prototypes=True, most_rows=None)
 
-    def aggregate(self, state: GlobalState, updates: Sequence[Update], server: Server) -> GlobalState:  # noqa: ARG002
+    def aggregate(self, state: GlobalState, updates: Sequence[Update], server: Server) -> GlobalState:
         """The models' mean; FINCH over the uploaded rows of each class, each cluster the plain mean of its rows."""
-        weights = average_weights(updates, uniform=self.weighting == "uniform")
-        rows = PrototypeSet.concatenate([update.prototypes for update in updates])
+        weights = average_weights(updates, uniform=self.weighting == "uniform", rule=server.aggregation)
+        rows = server.aggregation.rows([update.prototypes for update in updates])
         return GlobalState(state.round, weights, cluster_prototypes(rows, level=self.level), state.extra)

@@ -8,7 +8,7 @@ from typing import Literal
 
 from common.config import check
 from common.losses import cross_entropy, prototype_contrast
-from common.prototypes import PrototypeSet, carry_over, unbiased_prototypes
+from common.prototypes import PrototypeSet, carry_over
 from common.state import GlobalState
 from strategies.method import Batch, Local, Losses, Method, PrototypeMode, Server, Update
 
@@ -67,8 +67,8 @@ class FedProc(Method):
             terms["contrast"] = (1 - share) * contrast
         return Losses(terms)
 
-    def aggregate_prototypes(self, state: GlobalState, updates: Sequence[Update], server: Server) -> PrototypeSet:  # noqa: ARG002
+    def aggregate_prototypes(self, state: GlobalState, updates: Sequence[Update], server: Server) -> PrototypeSet:
         """The mean over all reported samples of each class."""
-        everything = PrototypeSet.concatenate([update.prototypes for update in updates])
-        means = unbiased_prototypes(everything, sample_weighted=self.weighting == "samples")
+        sets = [update.prototypes for update in updates]
+        means = server.aggregation.class_means(sets, sample_weighted=self.weighting == "samples")
         return carry_over(means, state.prototypes) if self.keep_missing else means

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from common.config import check
 from common.losses import cross_entropy, prototype_mse
-from common.prototypes import PrototypeSet, unbiased_prototypes
+from common.prototypes import PrototypeSet
 from common.state import GlobalState
 from strategies.method import Batch, Local, Losses, Method, PrototypeMode, Server, Update
 
@@ -83,5 +83,5 @@ class FedProto(Method):
 
     def aggregate_prototypes(self, state: GlobalState, updates: Sequence[Update], server: Server) -> PrototypeSet:  # noqa: ARG002
         """The mean of the clients' class means, class by class."""
-        everything = PrototypeSet.concatenate([update.prototypes for update in updates])
-        return unbiased_prototypes(everything, sample_weighted=self.weighting == "samples")
+        sets = [update.prototypes for update in updates]
+        return server.aggregation.class_means(sets, sample_weighted=self.weighting == "samples")

@@ -90,6 +90,6 @@ class FPL(Method):
 
     def aggregate_prototypes(self, state: GlobalState, updates: Sequence[Update], server: Server) -> PrototypeSet:  # noqa: ARG002
         """FINCH over the local means of each class (Eq. 4); a cluster's weight is its number of members."""
-        means = PrototypeSet.concatenate([update.prototypes for update in updates])
+        means = server.aggregation.rows([update.prototypes for update in updates])
         one_each = PrototypeSet(means.vectors, means.labels, means.weights.new_ones(len(means)))
         return cluster_prototypes(one_each, level=self.level)

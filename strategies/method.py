@@ -68,6 +68,10 @@ class Method:
     multi_view: ClassVar[bool] = False
     """Whether the loss needs more than one view per sample."""
 
+    averages: ClassVar[bool] = True
+    """Whether averages, class means and clusters of them are all that the server makes of uploads, through
+    ``server.aggregation``; otherwise a robust rule is refused, since it would not protect the method."""
+
     @property
     def name(self) -> str:
         """The method's name: the stem of its file and of its YAML."""
@@ -181,7 +185,10 @@ class Method:
     def aggregate(self, state: GlobalState, updates: Sequence[Update], server: Server) -> GlobalState:
         """The next global state from ``updates``, which come sorted by client id and are never empty."""
         return GlobalState(
-            state.round, average_weights(updates), self.aggregate_prototypes(state, updates, server), state.extra
+            state.round,
+            average_weights(updates, rule=server.aggregation),
+            self.aggregate_prototypes(state, updates, server),
+            state.extra,
         )
 
     def aggregate_prototypes(self, state: GlobalState, updates: Sequence[Update], server: Server) -> PrototypeSet:  # noqa: ARG002

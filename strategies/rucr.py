@@ -11,9 +11,9 @@ from torch import Tensor
 
 from common.config import check
 from common.losses import cross_entropy, prototype_contrast
-from common.prototypes import PrototypeSet, class_means, normalise_rows, unbiased_prototypes
+from common.prototypes import PrototypeSet, class_means, normalise_rows
 from common.state import GlobalState, under_prefix, with_prefix
-from strategies.aggregation import average, average_weights
+from strategies.aggregation import average_weights
 from strategies.method import Batch, Download, Expected, Local, Losses, Method, Server, Trained, Update, Upload
 from strategies.server_nets import NetTraining, train_net
 
@@ -170,11 +170,13 @@ class RUCR(Method):
     def aggregate(self, state: GlobalState, updates: Sequence[Update], server: Server) -> GlobalState:
         """Average the models; then the classifiers, and the class means to G."""
         if server.exchange == "train":
-            return replace(state, weights=average_weights(updates))
-        means = PrototypeSet.concatenate([update.prototypes for update in updates])
-        unit = PrototypeSet(normalise_rows(means.vectors), means.labels, means.weights)
-        state = replace(state, prototypes=unbiased_prototypes(unit, sample_weighted=True), extra={})
-        heads = average([update.extra for update in updates], [update.samples for update in updates])
+            return replace(state, weights=average_weights(updates, rule=server.aggregation))
+        sets = [update.prototypes for update in updates]
+        unit = [PrototypeSet(normalise_rows(each.vectors), each.labels, each.weights) for each in sets]
+        means = server.aggregation.class_means(unit, sample_weighted=True)
+        state = replace(state, prototypes=means, extra={})
+        shares = [update.samples for update in updates]
+        heads = server.aggregation.combine([update.extra for update in updates], shares)
         if self.feed_back:
             return replace(state, weights={**state.weights, **heads})
         return replace(state, extra=with_prefix("rebalanced/", heads))

@@ -100,12 +100,12 @@ class SCAFFOLD(Method):
 
     def aggregate(self, state: GlobalState, updates: Sequence[Update], server: Server) -> GlobalState:
         """A step along the mean change of the models, and the new c."""
-        weights = average_weights(updates, uniform=self.weighting == "uniform")
+        weights = average_weights(updates, uniform=self.weighting == "uniform", rule=server.aggregation)
         extra = {}
+        totals = server.aggregation.totals([under_prefix(CONTROL, update.extra) for update in updates])
         for name, c in under_prefix(CONTROL, state.extra).items():
             before = state.weights[name].double()
             step = self.server_learning_rate * (weights[name].double() - before)
             weights[name] = (before + step).to(weights[name].dtype)
-            total = torch.stack([update.extra[CONTROL + name].double() for update in updates]).sum(0)
-            extra[CONTROL + name] = (c.double() + total / server.client_count).to(c.dtype)
+            extra[CONTROL + name] = (c.double() + totals[name] / server.client_count).to(c.dtype)
         return GlobalState(state.round, weights, state.prototypes, extra)

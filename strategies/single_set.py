@@ -19,6 +19,7 @@ class SingleSet(Method):
     """
 
     personal: ClassVar[bool] = True
+    averages: ClassVar[bool] = False
 
     def shared_names(self, model: nn.Module) -> set[str]:  # noqa: ARG002
         """Nothing travels."""

@@ -13,6 +13,7 @@ from common.prototypes import PrototypeSet
 from common.seeding import generator
 from common.settings import TrainSettings
 from common.state import GlobalState
+from strategies.aggregation import MEAN, Mean
 from strategies.method import Client, Method, Update
 
 CLASSES, FEATURES = 3, 4
@@ -51,6 +52,7 @@ class Half:
     round: int = 1
     rounds: int = 10
     train: TrainSettings = field(default_factory=TrainSettings)
+    aggregation: Mean = MEAN
 
 
 def updates(
