@@ -6,11 +6,13 @@ import platform
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from client.privacy import Protection
 from client.store import Store
 from client.trainer import LocalExchange, build_model, choose_device
 from common.data.domain import Split
@@ -18,10 +20,13 @@ from common.data.protocols import ClientSpec, split_hash, test_subset
 from common.errors import DataError, PayloadError
 from common.messages import Answer, Registration, Request, code_sha256, header_of
 from common.payload import Payload
+from common.privacy import GaussianPrivacy
 from common.prototypes import PrototypeSet
 from common.settings import RunSettings
+from common.transport import narrowed, widened
 from common.versions import package_versions, peak_bytes
 from strategies.method import Client, Local, Method, Trained, Upload, feature_size
+from strategies.protection import check_nothing_else
 
 _MODELS = threading.local()
 """The model of this thread with its initial state, so that a Ray actor or an inline worker builds its net once."""
@@ -39,6 +44,8 @@ class Device:
         store: gives, for a run's id, where the client keeps its own state.
         data_root: where this device's data are; ``None`` takes the configuration's.
         scores: domains whose test sets this device can score; ``None`` is its own.
+        simulated: whether this machine plays other clients too, so that noise may be repeatable; see
+            :class:`common.privacy.GaussianPrivacy`.
     """
 
     def __init__(
@@ -48,8 +55,10 @@ class Device:
         store: Callable[[str], Store],
         data_root: str | None = None,
         scores: tuple[str, ...] | None = None,
+        *,
+        simulated: bool = False,
     ) -> None:
-        self.settings, self.spec, self.data_root = settings, spec, data_root
+        self.settings, self.spec, self.data_root, self.simulated = settings, spec, data_root, simulated
         self.method: Method = settings.method
         self.torch_device = choose_device(settings.train.device)
         self.scores = scores if scores is not None else (spec.domain,)
@@ -136,11 +145,14 @@ class Device:
         position = request.round * len(self.method.exchanges) + self.method.exchanges.index(request.exchange)
         store = self._store(request.run)
         kept = {name: tensor.to(self.torch_device) for name, tensor in store.load(position).items()}
-        local = self._install(message, request, client, split, kept)
+        local = self._install(widened(message, self.settings.rounds.transport), request, client, split, kept)
         clock.lap("load")
         scores = self._score(local, request)
         clock.lap("score")
-        upload, trained = self._take_part(local, request) if request.train else (Upload(weights={}), None)
+        upload, trained = Upload(weights={}), None
+        protection = self._protection(local) if request.train else None
+        if request.train:
+            upload, trained = self._take_part(local, request, protection)
         clock.lap("train")
         if request.train:
             self._keep(store, position, local, upload)
@@ -149,6 +161,8 @@ class Device:
         weights = upload.weights
         if weights is None:
             weights = {name: tensor for name, tensor in local.model.state_dict().items() if name in shared}
+        if protection is not None:
+            weights = protection.weights(weights)
         answer = Answer(
             run=request.run,
             method=request.method,
@@ -159,14 +173,16 @@ class Device:
             class_counts=list(client.class_counts),
             trained=request.train,
             scores=scores,
-            losses=dict(trained.losses) if trained else {},
+            losses=dict(trained.losses) if trained and protection is None else {},  # they tell of the training data
             steps=trained.steps if trained else 0,
             seconds=clock.seconds,
             peak_bytes=peak_bytes(),
             device=describe_device(self.torch_device),
+            releases=store.count_release() if protection is not None else 0,
         )
         prototypes = upload.prototypes.to("cpu") if upload.prototypes is not None else None
-        return Payload(header_of(answer), _on_cpu(weights), prototypes, _on_cpu(upload.extra))
+        sent = Payload(header_of(answer), _on_cpu(weights), prototypes, _on_cpu(upload.extra))
+        return narrowed(sent, self.settings.rounds.transport)
 
     def _check(self, request: Request) -> None:
         if request.code != code_sha256():
@@ -242,13 +258,26 @@ class Device:
             local.model.load_state_dict(before)
         return scores
 
-    def _take_part(self, local: LocalExchange, request: Request) -> tuple[Upload, Trained | None]:
+    def _protection(self, local: LocalExchange) -> Protection | None:
+        privacy = self.settings.privacy
+        return Protection(privacy, local, simulated=self.simulated) if isinstance(privacy, GaussianPrivacy) else None
+
+    def _take_part(
+        self, local: LocalExchange, request: Request, protection: Protection | None
+    ) -> tuple[Upload, Trained | None]:
         typed: Local = local
         if request.exchange != "train":
             return self.method.respond(typed), None
+        if protection is not None:
+            protection.before_training()
         self.method.begin(typed)
         trained = local.run()
-        return self.method.upload(typed, trained), trained
+        if protection is not None:
+            trained = replace(trained, prototypes=protection.prototypes(trained.prototypes))
+        upload = self.method.upload(typed, trained)
+        if protection is not None:
+            check_nothing_else(upload, trained.prototypes, local.weights)
+        return upload, trained
 
     def _keep(self, store: Store, position: int, local: LocalExchange, upload: Upload) -> None:
         """Write what must outlive the exchange; the last step, so that a failed one leaves no trace."""

@@ -15,4 +15,4 @@ def local_device(settings: RunSettings, spec: ClientSpec) -> Device:
         folder = settings.output_folder / "clients" / run / spec.id
         return FileStore(folder, per_round=len(settings.method.exchanges))
 
-    return Device(settings, spec, store, scores=tuple(settings.protocol.test_domains(settings.data)))
+    return Device(settings, spec, store, scores=tuple(settings.protocol.test_domains(settings.data)), simulated=True)

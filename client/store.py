@@ -14,10 +14,14 @@ from typing import Protocol
 from torch import Tensor
 
 from common.errors import DataError
-from common.files import read_tensors, write_tensors
+from common.files import read_tensors, write_tensors, write_text
 
 KEPT_VERSIONS = 3
 """The server may fall back behind the newest version by its last checkpoint: one round, plus the one in flight."""
+
+
+RELEASES = "releases.txt"
+"""How many noised uploads a client has made in a run."""
 
 
 class Store(Protocol):
@@ -29,12 +33,24 @@ class Store(Protocol):
     def save(self, position: int, tensors: Mapping[str, Tensor]) -> None:
         """Write the version of ``position``; versions of later positions belong to a future that was undone."""
 
+    def count_release(self) -> int:
+        """Count one more upload that carries noise, before it is sent; how many there have been in this run.
+
+        Unlike versions, the count never goes back: what was sent stays sent.
+        """
+
 
 class MemoryStore:
     """A store for tests and benchmarks: gone with the process."""
 
     def __init__(self) -> None:
         self._versions: dict[int, dict[str, Tensor]] = {}
+        self._releases = 0
+
+    def count_release(self) -> int:
+        """See :class:`Store`."""
+        self._releases += 1
+        return self._releases
 
     def load(self, position: int) -> dict[str, Tensor]:
         """See :class:`Store`."""
@@ -59,6 +75,18 @@ class FileStore:
     def __init__(self, folder: Path, per_round: int = 1) -> None:
         self.folder = folder
         self._keep = KEPT_VERSIONS * per_round
+
+    def count_release(self) -> int:
+        """See :class:`Store`.
+
+        Raises:
+            ValueError: the count on disk is not a number; what was released so far is not known.
+        """
+        path = self.folder / RELEASES
+        count = 1 + (int(path.read_text()) if path.exists() else 0)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, f"{count}\n")
+        return count
 
     def _versions(self) -> dict[int, Path]:
         if not self.folder.is_dir():

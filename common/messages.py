@@ -7,6 +7,7 @@ scores, the update and what they cost. Both travel as :class:`~common.payload.Pa
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from functools import lru_cache
@@ -77,6 +78,7 @@ class Answer:
         seconds: wall seconds by phase: load, score, train, save.
         peak_bytes: peak resident memory of the process.
         device: where it was computed, as a person would say it.
+        releases: noised uploads of this client in this run, this one included; 0 without differential privacy.
     """
 
     run: str
@@ -93,6 +95,7 @@ class Answer:
     seconds: dict[str, float]
     peak_bytes: int
     device: str
+    releases: int = 0
 
 
 @dataclass(frozen=True)
@@ -126,6 +129,11 @@ class Registration:
 def header_of(message: Request | Answer | Registration) -> dict[str, Any]:
     """The message as JSON-able containers."""
     return asdict(message)
+
+
+def request_text(request: Request) -> str:
+    """The request as it travels beside the tensors."""
+    return json.dumps(header_of(request), separators=(",", ":"))
 
 
 Message = TypeVar("Message", Request, Answer, Registration)

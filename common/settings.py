@@ -271,6 +271,7 @@ def settings_of(raw: Mapping[str, Any]) -> RunSettings:
         privacy=build(raw.get("privacy") or NO_PRIVACY, "privacy"),
     )
     clients = settings.protocol.clients(settings.data)  # the protocol's domains must exist in the data set
+    settings.aggregation.check(settings.method, max(1, round(settings.rounds.participation * len(clients))))
     _check_joins(settings, [name for spec in clients for name in (spec.domain, spec.id)])
     if getattr(settings.method, "multi_view", False) and settings.views.count < 1:
         raise ConfigError(

@@ -19,8 +19,10 @@ from common.files import write_json, write_text
 from common.metrics import summarise
 from common.settings import RunSettings
 from common.versions import package_versions, peak_bytes
+from server.accounting import check_accountant, privacy_report
 from server.engine import Engine
 from server.history import Listener
+from server.ledger import totals
 from server.rounds import Rounds
 from server.trackers.base import report_of, tracking
 
@@ -34,6 +36,7 @@ def prepare_output(settings: RunSettings) -> None:
     """
     folder = settings.output_folder
     report_of(settings)
+    check_accountant(settings)
     if folder.is_dir():
         with alone_in(folder):
             pass
@@ -151,6 +154,7 @@ def summary_of(settings: RunSettings, rounds: Rounds, seconds: float) -> dict[st
     rules = summarise(scores, settings.rounds.last_rounds)
     final = rules.get("final", {})
     registrations = rounds.roster.registrations
+    private = privacy_report(settings, rounds.history.activity, sends_weights=bool(rounds.server.shared))
     return {
         "method": settings.method.name,
         "data": settings.data.name,
@@ -168,6 +172,8 @@ def summary_of(settings: RunSettings, rounds: Rounds, seconds: float) -> dict[st
         "scores": rules,
         "state_sha256": rounds.state.sha256(),
         "bytes": rounds.history.bytes_total(),
+        "bytes_by_part": totals(rounds.history.bytes),
+        **({"privacy": private} if private else {}),
         "wall_seconds": round(seconds, 3),
         "server_peak_bytes": peak_bytes(),
         "clients": {client: registrations[client].samples for client in sorted(registrations)},

@@ -18,7 +18,8 @@ class Reply:
         client: the client that was asked.
         answer: what it says.
         payload: its tensors.
-        bytes_down, bytes_up: encoded size of the request and of the answer.
+        bytes_down: encoded size of the message, and the request's text.
+        bytes_up: encoded size of the answer.
     """
 
     client: str
@@ -37,12 +38,16 @@ class Failure:
         status: ``failed`` (its own error), ``lost`` (no answer in time), or ``refused`` (the answer was not let in).
         reason: one line.
         traceback: the client's own traceback, if it sent one.
+        sent: whether the request left at all.
+        bytes_up: size of an answer that came and could not be read.
     """
 
     client: str
     status: str
     reason: str
     traceback: str = ""
+    sent: bool = True
+    bytes_up: int = 0
 
 
 class Engine(Protocol):

@@ -120,7 +120,7 @@ class FlowerEngine:
         client = request.client
         proxy = online.get(self._nodes.get(client, ""))
         if proxy is None:
-            return Failure(client, "lost", "its node is offline")
+            return Failure(client, "lost", "its node is offline", sent=False)
         instruction = request_to_fit_ins(blob, request)
         try:
             result = proxy.fit(instruction, timeout=seconds, group_id=request.round)
@@ -131,7 +131,8 @@ class FlowerEngine:
         try:
             answer, payload, size = fit_res_to_answer(result)
         except PayloadError as error:
-            return Failure(client, "refused", str(error))
+            size = sum(len(tensor) for tensor in result.parameters.tensors)
+            return Failure(client, "refused", str(error), bytes_up=size)
         down = len(blob) + len(str(instruction.config["request"]))
         return Reply(client, answer, payload, down, size)
 

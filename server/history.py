@@ -13,6 +13,7 @@ from typing import Any
 
 from common.files import write_text
 from common.metrics import RoundScore, domain_accuracy
+from server import ledger
 from server.album import Album, Confusions
 
 SCORES = ("round", "client", "client_domain", "domain", "count", "correct", "accuracy", "loss")
@@ -36,6 +37,7 @@ ACTIVITY = (
     "bytes_up_prototypes",
     "bytes_up_extra",
     "peak_bytes",
+    "releases",
 )
 
 Listener = Callable[[str, Mapping[str, Any]], None]
@@ -46,7 +48,7 @@ class History:
 
     ``history.csv``: one row per client, scored domain and round. ``activity.csv``: one row per client and exchange with
     losses, seconds, bytes and, for failures and refusals, the reason. ``events.jsonl``: one line per event of the run.
-    ``confusion.jsonl`` and ``prototypes/``: see :mod:`server.album`.
+    ``confusion.jsonl`` and ``prototypes/``: see :mod:`server.album`; ``bytes.csv``: see :mod:`server.ledger`.
 
     Listeners are told of every event and, as ``scores`` and ``activity``, of every row; these two are in no file.
 
@@ -66,6 +68,7 @@ class History:
         folder.mkdir(parents=True, exist_ok=True)
         self.scores = _reopen(folder / "history.csv", SCORES, scores_until)
         self.activity = _reopen(folder / "activity.csv", ACTIVITY, keep_until)
+        self.bytes = _reopen(folder / "bytes.csv", ledger.COLUMNS, keep_until)
         self.confusions = Confusions(folder / "confusion.jsonl", scores_until)
         self.album = Album(folder / "prototypes", keep_until)
         events = folder / "events.jsonl"
@@ -100,6 +103,11 @@ class History:
         self.activity += [dict(row) for row in rows]
         _append(self.folder / "activity.csv", ACTIVITY, rows)
         self._tell("activity", {"rows": rows})
+
+    def add_bytes(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Append rows of ``bytes.csv``."""
+        self.bytes += [dict(row) for row in rows]
+        _append(self.folder / "bytes.csv", ledger.COLUMNS, rows)
 
     def round_totals(self, number: int) -> dict[str, Any]:
         """What round ``number`` came to: clients by outcome, mean loss terms by sample count, bytes up and down."""

@@ -13,7 +13,7 @@ from hydra.utils import get_method
 from common.config import build, check
 from common.data.protocols import ClientSpec
 from common.errors import GoldfinchError
-from common.messages import Answer, Registration, Request, read_header
+from common.messages import Answer, Registration, Request, read_header, request_text
 from common.payload import Payload, decode, encode, encoded_size
 from common.settings import RunSettings
 from server.engine import Failure, Reply
@@ -94,7 +94,8 @@ class InlineEngine:
                 answer = decode(uploaded)
             else:
                 size_up = encoded_size(answer)
-            return Reply(request.client, read_header(Answer, answer.header), answer, size, size_up)
+            size_down = size + len(request_text(request))
+            return Reply(request.client, read_header(Answer, answer.header), answer, size_down, size_up)
         except GoldfinchError as error:
             return Failure(request.client, "failed", str(error), traceback.format_exc())
         except Exception as error:  # whatever a client's half raises is that client's failure

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -18,6 +17,7 @@ from common.state import GlobalState
 from server.checkpoint import Checkpoint, Checkpoints, check_belongs, check_length
 from server.engine import Engine, Failure, Reply
 from server.history import History, Listener
+from server.ledger import exchange_rows
 from strategies.federation import Federation
 from strategies.method import Client, Method, Update
 
@@ -142,7 +142,7 @@ class Rounds:
 
     def _insist_on_quorum(self) -> None:
         roster, rounds = self.roster, self.settings.rounds
-        needed = max(1, math.ceil(rounds.quorum * len(roster.expected)))
+        needed, _ = self.federation.needed(len(roster.expected))
         if len(roster.registrations) < needed:
             raise EngineError(
                 f"only {len(roster.registrations)} of {len(roster.expected)} clients registered within "
@@ -166,10 +166,10 @@ class Rounds:
             self.federation.begin(number, exchange)
             scoring = exchange == self.method.scored_at and self._due(number)
             updates = self._exchange(participants, score=scoring, train=True)
-            needed = math.ceil(self.settings.rounds.quorum * len(participants))
-            if len(updates) < max(1, needed):
+            needed, by = self.federation.needed(len(participants))
+            if len(updates) < needed:
                 self.state = replace(before, round=number)
-                self.history.event("round skipped", round=number, answered=len(updates), needed=needed)
+                self.history.event("round skipped", round=number, answered=len(updates), needed=needed, by=by)
                 return False
             self.state = self.method.aggregate(self.state, updates, self.server)
             participants = [update.client for update in updates]
@@ -208,6 +208,11 @@ class Rounds:
             accepted.append(reply)
             if update is not None:
                 updates.append(update)
+        outliers = self.federation.outliers(self.state, updates)
+        failures += [Failure(client, "refused", reason) for client, reason in outliers.items()]
+        accepted = [reply for reply in accepted if reply.client not in outliers]
+        updates = [update for update in updates if update.client.id not in outliers]
+        self.history.add_bytes(exchange_rows(message, requests, replies, failures))
         self._record(accepted, failures)
         return updates
 
@@ -280,4 +285,5 @@ def _activity_row(number: int, exchange: str, reply: Reply, domain: str) -> dict
         "bytes_up": reply.bytes_up,
         **{f"bytes_up_{part}": size for part, size in parts.items()},
         "peak_bytes": answer.peak_bytes,
+        "releases": answer.releases or "",
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -18,6 +19,7 @@ from common.transport import narrowed, widened
 from strategies.aggregation import Mean
 from strategies.gate import Gate
 from strategies.method import Client, Method, Update, feature_size
+from strategies.outliers import outliers
 from strategies.protection import check_protects
 from strategies.roster import Roster
 
@@ -60,6 +62,7 @@ class Federation:
         self.server = self._server_side()
         self._requests: dict[str, Request] = {}
         self._answered: set[str] = set()
+        settings.aggregation.check(self.method, self.roster.sampled(len(self.roster.expected)))
         check_protects(settings.privacy, self.method, self._model(), self.method.expects(self.server))
 
     def _server_side(self) -> ServerSide:
@@ -146,3 +149,20 @@ class Federation:
             self.method.inspect(update, self.server)
         self._answered.add(client)
         return update
+
+    def outliers(self, state: GlobalState, updates: Sequence[Update]) -> dict[str, str]:
+        """Why some of the admitted updates of an exchange must be left out after all, by client id.
+
+        Args:
+            state: what :meth:`message` was made from.
+            updates: all that were admitted.
+        """
+        factor = self.settings.rounds.outlier_factor
+        if factor is None:
+            return {}
+        return outliers(updates, state, self.method.expects(self.server), self.server, factor)
+
+    def needed(self, asked: int) -> tuple[int, str]:
+        """How many of ``asked`` participants must have answered for an exchange to count, >= 1, and who says so."""
+        quorum, least = math.ceil(self.settings.rounds.quorum * asked), self.settings.aggregation.least
+        return (quorum, "rounds.quorum") if quorum >= least else (least, "aggregation")

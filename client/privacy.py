@@ -1,0 +1,89 @@
+"""Differential privacy on the device: what is clipped and noised before anything is encoded.
+
+See :mod:`common.privacy` for what neighbouring data sets are and why the sensitivities hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from client.trainer import LocalExchange
+from common.privacy import GaussianPrivacy, clip_rows, gaussian
+from common.prototypes import PrototypeSet, class_means
+
+
+class Protection:
+    """The mechanism for one exchange.
+
+    Args:
+        privacy: clipping and noise.
+        local: the exchange, with the model as it was received.
+        simulated: whether this machine plays several clients, so that keyed noise is what ``auto`` means.
+    """
+
+    def __init__(self, privacy: GaussianPrivacy, local: LocalExchange, *, simulated: bool) -> None:
+        self.privacy, self.local = privacy, local
+        self._keyed = privacy.randomness == "keyed" or (privacy.randomness == "auto" and simulated)
+        self._clean: PrototypeSet | None = None
+
+    def before_training(self) -> None:
+        """Class means of clipped features under the model **as received**, in evaluation mode (``unit=sample``).
+
+        After local training every feature depends on every image, through the weights; with the received model a
+        feature is a function of its own image, and only then does one image move a class mean by at most 2 C / n.
+        """
+        if self.privacy.unit == "sample" and self._sends_prototypes:
+            features, labels = self.local.features()
+            self._clean = class_means(clip_rows(features, self.privacy.clip), labels, self.local.class_count)
+
+    @property
+    def _sends_prototypes(self) -> bool:
+        return self.local.method.prototypes_from != "none"
+
+    def prototypes(self, trained: PrototypeSet) -> PrototypeSet:
+        """What is sent in place of the class means that training left: noised, and no longer than C again.
+
+        Shortening the noised means costs no privacy, and the clean ones are no longer either. Labels and weights, the
+        class counts, are sent as they are.
+        """
+        if not self._sends_prototypes:
+            return trained
+        privacy, clean = self.privacy, self._clean
+        if clean is None:
+            clean = PrototypeSet(clip_rows(trained.vectors, privacy.clip), trained.labels, trained.weights)
+            deviations = torch.full((len(clean), 1), privacy.means_deviation(len(clean)), dtype=torch.float64)
+        else:
+            counts = clean.weights.double().cpu()[:, None]
+            deviations = privacy.mean_deviation(1.0) / counts
+        noise = gaussian(tuple(clean.vectors.shape), self._draws("prototypes")) * deviations
+        noised = clean.vectors.double().cpu() + noise
+        return PrototypeSet(clip_rows(noised, privacy.clip).float(), clean.labels.cpu(), clean.weights.cpu())
+
+    def weights(self, trained: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """The received weights plus a clipped, noised update; ``trained`` itself where updates are not protected.
+
+        All floating-point tensors are clipped together, running statistics included. Integers count batches, which is
+        a matter of the number of samples; they are sent as they are.
+        """
+        clip = self.privacy.update_clip
+        if clip is None or not trained:
+            return trained
+        received = self.local.weights
+        floats = sorted(name for name, tensor in trained.items() if tensor.is_floating_point())
+        updates = {name: trained[name].detach().double().cpu() - received[name].double().cpu() for name in floats}
+        norm = float(torch.stack([update.square().sum() for update in updates.values()]).sum().sqrt())
+        factor, draws = min(1.0, clip / max(norm, 1e-300)), self._draws("weights")
+        sent = dict(trained)
+        for name in floats:
+            noise = gaussian(tuple(updates[name].shape), draws) * self.privacy.update_deviation()
+            value = received[name].double().cpu() + factor * updates[name] + noise
+            if name.endswith("running_var"):
+                value = value.clamp_min(0.0)  # a variance; the gate would refuse it, and this costs no privacy
+            sent[name] = value.to(trained[name].dtype)
+        return sent
+
+    def _draws(self, purpose: str) -> torch.Generator | None:
+        return self.local.generator("privacy", purpose) if self._keyed else None
