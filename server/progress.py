@@ -101,7 +101,10 @@ def describe(name: str, entry: Mapping[str, Any], rounds: int) -> str:
     if name == "registration refused":
         return f"{entry['client']} was not admitted: {entry['reason']}"
     if name == "round skipped":
-        return f"round {entry['round']} is skipped: {entry['answered']} of {entry['needed']} needed clients answered"
+        by = f" ({entry['by']})" if "by" in entry else ""
+        return (
+            f"round {entry['round']} is skipped: {entry['answered']} of {entry['needed']} needed{by} clients answered"
+        )
     if name == "tracker failed":
         return f"{entry['tracker']} is left out from here on: {entry['reason']}"
     if name.startswith("client "):

@@ -185,9 +185,15 @@ class FlowerStrategy(Strategy):
             except PayloadError as error:
                 log(WARNING, "round %s: an update of node %s is refused: %s", server_round, proxy.cid, error)
         updates.sort(key=lambda update: update.client.id)  # results come in the order of arrival
+        for client, reason in self.federation.outliers(self.state, updates).items():
+            log(WARNING, "round %s: the update of %s is refused: %s", server_round, client, reason)
+            updates = [update for update in updates if update.client.id != client]
         if failures:
             log(WARNING, "round %s: %s clients failed", server_round, len(failures))
-        if updates:
+        least = self.settings.aggregation.least
+        if len(updates) < least:
+            log(WARNING, "round %s: %s updates, aggregation needs %s: skipped", server_round, len(updates), least)
+        else:
             aggregated = self.settings.method.aggregate(self.state, updates, self.federation.server)
             self.state = replace(aggregated, round=self.federation.server.round)
         accuracy = domain_accuracy(scores) if scores else {}

@@ -42,8 +42,8 @@ class RobustRule(Mean, ABC):
         """See :meth:`strategies.aggregation.Mean.check`."""
         if not method.averages:
             raise ConfigError(
-                f"method={method.name}: the server does not only average what it is sent, so "
-                f"aggregation={self._name} would not protect it; set aggregation=mean"
+                f"method={method.name}: the server makes other things than averages of what it is sent, "
+                f"or nothing, and aggregation={self._name} would not protect it; set aggregation=mean"
             )
         if participants < self.least:
             raise ConfigError(
