@@ -16,9 +16,10 @@ from common.data.protocols import combined_hash
 from common.errors import ConfigError
 from common.files import write_bytes, write_json, write_text
 from server.conduct import read_summary
+from server.entries import read_entries, varying
 from server.figures.curves import Point, bars, convergence
 from server.figures.style import png
-from server.figures.sweeps import read_entries, sensitivity, varying
+from server.figures.sweeps import sensitivity
 from server.reproduction.comparison import Comparison, Line
 from server.reproduction.pages import Picture, as_html, as_markdown, compose
 from server.reproduction.published import PublishedTable, Scale, published_table, published_tables

@@ -25,7 +25,8 @@ from common.errors import ConfigError, GoldfinchError
 from common.files import write_text
 from common.settings import RunSettings, load_settings
 from server.conduct import read_summary
-from server.table import group_rows, markdown, render
+from server.entries import read_entries
+from server.table import boards, group_rows, markdown, render
 
 INTERRUPTED = (130, 143, -signal.SIGINT, -signal.SIGTERM)
 """Exit codes of a run that somebody stopped: it is not to be started anew."""
@@ -162,12 +163,8 @@ def _score(job: Job) -> str:
 
 
 def _write_tables(jobs: Sequence[Job], output: Path, arguments: Sequence[str], console: Console) -> None:
-    groups: dict[tuple[str, str], list[dict[str, object]]] = {}
-    for job in jobs:
-        summary = read_summary(job.folder)
-        groups.setdefault((summary["data"], summary["protocol"]), []).append(summary)
     text = [f"`goldfinch sweep {' '.join(arguments)}`", ""]
-    for members in groups.values():
+    for members in boards(read_entries([job.folder for job in jobs])):
         rows = group_rows(members)
         table = render(rows, "final")
         needed = Console(width=1000).measure(table).maximum

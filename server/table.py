@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,11 @@ from rich.console import Console
 from rich.table import Table
 
 from common.errors import ConfigError
-from server.conduct import read_summary
+from server.entries import Entry, labels, read_entries
 
 RULES = {"final": "last round", "last_n": "mean of the last rounds", "best_round": "best round by test score"}
+MOST_SETTINGS = 4
+"""Settings that a row's label names at most."""
 
 
 @dataclass
@@ -61,24 +63,28 @@ def find_runs(folders: Sequence[str]) -> list[Path]:
     return found
 
 
-def group_rows(summaries: Sequence[Mapping[str, Any]]) -> list[Row]:
-    """One row per method and settings; the seeds of one row share their settings' identity."""
+def group_rows(entries: Sequence[Entry]) -> list[Row]:
+    """One row per method and settings, named by the settings in which it differs from its namesakes, seeds together."""
     rows: dict[str, Row] = {}
-    for summary in summaries:
+    first: dict[str, Entry] = {}
+    for entry in entries:
+        summary = entry.summary
         key = " ".join(str(summary[part]) for part in ("method", "data", "protocol", "configuration", "rounds"))
         row = rows.setdefault(key, Row(str(summary["method"])))
+        first.setdefault(key, entry)
         twin = any(
             other["seed"] == summary["seed"] and other["state_sha256"] == summary["state_sha256"]
             for other in row.summaries
         )
         if not twin:  # the same run again, on another engine say, is not a further sample
             row.summaries.append(dict(summary))
+    for row, label in zip(rows.values(), labels(list(first.values()), MOST_SETTINGS), strict=True):
+        row.label = label
     ordered = list(rows.values())
-    for row in ordered:
-        first = row.summaries[0]
-        twins = [other for other in ordered if other.label == row.label]
-        if len(twins) > 1:
-            row.label = f"{row.label} ({first['configuration'][:6]}, {first['rounds']} rounds)"
+    for label in {row.label for row in ordered}:
+        namesakes = [row for row in ordered if row.label == label]
+        for row in namesakes if len(namesakes) > 1 else ():
+            row.label = f"{label} ({row.summaries[0]['configuration'][:6]}, {row.summaries[0]['rounds']} rounds)"
     return ordered
 
 
@@ -142,18 +148,22 @@ def _cell(row: Row, column: str, rule: str, best: float | None) -> str:
     return f"[bold]{text}[/bold]" if best is not None and mean >= best - 1e-9 else text
 
 
+def boards(entries: Sequence[Entry]) -> list[list[Entry]]:
+    """Runs that can stand in one table: the same data set and protocol."""
+    groups: dict[tuple[str, str], list[Entry]] = {}
+    for entry in entries:
+        groups.setdefault((entry.summary["data"], entry.summary["protocol"]), []).append(entry)
+    return list(groups.values())
+
+
 def print_table(folders: Sequence[str], rule: str = "final") -> None:
     """Print the runs in and below ``folders`` side by side, one table per data set and protocol.
 
     Raises:
         ConfigError: there is nothing to show.
     """
-    summaries = [read_summary(run) for run in find_runs(folders)]
     console = Console()
-    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for summary in summaries:
-        groups.setdefault((summary["data"], summary["protocol"]), []).append(summary)
-    for members in groups.values():
+    for members in boards(read_entries(find_runs(folders))):
         table = render(group_rows(members), rule)
         needed = Console(width=1000).measure(table).maximum
         Console(width=max(console.width, needed)).print(table)  # a table cut short is worse than one that wraps

@@ -11,9 +11,10 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from common.errors import ConfigError, nearest
+from server.entries import Entry, labels, read_entries
 from server.figures.curves import Point, convergence
 from server.figures.style import save
-from server.figures.sweeps import Entry, grouped, labels, loss_bars, read_entries, sensitivity
+from server.figures.sweeps import grouped, loss_bars, sensitivity
 from server.reproduction.comparison import averages
 from server.table import RULES, find_runs
 

@@ -4,77 +4,15 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
-from omegaconf import OmegaConf
 
 from common.errors import ConfigError, nearest
-from server.conduct import read_summary
+from server.entries import Entry, brief, varying
 from server.figures.curves import Point, bars
 from server.figures.style import COLOURS, HEAT, new_figure, plain
-
-_OWN = ("seed", "output", "resume", "overwrite", "engine", "report", "choices", "experiment")
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One run of a sweep: its flat settings and its summary."""
-
-    folder: Path
-    settings: Mapping[str, Any]
-    summary: Mapping[str, Any]
-
-
-def read_entries(folders: Sequence[Path]) -> list[Entry]:
-    """Settings and summary of each run, settings as ``group.key: value``.
-
-    Raises:
-        ConfigError: a folder holds no finished run.
-    """
-    found = []
-    for folder in folders:
-        raw = OmegaConf.to_container(OmegaConf.load(folder / "config.yaml"))
-        assert isinstance(raw, dict)
-        flat = {key: value for key, value in _flat(raw) if key.partition(".")[0] not in _OWN}
-        found.append(Entry(folder, flat, read_summary(folder)))
-    return found
-
-
-def _flat(node: Mapping[Any, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    pairs: list[tuple[str, Any]] = []
-    for key, value in node.items():
-        if isinstance(value, Mapping) and value:
-            pairs += _flat(value, f"{prefix}{key}.")
-        else:
-            pairs.append((f"{prefix}{key}", tuple(value) if isinstance(value, list) else value))
-    return pairs
-
-
-def varying(entries: Sequence[Entry]) -> list[str]:
-    """The keys that differ between the runs, most values first, then by name."""
-    keys = dict.fromkeys(key for entry in entries for key in entry.settings)
-    values = {key: {repr(entry.settings.get(key)) for entry in entries} for key in keys}
-    return sorted((key for key in keys if len(values[key]) > 1), key=lambda key: (-len(values[key]), key))
-
-
-def labels(entries: Sequence[Entry]) -> list[str]:
-    """A label for each run: the method, and the settings that tell runs of one method apart."""
-    found = []
-    for entry in entries:
-        method = str(entry.summary["method"])
-        twins = [other for other in entries if other.summary["method"] == method]
-        keys = varying(twins)
-        parts = [f"{key.rpartition('.')[2]}={_short(entry.settings.get(key))}" for key in keys]
-        found.append(", ".join([method, *parts]))
-    return found
-
-
-def _short(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def score(entry: Entry, rule: str, column: str) -> float:
@@ -158,8 +96,8 @@ def _heat(
                 weight = "bold" if mean == high else "normal"
                 colour = "black" if light else "white"
                 axes.text(place, row, f"{mean:.1f}", ha="center", va="center", color=colour, fontsize=8, weight=weight)
-    axes.set_xticks(range(len(across)), [_short(value) for value in across])
-    axes.set_yticks(range(len(down)), [_short(value) for value in down])
+    axes.set_xticks(range(len(across)), [brief(value) for value in across])
+    axes.set_yticks(range(len(down)), [brief(value) for value in down])
     axes.set_xlabel(keys[0])
     axes.set_ylabel(keys[1])
     axes.set_title(title, loc="left", fontsize=10)
@@ -177,7 +115,7 @@ def _line(key: str, values: Sequence[Any], means: Mapping[tuple[Any, ...], float
             f"{height:.1f}", (place, height), xytext=(0, 6), textcoords="offset points", ha="center", fontsize=8
         )
     axes.margins(y=0.18)
-    axes.set_xticks(range(len(values)), [_short(value) for value in values])
+    axes.set_xticks(range(len(values)), [brief(value) for value in values])
     axes.set_xlabel(key)
     axes.set_ylabel("%")
     axes.set_title(title, loc="left", fontsize=10)

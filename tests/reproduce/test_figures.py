@@ -18,11 +18,12 @@ from common.prototypes import PrototypeSet
 from common.seeding import generator
 from server.cli import main
 from server.conduct import read_summary
+from server.entries import Entry, labels, read_entries, varying
 from server.figures.command import curves_of, names_of
 from server.figures.curves import bars, convergence
 from server.figures.maps import activation_maps, class_colours, embed, feature_map
 from server.figures.style import COLOURS, line_style, png
-from server.figures.sweeps import Entry, labels, loss_bars, read_entries, sensitivity, varying
+from server.figures.sweeps import loss_bars, sensitivity
 from server.opened import OpenedRun
 from tests.support.runs import run
 from tests.support.toy import CLASSES, DOMAINS, toy_settings

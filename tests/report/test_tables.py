@@ -1,0 +1,77 @@
+"""``goldfinch table``: which runs stand in one row, what the row is called, and what is bold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.errors import ConfigError
+from server.entries import Entry
+from server.table import boards, find_runs, group_rows, markdown
+
+
+def entry(average: float, seed: int = 0, method: str = "fpl", data: str = "toy", **settings: Any) -> Entry:
+    accuracy = {"a": average - 1, "b": average + 1}
+    score = {"accuracy": accuracy, "average": average, "worst": average - 1, "spread": 1.0}
+    summary = {
+        "method": method,
+        "data": data,
+        "protocol": "p",
+        "model": "small",
+        "configuration": repr(sorted(settings.items())),
+        "rounds": 2,
+        "seed": seed,
+        "state_sha256": f"{average}",
+        "scored": "global model",
+        "scores": {"final": score},
+        "bytes": {"up": 1, "down": 1},
+    }
+    return Entry(Path("x"), {"method._target_": method, **settings}, summary)
+
+
+def test_seeds_share_a_row_with_their_sample_deviation() -> None:
+    rows = group_rows([entry(50.0), entry(54.0, 1), entry(60.0, method="fedavg")])
+    assert [(row.label, len(row.summaries)) for row in rows] == [("fpl", 2), ("fedavg", 1)]
+    text = markdown(rows, "final")
+    assert "| fpl | global model | 51.00 ± 2.83 | 53.00 ± 2.83 | 52.00 ± 2.83 | 51.00 ± 2.83 | 2 | 0,1 |" in text
+    assert "| fedavg | global model | **59.00** | **61.00** | **60.00** | **59.00** | 2 | 0 |" in text
+
+
+def test_rows_of_one_method_are_called_by_what_differs_between_them() -> None:
+    settings = [{"method.temperature": tau, "train.epochs": epochs} for tau in (0.02, 0.5) for epochs in (1, 5)]
+    rows = group_rows([entry(50.0 + place, seed, **one) for place, one in enumerate(settings) for seed in (0, 1)])
+    assert [row.label for row in rows] == [
+        "fpl, temperature=0.02, epochs=1",
+        "fpl, temperature=0.02, epochs=5",
+        "fpl, temperature=0.5, epochs=1",
+        "fpl, temperature=0.5, epochs=5",
+    ]
+
+
+def test_rows_that_differ_in_more_than_a_label_holds_are_still_told_apart() -> None:
+    keys = [f"method.option_{number}" for number in range(6)]
+    rows = group_rows([entry(50.0, **dict.fromkeys(keys, 1)), entry(51.0, **{**dict.fromkeys(keys, 1), keys[0]: 2})])
+    assert len({row.label for row in rows}) == 2
+    other = {**dict.fromkeys(keys, 1), keys[5]: 3}
+    many = group_rows(
+        [entry(50.0, **dict.fromkeys(keys, 1)), entry(51.0, **dict.fromkeys(keys, 2)), entry(52.0, **other)]
+    )
+    assert len({row.label for row in many}) == 3
+
+
+def test_the_same_run_on_another_engine_is_no_further_sample() -> None:
+    (row,) = group_rows([entry(50.0), entry(50.0)])
+    assert len(row.summaries) == 1
+
+
+def test_data_sets_do_not_share_a_table() -> None:
+    assert [len(board) for board in boards([entry(50.0), entry(51.0, data="other"), entry(52.0, 1)])] == [2, 1]
+
+
+def test_what_holds_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is not a folder"):
+        find_runs([str(tmp_path / "nowhere")])
+    with pytest.raises(ConfigError, match=r"no summary\.json"):
+        find_runs([str(tmp_path)])
