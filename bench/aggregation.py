@@ -1,0 +1,113 @@
+"""The server's half of a round against Flower's: averaging the models and clustering the prototypes of many clients.
+
+    python bench/aggregation.py                         # 10 and 30 clients, ResNet-18
+    python bench/aggregation.py --clients 10 30 100     # 100 clients need 10 GiB: their models twice over
+    python bench/aggregation.py --dry-run               # a small net, writes nothing
+
+Opponent: ``flwr.server.strategy.aggregate.aggregate``, float32, with each client's class means as one more array. Ours
+sums in float64 and clusters the class means with FINCH (FPL). Appends rows to bench/results/system.csv.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout, whatever is installed
+
+from flwr.server.strategy.aggregate import aggregate as flower_aggregate
+
+from bench.measuring import peak_kib
+from bench.ratios import Ratio, append, compare, quantity
+from common.models.specs import Small, TorchvisionResNet
+from common.prototypes import PrototypeSet, cluster_prototypes
+from common.seeding import generator
+from strategies.aggregation import average_weights
+from strategies.exchange import Client, Update
+
+CLASSES, FEATURES = 10, 512
+
+
+def main() -> None:
+    """Measure what the command line asks for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--clients", type=int, nargs="+", default=[10, 30])
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--dry-run", action="store_true")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    if options.dry_run:
+        options.clients, options.repeats = [3], 2
+    for count in options.clients:
+        rows = aggregation(count, options.repeats, Small() if options.dry_run else TorchvisionResNet(18))
+        if not options.dry_run:
+            append(rows)
+
+
+def aggregation(count: int, repeats: int, spec: Small | TorchvisionResNet) -> list[Ratio]:
+    """Seconds and peak memory of one aggregation of ``count`` clients."""
+    updates, arrays = clients_of(count, spec)
+    values = sum(tensor.numel() for tensor in updates[0].weights.values())
+    shape = f"clients={count} values={values} prototypes={count * CLASSES}x{FEATURES}"
+
+    def ours() -> object:
+        return average_weights(updates), prototypes(updates)
+
+    def flower() -> object:
+        return flower_aggregate(arrays)
+
+    seconds = in_turn({"flower": flower, "goldfinch": ours}, repeats)
+    rows = compare("aggregation", shape, "s", seconds, "flower", {"goldfinch": 4.0})
+    model = values * 4 / 2**20
+    held = peak_kib(lambda _: ours(), torch.device("cpu")) / 1024 / model
+    return [*rows, quantity("aggregation peak", "goldfinch", shape, "models", [held], 3.0)]
+
+
+def prototypes(updates: list[Update]) -> PrototypeSet:
+    """FPL's global prototypes."""
+    return cluster_prototypes(PrototypeSet.concatenate([update.prototypes for update in updates]))
+
+
+def clients_of(count: int, spec: Small | TorchvisionResNet) -> tuple[list[Update], list[tuple[list[object], int]]]:
+    """Updates as our server has them after the gate, and the same as Flower's strategies have them."""
+    initial = spec.build(CLASSES, 32, 0).state_dict()
+    updates, arrays = [], []
+    for index in range(count):
+        draws = generator(0, "aggregation", index)
+        weights: dict[str, Tensor] = {
+            name: tensor + 0.01 * torch.randn(tensor.shape, generator=draws) if tensor.is_floating_point() else tensor
+            for name, tensor in initial.items()
+        }
+        means = torch.rand(CLASSES, FEATURES, generator=draws)
+        samples = 100 + 7 * index
+        client = Client(f"client-{index:04d}", "domain", samples, (samples // CLASSES,) * CLASSES)
+        updates.append(Update(client, weights, PrototypeSet(means, torch.arange(CLASSES), torch.ones(CLASSES))))
+        arrays.append(([tensor.numpy() for tensor in weights.values()] + [means.numpy()], samples))
+    return updates, arrays
+
+
+def in_turn(variants: dict[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
+    """Seconds of each variant, all in turn in every repeat, after one call of each that does not count.
+
+    With one thread it is the thread's own processor time, which other processes cannot stretch; else the wall clock.
+    """
+    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+    seconds: dict[str, list[float]] = {name: [] for name in variants}
+    for repeat in range(repeats + 1):
+        for name, function in variants.items():
+            start = clock()
+            function()
+            if repeat:
+                seconds[name].append(clock() - start)
+    return seconds
+
+
+if __name__ == "__main__":
+    main()

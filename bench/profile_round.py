@@ -1,0 +1,96 @@
+"""Where the time of a federated round goes: the functions that take the largest share of it.
+
+    python bench/profile_round.py                        # FPL with ResNet-10: every function over 2 %
+    python bench/profile_round.py --least 0.5 model=small train.local_steps=null
+
+The rounds run in one thread under cProfile with that thread's own processor time as its clock, which other processes
+cannot stretch. Shares are of the time inside each function itself (a call of PyTorch counts as a function); the first
+round, which loads the data and scores, is left out. What follows the options overrides the run's settings.
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import pstats
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout, whatever is installed
+
+from bench.efficiency import QUIET, ROOT
+from common.settings import load_settings
+from server.conduct import conduct, prepare_output
+from server.inline import InlineEngine
+
+DEFAULTS = ["method=fpl", "model=resnet10", "train.batch_size=64", "train.local_steps=2"]
+
+
+class OneThread:
+    """Stands in for the engine's pool, so that clients run in the thread that is profiled."""
+
+    @staticmethod
+    def map(function: Callable[..., object], *items: Iterable[object]) -> list[object]:
+        """As ``Executor.map``."""
+        return list(map(function, *items))
+
+    def shutdown(self) -> None:
+        """Nothing to end."""
+
+
+def main() -> None:
+    """Profile what the command line asks for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3, help="rounds that count")
+    parser.add_argument("--least", type=float, default=2.0, help="smallest share that is printed, per cent")
+    parser.add_argument("overrides", nargs="*")
+    options = parser.parse_args()
+    profile = cProfile.Profile(time.thread_time)
+    taken: list[float] = []
+
+    def listen(event: str, content: Mapping[str, Any]) -> None:
+        if event == "round" and content["round"] == 2:
+            taken.append(time.thread_time())
+            profile.enable()
+        if event == "round" and content["round"] == options.rounds + 2:
+            profile.disable()
+            taken.append(time.thread_time())
+
+    with tempfile.TemporaryDirectory() as folder:
+        rounds = options.rounds + 2
+        settings = load_settings(
+            [*DEFAULTS, *QUIET, *options.overrides, f"train.rounds={rounds}", f"output={folder}/run"]
+        )
+        prepare_output(settings)
+        torch.set_num_threads(settings.train.threads)
+        engine = InlineEngine(settings)
+        engine._pool = OneThread()  # type: ignore[assignment]
+        conduct(settings, engine, [listen])
+    print_shares(pstats.Stats(profile), (taken[1] - taken[0]) / options.rounds, options.least)
+
+
+def print_shares(stats: pstats.Stats, seconds: float, least: float) -> None:
+    """The functions whose own share is ``least`` per cent or more, and what the rest comes to."""
+    entries = stats.stats  # type: ignore[attr-defined]  # the profile's table: (file, line, name) -> numbers
+    total = sum(numbers[2] for numbers in entries.values())
+    print(f"{seconds:.3f} s of processor time a round, under the profiler\n\n share   calls  function")
+    rest = 0.0
+    for (file, line, name), numbers in sorted(entries.items(), key=lambda item: -item[1][2]):
+        share = 100 * numbers[2] / total
+        if share < least:
+            rest += share
+            continue
+        place = file.replace(str(ROOT) + "/", "").rpartition("site-packages/")[2]
+        where = f"{place}:{line} " if line else ""
+        print(f"{share:5.1f} % {numbers[1]:7}  {where}{name}")
+    print(f"{rest:5.1f} %          {len(entries)} functions below {least:g} % each, together")
+
+
+if __name__ == "__main__":
+    main()
