@@ -1,0 +1,148 @@
+"""Disks that are full, small, torn or read-only: words that say what to do, and a resume that loses nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.faults import PATIENCE, forked, small_disk, trials
+from support.killable import go_on, with_small_files
+from support.runs import Run, run
+from support.toy import toy_settings
+
+from client.store import FileStore
+from common.errors import ConfigError, DataError, EngineError
+from common.settings import RunSettings
+from server.checkpoint import Checkpoints
+from server.conduct import alone_in, conduct, prepare_output, read_summary
+from server.inline import InlineEngine
+
+ROUNDS = 4
+
+
+def settings(output: Path, **more: Any) -> RunSettings:
+    return toy_settings("fpl", output, train={"rounds": ROUNDS}, **more)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return run(settings(tmp_path_factory.mktemp("undisturbed")))
+
+
+def size_of(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize("share", [0.05, 0.4, 0.8])
+def test_a_full_disk_is_named_and_the_run_goes_on_when_there_is_space(
+    share: float, undisturbed: Run, tmp_path: Path
+) -> None:
+    """Real ENOSPC: in the beginning, at a first checkpoint, at a later one."""
+    kib = max(8, int(share * size_of(undisturbed.folder) / 1024))
+    with small_disk(tmp_path / "disk", f"{kib}k") as change:
+        output = tmp_path / "disk" / "run"
+        with pytest.raises((EngineError, ConfigError), match="No space left on device") as caught:
+            run(settings(output))
+        assert str(output) in str(caught.value)
+        assert "resume=true" in str(caught.value) or "choose another output=" in str(caught.value)
+        assert not (output / "summary.json").exists()
+        assert not list(output.rglob(".*")), "a half-written file was left"
+        change("size=64m")
+        again = run(settings(output, resume=True))
+        assert again.sha256 == undisturbed.sha256
+        assert again.summary["scores"] == undisturbed.summary["scores"]
+
+
+def test_a_limit_on_file_sizes_is_named(undisturbed: Run, tmp_path: Path) -> None:
+    largest = max(path.stat().st_size for path in undisturbed.folder.rglob("*") if path.is_file())
+    process = forked(with_small_files, str(tmp_path / "run"), "fpl", ROUNDS, largest // 2, str(tmp_path / "said"))
+    process.join(PATIENCE)
+    assert process.exitcode == 0
+    assert "File too large; raise the limit on the size of files (ulimit -f)" in (tmp_path / "said").read_text()
+    process = forked(go_on, str(tmp_path / "run"), "fpl", ROUNDS)
+    process.join(PATIENCE)
+    assert read_summary(tmp_path / "run")["state_sha256"] == undisturbed.sha256
+
+
+def test_a_read_only_folder_is_named_before_anything_runs(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", "8m") as change:
+        change("ro")
+        for output in (tmp_path / "disk", tmp_path / "disk" / "new"):
+            with pytest.raises(ConfigError, match=r"cannot write to .*Read-only file system; choose another output="):
+                prepare_output(settings(output))
+
+
+def test_a_disk_that_becomes_read_only_ends_the_run_with_a_way_on(undisturbed: Run, tmp_path: Path) -> None:
+    """As Linux does with a disk that has errors."""
+    with small_disk(tmp_path / "disk", "64m") as change:
+        output = tmp_path / "disk" / "run"
+        with pytest.raises(EngineError, match=r"Read-only file system; make it writable, then .*resume=true"):
+            listening(settings(output), lambda: change("ro"))
+        change("rw")
+        assert run(settings(output, resume=True)).sha256 == undisturbed.sha256
+
+
+def listening(chosen: RunSettings, act: Callable[[], None]) -> None:
+    """A run in which something happens after its second round."""
+
+    def listen(name: str, entry: Mapping[str, Any]) -> None:
+        if name == "round done" and entry["round"] == 2:
+            act()
+
+    prepare_output(chosen)
+    conduct(chosen, InlineEngine(chosen), [listen])
+
+
+def test_a_client_s_full_disk_is_named(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", "64k"):
+        store = FileStore(tmp_path / "disk" / "client")
+        store.save(1, {"a": torch.ones(1000)})
+        with pytest.raises(DataError, match=r"own state cannot be written to .*No space left.*another state-dir"):
+            store.save(2, {"a": torch.ones(100_000)})
+        assert store.load(3)["a"].tolist() == [1.0] * 1000
+
+
+@pytest.mark.parametrize("trial", range(trials(5)))
+def test_a_checkpoint_torn_anywhere_costs_a_round_and_nothing_else(
+    trial: int, undisturbed: Run, tmp_path: Path
+) -> None:
+    """From its first byte to its last."""
+    run(settings(tmp_path), stop_after=3)
+    newest = Checkpoints(tmp_path / "checkpoint").paths()[-1]
+    whole = newest.read_bytes()
+    newest.write_bytes(whole[: trial * len(whole) // trials(5)])
+    assert run(settings(tmp_path, resume=True)).sha256 == undisturbed.sha256
+
+
+def test_two_processes_cannot_write_one_run(tmp_path: Path) -> None:
+    """A submitted run goes on when nobody watches; it must not be resumed meanwhile."""
+    run(settings(tmp_path), stop_after=1)
+    with alone_in(tmp_path):
+        for more in ({"resume": True}, {"overwrite": True}):
+            with pytest.raises(ConfigError, match=r"another process is writing a run to .*flwr stop"):
+                run(replace(settings(tmp_path), **more))
+    assert run(settings(tmp_path, resume=True)).summary["rounds"] == ROUNDS
+
+
+def test_seconds_of_a_crashed_part_count(tmp_path: Path) -> None:
+    """Up to its last complete round."""
+
+    class Crash(BaseException):
+        pass
+
+    def crash() -> None:
+        raise Crash
+
+    with pytest.raises(Crash):
+        listening(settings(tmp_path), crash)
+    found = Checkpoints(tmp_path / "checkpoint").load()
+    assert found is not None
+    assert (found.state.round, found.rounds) == (1, ROUNDS)
+    again = run(settings(tmp_path, resume=True))
+    finished = Checkpoints(tmp_path / "checkpoint").load()
+    assert finished is not None
+    assert again.summary["wall_seconds"] >= finished.seconds > found.seconds > 0

@@ -1,0 +1,86 @@
+"""A method for tests of crashes: MOON that marks how far a client is, and waits there while a file tells it to.
+
+It is not part of the application: nodes find it on PYTHONPATH, settings by ``method._target_=paced.Paced``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from strategies.method import Batch, Local, Losses
+from strategies.moon import MOON
+
+
+def digest(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 over names and bytes; the same for a client's state in memory and in its file."""
+    found = hashlib.sha256()
+    for name in sorted(tensors):
+        found.update(
+            name.encode() + tensors[name].detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+        )
+    return found.hexdigest()
+
+
+@dataclass(frozen=True)
+class Paced(MOON):
+    """Files in ``folder``: ``CLIENT.pause`` holds ``PHASE@ROUND`` to wait in; ``CLIENT.PHASE.ROUND`` says it is there.
+
+    ``CLIENT.kept.ROUND`` holds the digest of the state that the client found of its own.
+
+    Args:
+        folder: a folder that all nodes see.
+        seconds: longest wait.
+    """
+
+    folder: str = ""
+    seconds: float = 900.0
+
+    @property
+    def personal(self) -> bool:
+        """Every client scores, so that every client can be met while it evaluates."""
+        return True
+
+    @property
+    def adapts(self) -> bool:
+        return True
+
+    def adapt(self, local: Local) -> None:
+        self._reach("evaluating", local)
+
+    def begin(self, local: Local) -> None:
+        self._write(f"{local.client.id}.kept.{local.round}", digest(local.kept))
+        super().begin(local)
+
+    def loss(self, batch: Batch, local: Local) -> Losses:
+        self._reach("training", local)
+        return super().loss(batch, local)
+
+    def _reach(self, phase: str, local: Local) -> None:
+        order = Path(self.folder, f"{local.client.id}.pause")
+        place = f"{phase}@{local.round}"
+        if not _says(order, place):
+            return
+        self._write(f"{local.client.id}.{phase}.{local.round}", str(os.getpid()))
+        end = time.monotonic() + self.seconds
+        while _says(order, place) and time.monotonic() < end:
+            time.sleep(0.05)
+
+    def _write(self, name: str, text: str) -> None:
+        path = Path(self.folder, name)
+        path.with_suffix(".tmp").write_text(text)
+        path.with_suffix(".tmp").rename(path)
+
+
+def _says(order: Path, place: str) -> bool:
+    try:
+        return order.read_text() == place
+    except FileNotFoundError:
+        return False
