@@ -1,0 +1,172 @@
+"""Accuracy against epsilon: FPL with clipped and noised prototypes, and with clipped and noised weights besides.
+
+    GOLDFINCH_DATA=/data python bench/privacy_accuracy.py
+
+Rows go to bench/results/privacy_accuracy.csv as they come (a second call goes on where the first stopped); when all are
+there, the table of docs/results/privacy.md and its picture are written anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import shlex
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from common.settings import load_settings  # noqa: E402  # the repository is on the path from here on
+from server.conduct import conduct, prepare_output  # noqa: E402
+from server.figures.style import line_style, new_figure, plain, save  # noqa: E402
+from server.inline import InlineEngine  # noqa: E402
+
+RESULTS = ROOT / "bench" / "results" / "privacy_accuracy.csv"
+PAGE = ROOT / "docs" / "results" / "privacy.md"
+COLUMNS = ("data", "variant", "covers", "noise", "epsilon", "seed", "average", "worst", "accuracy", "sha256")
+BASE = [
+    "model=small",
+    "protocol.samples=200",
+    "rounds.test_samples=100",
+    "train.learning_rate=0.05",
+    "train.device=cpu",
+]
+DATA = {"glyphs": ["data=glyphs"], "digits": ["data=digits"]}
+ON = ["privacy=gaussian", "privacy.clip=2"]
+
+
+def variants() -> Iterator[tuple[str, float, list[str]]]:
+    """Name, noise multiplier and overrides of every row of the table."""
+    yield "FedAvg, nothing protected", 0.0, ["method=fedavg"]
+    yield "FPL, nothing protected", 0.0, ["method=fpl"]
+    for noise in (0.0, 0.5, 1.0, 2.0, 4.0, 8.0):
+        yield "FPL, prototypes", noise, ["method=fpl", *ON, f"privacy.noise_multiplier={noise}"]
+    for noise in (0.005, 0.5):
+        both = [f"privacy.noise_multiplier={noise}", f"privacy.update_noise_multiplier={noise}"]
+        yield "FPL, prototypes and weights", noise, ["method=fpl", *ON, *both, "privacy.update_clip=1"]
+
+
+def measure(data: str, variant: str, noise: float, overrides: list[str], seed: int, rounds: int) -> dict[str, Any]:
+    """One run's row."""
+    with tempfile.TemporaryDirectory() as folder:
+        chosen = [*DATA[data], *BASE, *overrides, f"seed={seed}", f"train.rounds={rounds}", f"output={folder}/run"]
+        settings = load_settings(chosen)
+        prepare_output(settings)
+        summary = conduct(settings, InlineEngine(settings))
+    private = summary.get("privacy")
+    found = (
+        max((value for value in private["epsilon"].values() if value is not None), default=None) if private else None
+    )
+    last = summary["scores"]["last_n"]
+    return {
+        "data": data,
+        "variant": variant,
+        "covers": "+".join(private["covers"]) if private else "",
+        "noise": noise,
+        "epsilon": "" if found is None else found,
+        "seed": seed,
+        "average": round(last["average"], 3),
+        "worst": round(last["worst"], 3),
+        "accuracy": " ".join(f"{name}={value:.1f}" for name, value in last["accuracy"].items()),
+        "sha256": summary["state_sha256"][:16],
+    }
+
+
+def rows_so_far() -> list[dict[str, str]]:
+    """What the CSV holds."""
+    if not RESULTS.exists():
+        return []
+    with RESULTS.open() as stream:
+        return list(csv.DictReader(stream))
+
+
+def append(row: dict[str, Any]) -> None:
+    """One more row of the CSV."""
+    fresh = not RESULTS.exists()
+    RESULTS.parent.mkdir(parents=True, exist_ok=True)
+    with RESULTS.open("a", newline="") as stream:
+        writer = csv.DictWriter(stream, COLUMNS, lineterminator="\n")
+        if fresh:
+            writer.writeheader()
+        writer.writerow(row)
+
+
+def table(rows: list[dict[str, str]], data: str, order: list[tuple[str, str]]) -> list[str]:
+    """The Markdown table of one data set."""
+    lines = ["| protected | noise multiplier | epsilon | average accuracy | worst domain |", "|---|---|---|---|---|"]
+    for variant, noise in order:
+        group = [row for row in rows if (row["data"], row["variant"], row["noise"]) == (data, variant, noise)]
+        if group:
+            epsilon = f"{float(group[0]['epsilon']):.1f}" if group[0]["epsilon"] else "∞"
+            shown = "-" if "nothing" in variant else "0 (only clipped)" if float(noise) == 0 else f"{float(noise):g}"
+            lines.append(f"| {variant} | {shown} | {epsilon} | {spread(group, 'average')} | {spread(group, 'worst')} |")
+    return lines
+
+
+def spread(group: list[dict[str, str]], column: str) -> str:
+    """Mean and sample deviation over seeds."""
+    values = [float(row[column]) for row in group]
+    return f"{statistics.mean(values):.1f} ± {statistics.stdev(values):.1f}" if len(values) > 1 else f"{values[0]:.1f}"
+
+
+def draw(rows: list[dict[str, str]], path: Path) -> None:
+    """Average accuracy over epsilon, a panel per data set; the unprotected runs as level lines."""
+    figure = new_figure(7.0, 2.8)
+    names = sorted({row["data"] for row in rows})
+    for place, data in enumerate(names):
+        axes = plain(figure.add_subplot(1, len(names), place + 1))
+        found = [row for row in rows if row["data"] == data]
+        for index, name in enumerate(("FedAvg, nothing protected", "FPL, nothing protected")):
+            mean = statistics.mean(float(row["average"]) for row in found if row["variant"] == name)
+            style = {**line_style(index + 2), "marker": "", "linestyle": "--"}
+            axes.axhline(mean, label=name, **style)
+        for index, name in enumerate(("FPL, prototypes", "FPL, prototypes and weights")):
+            points: dict[float, list[float]] = {}
+            for row in found:
+                if row["variant"] == name and row["epsilon"]:
+                    points.setdefault(float(row["epsilon"]), []).append(float(row["average"]))
+            xs = sorted(points)
+            axes.plot(xs, [statistics.mean(points[x]) for x in xs], label=f"{name} noised", **line_style(index))
+        axes.set_xscale("log")
+        axes.set_xlabel("epsilon (log scale)")
+        axes.set_title(data, fontsize=9)
+        axes.set_ylim(0, 100)
+        if not place:
+            axes.set_ylabel("average accuracy, %")
+            axes.legend(fontsize=6)
+    save(figure, path)
+
+
+def main() -> None:
+    """Measure what is missing, then write table and picture."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--data", nargs="*", default=list(DATA), choices=list(DATA))
+    arguments = parser.parse_args()
+    done = {(row["data"], row["variant"], row["noise"], row["seed"]) for row in rows_so_far()}
+    for data in arguments.data:
+        for variant, noise, overrides in variants():
+            for seed in range(arguments.seeds):
+                if (data, variant, str(noise), str(seed)) not in done:
+                    append(row := measure(data, variant, noise, overrides, seed, arguments.rounds))
+                    print(row, flush=True)
+    rows = rows_so_far()
+    order = [(variant, str(noise)) for variant, noise, _ in variants()]
+    draw(rows, PAGE.with_suffix(".png"))
+    begin, end = "<!-- table -->\n", "<!-- /table -->\n"
+    text = PAGE.read_text() if PAGE.exists() else f"# Accuracy against epsilon\n\n{begin}{end}"
+    command = f"`python bench/privacy_accuracy.py {shlex.join(sys.argv[1:])}`".replace(" `", "`")
+    tables = [f"\n{data}\n\n" + "\n".join(table(rows, data, order)) + "\n" for data in arguments.data]
+    content = f"{command}, {arguments.rounds} rounds, {arguments.seeds} seeds, `{' '.join(BASE)}`\n" + "".join(tables)
+    before, _, rest = text.partition(begin)
+    PAGE.write_text(before + begin + content + end + rest.partition(end)[2])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,330 @@
+"""Differential privacy: the claimed sensitivities, the promised noise, and nothing else that leaves."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from scipy.optimize import brentq
+from scipy.stats import kstest, norm
+from support.runs import TouchedEngine, run
+from support.toy import CLASSES, Toy, toy_settings
+
+from client.device import Device
+from client.privacy import Protection
+from client.store import FileStore, MemoryStore
+from client.trainer import LocalExchange, build_model
+from common.data.protocols import ClientSpec
+from common.errors import ConfigError, PayloadError
+from common.privacy import GaussianPrivacy, NoPrivacy, clip_rows, gaussian
+from common.prototypes import PrototypeSet
+from common.seeding import generator
+from common.settings import RunSettings, load_settings, settings_of
+from server.accounting import epsilon
+from strategies.federation import Federation
+from strategies.method import Client, Upload
+from strategies.protection import check_nothing_else
+
+CLIP, ON = 2.0, ("privacy=gaussian", "privacy.clip=2.0")
+
+
+def private(method: str, output: Path, *overrides: str, **more: Any) -> RunSettings:
+    return toy_settings(method, output, overrides=(*ON, *overrides), **more)
+
+
+def exchange(settings: RunSettings, *, changed: int | None = None) -> LocalExchange:
+    """A client's exchange; image ``changed`` of its training split is another one."""
+    split = Toy().load("bright").train
+    if changed is not None:
+        images = split.images.clone()
+        images[changed] = 255 - images[changed]
+        split = replace(split, images=images)
+    model = build_model(settings, settings.method, 3)
+    received = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    counts = tuple(split.class_counts(CLASSES).tolist())
+    return LocalExchange(
+        settings,
+        settings.method,
+        model,
+        Client("bright-0", "bright", len(split), counts, 0, 3),
+        split,
+        weights=received,
+        prototypes=PrototypeSet.empty(128),
+        extra={},
+        kept={},
+        round_number=1,
+        exchange="train",
+        device=torch.device("cpu"),
+    )
+
+
+def released(settings: RunSettings, *, changed: int | None = None, simulated: bool = True) -> PrototypeSet:
+    local = exchange(settings, changed=changed)
+    assert isinstance(settings.privacy, GaussianPrivacy)
+    protection = Protection(settings.privacy, local, simulated=simulated)
+    protection.before_training()
+    return protection.prototypes(local.run().prototypes)
+
+
+# ---- sensitivity -----------------------------------------------------------------------------------------------------
+
+
+def test_one_image_moves_its_own_class_mean_by_no_more_than_claimed(tmp_path: Path) -> None:
+    settings = private("fpl", tmp_path, "privacy.noise_multiplier=0", "privacy.clip=0.5")
+    before = released(settings)
+    moved = 0.0
+    for position in (0, 1, 7):
+        after = released(settings, changed=position)
+        label = int(Toy().load("bright").train.labels[position])
+        distance = (after.vectors - before.vectors).norm(dim=1)
+        count = float(before.weights[label])
+        assert float(distance[label]) <= 2 * 0.5 / count + 1e-6
+        assert float(distance[[other for other in range(CLASSES) if other != label]].abs().max()) == 0.0
+        moved = max(moved, float(distance[label]))
+    assert moved > 0
+
+
+def test_without_protection_one_image_moves_every_class_mean(tmp_path: Path) -> None:
+    """Why prototypes come from the received model: after training, every feature depends on every image."""
+    settings = toy_settings("fpl", tmp_path)
+    before, after = (exchange(settings, changed=changed).run().prototypes for changed in (None, 0))
+    assert bool(((after.vectors - before.vectors).norm(dim=1) > 0).all())
+
+
+def test_whole_client_bound_holds_for_any_two_clients(tmp_path: Path) -> None:
+    settings = private("fpl", tmp_path, "privacy.unit=client", "privacy.noise_multiplier=0", "privacy.clip=0.3")
+    before, after = released(settings), released(settings, changed=3)
+    assert float((after.vectors - before.vectors).norm()) <= 2 * 0.3 * math.sqrt(CLASSES) + 1e-6
+    assert bool((before.vectors.norm(dim=1) <= 0.3 + 1e-6).all())
+
+
+def test_clipping_shortens_and_never_lengthens() -> None:
+    rows = torch.randn(50, 7, generator=generator(0, "rows")) * torch.logspace(-3, 3, 50)[:, None]
+    clipped = clip_rows(rows, 1.5)
+    lengths = rows.norm(dim=1)
+    assert torch.allclose(clipped.norm(dim=1), lengths.clamp_max(1.5), rtol=1e-5)
+    assert torch.equal(clipped[lengths < 1.4], rows[lengths < 1.4])
+    assert torch.equal(clip_rows(torch.zeros(2, 3), 1.0), torch.zeros(2, 3))
+
+
+# ---- noise -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("unit", ["sample", "client"])
+def test_noise_has_the_deviation_that_is_promised(unit: str, tmp_path: Path) -> None:
+    small = (f"privacy.unit={unit}", "privacy.clip=100")  # so long that nothing is shortened afterwards
+    clean = released(private("fpl", tmp_path, *small, "privacy.noise_multiplier=0"))
+    noised = released(private("fpl", tmp_path, *small, "privacy.noise_multiplier=0.005"))
+    assert torch.equal(clean.labels, noised.labels)
+    assert torch.equal(clean.weights, noised.weights)
+    noise = (noised.vectors - clean.vectors).double()
+    for row, count in zip(noise, clean.weights.tolist(), strict=True):
+        sensitivity = 200 / count if unit == "sample" else 200 * math.sqrt(CLASSES)
+        assert kstest((row / (0.005 * sensitivity)).numpy(), norm.cdf).pvalue > 1e-4
+
+
+@pytest.mark.parametrize("draws", [generator(0, "x"), None], ids=["keyed", "system"])
+def test_standard_normal_numbers_are_that(draws: torch.Generator | None) -> None:
+    numbers = gaussian((40, 500), draws)
+    assert numbers.dtype == torch.float64
+    assert bool(torch.isfinite(numbers).all())
+    assert kstest(numbers.flatten().numpy(), norm.cdf).pvalue > 1e-6
+    assert len(numbers.unique()) == numbers.numel()
+
+
+def test_noise_repeats_in_simulation_and_never_on_a_device_of_its_own(tmp_path: Path) -> None:
+    settings = private("fpl", tmp_path)
+    assert released(settings) == released(settings)
+    assert released(settings, simulated=False) != released(settings, simulated=False)
+    keyed = private("fpl", tmp_path, "privacy.randomness=keyed")
+    assert released(keyed, simulated=False) == released(settings)
+    system = private("fpl", tmp_path, "privacy.randomness=system")
+    assert released(system) != released(system)
+
+
+def test_a_device_is_its_own_unless_it_is_said_to_play_others(tmp_path: Path) -> None:
+    settings = private("fpl", tmp_path)
+    store = MemoryStore()
+    assert not Device(settings, ClientSpec("bright", 0), lambda run: store).simulated
+    assert all(device.simulated for device in TouchedEngine(settings).inner.devices.values())
+
+
+# ---- weights ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("clip", "noise"), [(0.05, 0.0), (1e6, 0.0), (0.05, 0.01)])
+def test_updates_are_clipped_together_and_noised(clip: float, noise: float, tmp_path: Path) -> None:
+    more = (f"privacy.update_clip={clip}", f"privacy.update_noise_multiplier={noise}")
+    settings = private("fedavg", tmp_path, *more)
+    local = exchange(settings)
+    assert isinstance(settings.privacy, GaussianPrivacy)
+    protection = Protection(settings.privacy, local, simulated=True)
+    local.run()
+    trained = {name: tensor.clone() for name, tensor in local.model.state_dict().items()}
+    sent = protection.weights(trained)
+    floats = [name for name, tensor in trained.items() if tensor.is_floating_point()]
+    update = torch.cat([(trained[name] - local.weights[name]).flatten() for name in floats]).double()
+    moved = torch.cat([(sent[name] - local.weights[name]).flatten() for name in floats]).double()
+    if noise:
+        deviation = noise * 2 * clip
+        rest = moved - update * min(1.0, clip / float(update.norm()))
+        assert abs(float(rest.std()) / deviation - 1) < 0.05
+    else:
+        assert float(moved.norm()) == pytest.approx(min(clip, float(update.norm())), rel=1e-3)
+        assert float(torch.cosine_similarity(moved, update, dim=0)) > 0.999
+    counters = [name for name in trained if name not in floats]
+    assert counters
+    assert all(torch.equal(sent[name], trained[name]) for name in counters)
+
+
+def test_weights_without_a_clip_are_as_trained(tmp_path: Path) -> None:
+    settings = private("fpl", tmp_path)
+    assert isinstance(settings.privacy, GaussianPrivacy)
+    weights = {"w": torch.ones(2)}
+    assert Protection(settings.privacy, exchange(settings), simulated=True).weights(weights) is weights
+
+
+# ---- the accountant --------------------------------------------------------------------------------------------------
+
+
+def exact_epsilon(multiplier: float, releases: int, delta: float) -> float:
+    """Of the composition of Gaussian mechanisms, which is one itself (Dong, Roth and Su, 2022, Corollaries 1 and 2)."""
+    mu = math.sqrt(releases) / multiplier
+
+    def excess(value: float) -> float:
+        tail = math.exp(value + norm.logcdf(-value / mu - mu / 2))
+        return float(norm.cdf(-value / mu + mu / 2) - tail - delta)
+
+    return float(brentq(excess, 1e-9, 500.0))
+
+
+@pytest.mark.parametrize("multiplier", [0.5, 1.0, 4.0])
+@pytest.mark.parametrize("releases", [1, 8, 100])
+def test_the_accountant_bounds_the_exact_epsilon_closely(multiplier: float, releases: int) -> None:
+    found, exact = epsilon([multiplier], releases, 1e-5), exact_epsilon(multiplier, releases, 1e-5)
+    assert exact <= found <= 1.25 * exact + 0.1
+
+
+def test_two_mechanisms_in_one_answer_compose() -> None:
+    assert epsilon([2.0, 2.0], 5, 1e-5) == pytest.approx(epsilon([2.0], 10, 1e-5))
+    assert epsilon([2.0], 0, 1e-5) == 0.0
+    assert epsilon([2.0, 0.0], 1, 1e-5) == math.inf
+
+
+def test_the_summary_says_what_was_spent_by_whom(tmp_path: Path) -> None:
+    settings = private("fpl", tmp_path, train={"rounds": 3})
+    engine = TouchedEngine(settings, failing=lambda request: request.client == "dark-0" and request.round == 2)
+    done = run(settings, engine)
+    report = done.summary["privacy"]
+    assert report["releases"] == {"bright-0": 3, "dark-0": 2, "noisy-0": 3}
+    assert report["epsilon"]["bright-0"] == pytest.approx(epsilon([1.0], 3, 1e-5), abs=1e-3)
+    assert report["epsilon"]["dark-0"] == pytest.approx(epsilon([1.0], 2, 1e-5), abs=1e-3)
+    assert (report["covers"], report["unprotected"]) == (["prototypes"], ["weights"])
+    assert "opacus" in report["accountant"]
+    rows = [row for row in done.rows("activity.csv") if row["status"] == "trained"]
+    assert [row["releases"] for row in rows if row["client"] == "bright-0"] == ["1", "2", "3"]
+    assert all(json.loads(row["losses"]) == {} for row in rows)
+    sent = [item.reply.payload for item in engine.messages if item.request.train and item.reply]
+    assert all(bool((payload.prototypes.vectors.norm(dim=1) <= CLIP + 1e-4).all()) for payload in sent)
+
+
+def test_weights_are_covered_where_they_are_clipped(tmp_path: Path) -> None:
+    done = run(private("fpl", tmp_path, "privacy.update_clip=0.1", train={"rounds": 1}))
+    report = done.summary["privacy"]
+    assert (report["covers"], report["unprotected"]) == (["prototypes", "weights"], [])
+    assert report["epsilon"]["bright-0"] == pytest.approx(epsilon([1.0, 1.0], 1, 1e-5), abs=1e-3)
+
+
+def test_no_noise_is_no_bound_and_no_choice_is_no_report(tmp_path: Path) -> None:
+    done = run(private("fpl", tmp_path / "a", "privacy.noise_multiplier=0", train={"rounds": 1}))
+    assert set(done.summary["privacy"]["epsilon"].values()) == {None}
+    assert "privacy" not in run(toy_settings("fpl", tmp_path / "b", train={"rounds": 1})).summary
+
+
+def test_a_resumed_private_simulation_is_bit_equal(tmp_path: Path) -> None:
+    whole = run(private("fpl", tmp_path / "whole", train={"rounds": 3}))
+    run(private("fpl", tmp_path / "parts", train={"rounds": 3}), stop_after=2)
+    parts = run(private("fpl", tmp_path / "parts", train={"rounds": 3}, resume=True))
+    assert parts.sha256 == whole.sha256
+    assert parts.summary["privacy"]["releases"] == whole.summary["privacy"]["releases"]
+
+
+def test_personal_prototypes_are_covered_as_a_whole_client(tmp_path: Path) -> None:
+    hyper = {"aggregate_models": False}
+    with pytest.raises(ConfigError, match=r"privacy\.unit=client"):
+        Federation(private("fedproto", tmp_path, hyper=hyper))
+    done = run(private("fedproto", tmp_path, "privacy.unit=client", hyper=hyper, train={"rounds": 1}))
+    assert (done.summary["privacy"]["covers"], done.summary["privacy"]["unprotected"]) == (["prototypes"], [])
+
+
+# ---- nothing else leaves ---------------------------------------------------------------------------------------------
+
+NOT_COVERED = {
+    "fedpall": "also sends",
+    "rucr": "also sends",
+    "scaffold": "also sends",
+    "adcol": "also sends",
+    "fedplvm": "prototypes of its own",
+    "fedplcc": "prototypes of its own",
+    "fedapc": "prototypes of its own",
+    "fedavg": "privacy.update_clip",
+}
+
+
+@pytest.mark.parametrize("method", NOT_COVERED)
+def test_methods_that_send_more_are_refused_before_the_first_round(method: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=NOT_COVERED[method]):
+        Federation(private(method, tmp_path))
+
+
+def test_the_device_looks_once_more() -> None:
+    noised = PrototypeSet.empty(4)
+    check_nothing_else(Upload(prototypes=noised), noised, {"w": torch.ones(1)})
+    for upload in (
+        Upload(prototypes=PrototypeSet.empty(4)),
+        Upload(extra={"features": torch.ones(1)}),
+        Upload(weights={"other": torch.ones(1)}),
+    ):
+        with pytest.raises(PayloadError, match="nothing was sent"):
+            check_nothing_else(upload, noised, {"w": torch.ones(1)})
+
+
+# ---- settings --------------------------------------------------------------------------------------------------------
+
+
+def test_releases_are_counted_for_good(tmp_path: Path) -> None:
+    assert [FileStore(tmp_path / "a").count_release() for _ in range(3)] == [1, 2, 3]
+    assert FileStore(tmp_path / "b").count_release() == 1
+    (tmp_path / "a" / "releases.txt").write_text("many")
+    with pytest.raises(ValueError, match="many"):
+        FileStore(tmp_path / "a").count_release()
+
+
+def test_a_missing_accountant_is_named_before_the_first_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "opacus.accountants", None)
+    with pytest.raises(ConfigError, match="goldfinch\\[privacy\\]"):
+        run(private("fpl", tmp_path))
+
+
+def test_no_privacy_is_the_run_it_was_and_privacy_another() -> None:
+    plain = load_settings(["method=fpl"])
+    assert plain.privacy == NoPrivacy()
+    older = {key: value for key, value in plain.raw.items() if key != "privacy"}
+    assert settings_of(older).identity == plain.identity
+    assert load_settings(["method=fpl", "privacy=gaussian"]).identity != plain.identity
+    assert load_settings(["privacy=gaussian"]).privacy == GaussianPrivacy()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("clip", 0), ("noise_multiplier", -1), ("update_clip", 0), ("update_noise_multiplier", -1), ("delta", 0)],
+)
+def test_values_out_of_range_are_named(key: str, value: float) -> None:
+    with pytest.raises(ConfigError, match=key):
+        load_settings(["privacy=gaussian", f"privacy.{key}={value}"])
