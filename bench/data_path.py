@@ -1,4 +1,4 @@
-"""Cost of an augmented training image: batched transforms against torchvision's transforms on PIL images in a DataLoader.
+"""Cost of an augmented training image: batched transforms against torchvision's on PIL images in a DataLoader.
 
     python bench/data_path.py             # 32x32 and 64x64; about a minute
     python bench/data_path.py --dry-run   # a few images, writes nothing

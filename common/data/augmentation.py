@@ -109,8 +109,16 @@ class Augmentation:
             windows = padded.unfold(2, height, 1).unfold(3, width, 1)  # a view: [B, 3, span, span, H, W]
             images = windows[torch.arange(len(images), device=images.device), :, top, left]
         if self.flip:
-            images = torch.where(parameters[:, _FLIPPED, None, None] > 0, images.flip(3), images)
+            images = self._flip(images, parameters[:, _FLIPPED] > 0)
         return images
+
+    @staticmethod
+    def _flip(images: Tensor, chosen: Tensor) -> Tensor:
+        """``images`` with those of ``chosen`` (bool [B, 1]) mirrored; never changed in place."""
+        if images.is_cuda:  # looking up which they are would wait for the device
+            return torch.where(chosen[:, :, None, None], images.flip(3), images)
+        rows = chosen.flatten().nonzero().flatten()
+        return images.index_copy(0, rows, images.index_select(0, rows).flip(3))
 
     def _rotate(self, scaled: Tensor, parameters: Tensor) -> Tensor:
         grid = F.affine_grid(parameters[:, _MATRIX].reshape(-1, 2, 3), list(scaled.shape), align_corners=False)
