@@ -1,0 +1,306 @@
+"""What hostile clients do to accuracy, by attack, method and aggregation rule, with and without the bound on lengths.
+
+    python bench/poisoning.py           # every run that bench/results/poisoning.csv does not hold yet, then the table
+    python bench/poisoning.py --table   # the table of what is there
+
+A federation trains honestly for some rounds and is attacked in the ones that follow, from the same state for every
+attack and rule. Attackers train honestly and change what they send (or, for label flip, what they learn from);
+everything else is the shipped code. Hostile are clients drawn by the seed. Runs are inline, in this process, on one
+thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout, whatever is installed
+
+from bench.measuring import environment
+from common.data.domain import Split
+from common.messages import Registration, Request
+from common.payload import Payload
+from common.prototypes import PrototypeSet
+from common.seeding import generator
+from common.settings import RunSettings, load_settings
+from common.state import GlobalState
+from server.conduct import prepare_output
+from server.engine import Failure, Reply
+from server.inline import InlineEngine
+from server.rounds import Rounds
+
+RESULTS = Path(__file__).parent / "results" / "poisoning.csv"
+SEEDS = (0, 1)
+METHODS = ("fedavg", "fpl", "fedproto")
+ATTACKS = ("none", "sign flip", "times ten", "label flip", "prototype swap")
+RULES = ("mean", "median", "multi_krum", "trimmed_mean", "krum")
+HONEST_ROUNDS, ROUNDS = 12, 4
+SWAPPED = (3, 8)
+"""The classes whose prototypes are exchanged."""
+
+FEDERATIONS: dict[str, tuple[int, Sequence[str]]] = {
+    "1 of 5": (
+        1,
+        ("data.domains=[handwritten,printed,signs,sketch,blended]", "protocol=one_per_domain", "protocol.samples=200"),
+    ),
+    "2 of 10": (
+        2,
+        (
+            "protocol=glyphs_uneven",
+            "protocol.fraction=0.04",
+            "protocol.fractions={handwritten: 0.08, printed: 0.08, sketch: 0.4}",
+        ),
+    ),
+}
+COMMON = (
+    "data=glyphs", "model=small", "tuned=none", "engine=inline", "train.device=cpu", "train.batch_size=16",
+    "train.learning_rate=0.05", "rounds.evaluate_every=1000", "rounds.test_samples=200", "overwrite=true",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One run. Accuracies in per cent after the last round; ``refused`` counts updates that the gate turned away."""
+
+    federation: str
+    method: str
+    attack: str
+    aggregation: str
+    bound: str
+    seed: int
+    average: float
+    worst: float
+    refused: int
+    seconds: float
+    sha256: str
+    torch: str
+    commit: str
+    when: str
+
+
+Key = tuple[str, str, str, str, str, int]
+
+
+def key_of(outcome: Outcome) -> Key:
+    """What tells runs apart."""
+    return (
+        outcome.federation, outcome.method, outcome.attack, outcome.aggregation, outcome.bound, outcome.seed,
+    )  # fmt: skip
+
+
+class HostileEngine:
+    """The inline engine with some clients' answers changed on their way to the server.
+
+    Args:
+        settings: the run's settings.
+        attack: one of :data:`ATTACKS`.
+        count: how many clients are hostile.
+    """
+
+    def __init__(self, settings: RunSettings, attack: str, count: int) -> None:
+        self.inner = InlineEngine(settings)
+        self.attack, self.class_count = attack, settings.data.class_count
+        clients = sorted(self.inner.devices)
+        drawn = torch.randperm(len(clients), generator=generator(settings.seed, "hostile"))[:count].tolist()
+        self.hostile = {clients[index] for index in drawn} if attack != "none" else set()
+        if attack == "label flip":
+            for client in self.hostile:
+                flip_labels(self.inner.devices[client], self.class_count)
+
+    def register(self, expected: Sequence[str], seconds: float) -> tuple[list[Registration], list[Failure]]:
+        """See :class:`server.engine.Engine`."""
+        return self.inner.register(expected, seconds)
+
+    def exchange(
+        self, message: Payload, requests: Mapping[str, Request], seconds: float
+    ) -> tuple[list[Reply], list[Failure]]:
+        """See :class:`server.engine.Engine`."""
+        replies, failures = self.inner.exchange(message, requests, seconds)
+        return [
+            replace(reply, payload=self.spoiled(reply.payload, message))
+            if reply.client in self.hostile and requests[reply.client].train
+            else reply
+            for reply in replies
+        ], failures
+
+    def spoiled(self, payload: Payload, message: Payload) -> Payload:
+        """The answer as the attack has it."""
+        if self.attack in ("sign flip", "times ten"):
+            factor = -1.0 if self.attack == "sign flip" else 10.0
+            weights = {name: moved(name, tensor, message.weights, factor) for name, tensor in payload.weights.items()}
+            sets = payload.prototypes
+            if sets is not None:
+                sets = PrototypeSet(factor * sets.vectors, sets.labels, sets.weights)
+            return replace(payload, weights=weights, prototypes=sets)
+        if self.attack == "prototype swap" and payload.prototypes is not None:
+            return replace(payload, prototypes=swapped(payload.prototypes))
+        return payload
+
+    def close(self) -> None:
+        """See :class:`server.engine.Engine`."""
+        self.inner.close()
+
+
+def moved(name: str, tensor: Tensor, received: Mapping[str, Tensor], factor: float) -> Tensor:
+    """``w^t + factor (w_k - w^t)``; running statistics stay honest, or the gate would see negative variances."""
+    if not tensor.is_floating_point() or "running_" in name:
+        return tensor
+    return received[name] + factor * (tensor - received[name])
+
+
+def swapped(prototypes: PrototypeSet) -> PrototypeSet:
+    """Two classes with each other's vectors; counts stay."""
+    first, second = ((prototypes.labels == label).nonzero().flatten() for label in SWAPPED)
+    vectors = prototypes.vectors.clone()
+    if len(first) == len(second) == 1:
+        vectors[first], vectors[second] = prototypes.vectors[second], prototypes.vectors[first]
+    return PrototypeSet(vectors, prototypes.labels, prototypes.weights)
+
+
+def flip_labels(device: object, class_count: int) -> None:
+    """Every label y of the device's training data becomes K - 1 - y, before it registers."""
+    read = device._training_data  # type: ignore[attr-defined]
+
+    def flipped() -> Split:
+        split: Split = read()
+        return replace(split, labels=class_count - 1 - split.labels)
+
+    device._training_data = flipped  # type: ignore[attr-defined]
+
+
+def rounds_of(overrides: Sequence[str], attack: str, hostile: int, start: GlobalState | None) -> tuple[Rounds, int]:
+    """All rounds of one run, begun from ``start`` or from the initial weights, and how many updates were refused."""
+    with tempfile.TemporaryDirectory() as folder:
+        settings = load_settings([*COMMON, *overrides, f"output={folder}"])
+        prepare_output(settings)
+        engine = HostileEngine(settings, attack, hostile)
+        rounds = Rounds(settings, engine)
+        if start is not None:
+            rounds.federation.initial_state = lambda: replace(start, round=0)  # type: ignore[method-assign]
+        rounds.run()
+        engine.close()
+        with (Path(folder) / "activity.csv").open(newline="") as stream:
+            return rounds, sum(row["status"] == "refused" for row in csv.DictReader(stream))
+
+
+@cache
+def honest_state(federation: str, method: str, seed: int) -> GlobalState:
+    """What :data:`HONEST_ROUNDS` rounds without an attack lead to, with the plain average."""
+    overrides = (*FEDERATIONS[federation][1], f"method={method}", f"seed={seed}", f"train.rounds={HONEST_ROUNDS}")
+    return rounds_of(overrides, "none", 0, None)[0].state
+
+
+def run(federation: str, method: str, attack: str, rule: str, bound: str, seed: int) -> Outcome:
+    """One attacked run and its row."""
+    count, overrides = FEDERATIONS[federation]
+    extra = [f"aggregation.attackers={count}"] if rule not in ("mean", "median") else []
+    extra += ["rounds.outlier_factor=null"] if bound == "off" else []
+    start = honest_state(federation, method, seed)
+    started = time.process_time()
+    chosen = (f"method={method}", f"aggregation={rule}", f"seed={1000 + seed}", f"train.rounds={ROUNDS}")
+    rounds, refused = rounds_of([*overrides, *chosen, *extra], attack, count, start)
+    score = rounds.history.round_scores()[-1]
+    where = environment(torch.device("cpu"))
+    return Outcome(
+        federation, method, attack, rule, bound, seed, round(score.average, 3), round(score.worst, 3), refused,
+        round(time.process_time() - started, 2), rounds.state.sha256(), str(where["torch"]), str(where["commit"]),
+        str(where["when"]),
+    )  # fmt: skip
+
+
+def plan() -> Iterator[tuple[str, str, str, str, int]]:
+    """All runs with the bound on: a column of the table after the other."""
+    for seed in SEEDS:
+        for rule in RULES:
+            for federation in FEDERATIONS:
+                for method in METHODS:
+                    for attack in ATTACKS:
+                        if attack != "prototype swap" or method != "fedavg":
+                            yield federation, method, attack, rule, seed
+
+
+def load(path: Path) -> list[Outcome]:
+    """The rows of the CSV, typed; none if it does not exist."""
+    if not path.exists():
+        return []
+    kinds = {"seed": int, "refused": int, "average": float, "worst": float, "seconds": float}
+    with path.open(newline="") as stream:
+        return [
+            Outcome(**{name: kinds.get(name, str)(value) for name, value in row.items()})
+            for row in csv.DictReader(stream)
+        ]
+
+
+def append(outcome: Outcome, path: Path) -> None:
+    """Add a row to the CSV, made with a header when it does not exist."""
+    new = not path.exists()
+    with path.open("a", newline="") as stream:
+        writer = csv.DictWriter(stream, [field.name for field in fields(Outcome)], lineterminator="\n")
+        if new:
+            writer.writeheader()
+        writer.writerow(asdict(outcome))
+
+
+def cell(outcomes: Sequence[Outcome]) -> str:
+    """Mean ± standard deviation of the average accuracy over seeds."""
+    if not outcomes:
+        return "-"
+    values = [outcome.average for outcome in outcomes]
+    spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.1f}{spread}"
+
+
+def table(outcomes: Sequence[Outcome]) -> str:
+    """Markdown: rows are federation, method and attack; columns the rules, and the mean without the bound."""
+    lines = [
+        "| hostile | method | attack | refused | mean, no bound | " + " | ".join(RULES) + " |",
+        "|---|---|---|---:|---:|" + "---:|" * len(RULES),
+    ]
+    for federation in FEDERATIONS:
+        for method in METHODS:
+            for attack in ATTACKS:
+                wanted = (federation, method, attack)
+                mine = [item for item in outcomes if (item.federation, item.method, item.attack) == wanted]
+                if not mine:
+                    continue
+                by_rule = {rule: [x for x in mine if x.aggregation == rule and x.bound == "on"] for rule in RULES}
+                without = [item for item in mine if item.aggregation == "mean" and item.bound == "off"]
+                refused = sum(item.refused for item in by_rule["mean"])
+                cells = [cell(without or by_rule["mean"]), *(cell(by_rule[rule]) for rule in RULES)]
+                lines.append(f"| {federation} | {method} | {attack} | {refused} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Run what is missing, then print the table."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--table", action="store_true", help="only print the table of the rows that are there")
+    options.add_argument("--results", type=Path, default=RESULTS)
+    chosen = options.parse_args()
+    outcomes = load(chosen.results)
+    done = {key_of(outcome) for outcome in outcomes}
+    for federation, method, attack, rule, seed in () if chosen.table else plan():
+        for bound in ("on", "off"):
+            key = (federation, method, attack, rule, bound, seed)
+            same = next((item for item in outcomes if key_of(item) == (*key[:4], "on", seed)), None)
+            if key in done or (bound == "off" and (rule != "mean" or same is None or not same.refused)):
+                continue  # where the bound refused nothing, the run without it is the same run
+            outcomes.append(run(federation, method, attack, rule, bound, seed))
+            append(outcomes[-1], chosen.results)
+            print(outcomes[-1], flush=True)
+    print(table(outcomes))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,292 @@
+"""Median, trimmed mean, Krum: the formulas in loops, Flower's own functions, and what hostile clients cannot do."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from itertools import combinations, permutations
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.server.strategy.aggregate import aggregate_krum, aggregate_median, aggregate_trimmed_avg
+from support.toy import composed
+
+from common.config import CONF
+from common.errors import ConfigError
+from common.prototypes import PrototypeSet
+from common.seeding import generator
+from strategies.aggregation import MEAN, Mean, average
+from strategies.robust import Krum, Median, TrimmedMean
+
+State = dict[str, torch.Tensor]
+
+RULES = {
+    "median": Median(),
+    "trimmed 1": TrimmedMean(1),
+    "trimmed 2": TrimmedMean(2),
+    "krum": Krum(1),
+    "krum 2": Krum(2),
+    "multi-krum": Krum(1, keep=None),
+    "multi-krum 2 of 3": Krum(2, keep=3),
+}
+every_rule = pytest.mark.parametrize("name", RULES)
+
+
+def states(count: int, seed: int = 0) -> list[State]:
+    draws = generator(seed, "robust states")
+    return [
+        {"w": torch.randn(3, 2, generator=draws), "b": torch.randn(4, generator=draws), "n": torch.tensor(10 + k)}
+        for k in range(count)
+    ]
+
+
+def flat(state: State) -> list[float]:
+    return [value for name in ("w", "b") for value in state[name].double().flatten().tolist()]
+
+
+# ---- the formulas, in loops ------------------------------------------------------------------------------------------
+
+
+def krum_order(rows: Sequence[Sequence[float]], attackers: int) -> list[int]:
+    """Clients by the sum of squared distances to their n - f - 2 nearest others, the lowest first."""
+    scores = []
+    for index, row in enumerate(rows):
+        others = [other for position, other in enumerate(rows) if position != index]
+        squares = sorted(sum((a - b) ** 2 for a, b in zip(row, other, strict=True)) for other in others)
+        scores.append(sum(squares[: len(rows) - attackers - 2]))
+    return sorted(range(len(rows)), key=lambda index: scores[index])
+
+
+def expected_row(rule: Mean, rows: Sequence[Sequence[float]]) -> list[float]:
+    columns = list(zip(*rows, strict=True))
+    if isinstance(rule, Median):
+        return [statistics.median(column) for column in columns]
+    if isinstance(rule, TrimmedMean):
+        cut = min(rule.attackers, (len(rows) - 1) // 2)
+        return [statistics.mean(sorted(column)[cut : len(rows) - cut]) for column in columns]
+    assert isinstance(rule, Krum)
+    keep = len(rows) - rule.attackers if rule.keep is None else rule.keep
+    best = [rows[index] for index in krum_order(rows, rule.attackers)[:keep]]
+    return [statistics.mean(column) for column in zip(*best, strict=True)]
+
+
+@every_rule
+@pytest.mark.parametrize("count", [7, 8], ids=["odd", "even"])
+def test_states_are_combined_as_the_formula_says(name: str, count: int) -> None:
+    given = states(count, seed=count)
+    found = RULES[name].combine(given, [5.0] * count)
+    assert flat(found) == pytest.approx(expected_row(RULES[name], [flat(state) for state in given]), abs=1e-6)
+    assert {key: tensor.dtype for key, tensor in found.items()} == {key: t.dtype for key, t in given[0].items()}
+
+
+def test_counters_are_the_lower_median_or_the_best_client_s() -> None:
+    given = states(6)
+    assert int(Median().combine(given, [1.0] * 6)["n"]) == 12
+    best = krum_order([flat(state) for state in given], 1)[0]
+    assert int(Krum(1).combine(given, [1.0] * 6)["n"]) == 10 + best
+
+
+def as_flower(given: Sequence[State]) -> list[tuple[Any, int]]:
+    return [([state["w"].double().numpy(), state["b"].double().numpy()], 3) for state in given]
+
+
+@pytest.mark.parametrize("count", [7, 10])
+def test_flower_s_own_functions_agree(count: int) -> None:
+    given = states(count, seed=1)
+    results, shares = as_flower(given), [1.0] * count
+    pairs = {
+        "median": (Median(), aggregate_median(results)),
+        "trimmed": (TrimmedMean(2), aggregate_trimmed_avg(results, 2 / count + 1e-9)),
+        "krum": (Krum(2), aggregate_krum(results, 2, 0)),
+        "multi-krum": (Krum(2, keep=None), aggregate_krum(results, 2, count - 2)),
+    }
+    for label, (rule, theirs) in pairs.items():
+        ours = rule.combine(given, shares)
+        for name, array in zip(("w", "b"), theirs, strict=True):
+            assert np.allclose(ours[name].double().numpy(), array, atol=1e-6), label
+
+
+# ---- what they do not depend on --------------------------------------------------------------------------------------
+
+
+@every_rule
+def test_the_order_of_the_clients_does_not_matter(name: str) -> None:
+    given = states(7)
+    found = [RULES[name].combine([given[i] for i in order], [1.0] * 7) for order in list(permutations(range(7)))[::500]]
+    for other in found[1:]:
+        assert all(torch.allclose(other[key].double(), found[0][key].double(), atol=1e-6) for key in ("w", "b"))
+
+
+@every_rule
+def test_claimed_samples_do_not_matter(name: str) -> None:
+    given = states(7)
+    plain, claimed = (RULES[name].combine(given, shares) for shares in ([1.0] * 7, [1e12] + [1.0] * 6))
+    assert all(torch.equal(plain[key], claimed[key]) for key in plain)
+
+
+@every_rule
+def test_equal_states_stay_as_they_are(name: str) -> None:
+    one = states(1)[0]
+    found = RULES[name].combine([one] * 7, [1.0] * 7)
+    assert all(torch.allclose(found[key].double(), one[key].double(), rtol=2e-7) for key in one)
+
+
+def test_nothing_trimmed_is_the_mean_with_equal_weights() -> None:
+    given = states(5)
+    found, mean = TrimmedMean(0).combine(given, [9.0] * 5), average(given, [1.0] * 5)
+    assert all(torch.allclose(found[key], mean[key], atol=1e-7) for key in ("w", "b"))
+    everyone = Krum(0, keep=5).combine(given, [9.0] * 5)
+    assert all(torch.allclose(everyone[key], mean[key], atol=1e-7) for key in ("w", "b"))
+
+
+def test_totals_are_sums_or_as_many_times_the_rule() -> None:
+    given = [{"w": state["w"]} for state in states(5)]
+    assert torch.allclose(MEAN.totals(given)["w"], sum(state["w"].double() for state in given))
+    assert torch.allclose(Median().totals(given)["w"], 5 * Median().combine(given, [1.0] * 5)["w"].double())
+
+
+# ---- breakdown -------------------------------------------------------------------------------------------------------
+
+BEARS = {"median": (7, 3), "trimmed 1": (7, 1), "trimmed 2": (7, 2), "krum": (7, 1), "krum 2": (7, 2),
+         "multi-krum": (7, 1), "multi-krum 2 of 3": (7, 2)}  # fmt: skip
+
+
+@every_rule
+@pytest.mark.parametrize("value", [1e6, -1e6, 0.0], ids=["far above", "far below", "zeros"])
+def test_as_many_as_assumed_do_not_move_it_out_of_the_honest_range(name: str, value: float) -> None:
+    count, hostile = BEARS[name]
+    honest = states(count - hostile)
+    low = torch.stack([state["w"] for state in honest]).min(0).values - 1e-6
+    high = torch.stack([state["w"] for state in honest]).max(0).values + 1e-6
+    for places in list(combinations(range(count), hostile))[::5]:
+        mixed = list(honest)
+        for place in places:
+            mixed.insert(place, {**states(1)[0], "w": torch.full((3, 2), value), "b": torch.full((4,), value)})
+        found = RULES[name].combine(mixed, [1.0] * count)["w"]
+        if value or "krum" not in name:
+            assert bool(((found >= low) & (found <= high)).all())
+
+
+@pytest.mark.parametrize(("rule", "hostile"), [(Median(), 4), (TrimmedMean(1), 2), (Krum(1), 5), (MEAN, 1)])
+def test_more_than_that_do(rule: Mean, hostile: int) -> None:
+    """The bound is real: colluding clients beyond it get their way."""
+    liars = [{**state, "w": torch.full((3, 2), 1e6)} for state in states(1) * hostile]
+    found = rule.combine(states(7 - hostile) + liars, [1.0] * 7)["w"]
+    assert float(found.abs().max()) > 1e4
+
+
+def test_too_few_states_are_an_error() -> None:
+    for rule, least in ((Median(), 3), (TrimmedMean(2), 5), (Krum(1), 5), (Krum(2, keep=None), 7)):
+        assert rule.least == least
+        rule.combine(states(least), [1.0] * least)
+        with pytest.raises(ValueError, match=f"needs {least} states; got {least - 1}"):
+            rule.combine(states(least - 1), [1.0] * (least - 1))
+
+
+# ---- prototypes ------------------------------------------------------------------------------------------------------
+
+
+def row_sets(count: int, classes: Sequence[int] = (0, 2), seed: int = 0) -> list[PrototypeSet]:
+    draws = generator(seed, "robust rows")
+    labels = torch.tensor(classes)
+    return [PrototypeSet(torch.randn(len(labels), 3, generator=draws), labels, labels + 1.0 + k) for k in range(count)]
+
+
+@every_rule
+def test_class_means_are_combined_class_by_class(name: str) -> None:
+    sets = row_sets(7)
+    found = RULES[name].class_means(sets, sample_weighted=True)
+    assert found.labels.tolist() == [0, 2]
+    assert found.weights.tolist() == [7 * 1 + 21, 7 * 3 + 21]
+    for position, label in enumerate(found.classes):
+        rows = [part.of_class(label)[0].tolist() for part in sets]
+        assert found.vectors[position].tolist() == pytest.approx(expected_row(RULES[name], rows), abs=1e-6)
+
+
+KEPT = {"median": 4, "trimmed 1": 6, "trimmed 2": 5, "krum": 1, "krum 2": 1, "multi-krum": 6, "multi-krum 2 of 3": 3}
+
+
+@every_rule
+def test_rows_of_a_hostile_client_are_left_out_of_a_clustering(name: str) -> None:
+    sets = row_sets(6)
+    swapped = PrototypeSet(100 + sets[0].vectors.flip(0), sets[0].labels, sets[0].weights)
+    found = RULES[name].rows([*sets[:3], swapped, *sets[3:]])
+    assert [int((found.labels == label).sum()) for label in (0, 2)] == [KEPT[name]] * 2
+    honest = torch.cat([part.vectors for part in sets])
+    assert all(bool((honest == row).all(1).any()) for row in found.vectors)
+
+
+def test_the_rows_farthest_from_the_median_go_with_all_of_their_client_s() -> None:
+    """A client with several rows of a class counts once, by their mean."""
+    near = [PrototypeSet(torch.tensor([[k / 10.0]]), torch.tensor([1]), torch.ones(1)) for k in range(4)]
+    far = PrototypeSet(torch.tensor([[0.0], [9.0]]), torch.tensor([1, 1]), torch.ones(2))
+    found = TrimmedMean(1).rows([near[0], far, *near[1:]])
+    assert found.vectors.flatten().tolist() == pytest.approx([0.0, 0.1, 0.2, 0.3])
+
+
+@every_rule
+def test_a_class_of_few_holders_is_kept(name: str) -> None:
+    """One holder is taken as it is, two are averaged where the rule averages; classes of all are as before."""
+    everybody = row_sets(7, classes=(0,))
+    alone = PrototypeSet(torch.tensor([[1.0, 2, 3], [4, 5, 6]]), torch.tensor([0, 5]), torch.tensor([2.0, 3.0]))
+    pair = PrototypeSet(torch.tensor([[0.0, 0, 0], [2, 2, 2]]), torch.tensor([0, 6]), torch.tensor([2.0, 3.0]))
+    other = PrototypeSet(torch.tensor([[0.0, 0, 0], [4, 4, 4]]), torch.tensor([0, 6]), torch.tensor([2.0, 3.0]))
+    found = RULES[name].class_means([alone, pair, other, *everybody])
+    assert found.classes == [0, 5, 6]
+    assert found.of_class(5)[0].tolist() == [4, 5, 6]
+    assert found.of_class(6)[0].tolist() == [3, 3, 3]
+    assert RULES[name].rows([alone, pair, other, *everybody]).of_class(5).tolist() == [[4, 5, 6]]
+
+
+@every_rule
+def test_no_rows_at_all(name: str) -> None:
+    empty = [PrototypeSet.empty(3)] * 7
+    assert len(RULES[name].class_means(empty)) == len(RULES[name].rows(empty)) == 0
+    assert RULES[name].rows(empty).feature_size == 3
+
+
+# ---- settings --------------------------------------------------------------------------------------------------------
+
+NOT_AVERAGED = ("adcol", "fedpall", "single_set")
+
+
+@pytest.mark.parametrize("method", sorted(path.stem for path in (CONF / "method").glob("*.yaml")))
+def test_a_rule_is_taken_or_refused_by_name(method: str) -> None:
+    overrides = (f"method={method}", "aggregation=median", "engine=inline")
+    if method in NOT_AVERAGED:
+        with pytest.raises(ConfigError, match=rf"method={method}: .*aggregation=median would not protect it"):
+            composed(*overrides)
+    else:
+        assert composed(*overrides).aggregation == Median()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "reason"),
+    [
+        (["aggregation=krum"], "aggregation=krum needs 5 answers a round and 4 clients are asked"),
+        (["aggregation=multi_krum"], "aggregation=multi_krum needs 5 answers"),
+        (["aggregation=trimmed_mean", "aggregation.attackers=2"], "trimmed_mean needs 5 answers"),
+        (["aggregation=median", "rounds.participation=0.5"], "median needs 3 answers a round and 2 clients are asked"),
+        (["aggregation=krum", "aggregation.keep=0"], "keep must be >= 1"),
+        (["aggregation=krum", "aggregation.attackers=-1"], "attackers must be >= 0"),
+        (["rounds.outlier_factor=1"], "outlier_factor must be > 1"),
+    ],
+)
+def test_settings_that_cannot_be(overrides: list[str], reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        composed("method=fedavg", "engine=inline", *overrides)
+
+
+def test_the_default_is_the_run_that_it_was_before_there_was_a_choice() -> None:
+    plain = composed("method=fedavg", "engine=inline")
+    assert plain.identity == composed("method=fedavg", "engine=inline", "aggregation=mean").identity
+    assert plain.identity != composed("method=fedavg", "engine=inline", "aggregation=median").identity
+    assert plain.identity != composed("method=fedavg", "engine=inline", "rounds.outlier_factor=9").identity
+    older = {**plain.raw, "rounds": {k: v for k, v in plain.raw["rounds"].items() if k != "outlier_factor"}}
+    older.pop("aggregation")
+    from common.settings import settings_of
+
+    assert settings_of(older).identity == plain.identity
+    assert settings_of(older).aggregation == MEAN
