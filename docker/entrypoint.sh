@@ -64,6 +64,7 @@ supernode)
   : "${GOLDFINCH_DOMAIN:?which domain this device holds}"
   node="domain=\"$GOLDFINCH_DOMAIN\" index=${GOLDFINCH_INDEX:-0} data-dir=\"${GOLDFINCH_DATA:-/data}\" state-dir=\"$state/clients\""
   [ -z "${GOLDFINCH_DEVICE:-}" ] || node="$node device=\"$GOLDFINCH_DEVICE\""
+  [ -z "${GOLDFINCH_RESIDENT:-}" ] || node="$node resident=$GOLDFINCH_RESIDENT"
   exec flower-supernode --superlink "${GOLDFINCH_ENTRANCE:-proxy:8443}" --root-certificates "$folder/ca.crt" \
     --auth-supernode-private-key "$folder/key" --node-config "$node" "$@"
   ;;

@@ -27,6 +27,8 @@ from server.processes import Child, Processes, flower_environment, free_port, pr
 from server.submit import submit
 
 CONNECTION = "deployment"
+SOON = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2"}
+"""Seconds between two looks of a SuperExec for work; Flower's default is one."""
 
 
 @dataclass
@@ -100,7 +102,7 @@ class LocalDeployment:
         )
         command = [program("flower-superlink"), *security, "--host", "127.0.0.1", "--port", str(self.port)]
         command += ["--database", str(self.folder / "link.db"), "--disable-runtime-dependency-installation"]
-        child = self.processes.start("superlink", command, flower_environment(self.home, OMP_NUM_THREADS="1"))
+        child = self.processes.start("superlink", command, flower_environment(self.home, OMP_NUM_THREADS="1", **SOON))
         wait_healthy(child, f"{self._scheme}://{self.address}/health", verify=self._verify())
         self.children["superlink"] = child
         return child
@@ -119,7 +121,7 @@ class LocalDeployment:
             security = ["--insecure"]
         command = [program("flower-supernode"), *security, "--superlink", self.entrance or self.address]
         command += ["--port", str(port), "--node-config", text]
-        environment = flower_environment(home, OMP_NUM_THREADS=str(self.threads))
+        environment = flower_environment(home, OMP_NUM_THREADS=str(self.threads), **SOON)
         child = self.processes.start(name, command, environment)
         self.children[name] = child
         self.ports[name] = port

@@ -21,6 +21,7 @@ from common.settings import RunSettings
 from server.conduct import conduct
 from server.engine import Failure, Reply
 from server.history import Listener
+from server.prompt_grid import promptly
 from strategies.flower import FlowerStrategy, ask_registrations, fit_res_to_answer, request_to_fit_ins
 
 POLL_SECONDS = 2.0
@@ -58,7 +59,7 @@ class FlowerEngine:
             self._asked &= set(online)
             fresh = sorted(set(online) - self._asked)
             left = max(end - time.monotonic(), POLL_SECONDS * 10)
-            proxies = [online[node] for node in fresh]
+            proxies = [promptly(online[node], len(fresh)) for node in fresh]
             for node, outcome in zip(fresh, self._each(proxies, partial(self._ask, seconds=left)), strict=True):
                 if isinstance(outcome, Exception):
                     failures[node] = Failure(f"node {node}", "lost", str(outcome))
@@ -102,7 +103,8 @@ class FlowerEngine:
             EngineError: a Ray actor died; Flower does not replace it, so every later round would lose clients.
         """
         blob = encode(message)
-        send = partial(self._send, blob=blob, online=self.manager.all(), seconds=seconds)
+        online = {node: promptly(proxy, len(requests)) for node, proxy in self.manager.all().items()}
+        send = partial(self._send, blob=blob, online=online, seconds=seconds)
         outcomes = self._each([requests[client] for client in sorted(requests)], send)
         replies = [outcome for outcome in outcomes if isinstance(outcome, Reply)]
         failures = [outcome for outcome in outcomes if isinstance(outcome, Failure)]

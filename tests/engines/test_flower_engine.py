@@ -12,7 +12,7 @@ import pytest
 from flwr.app import Context, RecordDict
 from flwr.common import Code, FitIns, FitRes, GetPropertiesIns, GetPropertiesRes, Parameters, Status
 
-from client import app as client_app
+from client import node as client_node
 from client.app import FlowerClient
 from common.errors import EngineError, PayloadError
 from common.messages import Request
@@ -44,7 +44,7 @@ OVERRIDES = [
 
 @pytest.fixture(autouse=True)
 def no_devices_of_other_tests() -> None:
-    client_app._DEVICES.clear()
+    client_node._DEVICES.clear()
 
 
 class Node:

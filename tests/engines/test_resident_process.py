@@ -1,0 +1,168 @@
+"""Life and death of a resident trainer's process, and who may speak to it. None of these trains."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.trainers import Asked, gone, identity_of, wait_for
+
+from client import app as client_app
+from client.resident import frames
+from client.resident.caller import Caller
+from client.resident.frames import receive_frame, send_frame
+from client.resident.place import peer, remove_left_overs, socket_of
+from common import payload
+from common.errors import PayloadError
+
+pytestmark = pytest.mark.processes
+
+
+def started_by(caller: Caller) -> int:
+    with caller._connection() as connection:
+        return peer(connection)[0]
+
+
+def test_it_is_started_once_and_again_when_it_died(asked: Asked) -> None:
+    assert asked.trainer() is None
+    first = asked.start()
+    assert asked.start() == first
+    asked.kill(first)
+    assert asked.caller.path.exists(), "a killed process leaves its socket behind"
+    assert asked.start() != first
+
+
+def test_it_ends_with_its_node(asked: Asked) -> None:
+    pid = asked.start()
+    asked.supernode.kill()  # not waited for: the node is a zombie, as one is whose parent does not look
+    wait_for(lambda: gone(pid))
+    assert not asked.caller.path.exists()
+
+
+def test_a_signal_to_the_node_s_group_ends_it_cleanly(asked: Asked) -> None:
+    pid = asked.start()
+    assert os.getpgid(pid) == os.getpgid(os.getpid()), "it is stopped with all that the node started"
+    os.kill(pid, 15)
+    wait_for(lambda: gone(pid))
+    assert not asked.caller.path.exists()
+
+
+def test_it_leaves_when_nobody_asks(asked: Asked) -> None:
+    caller = Caller(asked.caller.node, asked.configuration, idle_seconds=0.5)
+    pid = started_by(caller)
+    wait_for(lambda: gone(pid))
+    assert not asked.caller.path.exists()
+    assert started_by(caller) != pid
+
+
+def test_another_configuration_is_replaced(asked: Asked) -> None:
+    first = asked.start()
+    other = Caller(asked.caller.node, {**asked.configuration, "index": 0})
+    second = started_by(other)
+    assert second != first
+    wait_for(lambda: gone(first))
+    assert started_by(other) == second
+
+
+def test_two_nodes_have_two_trainers(asked: Asked, tmp_path: Path) -> None:
+    other = subprocess.Popen(["sleep", "3600"])
+    try:
+        assert Asked(other, tmp_path).start() != asked.start()
+        assert asked.trainer() is not None
+    finally:
+        other.kill()
+        other.wait()
+
+
+# ---- who may speak to it ---------------------------------------------------------------------------------------------
+
+
+def test_only_its_owner_can_reach_it(asked: Asked) -> None:
+    asked.start()
+    path = asked.caller.path
+    for found, mode in ((path.parent, 0o700), (path, 0o600)):
+        assert stat.S_IMODE(found.stat().st_mode) == mode
+        assert found.stat().st_uid == os.getuid()
+    if os.getuid() != 0:
+        pytest.skip("only root can try as another user")
+    path.chmod(0o777)  # even where the file system does not protect it: the trainer asks the kernel who it is
+    for folder in (path.parent, *path.parents[1:4]):
+        folder.chmod(0o777)
+    code = f"import os, socket; os.setuid(65534); s = socket.socket(socket.AF_UNIX); s.connect({str(path)!r})"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}; print(s.recv(1))"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "b''", "it hangs up without a word"
+
+
+@pytest.mark.parametrize("wrong", ["open to others", "a link", "a file", "too long"])
+def test_a_folder_that_is_not_private_is_not_used(
+    wrong: str, asked: Asked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = tmp_path / ("x" * 100 if wrong == "too long" else "base")
+    base.mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(base))
+    monkeypatch.setattr("tempfile.tempdir", str(base))
+    folder = base / f"goldfinch-{os.getuid()}"
+    if wrong == "a link":
+        (tmp_path / "elsewhere").mkdir(mode=0o700)
+        folder.symlink_to(tmp_path / "elsewhere")
+    elif wrong == "a file":
+        folder.touch()
+    else:
+        folder.mkdir()
+        folder.chmod(0o755)
+    assert socket_of(identity_of(asked.supernode.pid)).parent.parent == Path("/tmp")
+
+
+def test_where_no_folder_is_private_it_says_why(asked: Asked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "missing"))
+    monkeypatch.setattr("client.resident.place._make_private", lambda folder: Path(folder / "x" / "y").mkdir())
+    with pytest.raises(OSError, match="No such file or directory"):
+        socket_of(identity_of(asked.supernode.pid))
+
+
+def test_what_dead_nodes_left_is_removed(asked: Asked) -> None:
+    folder = asked.caller.path.parent
+    dead, other = folder / "1-999999999.sock", folder / "notes.txt"
+    for path in (dead, other, asked.caller.path):
+        path.touch()
+    remove_left_overs(folder)
+    assert (dead.exists(), other.exists(), asked.caller.path.exists()) == (False, True, True)
+
+
+PREFIX = frames.PREFIX
+SPOILT: dict[str, tuple[bytes, str]] = {
+    "another protocol": (PREFIX.pack(b"HTTP", 2, 0) + b"{}", "begins with b'HTTP'"),
+    "a header too large": (PREFIX.pack(b"GFR1", frames.MAX_HEADER_BYTES + 1, 0), "the limit is"),
+    "a blob too large": (PREFIX.pack(b"GFR1", 2, frames.MAX_BLOB_BYTES + 1), "the limit is"),
+    "no JSON": (PREFIX.pack(b"GFR1", 2, 0) + b"{{", "not JSON"),
+    "no object": (PREFIX.pack(b"GFR1", 2, 0) + b"[]", "not a JSON object"),
+    "no question": (PREFIX.pack(b"GFR1", 2, 0) + b"{}", "how long its tensors are"),
+    "an unknown field": (PREFIX.pack(b"GFR1", 20, 0) + b'{"sizes":[],"x":1}  ', "cannot be read"),
+    "sizes that lie": (PREFIX.pack(b"GFR1", 13, 1) + b'{"sizes":[9]}x', "names 9 bytes"),
+}
+
+
+def test_what_is_no_question_is_refused(asked: Asked) -> None:
+    pid = asked.start()
+    for case, (sent, reason) in SPOILT.items():
+        with asked.caller._connection() as connection:
+            connection.sendall(sent)
+            reply = frames.read_reply(*receive_frame(connection))
+        assert not reply.ok, case
+        assert reason in reply.text, case
+    assert asked.start() == pid
+
+
+def test_the_limits_are_the_wire_s() -> None:
+    assert frames.MAX_BLOB_BYTES == payload.MAX_BYTES
+    assert client_app.TENSOR_TYPE == payload.TENSOR_TYPE
+    left, right = socket.socketpair()
+    with left, right, pytest.raises(PayloadError, match="the limit is"):
+        send_frame(left, {"text": "x" * frames.MAX_HEADER_BYTES})

@@ -1,0 +1,105 @@
+"""A node with questions for its resident trainer. The SuperNode is a stand-in: a process that only sleeps."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from client.resident.caller import Caller
+from client.resident.frames import Question
+from client.resident.place import Process, peer, process
+from common.messages import Request
+from common.payload import encode
+from common.settings import load_settings
+from strategies.envelope import write_request
+from strategies.federation import Federation
+
+OVERRIDES = ["data.domains=[sketch,printed]", "protocol.samples=24", "train.batch_size=8", "train.device=cpu"]
+
+
+class Asked:
+    """One node.
+
+    Args:
+        supernode: whom the trainer works for.
+        folder: the node's state.
+        more: further overrides.
+    """
+
+    def __init__(self, supernode: subprocess.Popen[bytes], folder: Path, *more: str) -> None:
+        self.supernode, self.folder = supernode, folder
+        self.chosen = [*OVERRIDES, f"output={folder / 'output'}", *more]
+        self.configuration = {"domain": "sketch", "state-dir": str(folder / "state")}
+        node = process(supernode.pid)
+        assert node is not None
+        self.caller = Caller(node, self.configuration)
+
+    def start(self) -> int:
+        """Its trainer's process, started if need be; it has not imported torch yet."""
+        with self.caller._connection() as connection:
+            return peer(connection)[0]
+
+    def registration(self) -> Question:
+        return Question("register", 7, " ".join(self.chosen), self.configuration)
+
+    def training(self) -> Question:
+        settings = load_settings(self.chosen)
+        federation = Federation(settings)
+        blob = encode(federation.message(federation.initial_state()))
+        method = settings.method.name
+        request = Request("run", settings.identity, method, 1, "train", "sketch-0", 2, 1, train=True, score=["sketch"])
+        text = write_request(request)
+        return replace(self.registration(), kind="answer", request=text, tensor_type="safetensors", tensors=[blob])
+
+    def trainer(self) -> int | None:
+        """The process that listens, as the kernel says; ``None`` if none does."""
+        with socket.socket(socket.AF_UNIX) as probe, contextlib.suppress(FileNotFoundError, ConnectionError):
+            probe.connect(os.fspath(self.caller.path))
+            return peer(probe)[0]
+        return None
+
+    def kill(self, pid: int) -> None:
+        """End a trainer without giving it time for anything, and wait until it is gone."""
+        os.kill(pid, signal.SIGKILL)
+        wait_for(lambda: gone(pid))
+
+
+def gone(pid: int) -> bool:
+    return process(pid) is None
+
+
+def identity_of(pid: int) -> Process:
+    found = process(pid)
+    assert found is not None
+    return found
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 240.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.05)
+
+
+def in_thread(work: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:
+    """``work`` in a thread, and the list that its result or its exception is put into."""
+    outcome: list[Any] = []
+
+    def run() -> None:
+        try:
+            outcome.append(work())
+        except Exception as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread, outcome
