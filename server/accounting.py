@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from common.errors import ConfigError
@@ -57,7 +57,7 @@ def epsilon(multipliers: Sequence[float], releases: int, delta: float) -> float:
 
 
 def privacy_report(
-    settings: RunSettings, activity: Sequence[Mapping[str, Any]], *, sends_weights: bool
+    settings: RunSettings, activity: Iterable[Mapping[str, Any]], *, sends_weights: bool
 ) -> dict[str, Any] | None:
     """What ``summary.json`` says of privacy; ``None`` where there is none.
 
@@ -91,7 +91,7 @@ def privacy_report(
     }
 
 
-def _releases(activity: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+def _releases(activity: Iterable[Mapping[str, Any]]) -> dict[str, int]:
     counted: dict[str, int] = {}
     came: dict[str, int] = {}
     for row in activity:

@@ -7,7 +7,7 @@ import io
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,9 +66,10 @@ class History:
         self.folder = folder
         self.listeners = list(listeners)
         folder.mkdir(parents=True, exist_ok=True)
-        self.scores = _reopen(folder / "history.csv", SCORES, scores_until)
-        self.activity = _reopen(folder / "activity.csv", ACTIVITY, keep_until)
-        self.bytes = _reopen(folder / "bytes.csv", ledger.COLUMNS, keep_until)
+        _reopen(folder / "history.csv", SCORES, scores_until)
+        _reopen(folder / "activity.csv", ACTIVITY, keep_until)
+        _reopen(folder / "bytes.csv", ledger.COLUMNS, keep_until)
+        self._latest: list[dict[str, Any]] = []  # the present round's activity; all others are on the disk alone
         self.confusions = Confusions(folder / "confusion.jsonl", scores_until)
         self.album = Album(folder / "prototypes", keep_until)
         events = folder / "events.jsonl"
@@ -94,24 +95,38 @@ class History:
 
     def add_scores(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Append rows of ``history.csv``."""
-        self.scores += [dict(row) for row in rows]
         _append(self.folder / "history.csv", SCORES, rows)
         self._tell("scores", {"rows": rows})
 
     def add_activity(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Append rows of ``activity.csv``."""
-        self.activity += [dict(row) for row in rows]
+        numbers = {row["round"] for row in rows}
+        self._latest = [row for row in self._latest if row["round"] in numbers] + [dict(row) for row in rows]
         _append(self.folder / "activity.csv", ACTIVITY, rows)
         self._tell("activity", {"rows": rows})
 
     def add_bytes(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Append rows of ``bytes.csv``."""
-        self.bytes += [dict(row) for row in rows]
         _append(self.folder / "bytes.csv", ledger.COLUMNS, rows)
 
+    @property
+    def scores(self) -> Iterator[dict[str, Any]]:
+        """The rows of ``history.csv`` so far, from the file: a long run's rows would fill the memory."""
+        return stream_rows(self.folder / "history.csv")
+
+    @property
+    def activity(self) -> Iterator[dict[str, Any]]:
+        """The rows of ``activity.csv`` so far, from the file."""
+        return stream_rows(self.folder / "activity.csv")
+
+    @property
+    def bytes(self) -> Iterator[dict[str, Any]]:
+        """The rows of ``bytes.csv`` so far, from the file."""
+        return stream_rows(self.folder / "bytes.csv")
+
     def round_totals(self, number: int) -> dict[str, Any]:
-        """What round ``number`` came to: clients by outcome, mean loss terms by sample count, bytes up and down."""
-        rows = [row for row in self.activity if int(row["round"]) == number]
+        """What the present round came to: clients by outcome, mean loss terms by sample count, bytes up and down."""
+        rows = [row for row in self._latest if int(row["round"]) == number]
         outcomes = Counter(str(row["status"]) for row in rows)
         sums: dict[str, float] = {}
         masses: dict[str, float] = {}
@@ -135,7 +150,18 @@ class History:
 
     def bytes_total(self) -> dict[str, int]:
         """Bytes down to and up from all clients over the run."""
-        return {way: sum(int(row.get(f"bytes_{way}") or 0) for row in self.activity) for way in ("up", "down")}
+        total = {"up": 0, "down": 0}
+        for row in self.activity:
+            for way in total:
+                total[way] += int(row.get(f"bytes_{way}") or 0)
+        return total
+
+
+def stream_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """The rows of a CSV that ends with a complete line, one at a time; none if there is no file."""
+    if path.exists():
+        with path.open(newline="") as stream:
+            yield from csv.DictReader(stream)
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
@@ -147,14 +173,14 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     return [dict(row) for row in csv.DictReader(io.StringIO(complete)) if None not in row.values()]
 
 
-def _reopen(path: Path, columns: Sequence[str], keep_until: int) -> list[dict[str, Any]]:
+def _reopen(path: Path, columns: Sequence[str], keep_until: int) -> None:
+    """Rewrite ``path`` with its header and the rows of rounds up to ``keep_until``."""
     rows = [row for row in read_rows(path) if int(row["round"]) <= keep_until] if keep_until >= 0 else []
     stream = io.StringIO()
     writer = csv.DictWriter(stream, columns, lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     write_text(path, stream.getvalue())
-    return rows
 
 
 def _append(path: Path, columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:

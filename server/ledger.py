@@ -7,7 +7,7 @@ compresses objects) is not in it; docs/results/bytes.md compares it with the wir
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from common.messages import Request, request_text
@@ -64,9 +64,10 @@ def _split(parts: Mapping[str, int], total: int) -> dict[str, int]:
     return {**known, "header": total - sum(known.values()), "total": total}
 
 
-def totals(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
+def totals(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
     """Bytes by way and part over all rows."""
-    return {
-        way: {part: sum(int(row[part]) for row in rows if row["way"] == way) for part in (*PARTS, "total")}
-        for way in ("down", "up")
-    }
+    sums = {way: dict.fromkeys((*PARTS, "total"), 0) for way in ("down", "up")}
+    for row in rows:
+        for part in sums[row["way"]]:
+            sums[row["way"]][part] += int(row[part])
+    return sums

@@ -184,7 +184,7 @@ def test_rows_are_on_the_disk_as_they_come(tmp_path: Path) -> None:
 def test_a_new_run_starts_anew(tmp_path: Path) -> None:
     filled(tmp_path)
     again = History(tmp_path)
-    assert (again.scores, again.activity) == ([], [])
+    assert (list(again.scores), list(again.activity), list(again.bytes)) == ([], [], [])
     assert read_rows(tmp_path / "history.csv") == []
     assert events(tmp_path) == []
 
@@ -216,8 +216,8 @@ def test_a_last_line_torn_anywhere_is_dropped(name: str, tmp_path: Path) -> None
         content = (tmp_path / name).read_bytes()
         (tmp_path / name).write_bytes(content[:-cut])
         again = History(tmp_path, 9, 9)
-        assert len(again.scores) == (2 if name == "history.csv" else 3)
-        assert len(again.activity) == (2 if name == "activity.csv" else 3)
+        assert len(list(again.scores)) == (2 if name == "history.csv" else 3)
+        assert len(list(again.activity)) == (2 if name == "activity.csv" else 3)
         assert len(events(tmp_path)) == (6 if name == "events.jsonl" and cut > 1 else 7)  # its end shows in itself
 
 
@@ -226,7 +226,7 @@ def test_a_line_torn_within_quotes_is_dropped(tmp_path: Path) -> None:
     history.add_activity([activity(3, status="failed", reason='a\nb, "c"\nd')])
     content = (tmp_path / "activity.csv").read_text()
     (tmp_path / "activity.csv").write_text(content[: content.rindex("b, ") + 12])
-    assert len(History(tmp_path, 9, 9).activity) == 3
+    assert len(list(History(tmp_path, 9, 9).activity)) == 3
 
 
 # ---- scores ----------------------------------------------------------------------------------------------------------
@@ -254,3 +254,13 @@ def test_rules_of_a_run() -> None:
 def test_a_domain_that_a_round_did_not_score_is_no_zero() -> None:
     rounds = [RoundScore(1, {"a": 40.0, "b": 60.0}), RoundScore(2, {"a": 80.0}), RoundScore(3, {"b": 90.0})]
     assert summarise(rounds, 3)["last_n"]["accuracy"] == {"a": 60.0, "b": 75.0}
+
+
+def test_rows_of_earlier_rounds_are_not_kept_in_memory(tmp_path: Path) -> None:
+    history = History(tmp_path)
+    for number in range(1, 6):
+        history.add_activity([activity(number), activity(number, client="sketch-0")])
+        assert history.round_totals(number)["outcomes"] == {"trained": 2}
+    held = [row for value in vars(history).values() if isinstance(value, list) for row in value]
+    assert {row["round"] for row in held} == {5}
+    assert len(list(history.activity)) == 10
