@@ -42,7 +42,7 @@ def _narrow(name: str, tensor: Tensor, transport: str) -> Tensor:
         return tensor
     found = tensor.to(DTYPES[transport])
     if not bool(torch.isfinite(found).all()):
-        worst = float(tensor.abs().nan_to_num(nan=float("inf")).max())
+        worst = float(tensor.abs().nan_to_num(nan=float("inf"), posinf=float("inf")).max())
         what = f"reaches {worst:.3g}" if worst < float("inf") else "has values that are not finite"
         raise PayloadError(
             f"rounds.transport={transport} cannot carry {name:.99}: it {what}, the largest number is "
