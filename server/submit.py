@@ -157,16 +157,18 @@ def submit(
     follower = _Follower(settings.output_folder / "events.jsonl", listeners)
     try:
         with (logs / "flower.log").open("ab") as stream, follower:
-            subprocess.run(  # noqa: S603  # our own command, no shell
-                [program("flwr"), "log", run, *target, "--stream"],
-                env=dict(environment),
-                cwd=empty,
-                stdin=subprocess.DEVNULL,
-                stdout=stream,
-                stderr=subprocess.STDOUT,
-                check=False,
-            )
-            status, details = _final_status(run, target, environment, empty)
+            status, details = "", ""
+            while not status.startswith("finished"):  # the stream also ends when the connection does
+                subprocess.run(  # noqa: S603  # our own command, no shell
+                    [program("flwr"), "log", run, *target, "--stream"],
+                    env=dict(environment),
+                    cwd=empty,
+                    stdin=subprocess.DEVNULL,
+                    stdout=stream,
+                    stderr=subprocess.STDOUT,
+                    check=False,
+                )
+                status, details = _final_status(run, target, environment, empty)
     except KeyboardInterrupt as error:
         if not outlives:
             raise
@@ -175,19 +177,40 @@ def submit(
             f"no longer watching; the run goes on: flwr log {names} --stream follows it, flwr stop {names} ends it"
         ) from None
     if status != "finished:completed":
-        cause = _cause(logs / "flower.log") or details
+        cause = _cause(logs / "flower.log") or (LOST if details in NO_REASON else details)
         raise EngineError(f"the run ended as {status}: {cause}\n(Flower's own output is in {logs / 'flower.log'})")
 
 
+NO_REASON = ("", "Task failed with unknown error.")
+LOST = (
+    "its server process ended without a word: killed, or out of memory, or its SuperLink was restarted; the last "
+    "complete round is kept: resume=true goes on"
+)
+
+
 def _final_status(run: str, target: Sequence[str], environment: Mapping[str, str], folder: Path) -> tuple[str, str]:
-    """The run's status once it is final: the log stream can end a moment earlier."""
+    """The run's status once it is final, for which the SuperLink has 20 seconds: the log stream can end before it.
+
+    Raises:
+        EngineError: the SuperLink does not answer any more.
+    """
+    status, details, problem = "", "", ""
     for _ in range(20):
-        listed = _call([program("flwr"), "list", *target, "--run-id", run, "--format", "json"], environment, folder)
-        entry = _json_of(listed)["runs"][0]
-        status, details = str(entry["status"]), str(entry.get("status-details", ""))
-        if status.startswith("finished"):
-            return status, details
+        try:
+            listed = _call([program("flwr"), "list", *target, "--run-id", run, "--format", "json"], environment, folder)
+            entry = _json_of(listed)["runs"][0]
+        except EngineError as error:  # it may be about to come back
+            problem = str(error)
+        else:
+            status, details = str(entry["status"]), str(entry.get("status-details", ""))
+            if status.startswith("finished"):
+                return status, details
         time.sleep(1.0)
+    if not status:
+        raise EngineError(
+            f"the SuperLink no longer answers, so how run {run} ended is not known. A run does not outlive its "
+            f"SuperLink: start that again, then go on after the last complete round with resume=true\n{problem}"
+        )
     return status, details
 
 
