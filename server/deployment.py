@@ -27,6 +27,9 @@ from server.processes import Child, Processes, flower_environment, free_port, pr
 from server.submit import submit
 
 CONNECTION = "deployment"
+START_SECONDS = 240.0
+"""A program of Flower's needs two seconds of a CPU to start; a crowded machine gives it them slowly."""
+
 SOON = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2"}
 """Seconds between two looks of a SuperExec for work; Flower's default is one."""
 
@@ -103,7 +106,7 @@ class LocalDeployment:
         command = [program("flower-superlink"), *security, "--host", "127.0.0.1", "--port", str(self.port)]
         command += ["--database", str(self.folder / "link.db"), "--disable-runtime-dependency-installation"]
         child = self.processes.start("superlink", command, flower_environment(self.home, OMP_NUM_THREADS="1", **SOON))
-        wait_healthy(child, f"{self._scheme}://{self.address}/health", verify=self._verify())
+        wait_healthy(child, f"{self._scheme}://{self.address}/health", START_SECONDS, self._verify())
         self.children["superlink"] = child
         return child
 
@@ -127,7 +130,7 @@ class LocalDeployment:
         self.ports[name] = port
         return child
 
-    def wait_for_nodes(self, seconds: float = 60.0) -> None:
+    def wait_for_nodes(self, seconds: float = START_SECONDS) -> None:
         """Wait until every node answers.
 
         Raises:
