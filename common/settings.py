@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -109,7 +110,7 @@ class RoundSettings:
     evaluate_every: int = 1
     test_samples: int | None = None
     absence: float = 0.0
-    outlier_factor: float | None = 5.0
+    outlier_factor: float | None = 8.0
     transport: Literal["float32", "bfloat16", "float16"] = "float32"
     joins: dict[str, int] | None = None
 
@@ -166,7 +167,7 @@ class RunSettings:
     raw: Mapping[str, Any] = field(repr=False)
     privacy: GaussianPrivacy | NoPrivacy = field(default_factory=NoPrivacy)
 
-    @property
+    @cached_property
     def identity(self) -> str:
         """16 hex digits over everything that changes the result; a checkpoint of another identity is refused.
 
@@ -175,7 +176,7 @@ class RunSettings:
         """
         return self._digest(())
 
-    @property
+    @cached_property
     def configuration(self) -> str:
         """:attr:`identity` without the seed: runs of one configuration are averaged in tables."""
         return self._digest(("seed",))

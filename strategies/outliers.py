@@ -22,7 +22,7 @@ LEAST = 3
 
 _WORDS = {
     "parameters": "its parameters' distance from the shared state",
-    "statistics": "its running statistics' distance from the shared state",
+    "statistics": "the length of its running statistics",
     "prototypes": "the length of its longest prototype",
     "extra": "the length of its further tensors",
     "rows": "the length of its longest row",
@@ -34,11 +34,12 @@ def outliers(
 ) -> dict[str, str]:
     """Why updates are refused, by client id; empty if none is, or with fewer than :data:`LEAST` of them.
 
-    What is compared, part by part: the L2 distance of the trainable parameters from the shared state, and of the other
-    floating-point weights (running statistics); the longest prototype; of further tensors, the L2 norm of those of
-    fixed shape together, and the longest row of those with a row per sample. Prototypes and rows do not grow with the
-    number of samples; the others may be longer by as much as the client's batches exceed the median client's. A part
-    whose median is 0 gives no scale and is not compared.
+    What is compared, part by part: the L2 distance of the trainable parameters from the shared state; the norm of the
+    other floating-point weights (running statistics); the longest prototype; of further tensors, the norm of those of
+    fixed shape together, and the longest row of those with a row per sample. Parameters and further tensors of fixed
+    shape may be longer by as much as the client's batches exceed the median client's, since honest ones grow with the
+    steps taken. Running statistics are a domain's own and hold variances, which are squares: their bound is the
+    square of ``factor``. A part whose median is 0 gives no scale and is not compared.
 
     Args:
         updates: of all participants that passed the gate.
@@ -57,25 +58,26 @@ def outliers(
         found = {client: each[part] for client, each in lengths.items() if part in each}
         middle = statistics.median(found.values()) if len(found) >= LEAST else 0.0
         for client, length in found.items() if middle else ():
-            longer = 1.0 if part in ("prototypes", "rows") else max(1.0, batches[client] / usual)
-            if length > factor * longer * middle and client not in reasons:
+            limit = factor**2 if part == "statistics" else factor
+            if part in ("parameters", "extra"):
+                limit *= max(1.0, batches[client] / usual)
+            if length > limit * middle and client not in reasons:
                 reasons[client] = (
-                    f"{words} is {length:.3g}, {length / middle:.3g} times the round's median; at most "
-                    f"{factor * longer:.3g} times are let in (rounds.outlier_factor={factor:g})"
+                    f"{words} is {length:.3g}, {length / middle:.3g} times the round's median; at most {limit:.3g} "
+                    f"times are let in (rounds.outlier_factor={factor:g})"
                 )
     return reasons
 
 
 def _lengths(update: Update, state: GlobalState, expected: Expected, server: Server) -> dict[str, float]:
     lengths = {}
-    for part, trainable in (("parameters", True), ("statistics", False)):
-        names = [
-            name
-            for name, tensor in update.weights.items()
-            if tensor.is_floating_point() and (name in server.parameters) is trainable
-        ]
-        if names:
-            lengths[part] = _norm(update.weights[name] - state.weights[name] for name in names)
+    floating = {name: tensor for name, tensor in update.weights.items() if tensor.is_floating_point()}
+    trained = [tensor - state.weights[name] for name, tensor in floating.items() if name in server.parameters]
+    measured = [tensor for name, tensor in floating.items() if name not in server.parameters]
+    if trained:
+        lengths["parameters"] = _norm(trained)
+    if measured:
+        lengths["statistics"] = _norm(measured)
     if len(update.prototypes):
         lengths["prototypes"] = _longest_row(update.prototypes.vectors)
     fixed, by_row = _kinds(update.extra, expected)
