@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from support.hostile import ATTACKS
+from support.hostile import ATTACKS, scaled
 from support.runs import Run, TouchedEngine, run
 from support.toy import Toy, composed, toy_settings
 
 from client.store import FileStore
 from common.config import CONF
+from common.errors import ConfigError
 from common.messages import Request
-from common.payload import Payload, encode
+from common.payload import Payload, decode, encode
 from common.state import GlobalState, tensors_sha256
 from server.checkpoint import Checkpoints
+from strategies.robust import Median
 
 METHODS = sorted(path.stem for path in (CONF / "method").glob("*.yaml"))
 ROUNDS = 3
@@ -290,3 +293,59 @@ def test_hostile_answers_are_refused_and_named(method: str, tmp_path: Path) -> N
         assert {"bright-0", "noisy-0"} <= others
     assert not wrong
     assert len(spoiled) >= 8
+
+
+@every_method
+def test_replays_and_giants_are_refused_and_named(method: str, tmp_path: Path) -> None:
+    """Round 2: the bytes of round 1 again. Round 3: everything a thousand times as long, which only others can tell."""
+    settings = three_rounds(method, tmp_path)
+    kept: dict[str, bytes] = {}
+    spoiled: set[int] = set()
+
+    def edit(request: Request, payload: Payload) -> Payload:
+        if request.client != SPOILED or not request.train:
+            return payload
+        if request.round == 1:
+            kept.setdefault(request.exchange, encode(payload))
+        if request.round == 2 and not spoiled:
+            spoiled.add(2)
+            return decode(kept[request.exchange])
+        if request.round == 3 and 3 not in spoiled and (larger := scaled(payload, 1e3)) is not None:
+            spoiled.add(3)
+            return larger
+        return payload
+
+    done = run(settings, TouchedEngine(settings, edit=edit))
+    assert_finite(done)
+    refused = {
+        row["round"]: row["reason"]
+        for row in done.rows("activity.csv")
+        if row["status"] == "refused" and row["client"] == SPOILED
+    }
+    assert set(refused) == {str(number) for number in spoiled}
+    assert "stale, replayed" in refused["2"]
+    assert "times the round's median" in refused.get("3", "times the round's median")
+    assert sum(name == "round done" for name, _ in done.events) == ROUNDS
+    assert (3 in spoiled) == (method != "single_set"), "only who sends nothing has nothing to enlarge"
+
+
+@every_method
+def test_a_robust_rule_bears_a_hostile_client(method: str, tmp_path: Path) -> None:
+    """Without the bound on lengths: a client's values, a million times too large, do not reach the state."""
+    base = three_rounds(
+        method, tmp_path, data=Toy(missing_class=False), rounds={"outlier_factor": None}, train={"rounds": 2}
+    )
+    raw = {**base.raw, "aggregation": {"_target_": "strategies.robust.Median"}}
+    settings = replace(base, aggregation=Median(), raw=raw)
+    if not settings.method.averages:
+        with pytest.raises(ConfigError, match=f"method={method}"):
+            run(settings)
+        return
+
+    def edit(request: Request, payload: Payload) -> Payload:
+        return (scaled(payload, 1e6) or payload) if request.client == SPOILED and request.train else payload
+
+    done = run(settings, TouchedEngine(settings, edit=edit))
+    assert not [row["reason"] for row in done.rows("activity.csv") if row["status"] == "refused"]
+    for name, tensor in last_state(done).tensors().items():
+        assert float(tensor.double().abs().max() if tensor.numel() else 0.0) < 1e4 or name == "extra/images", name

@@ -14,7 +14,7 @@ from support.toy import CLASSES, Toy, toy_settings
 
 from common.errors import PayloadError
 from common.messages import Answer, Registration, Request, code_sha256, header_of, read_header
-from common.payload import Payload
+from common.payload import Payload, decode, encode
 from common.prototypes import PrototypeSet
 from common.settings import RunSettings
 from strategies.federation import Federation
@@ -307,6 +307,33 @@ def test_an_answer_counts_once_and_only_if_asked(asked: Asked) -> None:
     asked.federation.begin(2, "train")
     with pytest.raises(PayloadError, match="was not asked"):
         asked.admit(old, "bright-0")
+
+
+def test_a_replayed_upload_is_refused(asked: Asked) -> None:
+    """The same bytes in another round, another exchange or another run, and as somebody else's."""
+    blob = encode(asked.answer())
+    asked.admit(decode(blob))
+    asked.federation.begin(2, "train")
+    asked.requests = asked.federation.requests("run", asked.federation.roster.clients(), score=True)
+    with pytest.raises(PayloadError, match="stale, replayed or of another run"):
+        asked.admit(decode(blob))
+    with pytest.raises(PayloadError, match="stale, replayed or of another run"):
+        asked.admit(decode(blob), "bright-0")
+    assert asked.admit(asked.answer()) is not None
+    asked.federation.begin(1, "train")
+    asked.federation.requests("another run", asked.federation.roster.clients(), score=True)
+    with pytest.raises(PayloadError, match="stale, replayed or of another run"):
+        asked.admit(decode(blob))
+
+
+def test_who_was_not_sampled_is_not_heard(asked: Asked) -> None:
+    """A registered client outside the round's sample; and one that is asked for a score alone."""
+    unasked = asked.answer("bright-0")
+    others = [client for client in asked.federation.roster.clients() if client.id != "bright-0"]
+    asked.federation.begin(1, "train")
+    asked.federation.requests("run", others, score=False)
+    with pytest.raises(PayloadError, match="bright-0 was not asked in round 1"):
+        asked.admit(unasked, "bright-0")
 
 
 def test_a_refused_answer_does_not_use_up_the_turn(asked: Asked) -> None:

@@ -136,6 +136,26 @@ def _counter(payload: Payload) -> Payload | None:
     return changed and replace(changed, extra={**changed.extra, **lone})
 
 
+def scaled(payload: Payload, factor: float) -> Payload | None:
+    """Parameters, prototypes and further tensors ``factor`` times as large; ``None`` if there is nothing to enlarge.
+
+    Running statistics, and similarities, whose range a method knows, stay: other checks would see them first.
+    """
+    honest = ("running_", "similarities")
+
+    def larger(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {
+            name: tensor * factor if tensor.is_floating_point() and not any(word in name for word in honest) else tensor
+            for name, tensor in tensors.items()
+        }
+
+    old = payload.prototypes
+    if not payload.weights and not payload.extra and not old:
+        return None
+    prototypes = old and PrototypeSet(old.vectors * factor, old.labels, old.weights)
+    return replace(payload, weights=larger(payload.weights), extra=larger(payload.extra), prototypes=prototypes)
+
+
 ENDLESS = [{"domain": "dark", "count": 10**400, "correct": 0, "loss": 0.0}]
 ELSEWHERE = [{"domain": "moon", "count": 1, "correct": 1, "loss": 0.0}]
 
@@ -159,9 +179,7 @@ ATTACKS = (
     ),
     Attack("another rank", _tensor(lambda tensor: tensor.ndim >= 1, lambda tensor: tensor[None]), "expected"),
     Attack("double precision", _tensor(_floating, lambda tensor: tensor.double()), "expected torch.float32"),
-    Attack(
-        "a record too many", lambda payload: replace(payload, extra={**payload.extra, "more": torch.ones(1)}), "more"
-    ),
+    Attack("a record too many", _one_more, "more"),
     Attack("a record too few", _missing, "missing"),
     Attack("prototype not a number", _prototypes(lambda old: {"vectors": _first(old.vectors, float("nan"))}), "finite"),
     Attack("prototype count 1e30", _prototypes(lambda old: {"weights": _first(old.weights, 1e30)}), "weigh"),
@@ -174,18 +192,12 @@ ATTACKS = (
         "class 99",
     ),
     Attack("prototypes too short", _prototypes(lambda old: {"vectors": old.vectors[:, :-1].clone()}), "features"),
-    Attack(
-        "prototypes missing", lambda payload: replace(payload, prototypes=None) if payload.prototypes else None, "set"
-    ),
+    Attack("prototypes missing", _no_prototypes, "set"),
     Attack("another client's name", _header(client="bright-0"), "stale"),
     Attack("another round", _header(round=77), "stale"),
     Attack("claims 10^30 samples", _header(samples=10**30), "samples"),
     Attack("claims other classes", _header(class_counts=[9, 9, 9, 9]), "registered"),
     Attack("loss is a word", _header(losses={"cross_entropy": "low"}), "losses"),
-    Attack(
-        "score without end", _header(scores=[{"domain": "dark", "count": 10**400, "correct": 0, "loss": 0.0}]), "score"
-    ),
-    Attack(
-        "scores more than asked", _header(scores=[{"domain": "moon", "count": 1, "correct": 1, "loss": 0.0}]), "scores"
-    ),
+    Attack("score without end", _header(scores=ENDLESS), "score"),
+    Attack("scores more than asked", _header(scores=ELSEWHERE), "scores"),
 )
