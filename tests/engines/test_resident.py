@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Any
 import pytest
 from flwr.app import Context, RecordDict
 from flwr.common import Code, FitIns, GetPropertiesIns, Parameters
-from support.trainers import Asked, gone, in_thread, wait_for
+from support.trainers import Asked, gone, in_thread, wait_for, wait_until_busy
 
 from client import app as client_app
 from client import node as client_node
@@ -108,7 +107,7 @@ def test_killed_over_a_message_it_is_asked_again_once(asked: Asked) -> None:
     long.caller.ask(long.registration())  # torch is imported
     first = long.start()
     thread, outcome = in_thread(lambda: long.caller.ask(question))
-    time.sleep(0.7)
+    wait_until_busy(first, 0.3)
     long.kill(first)
     thread.join()
     assert long.trainer() not in (None, first)
@@ -118,13 +117,14 @@ def test_killed_over_a_message_it_is_asked_again_once(asked: Asked) -> None:
 def test_killed_again_it_is_an_error_that_names_the_way_out(asked: Asked) -> None:
     long = Asked(asked.supernode, asked.folder, *LONG)
     question = long.training()
-    killed = [long.start()]
+    first = long.start()
     thread, outcome = in_thread(lambda: long.caller.ask(question))
-    for _ in range(2):
-        wait_for(lambda: long.trainer() not in (None, *killed[1:]))
-        killed.append(long.trainer() or 0)
-        time.sleep(0.5)  # it has the question by now, and is importing torch
-        long.kill(killed[-1])
+    wait_until_busy(first, 0.5)  # it has the question, and is importing torch
+    long.kill(first)
+    wait_for(lambda: long.trainer() is not None)
+    second = long.start()
+    wait_until_busy(second, 0.5)
+    long.kill(second)
     thread.join()
     assert isinstance(outcome[0], EngineError)
     assert "died 2 times over one message" in str(outcome[0])
@@ -134,10 +134,10 @@ def test_killed_again_it_is_an_error_that_names_the_way_out(asked: Asked) -> Non
 def test_it_leaves_when_the_caller_it_works_for_is_gone(asked: Asked) -> None:
     long = Asked(asked.supernode, asked.folder, "method=moon", *LONG)
     long.caller.ask(long.registration())
-    pid = long.start()
+    pid, question = long.start(), long.training()
     with long.caller._connection() as connection:
-        frames.send_question(connection, long.training())
-        time.sleep(0.7)
+        frames.send_question(connection, question)
+        wait_until_busy(pid, 0.3)
     wait_for(lambda: gone(pid))
     assert not list((long.folder / "state").rglob("*.safetensors"))
 
@@ -220,7 +220,7 @@ def test_errors_of_trainer_and_caller_reach_flower(asked: Asked, monkeypatch: py
     assert result.status.message.startswith("PayloadError: the message is truncated")
     assert "read_request" in str(result.metrics["traceback"])
     monkeypatch.setattr(caller_module, "START_SECONDS", 0.0)
-    asked.kill(asked.trainer() or 0)
+    asked.kill(asked.trainer())
     late = flower_client(asked).fit(instruction)
     assert "did not answer within 0 s" in late.status.message
 

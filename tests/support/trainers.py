@@ -67,14 +67,30 @@ class Asked:
             return peer(probe)[0]
         return None
 
-    def kill(self, pid: int) -> None:
+    def kill(self, pid: int | None) -> None:
         """End a trainer without giving it time for anything, and wait until it is gone."""
+        assert pid, "there is a trainer"  # 0 would be this process's own group
         os.kill(pid, signal.SIGKILL)
         wait_for(lambda: gone(pid))
 
 
 def gone(pid: int) -> bool:
     return process(pid) is None
+
+
+def cpu_seconds(pid: int) -> float:
+    """Of a process so far: what tells work from waiting, on a crowded machine too."""
+    try:
+        found = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(found[11]) + int(found[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def wait_until_busy(pid: int, seconds: float) -> None:
+    """Wait until the process has worked for so long from now on."""
+    before = cpu_seconds(pid)
+    wait_for(lambda: cpu_seconds(pid) >= before + seconds)
 
 
 def identity_of(pid: int) -> Process:
