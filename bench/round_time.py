@@ -204,25 +204,32 @@ def main() -> None:
     if options.dry_run:
         options.blocks, options.rounds = 1, 1
     found: dict[str, list[Round]] = {"resident trainer": [], "no resident trainer": [], "Flower quickstart": []}
+    with contextlib.suppress(KeyboardInterrupt):  # what was measured until then counts
+        measure(found, options)
+    complete = min(len(rounds) for rounds in found.values())
+    rows = rows_of({name: rounds[:complete] for name, rounds in found.items()}, f"ResNet-10 nodes={options.nodes}")
+    if not options.dry_run:
+        append(rows, options.output)
+
+
+def measure(found: dict[str, list[Round]], options: argparse.Namespace) -> None:
+    """Blocks of rounds of all variants in turn."""
     with (
         tempfile.TemporaryDirectory(prefix="round-time-") as folder,
         federation(Path(folder) / "with", options.nodes, resident=True) as with_trainers,
         federation(Path(folder) / "without", options.nodes, resident=False) as without,
     ):
+        variants = {
+            "resident trainer": with_trainers.goldfinch,
+            "no resident trainer": without.goldfinch,
+            "Flower quickstart": without.quickstart,
+        }
         for block in range(options.blocks):
-            for name, measure in {
-                "resident trainer": with_trainers.goldfinch,
-                "no resident trainer": without.goldfinch,
-                "Flower quickstart": without.quickstart,
-            }.items():
-                rounds = measure(options.rounds + 1)
+            for name, run in variants.items():
+                rounds = run(options.rounds + 1)
                 found[name] += rounds
                 listed = ", ".join(f"{one.seconds:.1f}" for one in rounds)
-                load = os.getloadavg()[0]
-                print(f"block {block + 1}: {name}: {listed} s; load {load:.1f}", flush=True)
-    rows = rows_of(found, f"ResNet-10 nodes={options.nodes}")
-    if not options.dry_run:
-        append(rows, options.output)
+                print(f"block {block + 1}: {name}: {listed} s; load {os.getloadavg()[0]:.1f}", flush=True)
 
 
 def rows_of(found: dict[str, list[Round]], shape: str) -> list[Ratio]:
