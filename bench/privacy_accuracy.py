@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import shlex
 import statistics
 import sys
 import tempfile
@@ -41,14 +40,26 @@ ON = ["privacy=gaussian", "privacy.clip=2"]
 
 
 def variants() -> Iterator[tuple[str, float, list[str]]]:
-    """Name, noise multiplier and overrides of every row of the table."""
-    yield "FedAvg, nothing protected", 0.0, ["method=fedavg"]
+    """Name, noise multiplier and overrides of every row of the table, what matters most first."""
     yield "FPL, nothing protected", 0.0, ["method=fpl"]
-    for noise in (0.0, 0.5, 1.0, 2.0, 4.0, 8.0):
-        yield "FPL, prototypes", noise, ["method=fpl", *ON, f"privacy.noise_multiplier={noise}"]
-    for noise in (0.005, 0.5):
-        both = [f"privacy.noise_multiplier={noise}", f"privacy.update_noise_multiplier={noise}"]
-        yield "FPL, prototypes and weights", noise, ["method=fpl", *ON, *both, "privacy.update_clip=1"]
+    for noise in (1.0, 4.0):
+        yield prototypes(noise)
+    yield both(0.5)
+    yield "FedAvg, nothing protected", 0.0, ["method=fedavg"]
+    for noise in (0.0, 0.5, 2.0, 8.0):
+        yield prototypes(noise)
+    yield both(0.005)
+
+
+def prototypes(noise: float) -> tuple[str, float, list[str]]:
+    """FPL with only its prototypes clipped and noised."""
+    return "FPL, prototypes", noise, ["method=fpl", *ON, f"privacy.noise_multiplier={noise}"]
+
+
+def both(noise: float) -> tuple[str, float, list[str]]:
+    """FPL with prototypes and weight updates clipped and noised."""
+    noises = [f"privacy.noise_multiplier={noise}", f"privacy.update_noise_multiplier={noise}"]
+    return "FPL, prototypes and weights", noise, ["method=fpl", *ON, *noises, "privacy.update_clip=1"]
 
 
 def measure(data: str, variant: str, noise: float, overrides: list[str], seed: int, rounds: int) -> dict[str, Any]:
@@ -146,24 +157,28 @@ def main() -> None:
     """Measure what is missing, then write table and picture."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1])
     parser.add_argument("--data", nargs="*", default=list(DATA), choices=list(DATA))
     arguments = parser.parse_args()
     done = {(row["data"], row["variant"], row["noise"], row["seed"]) for row in rows_so_far()}
     for data in arguments.data:
         for variant, noise, overrides in variants():
-            for seed in range(arguments.seeds):
+            for seed in arguments.seeds:
                 if (data, variant, str(noise), str(seed)) not in done:
                     append(row := measure(data, variant, noise, overrides, seed, arguments.rounds))
                     print(row, flush=True)
-    rows = rows_so_far()
-    order = [(variant, str(noise)) for variant, noise, _ in variants()]
+    write_page(rows_so_far(), arguments.rounds)
+
+
+def write_page(rows: list[dict[str, str]], rounds: int) -> None:
+    """The tables and the picture of what was measured so far."""
+    order = sorted({(row["variant"], row["noise"]) for row in rows}, key=lambda item: (item[0], float(item[1])))
     draw(rows, PAGE.with_suffix(".png"))
     begin, end = "<!-- table -->\n", "<!-- /table -->\n"
     text = PAGE.read_text() if PAGE.exists() else f"# Accuracy against epsilon\n\n{begin}{end}"
-    command = f"`python bench/privacy_accuracy.py {shlex.join(sys.argv[1:])}`".replace(" `", "`")
-    tables = [f"\n{data}\n\n" + "\n".join(table(rows, data, order)) + "\n" for data in arguments.data]
-    content = f"{command}, {arguments.rounds} rounds, {arguments.seeds} seeds, `{' '.join(BASE)}`\n" + "".join(tables)
+    settings = f"{rounds} rounds, `{' '.join(BASE)} {' '.join(ON)}`; mean ± deviation over seeds\n"
+    tables = [f"\n**{data}**\n\n" + "\n".join(table(rows, data, order)) + "\n" for data in DATA]
+    content = settings + "".join(tables)
     before, _, rest = text.partition(begin)
     PAGE.write_text(before + begin + content + end + rest.partition(end)[2])
 

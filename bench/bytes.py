@@ -1,0 +1,141 @@
+"""Bytes per method, client and round with ResNet-10, and what half-precision transport does to accuracy.
+
+    python bench/bytes.py           # bytes: one local step a round, since steps do not change bytes
+    python bench/bytes.py accuracy  # FedAvg and FPL on glyphs, small net, with each transport
+    python bench/bytes.py page      # the tables of docs/results/bytes.md, from what was measured so far
+
+Rows go to bench/results/bytes.csv and bench/results/transport.csv as they come; a second call goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from common.settings import load_settings  # noqa: E402  # the repository is on the path from here on
+from server.conduct import conduct, prepare_output  # noqa: E402
+from server.history import read_rows  # noqa: E402
+from server.inline import InlineEngine  # noqa: E402
+from server.ledger import PARTS  # noqa: E402
+
+RESULTS = ROOT / "bench" / "results"
+PAGE = ROOT / "docs" / "results" / "bytes.md"
+TINY = ["data=glyphs", "model=resnet10", "protocol.samples=24", "train.rounds=2", "train.local_steps=1"]
+TINY += ["train.batch_size=8", "rounds.test_samples=1", "rounds.evaluate_every=9", "train.device=cpu", "tuned=none"]
+SHORT = ["data=glyphs", "model=small", "protocol.samples=200", "rounds.test_samples=100", "train.rounds=12"]
+SHORT += ["train.learning_rate=0.05", "train.device=cpu"]
+METHODS = {
+    "FedAvg": ["method=fedavg"],
+    "FedAvg, bfloat16": ["method=fedavg", "rounds.transport=bfloat16"],
+    "FPL": ["method=fpl"],
+    "FPL, bfloat16": ["method=fpl", "rounds.transport=bfloat16"],
+    "FedProto, prototypes only": ["method=fedproto", "method.aggregate_models=false"],
+    "FedProto with averaging": ["method=fedproto"],
+    "FedBN": ["method=fedbn"],
+    "FedRep": ["method=fedrep"],
+    "SCAFFOLD": ["method=scaffold"],
+    "FedProc": ["method=fedproc"],
+    "FedPLVM": ["method=fedplvm"],
+    "FedPLCC": ["method=fedplcc"],
+}
+
+
+def summary_of(*overrides: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """A run's summary and its ledger."""
+    with tempfile.TemporaryDirectory() as folder:
+        settings = load_settings([*overrides, f"output={folder}/run"])
+        prepare_output(settings)
+        return conduct(settings, InlineEngine(settings)), read_rows(Path(folder) / "run" / "bytes.csv")
+
+
+def measure_bytes() -> None:
+    """Mean bytes per client of the second round, by way and part."""
+    done = {row["method"] for row in read(RESULTS / "bytes.csv")}
+    for name, overrides in METHODS.items():
+        if name in done:
+            continue
+        _, ledger = summary_of(*TINY, *overrides)
+        for way in ("down", "up"):
+            rows = [row for row in ledger if row["round"] == "2" and row["way"] == way]
+            mean = {part: round(statistics.mean(int(row[part]) for row in rows)) for part in (*PARTS, "total")}
+            append(RESULTS / "bytes.csv", {"method": name, "way": way, **mean})
+        print(name, flush=True)
+
+
+def measure_accuracy() -> None:
+    """The last five rounds' average accuracy for each method, transport and seed."""
+    path = RESULTS / "transport.csv"
+    done = {(row["method"], row["transport"], row["seed"]) for row in read(path)}
+    for transport in ("bfloat16", "float16", "float32"):
+        for method in ("fedavg", "fpl"):
+            for seed in (0, 1):
+                if (method, transport, str(seed)) in done:
+                    continue
+                summary, _ = summary_of(*SHORT, f"method={method}", f"rounds.transport={transport}", f"seed={seed}")
+                average = round(summary["scores"]["last_n"]["average"], 3)
+                megabytes = round(sum(summary["bytes"].values()) / 1e6, 2)
+                row = {"method": method, "transport": transport, "seed": seed, "average": average}
+                append(path, {**row, "megabytes": megabytes, "sha256": summary["state_sha256"][:16]})
+                print(row, flush=True)
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    """The rows so far."""
+    if not path.exists():
+        return []
+    with path.open() as stream:
+        return list(csv.DictReader(stream))
+
+
+def append(path: Path, row: dict[str, Any]) -> None:
+    """One more row."""
+    fresh = not path.exists()
+    with path.open("a", newline="") as stream:
+        writer = csv.DictWriter(stream, list(row), lineterminator="\n")
+        if fresh:
+            writer.writeheader()
+        writer.writerow(row)
+
+
+def write_page() -> None:
+    """Both tables between their marks."""
+    rows = {(row["method"], row["way"]): row for row in read(RESULTS / "bytes.csv")}
+    whole = sum(int(rows["FedAvg", way]["total"]) for way in ("down", "up"))
+    lines = ["| method | down | up | of it weights | prototypes | extra | header | of FedAvg's |", "|---" * 8 + "|"]
+    for name in METHODS:
+        if (name, "up") in rows:
+            down, up = rows[name, "down"], rows[name, "up"]
+            parts = [f"{int(down[part]) + int(up[part]):,}" for part in PARTS]
+            share = 100 * (int(down["total"]) + int(up["total"])) / whole
+            lines.append(
+                f"| {name} | {int(down['total']):,} | {int(up['total']):,} | {' | '.join(parts)} | {share:.2f} % |"
+            )
+    table = ["| method | transport | average accuracy | megabytes of the run |", "|---|---|---|---|"]
+    found = read(RESULTS / "transport.csv")
+    for method in ("fedavg", "fpl"):
+        for transport in ("float32", "bfloat16", "float16"):
+            group = [row for row in found if (row["method"], row["transport"]) == (method, transport)]
+            if group:
+                values = [float(row["average"]) for row in group]
+                shown = " and ".join(f"{value:.1f}" for value in values)
+                table.append(f"| {method} | {transport} | {shown} | {float(group[0]['megabytes']):.1f} |")
+    text = PAGE.read_text()
+    for mark, content in (("bytes", lines), ("transport", table)):
+        before, _, rest = text.partition(f"<!-- {mark} -->\n")
+        after = rest.partition(f"<!-- /{mark} -->\n")[2]
+        text = before + f"<!-- {mark} -->\n" + "\n".join(content) + f"\n<!-- /{mark} -->\n" + after
+    PAGE.write_text(text)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", nargs="?", default="bytes", choices=["bytes", "accuracy", "page"])
+    {"bytes": measure_bytes, "accuracy": measure_accuracy, "page": write_page}[parser.parse_args().what]()

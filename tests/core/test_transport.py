@@ -1,0 +1,158 @@
+"""Half-precision transport: rounded once each way, refused rather than infinite; and the ledger of bytes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from support.runs import Run, TouchedEngine, run
+from support.toy import toy_settings
+
+from common.errors import PayloadError
+from common.messages import request_text
+from common.payload import Payload, encode
+from common.prototypes import PrototypeSet
+from common.seeding import generator
+from common.settings import load_settings, settings_of
+from common.transport import DTYPES, narrowed, widened
+from server.ledger import PARTS
+from strategies.flower import answer_to_fit_res, request_to_fit_ins
+
+HALVES = ["bfloat16", "float16"]
+
+
+def payload() -> Payload:
+    draws = generator(0, "transport")
+    weights = {"w": torch.randn(7, 5, generator=draws), "batches": torch.tensor(7), "mask": torch.tensor([True])}
+    rows = PrototypeSet(torch.randn(3, 4, generator=draws), torch.tensor([0, 1, 1]), torch.ones(3))
+    return Payload({"a": 1}, weights, rows, {"mean": torch.rand(2, dtype=torch.float64), "x": torch.rand(3)})
+
+
+@pytest.mark.parametrize("transport", HALVES)
+def test_floats_are_rounded_once_and_all_else_is_exact(transport: str) -> None:
+    before = payload()
+    after = widened(narrowed(before, transport), transport)
+    for part in ("weights", "extra"):
+        for name, tensor in getattr(before, part).items():
+            found = getattr(after, part)[name]
+            assert found.dtype == tensor.dtype
+            rounded = tensor.to(DTYPES[transport]).float() if tensor.dtype == torch.float32 else tensor
+            assert torch.equal(found, rounded)
+    assert not torch.equal(after.weights["w"], before.weights["w"])
+    assert after.prototypes is before.prototypes
+    assert narrowed(after, transport).tensors().keys() == before.tensors().keys()
+
+
+def test_float32_is_untouched() -> None:
+    before = payload()
+    assert narrowed(before, "float32") is before
+    assert widened(before, "float32") is before
+
+
+@pytest.mark.parametrize(
+    ("transport", "value", "reason"),
+    [
+        ("float16", 70_000.0, r"cannot carry layer\.w: it reaches 7e\+04.*bfloat16"),
+        ("bfloat16", 3.4e38, "reaches"),
+        ("float16", float("nan"), "not finite.*learning_rate"),
+        ("bfloat16", float("-inf"), "not finite"),
+    ],
+)
+def test_what_does_not_fit_is_named_and_not_sent(transport: str, value: float, reason: str) -> None:
+    for part in ("weights", "extra"):
+        with pytest.raises(PayloadError, match=reason):
+            narrowed(Payload({}, **{part: {"layer.w": torch.tensor([1.0, value])}}), transport)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("transport", HALVES)
+def test_full_precision_from_a_sender_is_refused(transport: str) -> None:
+    with pytest.raises(PayloadError, match=f"transport is {transport}"):
+        widened(payload(), transport)
+
+
+def tensor_bytes(done: Run) -> list[dict[str, str]]:
+    """The ledger without headers, which hold seconds and so vary in length."""
+    return [
+        {key: value for key, value in row.items() if key not in ("header", "total")} for row in done.rows("bytes.csv")
+    ]
+
+
+@pytest.mark.parametrize("method", ["fpl", "scaffold"])
+def test_half_the_bytes_and_the_same_result_with_and_without_the_codec(method: str, tmp_path: Path) -> None:
+    runs = {
+        (transport, wire): run(
+            toy_settings(
+                method, tmp_path / transport / str(wire), rounds={"transport": transport}, engine={"wire": wire}
+            )
+        )
+        for transport, wire in (("float32", False), ("bfloat16", False), ("bfloat16", True))
+    }
+    assert runs["bfloat16", True].sha256 == runs["bfloat16", False].sha256 != runs["float32", False].sha256
+    full, half = (runs[transport, False].summary["bytes_by_part"] for transport in ("float32", "bfloat16"))
+    for way in ("down", "up"):
+        for part in ("weights", "extra"):
+            assert 0.5 * full[way][part] <= half[way][part] <= 0.51 * full[way][part]
+    assert half["up"]["prototypes"] == full["up"]["prototypes"]
+    assert tensor_bytes(runs["bfloat16", True]) == tensor_bytes(runs["bfloat16", False])
+
+
+@pytest.mark.parametrize("transport", HALVES)
+def test_a_resumed_run_is_bit_equal(transport: str, tmp_path: Path) -> None:
+    given = {"train": {"rounds": 3}, "rounds": {"transport": transport}}
+    whole = run(toy_settings("fedprox", tmp_path / "whole", **given))
+    run(toy_settings("fedprox", tmp_path / "parts", **given), stop_after=1)
+    parts = run(toy_settings("fedprox", tmp_path / "parts", resume=True, **given))
+    assert parts.sha256 == whole.sha256
+    assert tensor_bytes(parts) == tensor_bytes(whole)
+
+
+def test_the_transport_is_part_of_the_run_and_the_default_is_the_run_it_was() -> None:
+    plain = load_settings(["method=fpl"])
+    older = {**plain.raw, "rounds": {key: value for key, value in plain.raw["rounds"].items() if key != "transport"}}
+    assert settings_of(older).identity == plain.identity
+    assert len({load_settings(["method=fpl", f"rounds.transport={name}"]).identity for name in DTYPES}) == 3
+
+
+# ---- the ledger ------------------------------------------------------------------------------------------------------
+
+
+def test_the_ledger_holds_what_flower_would_carry(tmp_path: Path) -> None:
+    settings = toy_settings("fpl", tmp_path)
+    engine = TouchedEngine(settings)
+    done = run(settings, engine)
+    rows = {(row["round"], row["client"], row["way"]): row for row in done.rows("bytes.csv")}
+    assert len(rows) == 2 * len(engine.messages)
+    for item in engine.messages:
+        assert item.reply is not None
+        key = str(item.request.round), item.request.client
+        sent = request_to_fit_ins(encode(item.message), item.request)
+        text = str(sent.config["request"])
+        assert text == request_text(item.request)
+        assert int(rows[(*key, "down")]["total"]) == len(sent.parameters.tensors[0]) + len(text)
+        assert item.reply.bytes_down == int(rows[(*key, "down")]["total"])
+        came = answer_to_fit_res(item.reply.payload)
+        assert int(rows[(*key, "up")]["total"]) == sum(len(tensor) for tensor in came.parameters.tensors)
+        for way, payload_ in (("down", item.message), ("up", item.reply.payload)):
+            row, parts = rows[(*key, way)], payload_.part_bytes()
+            assert {part: int(row[part]) for part in parts} == parts
+            assert sum(int(row[part]) for part in PARTS) == int(row["total"])
+    for way in ("down", "up"):
+        total = sum(int(row["total"]) for row in rows.values() if row["way"] == way)
+        assert done.summary["bytes_by_part"][way]["total"] == done.summary["bytes"][way] == total
+
+
+def test_failures_and_refusals_cost_bytes_too(tmp_path: Path) -> None:
+    def spoil(request, payload_):
+        spoiled = {name: torch.zeros_like(tensor) for name, tensor in payload_.weights.items()}
+        return Payload(payload_.header, spoiled) if request.client == "noisy-0" and request.train else payload_
+
+    settings = toy_settings("fedavg", tmp_path, train={"rounds": 1}, rounds={"quorum": 0.3})
+    done = run(settings, TouchedEngine(settings, failing=lambda request: request.client == "dark-0", edit=spoil))
+    rows = {(row["client"], row["way"]): row for row in done.rows("bytes.csv") if row["round"] == "1"}
+    assert rows["dark-0", "up"]["status"] == "failed"
+    assert 0 < int(rows["dark-0", "up"]["header"]) == int(rows["dark-0", "up"]["total"])
+    assert rows["noisy-0", "up"]["status"] == "refused"
+    assert rows["noisy-0", "up"]["weights"] == rows["bright-0", "up"]["weights"] != "0"
+    assert len({row["total"] for (_, way), row in rows.items() if way == "down"}) <= 3
+    assert all(int(row["weights"]) for (_, way), row in rows.items() if way == "down")
