@@ -2,6 +2,7 @@
 
     python bench/poisoning.py           # every run that bench/results/poisoning.csv does not hold yet, then the table
     python bench/poisoning.py --table   # the table of what is there
+    python bench/poisoning.py --methods fpl --federations "1 of 5" --seeds 0   # a part of it
 
 A federation trains honestly for some rounds and is attacked in the ones that follow, from the same state for every
 attack and rule. Attackers train honestly and change what they send (or, for label flip, what they learn from);
@@ -219,12 +220,14 @@ def run(federation: str, method: str, attack: str, rule: str, bound: str, seed: 
     )  # fmt: skip
 
 
-def plan() -> Iterator[tuple[str, str, str, str, int]]:
-    """All runs with the bound on: a column of the table after the other."""
-    for seed in SEEDS:
+def plan(
+    seeds: Sequence[int], federations: Sequence[str], methods: Sequence[str]
+) -> Iterator[tuple[str, str, str, str, int]]:
+    """The runs with the bound on: a column of the table after the other."""
+    for seed in seeds:
         for rule in RULES:
-            for federation in FEDERATIONS:
-                for method in METHODS:
+            for federation in federations:
+                for method in methods:
                     for attack in ATTACKS:
                         if attack != "prototype swap" or method != "fedavg":
                             yield federation, method, attack, rule, seed
@@ -287,10 +290,14 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--table", action="store_true", help="only print the table of the rows that are there")
     options.add_argument("--results", type=Path, default=RESULTS)
+    options.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
+    options.add_argument("--federations", nargs="+", default=list(FEDERATIONS), choices=list(FEDERATIONS))
+    options.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
     chosen = options.parse_args()
     outcomes = load(chosen.results)
     done = {key_of(outcome) for outcome in outcomes}
-    for federation, method, attack, rule, seed in () if chosen.table else plan():
+    runs = plan(chosen.seeds, chosen.federations, chosen.methods)
+    for federation, method, attack, rule, seed in () if chosen.table else runs:
         for bound in ("on", "off"):
             key = (federation, method, attack, rule, bound, seed)
             same = next((item for item in outcomes if key_of(item) == (*key[:4], "on", seed)), None)

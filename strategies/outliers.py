@@ -7,11 +7,12 @@ the median of the participants', which fewer than half of them cannot move beyon
 from __future__ import annotations
 
 import math
+import re
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from common.settings import TrainSettings
 from common.state import GlobalState
@@ -20,13 +21,11 @@ from strategies.exchange import Client, Expected, Server, Update
 LEAST = 3
 """With two answers the median lies half-way to the hostile one."""
 
-_WORDS = {
-    "parameters": "its parameters' distance from the shared state",
-    "statistics": "the length of its running statistics",
-    "prototypes": "the length of its longest prototype",
-    "extra": "the length of its further tensors",
-    "rows": "the length of its longest row",
-}
+STILL = 0.02
+"""Parameters that moved by less than this share of their own length did not go far, whatever the others did: near the
+end, when most clients have learned all they can, an honest one that has not would stand out."""
+
+PARAMETERS = "its parameters' distance from the shared state"
 
 
 def outliers(
@@ -34,12 +33,12 @@ def outliers(
 ) -> dict[str, str]:
     """Why updates are refused, by client id; empty if none is, or with fewer than :data:`LEAST` of them.
 
-    What is compared, part by part: the L2 distance of the trainable parameters from the shared state; the norm of the
-    other floating-point weights (running statistics); the longest prototype; of further tensors, the norm of those of
-    fixed shape together, and the longest row of those with a row per sample. Parameters and further tensors of fixed
-    shape may be longer by as much as the client's batches exceed the median client's, since honest ones grow with the
-    steps taken. Running statistics are a domain's own and hold variances, which are squares: their bound is the
-    square of ``factor``. A part whose median is 0 gives no scale and is not compared.
+    The parameters' L2 distance from the shared state may be ``factor`` times the median, which counts as at least
+    :data:`STILL` of the shared parameters' norm; and longer by as much as the client's batches exceed the median
+    client's, since honest updates grow with the steps taken. Of everything else a domain has a scale of its own, and
+    variances are squares, so that the bound is ``factor`` squared: the norm of the running statistics, the longest
+    prototype, the norm of further tensors of fixed shape (those of one net or kind together), and the longest row of
+    those with a row per sample. A part whose median is 0 gives no scale and is not compared.
 
     Args:
         updates: of all participants that passed the gate.
@@ -53,54 +52,48 @@ def outliers(
     lengths = {update.client.id: _lengths(update, state, expected, server) for update in updates}
     batches = {update.client.id: _batches(update.client, server.train) for update in updates}
     usual = statistics.median(batches.values())
+    still = STILL * _norm(tensor for name, tensor in state.weights.items() if name in server.parameters)
     reasons: dict[str, str] = {}
-    for part, words in _WORDS.items():
+    for part in dict.fromkeys(part for each in lengths.values() for part in each):
         found = {client: each[part] for client, each in lengths.items() if part in each}
         middle = statistics.median(found.values()) if len(found) >= LEAST else 0.0
         for client, length in found.items() if middle else ():
-            limit = factor**2 if part == "statistics" else factor
-            if part in ("parameters", "extra"):
-                limit *= max(1.0, batches[client] / usual)
+            if part == PARAMETERS:
+                limit = factor * max(1.0, batches[client] / usual) * max(1.0, still / middle)
+            else:
+                limit = factor**2
             if length > limit * middle and client not in reasons:
                 reasons[client] = (
-                    f"{words} is {length:.3g}, {length / middle:.3g} times the round's median; at most {limit:.3g} "
+                    f"{part} is {length:.3g}, {length / middle:.3g} times the round's median; at most {limit:.3g} "
                     f"times are let in (rounds.outlier_factor={factor:g})"
                 )
     return reasons
 
 
 def _lengths(update: Update, state: GlobalState, expected: Expected, server: Server) -> dict[str, float]:
+    """What is compared, under the words that a refusal uses."""
     lengths = {}
     floating = {name: tensor for name, tensor in update.weights.items() if tensor.is_floating_point()}
     trained = [tensor - state.weights[name] for name, tensor in floating.items() if name in server.parameters]
     measured = [tensor for name, tensor in floating.items() if name not in server.parameters]
     if trained:
-        lengths["parameters"] = _norm(trained)
+        lengths[PARAMETERS] = _norm(trained)
     if measured:
-        lengths["statistics"] = _norm(measured)
+        lengths["the length of its running statistics"] = _norm(measured)
     if len(update.prototypes):
-        lengths["prototypes"] = _longest_row(update.prototypes.vectors)
-    fixed, by_row = _kinds(update.extra, expected)
-    if fixed:
-        lengths["extra"] = _norm(fixed)
-    if by_row:
-        lengths["rows"] = max(map(_longest_row, by_row))
-    return lengths
-
-
-def _kinds(extra: Mapping[str, Tensor], expected: Expected) -> tuple[list[Tensor], list[Tensor]]:
-    """Floating-point tensors of fixed shape, and those with as many rows as the client likes or has samples."""
-    fixed: list[Tensor] = []
-    by_row: list[Tensor] = []
-    for name, tensor in extra.items():
+        lengths["the length of its longest prototype"] = _longest_row(update.prototypes.vectors)
+    kinds: dict[str, list[Tensor]] = {}
+    for name, tensor in update.extra.items():
         if tensor.is_floating_point() and tensor.numel():
-            own = all(isinstance(length, int) for length in expected.extra[name][1])
-            (fixed if own else by_row).append(tensor)
-    return fixed, by_row
+            if all(isinstance(length, int) for length in expected.extra[name][1]):
+                kinds.setdefault(re.split(r"[/.]", name)[0], []).append(tensor)
+            else:
+                lengths[f"the longest row of its {name}"] = _longest_row(tensor)
+    return lengths | {f"the length of its {kind}": _norm(tensors) for kind, tensors in kinds.items()}
 
 
 def _norm(tensors: Iterable[Tensor]) -> float:
-    return math.hypot(*(float(torch.linalg.vector_norm(tensor, dtype=torch.float64)) for tensor in tensors))
+    return float(nn.utils.get_total_norm(tensors))
 
 
 def _longest_row(rows: Tensor) -> float:

@@ -95,17 +95,16 @@ def test_one_long_prototype_among_many_is_seen() -> None:
     everyone = clients([20] * 4)
     updates = [Update(client, {}, rows(1.0 + index, 3)) for index, client in enumerate(everyone[:3])]
     expected = Expected(weights=False, prototypes=True)
-    assert not refused([*updates, Update(everyone[3], {}, rows(9.9, 3))], expected)
-    found = refused([*updates, Update(everyone[3], {}, rows(40.0, 3))], expected)
+    assert not refused([*updates, Update(everyone[3], {}, rows(62.0, 3))], expected)
+    found = refused([*updates, Update(everyone[3], {}, rows(63.0, 3))], expected)
     assert list(found) == ["c-3"]
     assert "longest prototype" in found["c-3"]
-    assert not refused([*updates[:2], Update(everyone[3], {}, rows(40.0, 3))][:2], expected)
 
 
 def test_empty_sets_are_nobody_s_measure() -> None:
     everyone = clients([20] * 4)
     empty = [Update(client, {}, PrototypeSet.empty(4)) for client in everyone[:2]]
-    some = [Update(everyone[2], {}, rows(1.0)), Update(everyone[3], {}, rows(40.0))]
+    some = [Update(everyone[2], {}, rows(1.0)), Update(everyone[3], {}, rows(900.0))]
     assert not refused([*empty, *some], Expected(weights=False, prototypes=True))
 
 
@@ -117,11 +116,22 @@ def test_further_tensors_by_norm_or_by_row() -> None:
     assert not refused([Update(c, {}, extra={"features": t}) for c, t in zip(everyone, tables, strict=True)], by_row)
     tables[2][7] = 100.0
     found = refused([Update(c, {}, extra={"features": t}) for c, t in zip(everyone, tables, strict=True)], by_row)
-    assert "longest row" in found["c-2"]
+    assert "longest row of its features" in found["c-2"]
     fixed = Expected(weights=False, extra={"control": (torch.float32, (2,)), "count": (torch.int64, ())})
-    sent = [{"control": torch.full((2,), value), "count": torch.tensor(10**9)} for value in (1.0, 1.0, 9.0)]
+    sent = [{"control": torch.full((2,), value), "count": torch.tensor(10**9)} for value in (1.0, 1.0, 26.0)]
     found = refused([Update(c, {}, extra=e) for c, e in zip(everyone, sent, strict=True)], fixed)
     assert list(found) == ["c-2"]
+    assert "the length of its control" in found["c-2"]
+
+
+def test_who_still_learns_when_the_others_have_is_no_offender() -> None:
+    """A hundred times the others' steps, but a small one beside the parameters themselves."""
+    own = float(torch.cat([START[name].flatten() for name in PARAMETERS]).norm())
+    everyone = clients([20] * 3)
+    lengths = [0.001 * own, 0.001 * own, 0.099 * own]
+    assert not refused([moved(client, length) for client, length in zip(everyone, lengths, strict=True)])
+    lengths[2] = 0.101 * own
+    assert set(refused([moved(client, length) for client, length in zip(everyone, lengths, strict=True)])) == {"c-2"}
 
 
 # ---- in a run --------------------------------------------------------------------------------------------------------
