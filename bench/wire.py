@@ -43,7 +43,11 @@ class CountingProxy:
     def _accept(self) -> None:
         while True:
             device, _ = self.listener.accept()
-            link = socket.create_connection(("127.0.0.1", self.target))
+            try:
+                link = socket.create_connection(("127.0.0.1", self.target))
+            except OSError:  # the SuperLink is not there yet, or no longer
+                device.close()
+                continue
             place = {"path": "?"}
             threading.Thread(target=self._pass, args=(device, link, "up", place), daemon=True).start()
             threading.Thread(target=self._pass, args=(link, device, "down", place), daemon=True).start()
