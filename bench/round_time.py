@@ -42,8 +42,9 @@ from server.conduct import prepare_output
 from server.deployment import CONNECTION, LocalDeployment
 from server.processes import flower_environment, program
 
-QUICKSTART = Path(__file__).resolve().parent / "apps" / "quickstart_fedavg"
+APP = Path(__file__).resolve().parent / "apps" / "quickstart_fedavg"
 RESULTS = Path(__file__).parent / "results" / "round_time.csv"
+WITH, WITHOUT, QUICKSTART = "resident trainer", "no resident trainer", "Flower quickstart"
 DOMAINS = ("handwritten", "printed", "signs", "sketch")
 GOAL_SECONDS = 6.0
 CHOSEN = (
@@ -164,7 +165,7 @@ class Federation:
         times = self._fresh().with_suffix(".json")
         config = f"num-rounds={rounds} min-nodes={self.nodes} times={json.dumps(str(times))}"
         environment = flower_environment(self.deployment.home)
-        command = [program("flwr"), "run", str(QUICKSTART), CONNECTION, "--format", "json", "--run-config", config]
+        command = [program("flwr"), "run", str(APP), CONNECTION, "--format", "json", "--run-config", config]
         with self.watch() as watch:
             said = subprocess.run(
                 command, env=environment, cwd=self.deployment.folder, capture_output=True, text=True, check=False
@@ -172,14 +173,23 @@ class Federation:
             if said.returncode:
                 raise RuntimeError(f"flwr run failed:\n{said.stdout}{said.stderr}")
             run = str(json.loads(said.stdout[said.stdout.index("{") :])["run-id"])
-            log = [program("flwr"), "log", run, CONNECTION, "--stream"]
-            found = subprocess.run(
-                log, env=environment, cwd=self.deployment.folder, capture_output=True, text=True, check=False
-            )
-            if not times.exists():
-                raise RuntimeError(f"the quickstart failed:\n{found.stdout[-3000:]}{found.stderr[-3000:]}")
+            self._wait(run, times, environment)
         ends = json.loads(times.read_text())["ends"]
         return [watch.split(*pair) for pair in pairwise(ends)]
+
+    def _wait(self, run: str, times: Path, environment: dict[str, str]) -> None:
+        """Wait for the run's last act; its log's stream can end before it does."""
+        command = [program("flwr"), "list", CONNECTION, "--run-id", run, "--format", "json"]
+        asked = time.monotonic()
+        while not times.exists():
+            time.sleep(0.5)
+            if time.monotonic() - asked > 60:
+                found = subprocess.run(
+                    command, env=environment, cwd=self.deployment.folder, capture_output=True, text=True, check=False
+                )
+                if "finished:" in found.stdout and not times.exists():
+                    raise RuntimeError(f"the quickstart failed:\n{found.stdout}")
+                asked = time.monotonic()
 
 
 @contextlib.contextmanager
@@ -198,15 +208,21 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=2, choices=range(1, len(DOMAINS) + 1))
     parser.add_argument("--blocks", type=int, default=2, help="runs of each variant")
     parser.add_argument("--rounds", type=int, default=3, help="rounds per block that count")
+    parser.add_argument(
+        "--variants", nargs="+", choices=[WITH, WITHOUT, QUICKSTART], default=[WITH, WITHOUT, QUICKSTART]
+    )
     parser.add_argument("--output", type=Path, default=RESULTS)
     parser.add_argument("--dry-run", action="store_true")
     options = parser.parse_args()
     if options.dry_run:
         options.blocks, options.rounds = 1, 1
-    found: dict[str, list[Round]] = {"resident trainer": [], "no resident trainer": [], "Flower quickstart": []}
+    found: dict[str, list[Round]] = {name: [] for name in options.variants}
     with contextlib.suppress(KeyboardInterrupt):  # what was measured until then counts
         measure(found, options)
     complete = min(len(rounds) for rounds in found.values())
+    if not complete:
+        print("no round of every variant was complete")
+        return
     rows = rows_of({name: rounds[:complete] for name, rounds in found.items()}, f"ResNet-10 nodes={options.nodes}")
     if not options.dry_run:
         append(rows, options.output)
@@ -214,19 +230,16 @@ def main() -> None:
 
 def measure(found: dict[str, list[Round]], options: argparse.Namespace) -> None:
     """Blocks of rounds of all variants in turn."""
-    with (
-        tempfile.TemporaryDirectory(prefix="round-time-") as folder,
-        federation(Path(folder) / "with", options.nodes, resident=True) as with_trainers,
-        federation(Path(folder) / "without", options.nodes, resident=False) as without,
-    ):
-        variants = {
-            "resident trainer": with_trainers.goldfinch,
-            "no resident trainer": without.goldfinch,
-            "Flower quickstart": without.quickstart,
-        }
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="round-time-")))
+        trainers = stack.enter_context(federation(folder / "with", options.nodes, resident=True))
+        without = trainers
+        if WITHOUT in found:
+            without = stack.enter_context(federation(folder / "without", options.nodes, resident=False))
+        variants = {WITH: trainers.goldfinch, WITHOUT: without.goldfinch, QUICKSTART: without.quickstart}
         for block in range(options.blocks):
-            for name, run in variants.items():
-                rounds = run(options.rounds + 1)
+            for name in found:
+                rounds = variants[name](options.rounds + 1)
                 found[name] += rounds
                 listed = ", ".join(f"{one.seconds:.1f}" for one in rounds)
                 print(f"block {block + 1}: {name}: {listed} s; load {os.getloadavg()[0]:.1f}", flush=True)
@@ -235,9 +248,9 @@ def measure(found: dict[str, list[Round]], options: argparse.Namespace) -> None:
 def rows_of(found: dict[str, list[Round]], shape: str) -> list[Ratio]:
     """Round times against the quickstart's, the goal, and the parts of a round."""
     seconds = {name: [one.seconds for one in rounds] for name, rounds in found.items()}
-    rows = compare("deployed round", shape, "s", seconds, "Flower quickstart")
-    own = seconds["resident trainer"]
-    rows.append(quantity("deployed round, goal", "resident trainer", shape, "s", own, GOAL_SECONDS))
+    rows = compare("deployed round", shape, "s", seconds, QUICKSTART if QUICKSTART in seconds else WITH)
+    own = seconds[WITH]
+    rows.append(quantity("deployed round, goal", WITH, shape, "s", own, GOAL_SECONDS))
     for name, rounds in found.items():
         for part in ("wait", "process", "pick_up", "busy"):
             rows.append(quantity(f"part: {part}", name, shape, "s", [getattr(one, part) for one in rounds]))
