@@ -62,6 +62,7 @@ class Federation:
         self.server = self._server_side()
         self._requests: dict[str, Request] = {}
         self._answered: set[str] = set()
+        self._clients: dict[str, Client] = {}
         settings.aggregation.check(self.method, self.roster.sampled(len(self.roster.expected)))
         check_protects(settings.privacy, self.method, self._model(), self.method.expects(self.server))
 
@@ -98,6 +99,7 @@ class Federation:
         """Turn to an exchange; answers to earlier ones are stale from here on."""
         self.server.clients = self.roster.clients()
         self.server.round, self.server.exchange = round_number, exchange
+        self._clients = {client.id: client for client in self.server.clients}
         self._requests, self._answered = {}, set()
 
     def message(self, state: GlobalState) -> Payload:
@@ -141,7 +143,7 @@ class Federation:
             raise PayloadError(f"{client} was not asked in round {self.server.round}")
         if client in self._answered:
             raise PayloadError(f"{client} has answered already in round {self.server.round}")
-        registered = next(item for item in self.server.clients if item.id == client)
+        registered = self._clients[client]
         gate = Gate(self.method.expects(self.server), self.server)
         payload = widened(payload, self.settings.rounds.transport)
         update = gate.admit(request, answer, payload, registered)

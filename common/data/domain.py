@@ -52,8 +52,10 @@ class Split:
         return len(self.labels)
 
     def subset(self, indices: Tensor) -> Split:
-        """The samples at ``indices`` (int64 [M]), in that order; a copy."""
+        """The samples at ``indices`` (int64 [M]), in that order: a copy, or itself if they are all, as they are."""
         indices = indices.to(self.labels.device)
+        if len(indices) == len(self) and torch.equal(indices, torch.arange(len(self), device=indices.device)):
+            return self
         return Split(self.images[indices], self.labels[indices])
 
     def to(self, device: torch.device | str) -> Split:
