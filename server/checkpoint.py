@@ -100,8 +100,8 @@ def _read(path: Path) -> Checkpoint:
     state = GlobalState.from_tensors(int(facts["round"]), tensors)
     if state.sha256() != facts["sha256"]:
         raise ValueError("its content does not match its hash")
-    more = {"rounds": int(facts.get("rounds", 0)), "seconds": float(facts.get("seconds", 0.0))}  # older files lack them
-    return Checkpoint(state, facts["run"], facts["method"], facts["identity"], int(facts["seed"]), **more)
+    rounds, seconds = int(facts.get("rounds", 0)), float(facts.get("seconds", 0.0))  # older files lack them
+    return Checkpoint(state, facts["run"], facts["method"], facts["identity"], int(facts["seed"]), rounds, seconds)
 
 
 def check_belongs(checkpoint: Checkpoint, method: str, identity: str, seed: int) -> None:

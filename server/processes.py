@@ -10,6 +10,7 @@ import ssl
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +29,10 @@ QUIET = {
     "PYTHONUNBUFFERED": "1",
 }
 """Set for every program of Flower's that we start: nothing is sent, fetched or installed behind the user's back."""
+
+
+MARK = "GOLDFINCH_STARTED_BY"
+"""Environment variable by which everything that a group of programs has started is known."""
 
 
 def flower_environment(home: Path, **more: str) -> dict[str, str]:
@@ -98,6 +103,7 @@ class Processes:
     folder: Path
     logs: Path
     children: list[Child] = field(default_factory=list)
+    mark: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def __enter__(self) -> Processes:
         return self
@@ -116,7 +122,7 @@ class Processes:
             process = subprocess.Popen(  # noqa: S603  # our own commands, no shell
                 list(command),
                 cwd=self.folder,
-                env=dict(environment),
+                env={**environment, MARK: self.mark},
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
                 stderr=subprocess.STDOUT,
@@ -138,7 +144,33 @@ class Processes:
             _signal_group(child.process.pid, signal.SIGKILL)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.process.wait(5)
+        self._stop_marked(end)
         self.children.clear()
+
+    def _stop_marked(self, end: float) -> None:
+        """End what is in a session of its own: Flower's ServerApp outlives its SuperLink and calls it for minutes."""
+        for process in marked(self.mark):
+            _signal(process, signal.SIGTERM)
+        while (left := marked(self.mark)) and time.monotonic() < end:
+            time.sleep(0.1)
+        for process in left:
+            _signal(process, signal.SIGKILL)
+
+
+def marked(mark: str) -> list[int]:
+    """Processes that live and were started, at whatever remove, by the group with this mark; on Linux only."""
+    found = []
+    wanted = f"{MARK}={mark}".encode()
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended, or is another user's
+            if wanted in (entry / "environ").read_bytes().split(b"\0"):
+                found.append(int(entry.name))
+    return found
+
+
+def _signal(process: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(process, number)
 
 
 def _signal_group(leader: int, number: int) -> None:

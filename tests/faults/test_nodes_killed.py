@@ -18,7 +18,7 @@ from threading import Thread
 from typing import Any
 
 import pytest
-from support.faults import events, kill_node, node_log, of_session, restart_until_admitted, trials, wait_until
+from support.faults import events, kill_node, node_log, restart_until_admitted, started_by, trials, wait_until
 from support.paced import digest
 
 from client.store import FileStore
@@ -86,8 +86,8 @@ class Watch:
         return set(re.findall(r"SuperNode ID: (\d+)", node_log(self.deployment, client)))
 
 
-def kill_in(watch: Watch, client: str, phase: str, number: int) -> tuple[int, bool]:
-    """Kill the client's node in ``phase`` of round ``number``; its process id, and whether its log agrees."""
+def kill_in(watch: Watch, client: str, phase: str, number: int) -> bool:
+    """Kill the client's node in ``phase`` of round ``number``; whether its log agrees that it was there."""
     if phase == "before receiving":
         wait_until(lambda: watch.began(number), f"round {number}")
     elif phase in ("evaluating", "training"):
@@ -95,7 +95,7 @@ def kill_in(watch: Watch, client: str, phase: str, number: int) -> tuple[int, bo
     else:
         line = "Sending: train" if phase == "uploading" else "Sent successfully"
         wait_until(lambda: line in watch.train_log(client), f"{client} {phase}")
-    pid = kill_node(watch.deployment, client)
+    kill_node(watch.deployment, client)
     log = watch.train_log(client)
     met = {
         "before receiving": not log,
@@ -104,17 +104,19 @@ def kill_in(watch: Watch, client: str, phase: str, number: int) -> tuple[int, bo
         "uploading": "Sending" in log and "Sent" not in log,
         "idle": "Sent successfully" in log,
     }
-    return pid, met[phase]
+    return met[phase]
 
 
 def killed_and_restarted(watch: Watch, client: str, phase: str, number: int) -> dict[str, Any]:
-    pid, met = kill_in(watch, client, phase, number)
+    met = kill_in(watch, client, phase, number)
+    orphans = set(started_by(watch.deployment, client))
     killed = time.time()
     starts = restart_until_admitted(watch.deployment, client)
     back = round(time.time() - killed, 1)
     watch.release(client)
-    wait_until(lambda: not of_session(pid), f"the end of what {client}'s node had started", 120)
-    return {"round": number, "client": client, "phase": phase, "met": met, "starts": starts, "back_after": back}
+    left = [words for pid, words in started_by(watch.deployment, client).items() if pid in orphans]
+    entry = {"round": number, "client": client, "phase": phase, "met": met, "starts": starts, "back_after": back}
+    return {**entry, "orphans": len(left), "trainers_orphaned": sum("client.resident" in words for words in left)}
 
 
 def kill_round(watch: Watch, number: int, phases: dict[str, str]) -> list[dict[str, Any]]:
@@ -154,9 +156,9 @@ SIX = [
 ]
 
 
-def submit(deployment: LocalDeployment, output: Path, orders: Path, rounds: int) -> Thread:
-    paced = ["method._target_=paced.Paced", f"+method.folder={orders}"]
-    overrides = [*SIX, *paced, "engine=superlink", f"train.rounds={rounds}", f"output={output}"]
+def submit(deployment: LocalDeployment, output: Path, rounds: int) -> Thread:
+    paced = "method._target_=paced.Paced"
+    overrides = [*SIX, paced, "engine=superlink", f"train.rounds={rounds}", f"output={output}"]
     settings = load_settings(overrides)
     prepare_output(settings)
     thread = Thread(target=deployment.run, args=(settings, overrides), daemon=True)
@@ -173,11 +175,12 @@ def test_killed_nodes_come_back_with_their_state(tmp_path: Path, monkeypatch: py
     (module / "paced.py").write_bytes(source.read_bytes())
     monkeypatch.syspath_prepend(module)
     monkeypatch.setenv("PYTHONPATH", str(module))
+    monkeypatch.setenv("PACED_ORDERS", str(orders))
     record: list[dict[str, Any]] = []
     with LocalDeployment(tmp_path / "flower", one_node_per_client(load_settings(SIX))) as deployment:
         watch = Watch(deployment, output, orders, deployment.folder / "nodes")
         victims = sorted(set(deployment.nodes) - {SURVIVOR})
-        running = submit(deployment, output, orders, 3 * cycles + 1)
+        running = submit(deployment, output, 3 * cycles + 1)
         watch.pause(SURVIVOR, "training", 1)
         for cycle in range(cycles):
             check, kill, back = 3 * cycle + 1, 3 * cycle + 2, 3 * cycle + 3
@@ -206,6 +209,7 @@ def test_killed_nodes_come_back_with_their_state(tmp_path: Path, monkeypatch: py
     for entry in record:
         assert entry["closed_after"] <= DEADLINE + 10
         assert entry["found_own_state"]
+        assert not entry["trainers_orphaned"]
         if entry["phase"] in ("uploading", "idle"):  # it had saved its state; a later round may have, too
             assert entry["state_of_round"] >= entry["round"]
             assert entry["server"] == "trained" or entry["phase"] == "uploading"

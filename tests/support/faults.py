@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 
 from server.deployment import LocalDeployment
+from server.processes import marked
 
 PATIENCE = 600.0
 """Seconds after which something that must happen is held not to: far beyond what a crowded machine needs."""
@@ -61,18 +63,18 @@ def forked(work: Callable[..., None], *arguments: Any) -> Any:
     return process
 
 
-def of_session(leader: int) -> list[tuple[int, str]]:
-    """Processes, alive, of the session that ``leader`` began: what a program started by us has started."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                state, _, _, session = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
-                words = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-            except OSError:
-                continue
-            if int(session) == leader and state != "Z":
-                found.append((int(entry.name), words))
+def started_by(deployment: LocalDeployment, name: str) -> dict[int, str]:
+    """Processes that live and belong to a node or, as ``superlink``, to the SuperLink: ids and command lines.
+
+    They are known by their Flower home, since Flower starts sessions of its own.
+    """
+    home = deployment.home if name == "superlink" else deployment.folder / "nodes" / name
+    found = {}
+    for process in marked(deployment.processes.mark):
+        with contextlib.suppress(OSError):
+            entry = Path("/proc") / str(process)
+            if f"FLWR_HOME={home}".encode() in (entry / "environ").read_bytes().split(b"\0"):
+                found[process] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
     return found
 
 

@@ -18,6 +18,9 @@ from torch import Tensor
 from strategies.method import Batch, Local, Losses
 from strategies.moon import MOON
 
+PATIENCE = 900.0
+"""Longest wait in seconds."""
+
 
 def digest(tensors: Mapping[str, Tensor]) -> str:
     """SHA-256 over names and bytes; the same for a client's state in memory and in its file."""
@@ -31,17 +34,11 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
 
 @dataclass(frozen=True)
 class Paced(MOON):
-    """Files in ``folder``: ``CLIENT.pause`` holds ``PHASE@ROUND`` to wait in; ``CLIENT.PHASE.ROUND`` says it is there.
+    """In the folder that ``PACED_ORDERS`` names, ``CLIENT.pause`` holds the ``PHASE@ROUND`` to wait in.
 
+    ``CLIENT.PHASE.ROUND`` there says that the client is waiting.
     ``CLIENT.kept.ROUND`` holds the digest of the state that the client found of its own.
-
-    Args:
-        folder: a folder that all nodes see.
-        seconds: longest wait.
     """
-
-    folder: str = ""
-    seconds: float = 900.0
 
     @property
     def personal(self) -> bool:
@@ -64,17 +61,17 @@ class Paced(MOON):
         return super().loss(batch, local)
 
     def _reach(self, phase: str, local: Local) -> None:
-        order = Path(self.folder, f"{local.client.id}.pause")
+        order = Path(os.environ["PACED_ORDERS"], f"{local.client.id}.pause")
         place = f"{phase}@{local.round}"
         if not _says(order, place):
             return
         self._write(f"{local.client.id}.{phase}.{local.round}", str(os.getpid()))
-        end = time.monotonic() + self.seconds
+        end = time.monotonic() + PATIENCE
         while _says(order, place) and time.monotonic() < end:
             time.sleep(0.05)
 
     def _write(self, name: str, text: str) -> None:
-        path = Path(self.folder, name)
+        path = Path(os.environ["PACED_ORDERS"], name)
         path.with_suffix(".tmp").write_text(text)
         path.with_suffix(".tmp").rename(path)
 

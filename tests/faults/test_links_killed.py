@@ -1,0 +1,104 @@
+"""The server process and the SuperLink of a deployment killed in mid-run: words, and a resume that loses nothing."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+from support.faults import PATIENCE, events, started_by, trials, wait_until
+
+from common.errors import EngineError
+from common.settings import load_settings
+from server.conduct import conduct, prepare_output, read_summary
+from server.deployment import LocalDeployment, one_node_per_client
+from server.inline import InlineEngine
+
+pytestmark = [pytest.mark.slow, pytest.mark.processes, pytest.mark.timeout(6 * 3600)]
+ROUNDS = 3
+TWO = (
+    "method=moon",
+    "tuned=none",
+    "data.domains=[handwritten,signs]",
+    "protocol.samples=24",
+    f"train.rounds={ROUNDS}",
+    "train.batch_size=8",
+    "train.device=cpu",
+    "rounds.registration=600",
+    "rounds.deadline=300",
+)
+
+
+def whole(deployment: LocalDeployment, output: Path, *more: str) -> None:
+    overrides = [*TWO, "engine=superlink", f"output={output}", *more]
+    settings = load_settings(overrides)
+    prepare_output(settings)
+    deployment.run(settings, overrides)
+
+
+def start(deployment: LocalDeployment, output: Path) -> tuple[Thread, list[str]]:
+    """A run that somebody watches; in the list will be what it ends with."""
+    said: list[str] = []
+
+    def watch() -> None:
+        try:
+            whole(deployment, output)
+        except EngineError as error:
+            said.append(str(error))
+
+    thread = Thread(target=watch, daemon=True)
+    thread.start()
+    return thread, said
+
+
+def server_process(deployment: LocalDeployment) -> int:
+    found = [pid for pid, words in started_by(deployment, "superlink").items() if "flwr-serverapp" in words]
+    assert len(found) == 1
+    return found[0]
+
+
+def test_killed_servers_and_superlinks(tmp_path: Path) -> None:
+    """Alternately the server process and the SuperLink, each at a random instant of a random round."""
+    settings = load_settings([*TWO, f"output={tmp_path / 'inline'}"])
+    prepare_output(settings)
+    expected: Any = conduct(settings, InlineEngine(settings))
+    with LocalDeployment(tmp_path / "flower", one_node_per_client(settings), secure=False) as deployment:
+        for trial in range(trials(2)):
+            draw = random.Random(trial)
+            output = tmp_path / f"run-{trial}"
+            thread, said = start(deployment, output)
+            number = draw.randint(1, ROUNDS)
+            wait_until(
+                lambda output=output, number=number: any(e["round"] == number for e in events(output, "round")),
+                f"round {number}",
+                2 * PATIENCE,
+            )
+            time.sleep(draw.uniform(0, 5))
+            server = server_process(deployment)
+            link = deployment.children["superlink"].process
+            victim = server if trial % 2 == 0 else link.pid
+            killed = time.monotonic()
+            os.kill(victim, signal.SIGKILL)
+            if victim == link.pid:
+                link.wait()
+                wait_until(
+                    lambda path=Path(f"/proc/{server}"): not path.exists(), "the end of the orphaned server process"
+                )
+                orphaned = time.monotonic() - killed
+                deployment.start_link()
+            thread.join(PATIENCE)
+            assert not thread.is_alive()
+            told = time.monotonic() - killed
+            assert len(said) == 1, "the run went on as if nothing had happened"
+            assert "resume=true goes on" in said[0]
+            whole(deployment, output, "resume=true")
+            found = read_summary(output)
+            what = "server process" if victim == server else f"SuperLink, its server process gone in {orphaned:.1f} s"
+            print(f"\n{what}, killed in round {number}: told after {told:.1f} s: {said[0].splitlines()[0]}", flush=True)
+            assert found["state_sha256"] == expected["state_sha256"]
+            assert found["scores"] == expected["scores"]

@@ -1,0 +1,113 @@
+"""SIGTERM, which service managers and containers send, ends a run as Ctrl-C does and leaves nothing running."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from support.faults import PATIENCE, events, wait_until
+from support.federation import ROOT
+
+from server import cli
+from server.signals import Terminated, terminable
+
+SMALL = ("method=fedavg", "protocol.samples=24", "train.batch_size=8", "train.device=cpu", "train.rounds=500")
+
+
+def started(output: Path, *words: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "server.cli", *words],
+        cwd=output.parent,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GOLDFINCH_TEST": str(output)},
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def descendants(mark: str) -> list[str]:
+    """Command lines of processes, alive, that were started by the one that was given ``mark``."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if f"GOLDFINCH_TEST={mark}".encode() in (entry / "environ").read_bytes().split(b"\0"):
+                found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+    return found
+
+
+@pytest.mark.parametrize("engine", ["inline", pytest.param("ray", marks=[pytest.mark.slow, pytest.mark.processes])])
+def test_a_terminated_run_leaves_its_checkpoint_and_no_process(engine: str, tmp_path: Path) -> None:
+    output = tmp_path / "run"
+    process = started(output, "run", f"engine={engine}", *SMALL, f"output={output}")
+    saved = output / "checkpoint"
+    wait_until(lambda: list(saved.glob("*.safetensors")) or process.poll() is not None, "the first round")
+    assert len(descendants(str(output))) >= (1 if engine == "inline" else 5)
+    process.terminate()
+    _, said = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 143, said
+    assert "stopped; the last complete round is kept: resume=true goes on" in said
+    assert "Traceback" not in said
+    assert list(saved.glob("*.safetensors"))
+    wait_until(lambda: not descendants(str(output)), "the end of all that was started", 60)
+
+
+@pytest.mark.slow
+def test_a_terminated_sweep_stops_its_runs_and_begins_none_anew(tmp_path: Path) -> None:
+    output = tmp_path / "sweep"
+    process = started(output, "sweep", "seed=0,1", *SMALL, "engine=inline", f"output={output}")
+    first = output / "seed-0"
+    saved = first / "checkpoint"
+    wait_until(lambda: list(saved.glob("*.safetensors")) or process.poll() is not None, "the first round")
+    begun = len(events(first, "start", "resume"))
+    process.terminate()
+    process.communicate(timeout=PATIENCE)
+    assert process.returncode == 143
+    assert not descendants(str(output))
+    assert len(events(first, "start", "resume")) == begun
+    assert not (output / "seed-1" / "events.jsonl").exists()
+    assert list(saved.glob("*.safetensors"))
+
+
+def test_only_the_first_signal_counts_and_the_handler_is_put_back() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    cleaned: list[bool] = []
+
+    def work() -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(5)
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)  # an impatient second one, while what was started is stopped
+            time.sleep(0.05)
+            cleaned.append(True)
+
+    with pytest.raises(Terminated), terminable():
+        work()
+    assert cleaned
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "words"),
+    [
+        (KeyboardInterrupt(), 130, "resume=true goes on"),
+        (Terminated(), 143, "resume=true goes on"),
+        (Terminated("no longer watching; the run goes on"), 143, "no longer watching"),
+    ],
+)
+def test_exit_codes(
+    error: BaseException, code: int, words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(arguments: list[str]) -> int:
+        raise error
+
+    monkeypatch.setattr(cli, "_doctor", interrupted)
+    assert cli.main(["doctor"]) == code
+    assert words in capsys.readouterr().err
