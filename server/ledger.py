@@ -1,8 +1,8 @@
 """The byte ledger: what every message of a run weighs, per client, round, way and part, the same on every engine.
 
 Counted is what Goldfinch hands to the engine and is handed by it: the blob of tensors, the request's text beside it,
-and the words of a client that failed. What a transport adds (framing, signatures, TLS, polls, the app's code once a run)
-is not in it; docs/results/bytes.md compares it with the wire.
+and the words of a client that failed. What a transport adds (framing, signatures, TLS, polls, the app's code) is not in
+it; docs/results/bytes.md compares it with the wire.
 """
 
 from __future__ import annotations
