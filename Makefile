@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup demo deployment-demo compose-demo certificates test test-fast test-slow test-compose lint format doctor clean
+.PHONY: help setup demo deployment-demo compose-demo certificates test test-fast test-slow test-compose bench bench-check lint format doctor clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -46,6 +46,17 @@ test-slow: $(STAMP) ## the tests that take minutes
 
 test-compose: $(STAMP) ## the containers for real (needs Docker, minutes)
 	GOLDFINCH_COMPOSE=1 $(BIN)/python -m pytest tests/deployment/test_compose.py -s --timeout 3600
+
+bench: $(STAMP) ## every benchmark of the whole, on an idle machine, into bench/results/system.csv; long
+	$(BIN)/python bench/data_path.py
+	$(BIN)/python bench/aggregation.py --clients 10 30 100
+	$(BIN)/python bench/efficiency.py --engines inline startup ray
+	$(BIN)/python bench/round_overhead.py
+	$(BIN)/python bench/scale.py
+	$(BIN)/python bench/scale.py --plot
+
+bench-check: $(STAMP) ## whether a ratio fell by more than a fifth against the committed rows of this class of machine
+	$(BIN)/python bench/check.py
 
 lint: $(STAMP) ## ruff, mypy, import contracts
 	$(BIN)/ruff check .
