@@ -126,7 +126,8 @@ def write_page() -> None:
             if group:
                 values = [float(row["average"]) for row in group]
                 shown = " and ".join(f"{value:.1f}" for value in values)
-                table.append(f"| {method} | {transport} | {shown} | {float(group[0]['megabytes']):.1f} |")
+                megabytes = group[-1]["megabytes"] or "not recorded"
+                table.append(f"| {method} | {transport} | {shown} | {megabytes} |")
     text = PAGE.read_text()
     for mark, content in (("bytes", lines), ("transport", table)):
         before, _, rest = text.partition(f"<!-- {mark} -->\n")

@@ -133,9 +133,10 @@ def draw(rows: list[dict[str, str]], path: Path) -> None:
         axes = plain(figure.add_subplot(1, len(names), place + 1))
         found = [row for row in rows if row["data"] == data]
         for index, name in enumerate(("FedAvg, nothing protected", "FPL, nothing protected")):
-            mean = statistics.mean(float(row["average"]) for row in found if row["variant"] == name)
+            level = [float(row["average"]) for row in found if row["variant"] == name]
             style = {**line_style(index + 2), "marker": "", "linestyle": "--"}
-            axes.axhline(mean, label=name, **style)
+            if level:
+                axes.axhline(statistics.mean(level), label=name, **style)
         for index, name in enumerate(("FPL, prototypes", "FPL, prototypes and weights")):
             points: dict[float, list[float]] = {}
             for row in found:
