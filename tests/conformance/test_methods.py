@@ -331,10 +331,9 @@ def test_replays_and_giants_are_refused_and_named(method: str, tmp_path: Path) -
 
 @every_method
 def test_a_robust_rule_bears_a_hostile_client(method: str, tmp_path: Path) -> None:
-    """Without the bound on lengths: a client's values, a million times too large, do not reach the state."""
-    base = three_rounds(
-        method, tmp_path, data=Toy(missing_class=False), rounds={"outlier_factor": None}, train={"rounds": 2}
-    )
+    """Without the bound on lengths: a client's values, a hundred thousand times too large, do not reach the state."""
+    data = Toy(missing_class=False)  # what only two clients hold, no rule can defend
+    base = three_rounds(method, tmp_path, data=data, rounds={"outlier_factor": None}, train={"rounds": 1})
     raw = {**base.raw, "aggregation": {"_target_": "strategies.robust.Median"}}
     settings = replace(base, aggregation=Median(), raw=raw)
     if not settings.method.averages:
@@ -343,9 +342,9 @@ def test_a_robust_rule_bears_a_hostile_client(method: str, tmp_path: Path) -> No
         return
 
     def edit(request: Request, payload: Payload) -> Payload:
-        return (scaled(payload, 1e6) or payload) if request.client == SPOILED and request.train else payload
+        return (scaled(payload, 1e5) or payload) if request.client == SPOILED and request.train else payload
 
     done = run(settings, TouchedEngine(settings, edit=edit))
     assert not [row["reason"] for row in done.rows("activity.csv") if row["status"] == "refused"]
     for name, tensor in last_state(done).tensors().items():
-        assert float(tensor.double().abs().max() if tensor.numel() else 0.0) < 1e4 or name == "extra/images", name
+        assert float(tensor.double().abs().max() if tensor.numel() else 0.0) < 1e3 or name == "extra/images", name
