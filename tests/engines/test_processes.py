@@ -134,16 +134,26 @@ def test_a_failing_run_exits_with_an_error_and_its_reason(tmp_path: Path) -> Non
 # ---- SuperLink and SuperNodes ----------------------------------------------------------------------------------------
 
 
-def test_a_deployment_gives_the_inline_state(inline: Any, tmp_path: Path) -> None:
+def test_a_deployment_gives_the_inline_state(
+    inline: Any, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two of the four nodes have a resident trainer, and two train in a new process per message."""
+    sockets = tmp_path_factory.mktemp("r")  # short: a socket's path has 107 bytes at most
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(sockets))
     overrides = chosen(STATEFUL, tmp_path / "run", "engine=superlink")
     settings = load_settings(overrides)
     prepare_output(settings)
-    with LocalDeployment(tmp_path / "flower", one_node_per_client(settings), secure=False) as deployment:
+    nodes = one_node_per_client(settings)
+    for index, node in enumerate(nodes.values()):
+        node["resident"] = index % 2 == 0
+    with LocalDeployment(tmp_path / "flower", nodes, secure=False) as deployment:
         deployment.run(settings, overrides)
+        assert len(list(sockets.rglob("*.sock"))) == 2
     assert_equal(read_summary(tmp_path / "run"), inline(STATEFUL))
     kept = list((tmp_path / "flower").rglob("state-*.safetensors"))
     assert {path.parent.name for path in kept} == {"handwritten-0", "printed-0", "signs-0", "sketch-0"}
     assert not left_running(tmp_path)
+    assert not left_running(sockets), "a trainer ends with its node"
 
 
 @pytest.mark.slow
