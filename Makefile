@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup demo deployment-demo compose-demo certificates test test-fast test-slow test-compose bench bench-check lint format doctor clean
+.PHONY: help setup demo deployment-demo compose-demo certificates test test-fast test-slow test-faults test-compose bench bench-check lint format doctor clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -43,6 +43,9 @@ test-fast: $(STAMP)
 
 test-slow: $(STAMP) ## the tests that take minutes
 	$(BIN)/python -m pytest -m slow
+
+test-faults: $(STAMP) ## what is killed, filled and torn, TRIALS=30 times each (hours on two cores)
+	GOLDFINCH_TRIALS=$(or $(TRIALS),30) $(BIN)/python -m pytest tests/faults -s --timeout 21600
 
 test-compose: $(STAMP) ## the containers for real (needs Docker, minutes)
 	GOLDFINCH_COMPOSE=1 $(BIN)/python -m pytest tests/deployment/test_compose.py -s --timeout 3600

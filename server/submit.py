@@ -181,7 +181,7 @@ def submit(
         raise EngineError(f"the run ended as {status}: {cause}\n(Flower's own output is in {logs / 'flower.log'})")
 
 
-NO_REASON = ("", "Task failed with unknown error.")
+NO_REASON = ("", "Task failed with unknown error.", "No heartbeat received from the task")
 LOST = (
     "its server process ended without a word: killed, or out of memory, or its SuperLink was restarted; the last "
     "complete round is kept: resume=true goes on"

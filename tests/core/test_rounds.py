@@ -164,6 +164,15 @@ def test_a_finished_run_can_be_lengthened(tmp_path: Path) -> None:
     assert longer.rows("history.csv") == long.rows("history.csv")
 
 
+def test_a_run_on_a_schedule_is_not_lengthened(tmp_path: Path) -> None:
+    """FedProc weighs its terms by round / rounds: more rounds would be neither the short run nor the long one."""
+    short = run(toy_settings("fedproc", tmp_path, train={"rounds": 2}), stop_after=1)
+    with pytest.raises(CheckpointError, match=r"follows a schedule over all rounds.*resume with train.rounds=2, or"):
+        run(toy_settings("fedproc", tmp_path, train={"rounds": 4}, resume=True))
+    again = run(toy_settings("fedproc", tmp_path, train={"rounds": 2}, resume=True))
+    assert (short.summary["rounds"], again.summary["rounds"]) == (1, 2)
+
+
 def test_a_finished_run_resumed_stays_as_it_is(tmp_path: Path) -> None:
     settings = toy_settings("fpl", tmp_path)
     first = run(settings)
