@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shlex
@@ -21,6 +22,9 @@ from common.settings import RunSettings
 from server.bundle import write_bundle
 from server.history import Listener
 from server.processes import Processes, flower_environment, free_port, program, wait_healthy
+
+MOST_LINES = 20
+"""Lines of an error's message that are passed on at most: a long list of clients is in the log."""
 
 
 @dataclass(frozen=True)
@@ -177,7 +181,7 @@ def submit(
             f"no longer watching; the run goes on: flwr log {names} --stream follows it, flwr stop {names} ends it"
         ) from None
     if status != "finished:completed":
-        cause = _cause(logs / "flower.log") or (LOST if details in NO_REASON else details)
+        cause = cause_of(logs / "flower.log") or (LOST if details in NO_REASON else details)
         raise EngineError(f"the run ended as {status}: {cause}\n(Flower's own output is in {logs / 'flower.log'})")
 
 
@@ -239,16 +243,17 @@ def _json_of(text: str) -> dict[str, Any]:
     return content
 
 
-def _cause(log: Path) -> str:
-    """The last error line of Flower's output that says what was wrong."""
+def cause_of(log: Path) -> str:
+    """The last error in Flower's output that says what was wrong, with the indented lines of its message."""
     try:
         lines = log.read_text(errors="replace").splitlines()
     except OSError:
         return ""
-    for line in reversed(lines):
-        plain = line.strip()
+    for place in reversed(range(len(lines))):
+        plain = lines[place].strip()
         if plain.startswith("common.errors."):
-            return plain.partition(": ")[2]
+            more = itertools.takewhile(lambda line: line.startswith("  "), lines[place + 1 : place + 1 + MOST_LINES])
+            return "\n".join([plain.partition(": ")[2], *more])
         if "Error: " in plain and not plain.startswith("["):
             return plain
     return ""

@@ -1,0 +1,47 @@
+"""What a failed run's error says, out of all that Flower prints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from server.submit import MOST_LINES, cause_of
+
+TRACE = """\
+Traceback (most recent call last):
+  File "rounds.py", line 147, in run
+common.errors.EngineError: only 0 of 2 clients registered within 400 s; missing: a-0, b-0
+  a-0: it runs code 1234, the server 5678: install the same Goldfinch on both
+  b-0: it runs code 1234, the server 5678: install the same Goldfinch on both
+ERROR :     Exit Code: 700
+For more information, visit: the documentation
+"""
+
+
+def test_an_error_keeps_the_lines_that_belong_to_it(tmp_path: Path) -> None:
+    log = tmp_path / "flower.log"
+    log.write_text(TRACE)
+    found = cause_of(log).splitlines()
+    assert found[0] == "only 0 of 2 clients registered within 400 s; missing: a-0, b-0"
+    assert [line.split(":")[0].strip() for line in found[1:]] == ["a-0", "b-0"]
+
+
+def test_a_message_of_a_thousand_clients_is_cut(tmp_path: Path) -> None:
+    log = tmp_path / "flower.log"
+    log.write_text("common.errors.EngineError: none registered\n" + "  x: away\n" * 1000)
+    assert len(cause_of(log).splitlines()) == 1 + MOST_LINES
+
+
+@pytest.mark.parametrize("text", ["", "all is well\n"])
+def test_what_holds_no_error_has_no_cause(tmp_path: Path, text: str) -> None:
+    log = tmp_path / "flower.log"
+    log.write_text(text)
+    assert cause_of(log) == ""
+    assert cause_of(tmp_path / "nowhere.log") == ""
+
+
+def test_other_programs_errors_are_one_line(tmp_path: Path) -> None:
+    log = tmp_path / "flower.log"
+    log.write_text("ValueError: no such thing\nbye\n")
+    assert cause_of(log) == "ValueError: no such thing"
