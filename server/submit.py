@@ -254,7 +254,7 @@ def cause_of(log: Path) -> str:
         if plain.startswith("common.errors."):
             more = itertools.takewhile(lambda line: line.startswith("  "), lines[place + 1 : place + 1 + MOST_LINES])
             return "\n".join([plain.partition(": ")[2], *more])
-        if "Error: " in plain and not plain.startswith("["):
+        if "Error: " in plain and not lines[place].startswith((" ", "[")):  # an indented line belongs to one above
             return plain
     return ""
 

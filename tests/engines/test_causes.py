@@ -27,6 +27,12 @@ def test_an_error_keeps_the_lines_that_belong_to_it(tmp_path: Path) -> None:
     assert [line.split(":")[0].strip() for line in found[1:]] == ["a-0", "b-0"]
 
 
+def test_an_error_inside_a_message_is_not_taken_for_the_message(tmp_path: Path) -> None:
+    log = tmp_path / "flower.log"
+    log.write_text("common.errors.EngineError: only 0 of 4 clients registered\n  node 9: ConfigError: no client x\n")
+    assert cause_of(log) == "only 0 of 4 clients registered\n  node 9: ConfigError: no client x"
+
+
 def test_a_message_of_a_thousand_clients_is_cut(tmp_path: Path) -> None:
     log = tmp_path / "flower.log"
     log.write_text("common.errors.EngineError: none registered\n" + "  x: away\n" * 1000)
