@@ -10,7 +10,6 @@ Rows go to bench/results/bytes.csv and bench/results/transport.csv as they come;
 from __future__ import annotations
 
 import argparse
-import csv
 import statistics
 import sys
 import tempfile
@@ -20,7 +19,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from common.settings import load_settings  # noqa: E402  # the repository is on the path from here on
+from bench.rows import append_rows  # noqa: E402  # the repository is on the path from here on
+from common.settings import load_settings  # noqa: E402
 from server.conduct import conduct, prepare_output  # noqa: E402
 from server.history import read_rows  # noqa: E402
 from server.inline import InlineEngine  # noqa: E402
@@ -58,7 +58,7 @@ def summary_of(*overrides: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 
 def measure_bytes() -> None:
     """Mean bytes per client of the second round, by way and part."""
-    done = {row["method"] for row in read(RESULTS / "bytes.csv")}
+    done = {row["method"] for row in read_rows(RESULTS / "bytes.csv")}
     for name, overrides in METHODS.items():
         if name in done:
             continue
@@ -66,14 +66,14 @@ def measure_bytes() -> None:
         for way in ("down", "up"):
             rows = [row for row in ledger if row["round"] == "2" and row["way"] == way]
             mean = {part: round(statistics.mean(int(row[part]) for row in rows)) for part in (*PARTS, "total")}
-            append(RESULTS / "bytes.csv", {"method": name, "way": way, **mean})
+            append_rows(RESULTS / "bytes.csv", [{"method": name, "way": way, **mean}])
         print(name, flush=True)
 
 
 def measure_accuracy() -> None:
     """The last five rounds' average accuracy for each method, transport and seed."""
     path = RESULTS / "transport.csv"
-    done = {(row["method"], row["transport"], row["seed"]) for row in read(path)}
+    done = {(row["method"], row["transport"], row["seed"]) for row in read_rows(path)}
     for transport in ("bfloat16", "float16", "float32"):
         for method in ("fedavg", "fpl"):
             for seed in (0, 1):
@@ -83,31 +83,13 @@ def measure_accuracy() -> None:
                 average = round(summary["scores"]["last_n"]["average"], 3)
                 megabytes = round(sum(summary["bytes"].values()) / 1e6, 2)
                 row = {"method": method, "transport": transport, "seed": seed, "average": average}
-                append(path, {**row, "megabytes": megabytes, "sha256": summary["state_sha256"][:16]})
+                append_rows(path, [{**row, "megabytes": megabytes, "sha256": summary["state_sha256"][:16]}])
                 print(row, flush=True)
-
-
-def read(path: Path) -> list[dict[str, str]]:
-    """The rows so far."""
-    if not path.exists():
-        return []
-    with path.open() as stream:
-        return list(csv.DictReader(stream))
-
-
-def append(path: Path, row: dict[str, Any]) -> None:
-    """One more row."""
-    fresh = not path.exists()
-    with path.open("a", newline="") as stream:
-        writer = csv.DictWriter(stream, list(row), lineterminator="\n")
-        if fresh:
-            writer.writeheader()
-        writer.writerow(row)
 
 
 def write_page() -> None:
     """Both tables between their marks."""
-    rows = {(row["method"], row["way"]): row for row in read(RESULTS / "bytes.csv")}
+    rows = {(row["method"], row["way"]): row for row in read_rows(RESULTS / "bytes.csv")}
     whole = sum(int(rows["FedAvg", way]["total"]) for way in ("down", "up"))
     lines = ["| method | down | up | of it weights | prototypes | extra | header | of FedAvg's |", "|---" * 8 + "|"]
     for name in METHODS:
@@ -119,7 +101,7 @@ def write_page() -> None:
                 f"| {name} | {int(down['total']):,} | {int(up['total']):,} | {' | '.join(parts)} | {share:.2f} % |"
             )
     table = ["| method | transport | average accuracy | megabytes of the run |", "|---|---|---|---|"]
-    found = read(RESULTS / "transport.csv")
+    found = read_rows(RESULTS / "transport.csv")
     for method in ("fedavg", "fpl"):
         for transport in ("float32", "bfloat16", "float16"):
             group = [row for row in found if (row["method"], row["transport"]) == (method, transport)]

@@ -11,7 +11,6 @@ bench/results/gate.csv; the goal is less than 3 %.
 from __future__ import annotations
 
 import argparse
-import csv
 import statistics
 import sys
 import tempfile
@@ -25,6 +24,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout, whatever is installed
 
 from bench.measuring import environment
+from bench.rows import append_rows
 from common.settings import load_settings
 from server.conduct import prepare_output
 from server.inline import InlineEngine
@@ -98,12 +98,7 @@ def main() -> None:
     torch.set_num_threads(1)
     for model in chosen.models:
         row = measure(model, chosen.rounds)
-        new = not RESULTS.exists()
-        with RESULTS.open("a", newline="") as stream:
-            writer = csv.DictWriter(stream, list(row), lineterminator="\n")
-            if new:
-                writer.writeheader()
-            writer.writerow(row)
+        append_rows(RESULTS, [row])
         verdict = "met" if float(str(row["share_percent"])) < GOAL else "MISSED"
         print(f"{model}: the gate takes {row['share_percent']} % of a round "
               f"({row['gate_ms']} of {row['round_ms']} ms); goal {GOAL} % {verdict}", flush=True)  # fmt: skip

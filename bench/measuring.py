@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import csv
 import datetime
 import platform
 import statistics
 import subprocess
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
+
+from bench.rows import append_rows
 
 Step = Callable[[int], object]
 """One forward and backward; the argument rotates its inputs."""
@@ -251,11 +252,4 @@ def print_row(row: Row) -> None:
 
 def append(rows: Sequence[Row], path: Path) -> None:
     """Add ``rows`` to the CSV at ``path``, made with a header when it does not exist."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    names = [field.name for field in fields(Row)]
-    new = not path.exists()
-    with path.open("a", newline="") as file:
-        writer = csv.DictWriter(file, names, lineterminator="\n")
-        if new:
-            writer.writeheader()
-        writer.writerows(asdict(row) for row in rows)
+    append_rows(path, [asdict(row) for row in rows])

@@ -13,13 +13,12 @@ thread.
 from __future__ import annotations
 
 import argparse
-import csv
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -29,6 +28,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout, whatever is installed
 
 from bench.measuring import environment
+from bench.rows import append_rows
 from common.data.domain import Split
 from common.messages import Registration, Request
 from common.payload import Payload
@@ -38,6 +38,7 @@ from common.settings import RunSettings, load_settings
 from common.state import GlobalState
 from server.conduct import prepare_output
 from server.engine import Failure, Reply
+from server.history import read_rows
 from server.inline import InlineEngine
 from server.rounds import Rounds
 
@@ -191,8 +192,7 @@ def rounds_of(overrides: Sequence[str], attack: str, hostile: int, start: Global
             rounds.federation.initial_state = lambda: replace(start, round=0)  # type: ignore[method-assign]
         rounds.run()
         engine.close()
-        with (Path(folder) / "activity.csv").open(newline="") as stream:
-            return rounds, sum(row["status"] == "refused" for row in csv.DictReader(stream))
+        return rounds, sum(row["status"] == "refused" for row in read_rows(Path(folder) / "activity.csv"))
 
 
 @cache
@@ -235,24 +235,13 @@ def plan(
 
 def load(path: Path) -> list[Outcome]:
     """The rows of the CSV, typed; none if it does not exist."""
-    if not path.exists():
-        return []
     kinds = {"seed": int, "refused": int, "average": float, "worst": float, "seconds": float}
-    with path.open(newline="") as stream:
-        return [
-            Outcome(**{name: kinds.get(name, str)(value) for name, value in row.items()})
-            for row in csv.DictReader(stream)
-        ]
+    return [Outcome(**{name: kinds.get(name, str)(value) for name, value in row.items()}) for row in read_rows(path)]
 
 
 def append(outcome: Outcome, path: Path) -> None:
     """Add a row to the CSV, made with a header when it does not exist."""
-    new = not path.exists()
-    with path.open("a", newline="") as stream:
-        writer = csv.DictWriter(stream, [field.name for field in fields(Outcome)], lineterminator="\n")
-        if new:
-            writer.writeheader()
-        writer.writerow(asdict(outcome))
+    append_rows(path, [asdict(outcome)])
 
 
 def cell(outcomes: Sequence[Outcome]) -> str:

@@ -9,7 +9,6 @@ there, the table of docs/results/privacy.md and its picture are written anew.
 from __future__ import annotations
 
 import argparse
-import csv
 import statistics
 import sys
 import tempfile
@@ -20,14 +19,15 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from common.settings import load_settings  # noqa: E402  # the repository is on the path from here on
+from bench.rows import append_rows  # noqa: E402  # the repository is on the path from here on
+from common.settings import load_settings  # noqa: E402
 from server.conduct import conduct, prepare_output  # noqa: E402
 from server.figures.style import line_style, new_figure, plain, save  # noqa: E402
+from server.history import read_rows  # noqa: E402
 from server.inline import InlineEngine  # noqa: E402
 
 RESULTS = ROOT / "bench" / "results" / "privacy_accuracy.csv"
 PAGE = ROOT / "docs" / "results" / "privacy.md"
-COLUMNS = ("data", "variant", "covers", "noise", "epsilon", "seed", "average", "worst", "accuracy", "sha256")
 BASE = [
     "model=small",
     "protocol.samples=200",
@@ -88,25 +88,6 @@ def measure(data: str, variant: str, noise: float, overrides: list[str], seed: i
     }
 
 
-def rows_so_far() -> list[dict[str, str]]:
-    """What the CSV holds."""
-    if not RESULTS.exists():
-        return []
-    with RESULTS.open() as stream:
-        return list(csv.DictReader(stream))
-
-
-def append(row: dict[str, Any]) -> None:
-    """One more row of the CSV."""
-    fresh = not RESULTS.exists()
-    RESULTS.parent.mkdir(parents=True, exist_ok=True)
-    with RESULTS.open("a", newline="") as stream:
-        writer = csv.DictWriter(stream, COLUMNS, lineterminator="\n")
-        if fresh:
-            writer.writeheader()
-        writer.writerow(row)
-
-
 def table(rows: list[dict[str, str]], data: str, order: list[tuple[str, str]]) -> list[str]:
     """The Markdown table of one data set."""
     lines = ["| protected | noise multiplier | epsilon | average accuracy | worst domain |", "|---|---|---|---|---|"]
@@ -161,14 +142,14 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1])
     parser.add_argument("--data", nargs="*", default=list(DATA), choices=list(DATA))
     arguments = parser.parse_args()
-    done = {(row["data"], row["variant"], row["noise"], row["seed"]) for row in rows_so_far()}
+    done = {(row["data"], row["variant"], row["noise"], row["seed"]) for row in read_rows(RESULTS)}
     for data in arguments.data:
         for variant, noise, overrides in variants():
             for seed in arguments.seeds:
                 if (data, variant, str(noise), str(seed)) not in done:
-                    append(row := measure(data, variant, noise, overrides, seed, arguments.rounds))
+                    append_rows(RESULTS, [row := measure(data, variant, noise, overrides, seed, arguments.rounds)])
                     print(row, flush=True)
-    write_page(rows_so_far(), arguments.rounds)
+    write_page(read_rows(RESULTS), arguments.rounds)
 
 
 def write_page(rows: list[dict[str, str]], rounds: int) -> None:

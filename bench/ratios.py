@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import csv
 import datetime
 import os
 import platform
 import statistics
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 
 from bench.measuring import cpu_name
+from bench.rows import append_rows
+from server.history import read_rows
 
 RESULTS = Path(__file__).parent / "results" / "system.csv"
 
@@ -160,18 +161,9 @@ def print_row(row: Ratio) -> None:
 
 def append(rows: Sequence[Ratio], path: Path = RESULTS) -> None:
     """Add ``rows`` to the CSV at ``path``, made with a header when it does not exist."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    new = not path.exists()
-    with path.open("a", newline="") as file:
-        writer = csv.DictWriter(file, [field.name for field in fields(Ratio)], lineterminator="\n")
-        if new:
-            writer.writeheader()
-        writer.writerows(asdict(row) for row in rows)
+    append_rows(path, [asdict(row) for row in rows])
 
 
 def read(path: Path = RESULTS) -> list[dict[str, str]]:
     """The rows of the CSV, as text; none if there is no file."""
-    if not path.exists():
-        return []
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
+    return read_rows(path)
