@@ -132,6 +132,10 @@ class RoundSettings:
         for name, first in (self.joins or {}).items():
             check(first >= 1, f"joins.{name} must be >= 1, the first round is 1; got {first}")
 
+    def sampled(self, clients: int) -> int:
+        """How many of so many clients are asked in a round: at least one."""
+        return max(1, round(self.participation * clients))
+
 
 @dataclass(frozen=True)
 class RunSettings:
@@ -272,7 +276,7 @@ def settings_of(raw: Mapping[str, Any]) -> RunSettings:
         privacy=build(raw.get("privacy") or NO_PRIVACY, "privacy"),
     )
     clients = settings.protocol.clients(settings.data)  # the protocol's domains must exist in the data set
-    settings.aggregation.check(settings.method, max(1, round(settings.rounds.participation * len(clients))))
+    settings.aggregation.check(settings.method, settings.rounds.sampled(len(clients)))
     _check_joins(settings, [name for spec in clients for name in (spec.domain, spec.id)])
     if getattr(settings.method, "multi_view", False) and settings.views.count < 1:
         raise ConfigError(

@@ -14,11 +14,6 @@ from common.messages import Registration, Request, header_of, read_header
 from common.payload import TENSOR_TYPE, Payload, decode
 
 
-def write_request(request: Request) -> str:
-    """The request as JSON text."""
-    return json.dumps(header_of(request), separators=(",", ":"))
-
-
 def read_request(text: object, tensor_type: str, tensors: Sequence[bytes]) -> tuple[Request, Payload]:
     """The request in ``text`` and the tensors every participant was sent.
 

@@ -63,7 +63,7 @@ class Federation:
         self._requests: dict[str, Request] = {}
         self._answered: set[str] = set()
         self._clients: dict[str, Client] = {}
-        settings.aggregation.check(self.method, self.roster.sampled(len(self.roster.expected)))
+        settings.aggregation.check(self.method, settings.rounds.sampled(len(self.roster.expected)))
         check_protects(settings.privacy, self.method, self._model(), self.method.expects(self.server))
 
     def _server_side(self) -> ServerSide:

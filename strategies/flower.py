@@ -33,18 +33,18 @@ from flwr.server.client_proxy import ClientProxy
 from flwr.server.strategy import Strategy
 
 from common.errors import PayloadError
-from common.messages import Answer, Registration, Request, read_header
+from common.messages import Answer, Registration, Request, read_header, request_text
 from common.metrics import domain_accuracy
 from common.payload import TENSOR_TYPE, Payload, decode, encode
 from common.settings import RunSettings, load_settings, with_method
-from strategies.envelope import only_blob, read_registrations, read_request, write_registrations, write_request
+from strategies.envelope import only_blob, read_registrations, read_request, write_registrations
 from strategies.federation import Federation
 from strategies.method import Method, Update
 
 
 def request_to_fit_ins(blob: bytes, request: Request) -> FitIns:
     """A request and its tensors as Flower carries them."""
-    return FitIns(Parameters([blob], TENSOR_TYPE), {"request": write_request(request)})
+    return FitIns(Parameters([blob], TENSOR_TYPE), {"request": request_text(request)})
 
 
 def fit_ins_to_request(instruction: FitIns) -> tuple[Request, Payload]:

@@ -75,10 +75,6 @@ class Roster:
         """The domain of an expected client; empty for any other."""
         return self._domains.get(client, "")
 
-    def sampled(self, clients: int) -> int:
-        """How many of so many clients are asked in a round."""
-        return max(1, round(self.settings.rounds.participation * clients))
-
     def sample(self, number: int) -> list[Client]:
         """The participants of round ``number``, keyed by (seed, round), sorted by id: never empty.
 
@@ -86,7 +82,7 @@ class Roster:
         absent, or the one that was least likely to be, if all are.
         """
         clients = [client for client in self.clients() if self._joins(client) <= number] or self.clients()
-        count = self.sampled(len(clients))
+        count = self.settings.rounds.sampled(len(clients))
         draws = generator(self.settings.seed, "participants", number)
         chosen = torch.randperm(len(clients), generator=draws)[:count]
         drawn = [clients[index] for index in sorted(chosen.tolist())]

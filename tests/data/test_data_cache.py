@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import os
-import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -79,11 +81,28 @@ def test_a_folder_that_cannot_be_written_is_no_error(own_cache: Path, monkeypatc
     assert same(cached("kind", ["key"], Builder()))
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_read_only_folder_is_no_error(own_cache: Path) -> None:
-    own_cache.chmod(stat.S_IRUSR | stat.S_IXUSR)
-    assert same(cached("kind", ["key"], Builder()))
-    assert not list(own_cache.iterdir())
+@contextmanager
+def not_as_root() -> Iterator[None]:
+    """As "nobody" where the tests run as root, who may write everywhere."""
+    user = os.geteuid()
+    if user == 0:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        if user == 0:
+            os.seteuid(0)
+
+
+def test_a_read_only_folder_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory() as folder:  # which others may enter, unlike pytest's
+        Path(folder).chmod(0o555)
+        monkeypatch.setenv("GOLDFINCH_CACHE", folder)
+        with not_as_root():
+            assert not os.access(folder, os.W_OK, effective_ids=True)
+            assert same(cached("kind", ["key"], Builder()))
+        assert not list(Path(folder).iterdir())
+        Path(folder).chmod(0o755)
 
 
 def test_a_failed_build_leaves_nothing(own_cache: Path) -> None:

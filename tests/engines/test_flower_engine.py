@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from flwr.app import Context, RecordDict
 from flwr.common import Code, FitIns, FitRes, GetPropertiesIns, GetPropertiesRes, Parameters, Status
 
+from client import app as client_app
 from client import node as client_node
 from client.app import FlowerClient
 from common.config import CONF
@@ -22,6 +24,7 @@ from common.settings import RunSettings, load_settings
 from server.conduct import conduct, prepare_output
 from server.flower_engine import FlowerEngine
 from server.inline import InlineEngine
+from strategies.fedavg import FedAvg
 from strategies.flower import (
     FlowerStrategy,
     ask_registrations,
@@ -116,9 +119,8 @@ def test_nodes_and_inline_give_the_same_state_however_clients_are_spread(method:
         assert found["state_sha256"] == expected["state_sha256"], way
         assert found["scores"] == expected["scores"], way
         assert found["bytes"]["up"] > 0
-    kept = list((tmp_path / "state").rglob("*.safetensors"))
-    if method in QUICK:
-        assert bool(kept) == (method == "feddyn")
+    kept = {path.name for path in (tmp_path / "state").rglob("*.safetensors")}
+    assert kept == {path.name for path in (tmp_path / "inline" / "clients").rglob("*.safetensors")}
 
 
 # ---- many at once ----------------------------------------------------------------------------------------------------
@@ -380,3 +382,41 @@ def test_the_strategy_refuses_what_another_node_answers(tmp_path: Path) -> None:
     strategy.aggregate_fit(1, [(asked[2][0], answers[2])], [])
     assert strategy.state.sha256() != before
     assert fit_res_to_answer(answers[2])[0].client in {"handwritten-0", "printed-0", "sketch-0"}
+
+
+def answers_of(strategy: FlowerStrategy, manager: Any, number: int = 1) -> list[tuple[Any, FitRes]]:
+    parameters = strategy.initialize_parameters(manager)
+    assert parameters is not None
+    return [(proxy, proxy.fit(ins, None, number)) for proxy, ins in strategy.configure_fit(number, parameters, manager)]
+
+
+def test_the_strategy_leaves_outliers_out(tmp_path: Path) -> None:
+    overrides = [*OVERRIDES, "method=fedavg", f"output={tmp_path}"]
+    states = {}
+    for scale in (None, 1e6):
+        strategy = FlowerStrategy(FedAvg(), load_settings(overrides))
+        answers = answers_of(strategy, simulation(3, overrides))
+        if scale:
+            payload = decode(answers[0][1].parameters.tensors[0])
+            grown = {name: scale * tensor for name, tensor in payload.weights.items()}
+            answers[0][1].parameters.tensors[0] = encode(replace(payload, weights=grown))
+        else:
+            del answers[0]
+        strategy.aggregate_fit(1, answers, [])
+        states[scale] = strategy.state.sha256()
+    assert states[1e6] == states[None]
+
+
+def test_the_strategy_skips_a_round_with_too_few_answers(tmp_path: Path) -> None:
+    overrides = [*OVERRIDES, "method=fedavg", "aggregation=trimmed_mean", f"output={tmp_path}"]
+    strategy = FlowerStrategy(FedAvg(), load_settings(overrides))
+    manager: Any = simulation(3, overrides)
+    before = strategy.state.sha256()
+    strategy.aggregate_fit(1, answers_of(strategy, manager)[:2], [])
+    assert strategy.state.sha256() == before
+    strategy.aggregate_fit(2, answers_of(strategy, manager, 2), [])
+    assert strategy.state.sha256() != before
+
+
+def test_what_the_thin_app_says_is_what_the_server_reads() -> None:
+    assert client_app.TENSOR_TYPE == TENSOR_TYPE

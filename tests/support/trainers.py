@@ -17,10 +17,9 @@ from typing import Any
 from client.resident.caller import Caller
 from client.resident.frames import Question
 from client.resident.place import Process, peer, process
-from common.messages import Request
+from common.messages import Request, request_text
 from common.payload import encode
 from common.settings import load_settings
-from strategies.envelope import write_request
 from strategies.federation import Federation
 
 OVERRIDES = ["data.domains=[sketch,printed]", "protocol.samples=24", "train.batch_size=8", "train.device=cpu"]
@@ -57,7 +56,7 @@ class Asked:
         blob = encode(federation.message(federation.initial_state()))
         method = settings.method.name
         request = Request("run", settings.identity, method, 1, "train", "sketch-0", 2, 1, train=True, score=["sketch"])
-        text = write_request(request)
+        text = request_text(request)
         return replace(self.registration(), kind="answer", request=text, tensor_type="safetensors", tensors=[blob])
 
     def trainer(self) -> int | None:
