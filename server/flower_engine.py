@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from functools import partial
+from queue import Empty, SimpleQueue
+from threading import Thread
 from typing import TypeVar
 
 from flwr.common import Code
@@ -25,9 +28,50 @@ from server.prompt_grid import promptly
 from strategies.flower import FlowerStrategy, ask_registrations, fit_res_to_answer, request_to_fit_ins
 
 POLL_SECONDS = 2.0
+GRACE_SECONDS = 5.0
+"""What an answer may be late: Flower looks for answers every three seconds."""
+
 DEAD_ACTOR = ("ActorDiedError", "ActorUnavailableError", "actor died", "ActorPool is empty")
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+
+
+def no_answer(seconds: float, *_: object) -> Exception:
+    """What became of a node that did not answer in time."""
+    return TimeoutError(f"no complete answer within {seconds:.0f} s")
+
+
+def each(
+    items: Sequence[Item], work: Callable[[Item], Result], seconds: float, late: Callable[[Item], Result]
+) -> list[Result]:
+    """What ``work`` gives for every item, or ``late`` where that takes longer than ``seconds``.
+
+    All items are worked on at once: Flower's own pool has cpu + 4 threads, so few clients would block the rest. Flower
+    heeds its own timeout only between two looks for answers: the parts of one whose sender died over it are waited for
+    up to two hours. Such a thread is left behind, and does not keep the process from ending.
+
+    Raises:
+        Exception: what ``work`` raised first.
+    """
+    ended: SimpleQueue[tuple[int, Future[Result]]] = SimpleQueue()
+
+    def one(index: int, item: Item) -> None:
+        future: Future[Result] = Future()
+        try:
+            future.set_result(work(item))
+        except BaseException as error:  # raised again where it is waited for
+            future.set_exception(error)
+        ended.put((index, future))
+
+    for index, item in enumerate(items):
+        Thread(target=one, args=(index, item), name=f"node-{index}", daemon=True).start()
+    end = time.monotonic() + seconds
+    found: dict[int, Result] = {}
+    with contextlib.suppress(Empty):
+        while len(found) < len(items):
+            index, future = ended.get(timeout=max(0.0, end - time.monotonic()))
+            found[index] = future.result()
+    return [found[index] if index in found else late(item) for index, item in enumerate(items)]
 
 
 class FlowerEngine:
@@ -60,7 +104,8 @@ class FlowerEngine:
             fresh = sorted(set(online) - self._asked)
             left = max(end - time.monotonic(), POLL_SECONDS * 10)
             proxies = [promptly(online[node], len(fresh)) for node in fresh]
-            for node, outcome in zip(fresh, self._each(proxies, partial(self._ask, seconds=left)), strict=True):
+            outcomes = each(proxies, partial(self._ask, seconds=left), left + GRACE_SECONDS, partial(no_answer, left))
+            for node, outcome in zip(fresh, outcomes, strict=True):
                 if isinstance(outcome, Exception):
                     failures[node] = Failure(f"node {node}", "lost", str(outcome))
                     continue
@@ -105,7 +150,10 @@ class FlowerEngine:
         blob = encode(message)
         online = {node: promptly(proxy, len(requests)) for node, proxy in self.manager.all().items()}
         send = partial(self._send, blob=blob, online=online, seconds=seconds)
-        outcomes = self._each([requests[client] for client in sorted(requests)], send)
+        asked = [requests[client] for client in sorted(requests)]
+        outcomes = each(
+            asked, send, seconds + GRACE_SECONDS, lambda late: Failure(late.client, "lost", str(no_answer(seconds)))
+        )
         replies = [outcome for outcome in outcomes if isinstance(outcome, Reply)]
         failures = [outcome for outcome in outcomes if isinstance(outcome, Failure)]
         for failure in failures:
@@ -137,14 +185,6 @@ class FlowerEngine:
             return Failure(client, "refused", str(error), bytes_up=size)
         down = len(blob) + len(str(instruction.config["request"]))
         return Reply(client, answer, payload, down, size)
-
-    @staticmethod
-    def _each(items: Sequence[Item], work: Callable[[Item], Result]) -> list[Result]:
-        """``work`` on all items at once; Flower's own pool has cpu + 4 threads, so few clients would block the rest."""
-        if not items:
-            return []
-        with ThreadPoolExecutor(len(items), thread_name_prefix="node") as pool:
-            return list(pool.map(work, items))
 
     def close(self) -> None:
         """Nothing to release: the nodes are Flower's."""

@@ -21,6 +21,7 @@ from common.errors import EngineError, PayloadError
 from common.messages import Request
 from common.payload import TENSOR_TYPE, Payload, decode, encode
 from common.settings import RunSettings, load_settings
+from server import flower_engine
 from server.conduct import conduct, prepare_output
 from server.flower_engine import FlowerEngine
 from server.inline import InlineEngine
@@ -147,6 +148,40 @@ def test_all_clients_are_in_flight_at_once() -> None:
     engine._nodes = {f"c{index}": str(index) for index in range(40)}
     _, failures = engine.exchange(Payload({}), {client: request(client) for client in engine._nodes}, 30)
     assert [failure.reason for failure in failures] == ["all were asked"] * 40
+
+
+class Stuck:
+    """A node whose answer never becomes complete, whatever timeout Flower was given."""
+
+    def __init__(self, cid: str, released: threading.Event) -> None:
+        self.cid, self.released = cid, released
+
+    def get_properties(self, ins: GetPropertiesIns, timeout: float | None, group_id: int | None) -> GetPropertiesRes:
+        self.released.wait(60)
+        return GetPropertiesRes(Status(Code.OK, ""), {})
+
+    def fit(self, ins: FitIns, timeout: float | None, group_id: int | None) -> FitRes:
+        self.released.wait(60)
+        return failure_to_fit_res(Code.FIT_NOT_IMPLEMENTED, "too late", "")
+
+
+def test_an_answer_that_stays_incomplete_holds_no_round(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(flower_engine, "GRACE_SECONDS", 0.2)
+    monkeypatch.setattr(flower_engine, "POLL_SECONDS", 0.05)
+    released = threading.Event()
+    engine = FlowerEngine(Manager(Stuck("1", released), Waiting("2", threading.Barrier(1))))  # type: ignore[arg-type]
+    engine._nodes = {"a": "1", "b": "2"}
+    began = time.monotonic()
+    _, failures = engine.exchange(Payload({}), {"a": request("a"), "b": request("b")}, 0.3)
+    registrations, missing = FlowerEngine(Manager(Stuck("1", released))).register(["a"], 0.3)  # type: ignore[arg-type]
+    assert time.monotonic() - began < 20
+    released.set()
+    assert [(failure.client, failure.status, failure.reason) for failure in failures] == [
+        ("a", "lost", "no complete answer within 0 s"),
+        ("b", "failed", "all were asked"),
+    ]
+    assert not registrations
+    assert [failure.status for failure in missing] == ["lost"]
 
 
 # ---- what goes wrong -------------------------------------------------------------------------------------------------
