@@ -65,7 +65,10 @@ supernode)
   node="domain=\"$GOLDFINCH_DOMAIN\" index=${GOLDFINCH_INDEX:-0} data-dir=\"${GOLDFINCH_DATA:-/data}\" state-dir=\"$state/clients\""
   [ -z "${GOLDFINCH_DEVICE:-}" ] || node="$node device=\"$GOLDFINCH_DEVICE\""
   [ -z "${GOLDFINCH_RESIDENT:-}" ] || node="$node resident=$GOLDFINCH_RESIDENT"
-  exec flower-supernode --superlink "${GOLDFINCH_ENTRANCE:-proxy:8443}" --root-certificates "$folder/ca.crt" \
+  entrance=${GOLDFINCH_ENTRANCE:-proxy:8443}
+  # Flower's node ends without a word if its clock is wrong; this says so. A server that is away is no reason not to start.
+  goldfinch doctor "entrance=$entrance" "ca=$folder/ca.crt" >&2 || true
+  exec flower-supernode --superlink "$entrance" --root-certificates "$folder/ca.crt" \
     --auth-supernode-private-key "$folder/key" --node-config "$node" "$@"
   ;;
 run) # submit a run and follow it: run method=fpl train.rounds=20

@@ -21,6 +21,7 @@ goldfinch report DIR [DIR ...]     one HTML page: curves, confusion, prototypes,
 goldfinch reproduce TABLE          a paper's table again, beside what was published; scale=small for two cores
 goldfinch figure KIND DIR [...]    features, cam, heatmap, bars or convergence of runs as PNG; --output FILE
 goldfinch doctor                   what works here, and how to mend what does not
+goldfinch doctor entrance=HOST:PORT ca=FILE   whether a device here may join: server, certificate, clocks
 goldfinch demo [KEY=VALUE ...]     FedAvg and FPL on Ray, side by side, offline, in minutes
 goldfinch deployment-demo          a SuperLink and four SuperNodes as real processes, FPL for three rounds
 goldfinch certificates FOLDER      authority, server certificate, device keys: host=NAME node=NAME, each repeatable
@@ -154,9 +155,7 @@ def _figure(arguments: list[str]) -> int:
 def _doctor(arguments: list[str]) -> int:
     from server.doctor import examine
 
-    if arguments:
-        raise ConfigError(f"goldfinch doctor takes no arguments; got {' '.join(arguments)}")
-    return examine()
+    return examine(arguments)
 
 
 def _demo(overrides: list[str]) -> int:

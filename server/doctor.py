@@ -7,12 +7,12 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from common.config import CONF, compose_config
-from common.errors import GoldfinchError
+from common.errors import ConfigError, EngineError, GoldfinchError
 from common.settings import load_settings
 from common.versions import package_versions
 
@@ -30,15 +30,50 @@ class Finding:
     remedy: str = ""
 
 
-def examine() -> int:
-    """Print all findings; 1 if something that every run needs does not work, else 0."""
-    findings = [finding for check in CHECKS for finding in check()]
+def examine(arguments: Sequence[str] = ()) -> int:
+    """Print all findings; 1 if something that every run needs does not work, else 0.
+
+    Args:
+        arguments: none to look at this machine; ``entrance=HOST:PORT`` and, unless the server speaks no TLS,
+            ``ca=FILE`` to look at the server from here, as a device does.
+
+    Raises:
+        ConfigError: other arguments.
+    """
+    if not arguments:
+        return _report([finding for check in CHECKS for finding in check()], "everything a run needs is here")
+    given = dict(argument.partition("=")[::2] for argument in arguments)
+    if not set(given) <= {"entrance", "ca"} or not all(given.values()) or "entrance" not in given:
+        raise ConfigError(
+            f"goldfinch doctor {' '.join(arguments)}: it takes no arguments, or entrance=HOST:PORT and ca=FILE"
+        )
+    return _report(list(_entrance(given["entrance"], given.get("ca"))), "a device may join from here")
+
+
+def _entrance(entrance: str, authority: str | None) -> Iterator[Finding]:
+    """The server as a device sees it."""
+    from server.entrance import clock_difference, what_is_wrong
+
+    try:
+        ahead = clock_difference(entrance, Path(authority) if authority else None)
+    except EngineError as error:
+        yield Finding(FAIL, "server", str(error), "docs/deploy.md, 'What a message means'")
+        return
+    yield Finding(OK, "server", f"{entrance} answers" + (", its certificate is good" if authority else ", without TLS"))
+    wrong = what_is_wrong(ahead)
+    if wrong:
+        yield Finding(FAIL, "clock", wrong, "set the clock of the one that is wrong, by NTP on both: timedatectl")
+    else:
+        yield Finding(OK, "clock", f"within {max(1.0, abs(ahead)):.0f} s of the server's")
+
+
+def _report(findings: Sequence[Finding], all_well: str) -> int:
     for finding in findings:
         print(f"{finding.state:>4}  {finding.subject:18} {finding.found}")
         if finding.remedy:
             print(f"{'':26}-> {finding.remedy}")
     failed = sum(finding.state == FAIL for finding in findings)
-    print(f"\n{failed} problems" if failed else "\neverything a run needs is here")
+    print(f"\n{failed} problem{'s' * (failed > 1)}" if failed else f"\n{all_well}")
     return 1 if failed else 0
 
 

@@ -1,0 +1,116 @@
+"""Devices whose clock is wrong: Flower turns them away without a word, ``goldfinch doctor`` says why."""
+
+from __future__ import annotations
+
+import http.server
+import subprocess
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from support.faults import wait_until
+from support.federation import ROOT, wait_until_ended
+
+from common.errors import EngineError
+from server.certificates import ensure
+from server.cli import main
+from server.deployment import LocalDeployment
+from server.entrance import clock_difference, what_is_wrong
+from server.processes import flower_environment, program
+
+CLOCKS = {"ahead": 3600, "behind": -3600, "late": -120}
+"""Seconds; the last is within what Flower lets in."""
+
+
+class Answering(http.server.BaseHTTPRequestHandler):
+    status, timely = 200, True
+
+    def do_GET(self) -> None:  # the library's name
+        self.send_response_only(self.status)
+        if self.timely:
+            self.send_header("Date", self.date_time_string())
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Nothing."""
+
+
+@pytest.fixture
+def entrance(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    monkeypatch.setattr(Answering, "status", 200)
+    monkeypatch.setattr(Answering, "timely", True)
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answering)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.parametrize("seconds", [0, 3600, -3600, 5.9, -301])
+def test_the_difference_is_known_to_a_second(entrance: str, seconds: float) -> None:
+    found = clock_difference(entrance, None, lambda: datetime.now(UTC) + timedelta(seconds=seconds))
+    assert found == pytest.approx(seconds, abs=0.9)
+
+
+def test_what_keeps_a_device_out() -> None:
+    assert what_is_wrong(5) is None
+    assert what_is_wrong(-300) is None
+    assert "3,600 s ahead of the server's clock" in str(what_is_wrong(3600))
+    assert "301 s behind the server's clock" in str(what_is_wrong(-301))
+
+
+def test_a_server_that_is_none_is_named(
+    entrance: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["doctor", f"entrance={entrance}"]) == 0
+    assert "a device may join from here" in capsys.readouterr().out
+    monkeypatch.setattr(Answering, "timely", False)
+    with pytest.raises(EngineError, match="does not say what time it is"):
+        clock_difference(entrance, None)
+    monkeypatch.setattr(Answering, "status", 404)
+    assert main(["doctor", f"entrance={entrance}"]) == 1
+    assert "answers 404" in capsys.readouterr().out
+    with pytest.raises(EngineError, match=r"ca=.*no certificate can be read"):
+        clock_difference(entrance, tmp_path / "ca.crt")
+    with pytest.raises(EngineError, match="not a host:"):
+        clock_difference("not a host:port", None)
+
+
+@pytest.mark.parametrize("arguments", [["ca=file"], ["entrance="], ["somewhere"], ["entrance=a:1", "key=b"]])
+def test_doctor_takes_no_other_arguments(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", *arguments]) != 0
+    assert "entrance=HOST:PORT" in capsys.readouterr().err
+
+
+@pytest.mark.processes
+def test_devices_with_a_wrong_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "module").mkdir()
+    (tmp_path / "module" / "sitecustomize.py").write_bytes(
+        (ROOT / "tests" / "support" / "skewed_clock.py").read_bytes()
+    )
+    with LocalDeployment(tmp_path / "flower", {}) as deployment:
+        ensure(deployment.certificates.folder, [], list(CLOCKS))
+        deployment.enrolment.enrol(list(CLOCKS))
+        deployment.nodes = {name: {"domain": "printed"} for name in CLOCKS}
+        monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'module'}:{ROOT}")
+        said = {}
+        for name, seconds in CLOCKS.items():
+            monkeypatch.setenv("SKEWED_BY", str(seconds))
+            deployment.start_node(name)
+            authority = deployment.certificates.node(name) / "ca.crt"
+            command = [program("goldfinch"), "doctor", f"entrance={deployment.address}", f"ca={authority}"]
+            environment = flower_environment(tmp_path / name)
+            said[name] = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+        wait_until_ended([deployment.children["ahead"], deployment.children["behind"]], 60)
+        wait_until(lambda: "SuperNode ID:" in deployment.children["late"].log.read_text(), "the late node's entry", 60)
+        for name in ("ahead", "behind"):
+            assert deployment.children[name].process.poll() is not None
+            assert "SuperNode ID:" not in deployment.children[name].log.read_text()
+            assert said[name].returncode == 1
+    assert "3,600 s ahead of the server's clock" in said["ahead"].stdout
+    assert "3,600 s behind the server's clock" in said["behind"].stdout
+    assert "timedatectl" in said["ahead"].stdout
+    assert said["late"].returncode == 0, said["late"].stdout + said["late"].stderr
+    assert "its certificate is good" in said["late"].stdout
