@@ -31,6 +31,7 @@ from bench.measuring import environment
 from bench.rows import append_rows
 from common.data.domain import Split
 from common.messages import Registration, Request
+from common.metrics import RoundScore
 from common.payload import Payload
 from common.prototypes import PrototypeSet
 from common.seeding import generator
@@ -181,8 +182,10 @@ def flip_labels(device: object, class_count: int) -> None:
     device._training_data = flipped  # type: ignore[attr-defined]
 
 
-def rounds_of(overrides: Sequence[str], attack: str, hostile: int, start: GlobalState | None) -> tuple[Rounds, int]:
-    """All rounds of one run, begun from ``start`` or from the initial weights, and how many updates were refused."""
+def rounds_of(
+    overrides: Sequence[str], attack: str, hostile: int, start: GlobalState | None
+) -> tuple[GlobalState, RoundScore, int]:
+    """A run begun from ``start`` or from the initial weights: its last state and score, and how often it refused."""
     with tempfile.TemporaryDirectory() as folder:
         settings = load_settings([*COMMON, *overrides, f"output={folder}"])
         prepare_output(settings)
@@ -192,14 +195,15 @@ def rounds_of(overrides: Sequence[str], attack: str, hostile: int, start: Global
             rounds.federation.initial_state = lambda: replace(start, round=0)  # type: ignore[method-assign]
         rounds.run()
         engine.close()
-        return rounds, sum(row["status"] == "refused" for row in read_rows(Path(folder) / "activity.csv"))
+        refused = sum(row["status"] == "refused" for row in read_rows(Path(folder) / "activity.csv"))
+        return rounds.state, rounds.history.round_scores()[-1], refused
 
 
 @cache
 def honest_state(federation: str, method: str, seed: int) -> GlobalState:
     """What :data:`HONEST_ROUNDS` rounds without an attack lead to, with the plain average."""
     overrides = (*FEDERATIONS[federation][1], f"method={method}", f"seed={seed}", f"train.rounds={HONEST_ROUNDS}")
-    return rounds_of(overrides, "none", 0, None)[0].state
+    return rounds_of(overrides, "none", 0, None)[0]
 
 
 def run(federation: str, method: str, attack: str, rule: str, bound: str, seed: int) -> Outcome:
@@ -210,12 +214,11 @@ def run(federation: str, method: str, attack: str, rule: str, bound: str, seed: 
     start = honest_state(federation, method, seed)
     started = time.process_time()
     chosen = (f"method={method}", f"aggregation={rule}", f"seed={1000 + seed}", f"train.rounds={ROUNDS}")
-    rounds, refused = rounds_of([*overrides, *chosen, *extra], attack, count, start)
-    score = rounds.history.round_scores()[-1]
+    state, score, refused = rounds_of([*overrides, *chosen, *extra], attack, count, start)
     where = environment(torch.device("cpu"))
     return Outcome(
         federation, method, attack, rule, bound, seed, round(score.average, 3), round(score.worst, 3), refused,
-        round(time.process_time() - started, 2), rounds.state.sha256(), str(where["torch"]), str(where["commit"]),
+        round(time.process_time() - started, 2), state.sha256(), str(where["torch"]), str(where["commit"]),
         str(where["when"]),
     )  # fmt: skip
 
