@@ -124,6 +124,18 @@ def test_nodes_and_inline_give_the_same_state_however_clients_are_spread(method:
     assert kept == {path.name for path in (tmp_path / "inline" / "clients").rglob("*.safetensors")}
 
 
+def test_a_rounded_transport_gives_the_same_state_through_flower(tmp_path: Path) -> None:
+    overrides = [*OVERRIDES, "method=scaffold", "rounds.transport=bfloat16"]
+    expected = through(InlineEngine, overrides, tmp_path / "inline")
+    manager = deployment(tmp_path / "state", [*overrides, f"output={tmp_path / 'nodes'}"])
+    found = through(lambda _: FlowerEngine(manager), overrides, tmp_path / "nodes")
+    assert found["state_sha256"] == expected["state_sha256"]
+    assert found["bytes"]["up"] == pytest.approx(expected["bytes"]["up"], rel=0.01)  # seconds differ in digits
+    exact = through(InlineEngine, overrides[:-1], tmp_path / "exact")
+    assert found["state_sha256"] != exact["state_sha256"]
+    assert found["bytes"]["up"] < 0.6 * exact["bytes"]["up"]
+
+
 # ---- many at once ----------------------------------------------------------------------------------------------------
 
 
