@@ -95,7 +95,7 @@ def data_path(size: int, case: str, count: int, repeats: int) -> list[Ratio]:
 
     def goldfinch() -> None:
         for indices in split_batches(torch.randperm(count, generator=draws), BATCH, "keep"):
-            augmentation.train(images[indices], draws)
+            augmentation.train(images.index_select(0, indices), draws)
             _ = labels[indices]
 
     def pil() -> None:

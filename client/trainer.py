@@ -157,7 +157,7 @@ class LocalExchange:
             order, size = torch.randperm(len(self.split), generator=draws), self.train.batch_size
         rows = []
         for indices in split_batches(order, size, "keep"):
-            images = self.split.images[indices.to(self.device)]
+            images = self.split.images_at(indices.to(self.device))
             views = [augmentation.train(images, draws) for _ in range(augmented)] or [augmentation.test(images)]
             with self._autocast():
                 passes = [self.model(self._formatted(view))[0].float() for view in views]
@@ -222,7 +222,7 @@ class LocalExchange:
         batches = split_batches(order, self.train.batch_size, self.train.last_batch)
         for indices in batches[: self.train.local_steps]:
             chosen = indices.to(self.device)
-            images = self.settings.data.augmentation.train(self.split.images[chosen], draws)
+            images = self.settings.data.augmentation.train(self.split.images_at(chosen), draws)
             labels = self.split.labels[chosen]
             if self.views > 1:
                 images, labels = self.settings.views(images, draws), labels.repeat(self.views)
@@ -247,7 +247,7 @@ class LocalExchange:
         for indices in torch.arange(len(split)).split(EVALUATION_BATCH):
             chosen = indices.to(self.device)
             labels = split.labels[chosen]
-            images = self.settings.data.augmentation.test(split.images[chosen])
+            images = self.settings.data.augmentation.test(split.images_at(chosen))
             with self._autocast():
                 features, logits, _ = self.method.compute(self.model, self._formatted(images), self)
             scores = self.method.predict(features.float(), logits.float(), self)

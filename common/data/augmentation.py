@@ -104,10 +104,8 @@ class Augmentation:
         height, width = images.shape[2:]
         padding = self.crop_padding
         if padding:
-            top, left = parameters[:, _CROP].long().unbind(1)
             padded = F.pad(images, (padding, padding, padding, padding))
-            windows = padded.unfold(2, height, 1).unfold(3, width, 1)  # a view: [B, 3, span, span, H, W]
-            images = windows[torch.arange(len(images), device=images.device), :, top, left]
+            images = _windows(padded, parameters[:, _CROP].long(), height, width)
         if self.flip:
             images = self._flip(images, parameters[:, _FLIPPED] > 0)
         return images
@@ -129,6 +127,17 @@ class Augmentation:
         top, bottom, left, right = parameters[:, _BOX].unsqueeze(2).unbind(1)
         mask = ((rows >= top) & (rows < bottom))[:, :, None] & ((columns >= left) & (columns < right))[:, None, :]
         return normalised.masked_fill_(mask[:, None], 0.0)
+
+
+def _windows(padded: Tensor, corners: Tensor, height: int, width: int) -> Tensor:
+    """The window of each image whose top and left are its row of ``corners``: [B, 3, height, width]."""
+    if padded.is_cuda:
+        windows = padded.unfold(2, height, 1).unfold(3, width, 1)  # a view: [B, 3, span, span, H, W]
+        return windows[torch.arange(len(padded), device=padded.device), :, corners[:, 0], corners[:, 1]]
+    # on the CPU, copying row after row is two to four times as fast as picking pixel after pixel
+    size, strides = (padded.shape[1], height, width), padded.stride()
+    starts = (strides[0] * torch.arange(len(padded)) + strides[2] * corners[:, 0] + strides[3] * corners[:, 1]).tolist()
+    return torch.stack([padded.as_strided(size, strides[1:], start) for start in starts])
 
 
 @lru_cache(maxsize=64)
