@@ -78,6 +78,13 @@ class Mean:
         """How many answers the rule needs; a round with fewer is skipped."""
         return 1
 
+    def knowing(self, refused: int) -> Mean:  # noqa: ARG002
+        """The rule for an exchange in which the gate has refused so many answers: what is left to bear is less.
+
+        Without it a hostile client could stop a federation of just as many clients as the rule needs: by being refused.
+        """
+        return self
+
     def check(self, method: Method, participants: int) -> None:
         """Whether the rule means anything for ``method`` with so many participants a round.
 

@@ -100,6 +100,7 @@ class Federation:
         self.server.clients = self.roster.clients()
         self.server.round, self.server.exchange = round_number, exchange
         self._clients = {client.id: client for client in self.server.clients}
+        self.server.aggregation = self.settings.aggregation
         self._requests, self._answered = {}, set()
 
     def message(self, state: GlobalState) -> Payload:
@@ -164,7 +165,11 @@ class Federation:
             return {}
         return outliers(updates, state, self.method.expects(self.server), self.server, factor)
 
+    def refused(self, answers: int) -> None:
+        """Tell the aggregation rule how many answers of the present exchange were refused, for whatever reason."""
+        self.server.aggregation = self.settings.aggregation.knowing(answers)
+
     def needed(self, asked: int) -> tuple[int, str]:
         """How many of ``asked`` participants must have answered for an exchange to count, >= 1, and who says so."""
-        quorum, least = math.ceil(self.settings.rounds.quorum * asked), self.settings.aggregation.least
+        quorum, least = math.ceil(self.settings.rounds.quorum * asked), self.server.aggregation.least
         return (quorum, "rounds.quorum") if quorum >= least else (least, "aggregation")

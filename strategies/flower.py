@@ -174,6 +174,7 @@ class FlowerStrategy(Strategy):
         """Check every answer, aggregate those that pass, and report the devices' scores."""
         updates: list[Update] = []
         scores: list[tuple[str, int, int]] = []
+        refused = 0
         for proxy, result in results:
             try:
                 answer, payload, _ = fit_res_to_answer(result)
@@ -183,14 +184,17 @@ class FlowerStrategy(Strategy):
                 updates += [update] if update is not None else []
                 scores += [(entry["domain"], entry["correct"], entry["count"]) for entry in answer.scores]
             except PayloadError as error:
+                refused += 1
                 log(WARNING, "round %s: an update of node %s is refused: %s", server_round, proxy.cid, error)
         updates.sort(key=lambda update: update.client.id)  # results come in the order of arrival
         for client, reason in self.federation.outliers(self.state, updates).items():
             log(WARNING, "round %s: the update of %s is refused: %s", server_round, client, reason)
             updates = [update for update in updates if update.client.id != client]
+            refused += 1
+        self.federation.refused(refused)
         if failures:
             log(WARNING, "round %s: %s clients failed", server_round, len(failures))
-        least = self.settings.aggregation.least
+        least = self.federation.server.aggregation.least
         if len(updates) < least:
             log(WARNING, "round %s: %s updates, aggregation needs %s: skipped", server_round, len(updates), least)
         else:

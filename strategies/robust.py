@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
@@ -182,6 +182,10 @@ class TrimmedMean(CoordinateRule):
         """One value must be left."""
         return 2 * self.attackers + 1
 
+    def knowing(self, refused: int) -> TrimmedMean:
+        """See :meth:`strategies.aggregation.Mean.knowing`."""
+        return replace(self, attackers=max(0, self.attackers - refused))
+
     def _trimmed(self, count: int) -> int:
         return min(self.attackers, (count - 1) // 2)
 
@@ -221,6 +225,10 @@ class Krum(RobustRule):
     def least(self) -> int:
         """Blanchard et al.'s ``2 f + 2 < n``."""
         return 2 * self.attackers + 3
+
+    def knowing(self, refused: int) -> Krum:
+        """See :meth:`strategies.aggregation.Mean.knowing`."""
+        return replace(self, attackers=max(0, self.attackers - refused))
 
     def combine(self, states: Sequence[Mapping[str, Tensor]], shares: Sequence[float]) -> dict[str, Tensor]:  # noqa: ARG002
         """The kept clients' states, averaged."""

@@ -177,6 +177,12 @@ def test_more_than_that_do(rule: Mean, hostile: int) -> None:
     assert float(found.abs().max()) > 1e4
 
 
+def test_what_was_refused_need_not_be_borne() -> None:
+    assert TrimmedMean(2).knowing(1) == TrimmedMean(1)
+    assert Krum(1, keep=None).knowing(3) == Krum(0, keep=None)
+    assert [rule.knowing(1) for rule in (Mean(), Median())] == [Mean(), Median()]
+
+
 def test_too_few_states_are_an_error() -> None:
     for rule, least in ((Median(), 3), (TrimmedMean(2), 5), (Krum(1), 5), (Krum(2, keep=None), 7)):
         assert rule.least == least
