@@ -28,6 +28,7 @@ from server.prompt_grid import promptly
 from strategies.flower import FlowerStrategy, ask_registrations, fit_res_to_answer, request_to_fit_ins
 
 POLL_SECONDS = 2.0
+LOOK_SECONDS = 0.2
 GRACE_SECONDS = 5.0
 """What an answer may be late: Flower looks for answers every three seconds."""
 
@@ -67,9 +68,10 @@ def each(
         Thread(target=one, args=(index, item), name=f"node-{index}", daemon=True).start()
     end = time.monotonic() + seconds
     found: dict[int, Result] = {}
-    with contextlib.suppress(Empty):
-        while len(found) < len(items):
-            index, future = ended.get(timeout=max(0.0, end - time.monotonic()))
+    while len(found) < len(items) and time.monotonic() < end:
+        # in short waits: a signal that a thread of Flower's raises when the SuperLink is gone is seen only between them
+        with contextlib.suppress(Empty):
+            index, future = ended.get(timeout=LOOK_SECONDS)
             found[index] = future.result()
     return [found[index] if index in found else late(item) for index, item in enumerate(items)]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -194,6 +195,25 @@ def test_an_answer_that_stays_incomplete_holds_no_round(monkeypatch: pytest.Monk
     ]
     assert not registrations
     assert [failure.status for failure in missing] == ["lost"]
+
+
+def test_a_signal_that_another_thread_raises_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Flower's watch of the SuperLink does; Python sees it in the main thread only, and only when that wakes."""
+
+    def interrupt(*_: object) -> None:
+        raise InterruptedError("the SuperLink is gone")
+
+    released = threading.Event()
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    threading.Timer(0.5, signal.raise_signal, [signal.SIGUSR1]).start()
+    began = time.monotonic()
+    try:
+        with pytest.raises(InterruptedError):
+            flower_engine.each([1], lambda _: released.wait(60), 60, lambda _: False)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+        released.set()
+    assert time.monotonic() - began < 30
 
 
 # ---- what goes wrong -------------------------------------------------------------------------------------------------
