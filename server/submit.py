@@ -202,7 +202,7 @@ def _final_status(run: str, target: Sequence[str], environment: Mapping[str, str
     for _ in range(20):
         try:
             listed = _call([program("flwr"), "list", *target, "--run-id", run, "--format", "json"], environment, folder)
-            entry = _json_of(listed)["runs"][0]
+            entry = entry_of(listed)
         except EngineError as error:  # it may be about to come back
             problem = str(error)
         else:
@@ -216,6 +216,20 @@ def _final_status(run: str, target: Sequence[str], environment: Mapping[str, str
             f"SuperLink: start that again, then go on after the last complete round with resume=true\n{problem}"
         )
     return status, details
+
+
+def entry_of(listed: str) -> dict[str, Any]:
+    """The one run in what ``flwr list`` printed; it may exit with 0 although it failed.
+
+    Raises:
+        EngineError: no run is in it; the message is Flower's own.
+    """
+    answer = _json_of(listed)
+    runs = answer.get("runs")
+    if not runs:
+        raise EngineError(f"flwr list failed: {answer.get('error-message') or listed.strip()}")
+    entry: dict[str, Any] = runs[0]
+    return entry
 
 
 def _call(command: Sequence[str], environment: Mapping[str, str], folder: Path) -> str:

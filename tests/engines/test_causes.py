@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from server.submit import MOST_LINES, cause_of
+from common.errors import EngineError
+from server.submit import MOST_LINES, cause_of, entry_of
 
 TRACE = """\
 Traceback (most recent call last):
@@ -51,3 +52,20 @@ def test_other_programs_errors_are_one_line(tmp_path: Path) -> None:
     log = tmp_path / "flower.log"
     log.write_text("ValueError: no such thing\nbye\n")
     assert cause_of(log) == "ValueError: no such thing"
+
+
+@pytest.mark.parametrize(
+    ("printed", "said"),
+    [
+        ('{"success": false, "error-message": "no such run"}', "no such run"),
+        ('{"success": true, "runs": []}', '"runs": \\[\\]'),
+        ("gone", "without JSON"),
+    ],
+)
+def test_a_list_of_runs_without_the_run_is_an_error_in_words(printed: str, said: str) -> None:
+    with pytest.raises(EngineError, match=said):
+        entry_of(printed)
+
+
+def test_the_entry_of_the_run_is_found_behind_notices() -> None:
+    assert entry_of('A notice.\n{"success": true, "runs": [{"status": "running"}]}') == {"status": "running"}
