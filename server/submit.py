@@ -212,8 +212,8 @@ def _final_status(run: str, target: Sequence[str], environment: Mapping[str, str
         time.sleep(1.0)
     if not status:
         raise EngineError(
-            f"the SuperLink does not answer for run {run} any more, so how it ended is not known. A run does not outlive "
-            f"its SuperLink: start that again, then resume=true goes on after the last complete round\n{problem}"
+            f"the SuperLink no longer answers for run {run}, so how it ended is not known. A run does not outlive its "
+            f"SuperLink: start that again, then resume=true goes on after the last complete round\n{problem}"
         )
     return status, details
 
