@@ -223,7 +223,7 @@ def plot() -> None:
     import matplotlib as mpl
 
     mpl.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib import pyplot, ticker
 
     points: dict[str, dict[int, float]] = {"scale round": {}, "scale memory": {}}
     for row in read():
@@ -233,6 +233,11 @@ def plot() -> None:
     titles = ("seconds of processor time a round", "MiB above the start")
     for axis, (subject, found), title in zip(axes, points.items(), titles, strict=True):
         axis.loglog(sorted(found), [found[count] for count in sorted(found)], "o-", color="#d4900f")
+        for side in (axis.xaxis, axis.yaxis):
+            side.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
+            side.set_major_formatter(ticker.FormatStrFormatter("%g"))
+            side.set_minor_formatter(ticker.NullFormatter())
+        axis.set_xticks([10, 100, 1000])
         axis.set_xlabel("clients")
         axis.set_title(title, fontsize=10)
         axis.grid(alpha=0.3)

@@ -12,6 +12,7 @@ from flwr.server.compat.grid_client_proxy import GridClientProxy
 from flwr.serverapp.grid import Grid
 from flwr.supercore.run import Run
 from flwr.superlink.grid.http_grid import HttpGrid
+from flwr.superlink.grid.inmemory_grid import InMemoryGrid
 
 LONGEST_SECONDS = 3.0
 """Flower's own interval."""
@@ -21,6 +22,9 @@ PATIENCE = 0.05
 
 CALLS_PER_SECOND = 10.0
 """Of all threads of a server together: a look costs the SuperLink a few milliseconds."""
+
+LOOKS_PER_SECOND = 200.0
+"""The same in a simulation, where a look is a call in the same process."""
 
 
 class PromptGrid(Grid):
@@ -85,12 +89,17 @@ class PromptGrid(Grid):
 
 
 def promptly(proxy: ClientProxy, waiting: int) -> ClientProxy:
-    """``proxy`` with its answers picked up soon, where it reaches its node over HTTP (not in a simulation).
+    """``proxy`` with its answers picked up soon.
 
     Args:
         proxy: a node.
         waiting: nodes that are asked at the same time.
     """
-    if not isinstance(proxy, GridClientProxy) or not isinstance(proxy.grid, HttpGrid):
+    if not isinstance(proxy, GridClientProxy):
+        return proxy
+    if isinstance(proxy.grid, InMemoryGrid):  # a simulation's, which looks every tenth of a second
+        proxy.grid.pull_interval = min(0.1, waiting / LOOKS_PER_SECOND)
+        return proxy
+    if not isinstance(proxy.grid, HttpGrid):
         return proxy
     return GridClientProxy(proxy.node_id, PromptGrid(proxy.grid, waiting), proxy.run_id)
