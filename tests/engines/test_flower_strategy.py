@@ -1,0 +1,136 @@
+"""FlowerStrategy by itself, in Flower's own loop, and its messages."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.common import FitIns, FitRes, Parameters
+from support.nodes import OVERRIDES, request, simulation, through
+
+from client import app as client_app
+from client import node as client_node
+from common.errors import PayloadError
+from common.payload import TENSOR_TYPE, Payload, decode, encode
+from common.settings import load_settings
+from server.inline import InlineEngine
+from strategies.fedavg import FedAvg
+from strategies.flower import (
+    FlowerStrategy,
+    fit_ins_to_request,
+    fit_res_to_answer,
+    request_to_fit_ins,
+)
+from strategies.fpl import FPL
+
+
+@pytest.fixture(autouse=True)
+def no_devices_of_other_tests() -> None:
+    client_node._DEVICES.clear()
+
+
+# ---- messages --------------------------------------------------------------------------------------------------------
+
+
+def test_requests_come_back() -> None:
+    sent = Payload({}, {"w": encode_tensor()})
+    instruction = request_to_fit_ins(encode(sent), request("c"))
+    assert len(instruction.parameters.tensors) == 1
+    back, payload = fit_ins_to_request(instruction)
+    assert back == request("c")
+    assert payload.weights["w"].tolist() == [1.0]
+
+
+def encode_tensor() -> Any:
+    import torch
+
+    return torch.ones(1)
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [({}, "carries no request"), ({"request": 3}, "carries no request"), ({"request": "["}, "not JSON")],
+)
+def test_an_instruction_of_another_app_is_named(config: dict[str, Any], reason: str) -> None:
+    with pytest.raises(PayloadError, match=reason):
+        fit_ins_to_request(FitIns(Parameters([encode(Payload({}))], TENSOR_TYPE), config))
+
+
+# ---- the strategy alone, in Flower's own Server ----------------------------------------------------------------------
+
+
+def test_the_strategy_works_in_flower_s_own_loop(tmp_path: Path) -> None:
+    overrides = [*OVERRIDES, "method=fpl", f"output={tmp_path}"]
+    settings = load_settings(overrides)
+    strategy = FlowerStrategy(FPL(), settings)
+    manager: Any = simulation(2, overrides)
+    parameters = strategy.initialize_parameters(manager)
+    first = encode(Payload({}, decode(parameters.tensors[0]).weights)) if parameters else b""
+    for number in (1, 2):
+        assert parameters is not None
+        asked = strategy.configure_fit(number, parameters, manager)
+        results = [(proxy, proxy.fit(instruction, None, number)) for proxy, instruction in reversed(asked)]
+        failures: list[Any] = [ValueError("one more node went away")]
+        parameters, metrics = strategy.aggregate_fit(number, results, failures)
+        assert set(metrics) == {f"accuracy {domain}" for domain in ("printed", "sketch", "handwritten")}
+    assert parameters is not None
+    assert encode(Payload({}, decode(parameters.tensors[0]).weights)) != first
+    expected = through(InlineEngine, [*OVERRIDES, "method=fpl"], tmp_path / "inline")
+    assert strategy.state.sha256() == expected["state_sha256"]
+
+
+def test_the_strategy_refuses_what_another_node_answers(tmp_path: Path) -> None:
+    overrides = [*OVERRIDES, "method=fpl", f"output={tmp_path}"]
+    strategy = FlowerStrategy(FPL(), load_settings(overrides))
+    manager: Any = simulation(3, overrides)
+    parameters = strategy.initialize_parameters(manager)
+    assert parameters is not None
+    asked = strategy.configure_fit(1, parameters, manager)
+    answers = [proxy.fit(instruction, None, 1) for proxy, instruction in asked]
+    crossed = [(asked[1][0], answers[0]), (asked[0][0], answers[1])]
+    before = strategy.state.sha256()
+    strategy.aggregate_fit(1, crossed, [])
+    assert strategy.state.sha256() == before
+    strategy.aggregate_fit(1, [(asked[2][0], answers[2])], [])
+    assert strategy.state.sha256() != before
+    assert fit_res_to_answer(answers[2])[0].client in {"handwritten-0", "printed-0", "sketch-0"}
+
+
+def answers_of(strategy: FlowerStrategy, manager: Any, number: int = 1) -> list[tuple[Any, FitRes]]:
+    parameters = strategy.initialize_parameters(manager)
+    assert parameters is not None
+    return [(proxy, proxy.fit(ins, None, number)) for proxy, ins in strategy.configure_fit(number, parameters, manager)]
+
+
+def test_the_strategy_leaves_outliers_out(tmp_path: Path) -> None:
+    overrides = [*OVERRIDES, "method=fedavg", f"output={tmp_path}"]
+    states = {}
+    for scale in (None, 1e6):
+        strategy = FlowerStrategy(FedAvg(), load_settings(overrides))
+        answers = answers_of(strategy, simulation(3, overrides))
+        if scale:
+            payload = decode(answers[0][1].parameters.tensors[0])
+            grown = {name: scale * tensor for name, tensor in payload.weights.items()}
+            answers[0][1].parameters.tensors[0] = encode(replace(payload, weights=grown))
+        else:
+            del answers[0]
+        strategy.aggregate_fit(1, answers, [])
+        states[scale] = strategy.state.sha256()
+    assert states[1e6] == states[None]
+
+
+def test_the_strategy_skips_a_round_with_too_few_answers(tmp_path: Path) -> None:
+    overrides = [*OVERRIDES, "method=fedavg", "aggregation=trimmed_mean", f"output={tmp_path}"]
+    strategy = FlowerStrategy(FedAvg(), load_settings(overrides))
+    manager: Any = simulation(3, overrides)
+    before = strategy.state.sha256()
+    strategy.aggregate_fit(1, answers_of(strategy, manager)[:2], [])
+    assert strategy.state.sha256() == before
+    strategy.aggregate_fit(2, answers_of(strategy, manager, 2), [])
+    assert strategy.state.sha256() != before
+
+
+def test_what_the_thin_app_says_is_what_the_server_reads() -> None:
+    assert client_app.TENSOR_TYPE == TENSOR_TYPE

@@ -1,0 +1,73 @@
+"""SuperNodes without processes: objects that carry real Flower messages to the ClientApp's client."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context, RecordDict
+from flwr.common import FitIns, FitRes, GetPropertiesIns, GetPropertiesRes
+
+from client.app import FlowerClient
+from common.messages import Request
+from common.settings import load_settings
+from server.conduct import conduct, prepare_output
+
+OVERRIDES = [
+    "data.domains=[printed,sketch,handwritten]",
+    "protocol.samples=24",
+    "train.rounds=2",
+    "train.batch_size=8",
+    "train.device=cpu",
+    "rounds.registration=5",
+]
+
+
+class Node:
+    """A SuperNode as Flower's server sees it: a proxy. Behind it is the ClientApp's client."""
+
+    def __init__(self, cid: str, config: dict[str, Any], overrides: list[str]) -> None:
+        self.cid = cid
+        self.context = Context(1, int(cid), config, RecordDict(), {"overrides": " ".join(overrides)})
+
+    def get_properties(self, ins: GetPropertiesIns, timeout: float | None, group_id: int | None) -> GetPropertiesRes:
+        return FlowerClient(self.context).get_properties(ins)
+
+    def fit(self, ins: FitIns, timeout: float | None, group_id: int | None) -> FitRes:
+        return FlowerClient(self.context).fit(ins)
+
+
+class Manager:
+    """Flower's client manager: who is online."""
+
+    def __init__(self, *nodes: Any) -> None:
+        self.nodes = {node.cid: node for node in nodes}
+
+    def all(self) -> dict[str, Any]:
+        return dict(self.nodes)
+
+
+def simulation(count: int, overrides: list[str]) -> Manager:
+    nodes = [Node(str(index), {"partition-id": index, "num-partitions": count}, overrides) for index in range(count)]
+    return Manager(*nodes)
+
+
+def deployment(folder: Path, overrides: list[str]) -> Manager:
+    domains = ("handwritten", "sketch", "printed")
+    return Manager(
+        *(
+            Node(str(70 + index), {"domain": domain, "index": 0, "state-dir": str(folder / domain)}, overrides)
+            for index, domain in enumerate(domains)
+        )
+    )
+
+
+def through(engine: Any, overrides: list[str], output: Path) -> dict[str, Any]:
+    settings = load_settings([*overrides, f"output={output}"])
+    prepare_output(settings)
+    return conduct(settings, engine(settings))
+
+
+def request(client: str) -> Request:
+    """A request of the first round."""
+    return Request("run", "id", "fpl", 1, "train", client, 20, 0, train=True, score=[])
