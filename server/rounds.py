@@ -210,9 +210,9 @@ class Rounds:
                 updates.append(update)
         outliers = self.federation.outliers(self.state, updates)
         failures += [Failure(client, "refused", reason) for client, reason in outliers.items()]
-        self.federation.refused(sum(failure.status == "refused" for failure in failures))
         accepted = [reply for reply in accepted if reply.client not in outliers]
         updates = [update for update in updates if update.client.id not in outliers]
+        self.federation.refused(sum(failure.status == "refused" for failure in failures), len(updates))
         self.history.add_bytes(exchange_rows(message, requests, replies, failures))
         self._record(accepted, failures)
         return updates

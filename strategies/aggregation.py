@@ -78,10 +78,12 @@ class Mean:
         """How many answers the rule needs; a round with fewer is skipped."""
         return 1
 
-    def knowing(self, refused: int) -> Mean:  # noqa: ARG002
-        """The rule for an exchange in which the gate has refused so many answers: what is left to bear is less.
+    def knowing(self, refused: int, answers: int) -> Mean:  # noqa: ARG002
+        """The rule for an exchange in which the gate let in ``answers`` answers and refused ``refused`` others.
 
-        Without it a hostile client could stop a federation of just as many clients as the rule needs: by being refused.
+        Where too few are left, a refused one counts as one of those to bear. Without it a hostile client could stop a
+        federation of just as many clients as the rule needs: by being refused. Where enough are left nothing changes,
+        since the refused one may have been honest.
         """
         return self
 

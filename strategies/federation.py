@@ -165,9 +165,9 @@ class Federation:
             return {}
         return outliers(updates, state, self.method.expects(self.server), self.server, factor)
 
-    def refused(self, answers: int) -> None:
-        """Tell the aggregation rule how many answers of the present exchange were refused, for whatever reason."""
-        self.server.aggregation = self.settings.aggregation.knowing(answers)
+    def refused(self, count: int, admitted: int) -> None:
+        """Tell the aggregation rule how many answers of the exchange were refused, for whatever reason, and let in."""
+        self.server.aggregation = self.settings.aggregation.knowing(count, admitted)
 
     def needed(self, asked: int) -> tuple[int, str]:
         """How many of ``asked`` participants must have answered for an exchange to count, >= 1, and who says so."""

@@ -191,7 +191,7 @@ class FlowerStrategy(Strategy):
             log(WARNING, "round %s: the update of %s is refused: %s", server_round, client, reason)
             updates = [update for update in updates if update.client.id != client]
             refused += 1
-        self.federation.refused(refused)
+        self.federation.refused(refused, len(updates))
         if failures:
             log(WARNING, "round %s: %s clients failed", server_round, len(failures))
         least = self.federation.server.aggregation.least

@@ -115,6 +115,11 @@ def _nearest(table: Tensor, count: int) -> Tensor:
     return torch.sort(distances, stable=True).indices[:count].sort().values
 
 
+def _to_bear(attackers: int, refused: int, most: int) -> int:
+    """Of ``attackers`` supposed hostile, how many may still be among the answers, if these allow for ``most``."""
+    return max(0, attackers - refused, min(attackers, most))
+
+
 def _middle(values: Tensor) -> Tensor:
     """Median over the first dimension, float64; the mean of the two middle ones of an even number."""
     ordered = values.sort(0).values
@@ -182,9 +187,9 @@ class TrimmedMean(CoordinateRule):
         """One value must be left."""
         return 2 * self.attackers + 1
 
-    def knowing(self, refused: int) -> TrimmedMean:
+    def knowing(self, refused: int, answers: int) -> TrimmedMean:
         """See :meth:`strategies.aggregation.Mean.knowing`."""
-        return replace(self, attackers=max(0, self.attackers - refused))
+        return replace(self, attackers=_to_bear(self.attackers, refused, (answers - 1) // 2))
 
     def _trimmed(self, count: int) -> int:
         return min(self.attackers, (count - 1) // 2)
@@ -226,9 +231,9 @@ class Krum(RobustRule):
         """Blanchard et al.'s ``2 f + 2 < n``."""
         return 2 * self.attackers + 3
 
-    def knowing(self, refused: int) -> Krum:
+    def knowing(self, refused: int, answers: int) -> Krum:
         """See :meth:`strategies.aggregation.Mean.knowing`."""
-        return replace(self, attackers=max(0, self.attackers - refused))
+        return replace(self, attackers=_to_bear(self.attackers, refused, (answers - 3) // 2))
 
     def combine(self, states: Sequence[Mapping[str, Tensor]], shares: Sequence[float]) -> dict[str, Tensor]:  # noqa: ARG002
         """The kept clients' states, averaged."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import combinations, permutations
 from typing import Any
 
@@ -11,6 +12,8 @@ import numpy as np
 import pytest
 import torch
 from flwr.server.strategy.aggregate import aggregate_krum, aggregate_median, aggregate_trimmed_avg
+from hypothesis import given
+from hypothesis import strategies as draw
 from support.toy import composed
 
 from common.config import CONF
@@ -177,10 +180,36 @@ def test_more_than_that_do(rule: Mean, hostile: int) -> None:
     assert float(found.abs().max()) > 1e4
 
 
-def test_what_was_refused_need_not_be_borne() -> None:
-    assert TrimmedMean(2).knowing(1) == TrimmedMean(1)
-    assert Krum(1, keep=None).knowing(3) == Krum(0, keep=None)
-    assert [rule.knowing(1) for rule in (Mean(), Median())] == [Mean(), Median()]
+@pytest.mark.parametrize(
+    ("attackers", "refused", "admitted", "trimmed", "krum"),
+    [
+        (1, 1, 4, 1, 0),  # five clients, one refused: the trimmed mean still can, Krum needs five
+        (2, 2, 8, 2, 2),  # ten clients: both can, and the two may have been honest
+        (2, 1, 6, 2, 1),
+        (2, 2, 3, 1, 0),
+        (2, 1, 2, 1, 1),  # too few whatever was refused: no more than the refused one is forgiven
+        (3, 0, 4, 3, 3),  # those that did not answer at all are not known to be hostile
+        (1, 5, 0, 0, 0),
+    ],
+)
+def test_what_was_refused_counts_as_borne_where_answers_are_short(
+    attackers: int, refused: int, admitted: int, trimmed: int, krum: int
+) -> None:
+    assert TrimmedMean(attackers).knowing(refused, admitted) == TrimmedMean(trimmed)
+    assert Krum(attackers, keep=None).knowing(refused, admitted) == Krum(krum, keep=None)
+    assert [rule.knowing(refused, admitted) for rule in (Mean(), Median())] == [Mean(), Median()]
+
+
+@given(attackers=draw.integers(0, 6), refused=draw.integers(0, 20), admitted=draw.integers(0, 20))
+def test_a_rule_never_bears_more_than_told_nor_less_than_it_must(attackers: int, refused: int, admitted: int) -> None:
+    for rule in (TrimmedMean(attackers), Krum(attackers)):
+        found = rule.knowing(refused, admitted)
+        assert isinstance(found, TrimmedMean | Krum)
+        assert max(0, attackers - refused) <= found.attackers <= attackers
+        if found.attackers > max(0, attackers - refused):
+            assert found.least <= admitted
+        if found.attackers < attackers:
+            assert replace(rule, attackers=found.attackers + 1).least > admitted
 
 
 def test_too_few_states_are_an_error() -> None:
