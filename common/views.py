@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torchvision.ops import deform_conv2d
 
 from common.config import check
 
@@ -231,6 +230,8 @@ def convolve(images: Tensor, kernel: Tensor, offsets: Tensor | None = None) -> T
     padding = kernel.shape[-1] // 2
     if offsets is None:
         return F.conv2d(images, kernel, padding=padding)
+    from torchvision.ops import deform_conv2d  # here, since torchvision is slow to import and few views need it
+
     shared = offsets.expand(len(images), -1, -1, -1)
     displaced: Tensor = deform_conv2d(images.contiguous(), shared.contiguous(), kernel, padding=padding)
     return displaced.contiguous(memory_format=_memory_format(images))

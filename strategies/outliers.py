@@ -25,6 +25,9 @@ STILL = 0.02
 """Parameters that moved by less than this share of their own length did not go far, whatever the others did: near the
 end, when most clients have learned all they can, an honest one that has not would stand out."""
 
+BLOCK_ELEMENTS = 2**16
+"""Elements that are compared at a time: a quarter of a MiB."""
+
 PARAMETERS = "its parameters' distance from the shared state"
 
 
@@ -74,10 +77,10 @@ def _lengths(update: Update, state: GlobalState, expected: Expected, server: Ser
     """What is compared, under the words that a refusal uses."""
     lengths = {}
     floating = {name: tensor for name, tensor in update.weights.items() if tensor.is_floating_point()}
-    trained = [tensor - state.weights[name] for name, tensor in floating.items() if name in server.parameters]
+    trained = [(tensor, state.weights[name]) for name, tensor in floating.items() if name in server.parameters]
     measured = [tensor for name, tensor in floating.items() if name not in server.parameters]
     if trained:
-        lengths[PARAMETERS] = _norm(trained)
+        lengths[PARAMETERS] = _distance(trained)
     if measured:
         lengths["the length of its running statistics"] = _norm(measured)
     if len(update.prototypes):
@@ -90,6 +93,22 @@ def _lengths(update: Update, state: GlobalState, expected: Expected, server: Ser
             else:
                 lengths[f"the longest row of its {name}"] = _longest_row(tensor)
     return lengths | {f"the length of its {kind}": _norm(tensors) for kind, tensors in kinds.items()}
+
+
+def _distance(pairs: Sequence[tuple[Tensor, Tensor]]) -> float:
+    """L2 norm of all differences together.
+
+    Block by block, since to allocate a difference as large as the model costs more than to compute it.
+    """
+    difference = torch.empty(min(BLOCK_ELEMENTS, max(one.numel() for one, _ in pairs)), device=pairs[0][0].device)
+    squares = 0.0
+    for one, other in pairs:
+        for left, right in zip(
+            one.reshape(-1).split(BLOCK_ELEMENTS), other.reshape(-1).split(BLOCK_ELEMENTS), strict=True
+        ):
+            torch.sub(left, right, out=difference[: len(left)])
+            squares += float(torch.linalg.vector_norm(difference[: len(left)])) ** 2
+    return math.sqrt(squares)
 
 
 def _norm(tensors: Iterable[Tensor]) -> float:

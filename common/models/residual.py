@@ -7,7 +7,6 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet
 
 from common.models.base import Norm, PooledBackbone, norm_2d
 
@@ -44,6 +43,9 @@ class ResidualBackbone(PooledBackbone):
         kaiming: bool = True,
     ) -> None:
         super().__init__()
+        # torchvision takes a second or two to import, which every process of a run with another net would pay too
+        from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet
+
         block = Bottleneck if bottleneck else BasicBlock
         network = ResNet(block, list(blocks), num_classes=1, norm_layer=partial(norm_2d, norm))
         pooling: nn.Module = network.maxpool
