@@ -53,6 +53,18 @@ def test_every_dtype_comes_back_exactly(dtype: torch.dtype) -> None:
     assert encoded_size(sent) == len(encode(sent))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+def test_finite_means_every_value_not_their_norm(dtype: torch.dtype) -> None:
+    largest = torch.full((3,), torch.finfo(dtype).max, dtype=dtype)
+    assert torch.equal(decode(encode(Payload({}, {"w": largest}))).weights["w"], largest)
+    for value in (float("nan"), float("inf"), float("-inf")):
+        for position in range(3):
+            spoilt = largest.clone()
+            spoilt[position] = value
+            with pytest.raises(PayloadError, match="1 of 3 values that are not finite"):
+                decode(encode(Payload({}, {"w": spoilt})))
+
+
 def test_header_and_parts_come_back() -> None:
     sent = full()
     back = decode(encode(sent))
