@@ -22,8 +22,9 @@ from support.toy import toy_settings
 from server.conduct import conduct, prepare_output
 from server.inline import InlineEngine
 
-MOST_SLOPE = 1.0
-"""MB of resident memory per 100 rounds."""
+MOST_SLOPE, MOST_SLOPE_SHORT = 1.0, 5.0
+"""MB of resident memory per 100 rounds: over a thousand, and over a hundred, where one step of the allocator by a
+megabyte or two looks like a slope. A model that stays behind every round would be 50 (seen: 0.0 to 2.2)."""
 
 
 def rounds_to_soak(usual: int) -> int:
@@ -65,7 +66,7 @@ def test_memory_and_open_files_stay_flat(rounds: int, tmp_path: Path) -> None:
     slope = 100 * float(numpy.polyfit(numbers, memory, 1)[0])
     print(f"\n{rounds} rounds: {slope:+.3f} MB per 100 rounds, {memory[0]:.1f} -> {memory[-1]:.1f} MB, files {files}")
     assert max(files) == min(files)
-    assert slope < MOST_SLOPE
+    assert slope < (MOST_SLOPE if rounds >= 1000 else MOST_SLOPE_SHORT)
 
 
 RAY_S_OWN = {"gcs_server", "raylet", "log_monitor.py", "main.py", "RAY_WORKER_DYNAMIC_OPTION_PLACEHOLDER"}
