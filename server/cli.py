@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import sys
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from common.errors import ConfigError, GoldfinchError, nearest
-from common.settings import RunSettings, load_settings
 from server.signals import Terminated, terminable
+
+if TYPE_CHECKING:  # commands import what they need: torch alone takes seconds
+    from common.settings import RunSettings
+    from server.simulation import SimulationLink
 
 USAGE = """goldfinch run [KEY=VALUE ...]     train: method=fpl data=glyphs train.rounds=10 output=DIR; --quiet
 goldfinch sweep KEY=A,B [...]      every combination, e.g. method=* seed=0,1 output=DIR; --jobs N; finished ones skipped
@@ -72,13 +77,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(overrides: list[str]) -> int:
     quiet = "--quiet" in overrides
     overrides = [item for item in overrides if item != "--quiet"]
-    settings = load_settings(overrides)
-    run(settings, overrides, quiet=quiet)
+    from server.simulation import simulation_link
+
+    with simulation_link() if "engine=ray" in overrides else contextlib.nullcontext() as link:
+        from common.settings import load_settings  # seconds in which the SuperLink comes up
+
+        run(load_settings(overrides), overrides, quiet=quiet, link=link)
     return 0
 
 
-def run(settings: RunSettings, overrides: Sequence[str], *, quiet: bool = False) -> None:
+def run(
+    settings: RunSettings, overrides: Sequence[str], *, quiet: bool = False, link: SimulationLink | None = None
+) -> None:
     """One run on the engine that the settings name, shown as it goes on unless ``quiet``.
+
+    Args:
+        settings: the run's settings.
+        overrides: the overrides that they were composed of.
+        quiet: show nothing.
+        link: a SuperLink for a simulation that was started before; ``None`` starts one where it is needed.
 
     Raises:
         GoldfinchError: what was wrong, and what to do next.
@@ -98,7 +115,7 @@ def run(settings: RunSettings, overrides: Sequence[str], *, quiet: bool = False)
         if engine == "inline":
             conduct(settings, InlineEngine(settings), [show])
         elif engine == "ray":
-            run_on_ray(settings, overrides, [show])
+            run_on_ray(settings, overrides, [show], link)
         else:
             run_on_superlink(settings, overrides, [show])
 

@@ -21,7 +21,8 @@ from common.errors import EngineError
 from common.settings import RunSettings
 from server.bundle import write_bundle
 from server.history import Listener
-from server.processes import Processes, flower_environment, free_port, program, wait_healthy
+from server.processes import flower_environment, program
+from server.simulation import CONNECTION, SimulationLink, simulation_link
 
 MOST_LINES = 20
 """Lines of an error's message that are passed on at most: a long list of clients is in the log."""
@@ -59,12 +60,27 @@ class SuperLinkSettings:
     connection: str | None = None
 
 
-def run_on_ray(settings: RunSettings, overrides: Sequence[str], listeners: Sequence[Listener]) -> None:
+def run_on_ray(
+    settings: RunSettings,
+    overrides: Sequence[str],
+    listeners: Sequence[Listener],
+    link: SimulationLink | None = None,
+) -> None:
     """A simulation on a SuperLink of its own, in a neutral folder, ended with the run.
+
+    Args:
+        settings: the run's settings.
+        overrides: the overrides that they were composed of.
+        listeners: told of every event.
+        link: a SuperLink that was started before; ``None`` starts one.
 
     Raises:
         EngineError: the SuperLink did not start, or the run failed; the reason is in the message.
     """
+    if link is None:
+        with simulation_link() as started:
+            run_on_ray(settings, overrides, listeners, started)
+        return
     options: RaySettings = build(settings.engine, "engine", RaySettings)
     clients = len(settings.protocol.clients(settings.data))
     actors = min(options.actors or os.cpu_count() or 1, clients)
@@ -75,24 +91,9 @@ def run_on_ray(settings: RunSettings, overrides: Sequence[str], listeners: Seque
         "init-args-num-cpus": actors,
         "init-args-num-gpus": _gpu_count() if options.gpus else 0,
     }
-    neutral = Path(tempfile.mkdtemp(prefix="goldfinch-"))
-    port = free_port()
-    home = neutral / "home"
-    home.mkdir()
-    (home / "config.toml").write_text(
-        f'[superlink]\ndefault = "simulation"\n\n[superlink.simulation]\n'
-        f'address = "127.0.0.1:{port}"\ninsecure = true\n'
-    )
-    environment = flower_environment(home)
-    command = [program("flower-superlink"), "--insecure", "--simulation", "--host", "127.0.0.1", "--port", str(port)]
-    command += ["--disable-runtime-dependency-installation"]
-    try:
-        with Processes(neutral / "cwd", settings.output_folder / "logs") as processes:
-            link = processes.start("superlink", command, environment)
-            wait_healthy(link, f"http://127.0.0.1:{port}/health")
-            submit(settings, overrides, "simulation", environment, neutral, federation, listeners)
-    finally:
-        shutil.rmtree(neutral, ignore_errors=True)
+    link.logs = settings.output_folder / "logs"
+    link.wait()
+    submit(settings, overrides, CONNECTION, link.environment, link.neutral, federation, listeners)
 
 
 def run_on_superlink(settings: RunSettings, overrides: Sequence[str], listeners: Sequence[Listener]) -> None:
@@ -161,6 +162,8 @@ def submit(
     follower = _Follower(settings.output_folder / "events.jsonl", listeners)
     try:
         with (logs / "flower.log").open("ab") as stream, follower:
+            if not outlives:
+                follower.spoke.wait(HEAD_START_SECONDS)
             status, details = "", ""
             while not status.startswith("finished"):  # the stream also ends when the connection does
                 subprocess.run(  # noqa: S603  # our own command, no shell
@@ -184,6 +187,9 @@ def submit(
         cause = cause_of(logs / "flower.log") or (LOST if details in NO_REASON else details)
         raise EngineError(f"the run ended as {status}: {cause}\n(Flower's own output is in {logs / 'flower.log'})")
 
+
+HEAD_START_SECONDS = 8.0
+"""How long `flwr log` lets a simulation start on the same cores before it starts itself: it gets all lines anyway."""
 
 NO_REASON = ("", "Task failed with unknown error.", "No heartbeat received from the task")
 LOST = (
@@ -285,6 +291,8 @@ class _Follower:
     def __init__(self, path: Path, listeners: Sequence[Listener]) -> None:
         self._path, self._listeners = path, listeners
         self._done = threading.Event()
+        self.spoke = threading.Event()
+        """Set when the server has written an event."""
         self._thread = threading.Thread(target=self._follow, daemon=True)
         self._seen = path.stat().st_size if path.exists() else 0
         self._inode = path.stat().st_ino if path.exists() else 0
@@ -316,6 +324,7 @@ class _Follower:
         complete = content[: content.rfind(b"\n") + 1]
         self._seen += len(complete)
         for line in complete.splitlines():
+            self.spoke.set()
             entry = json.loads(line)
             for listener in self._listeners:
                 listener(entry["event"], entry)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,11 @@ from common.errors import EngineError
 from common.messages import PACKAGES
 from common.settings import load_settings
 from server.bundle import ROOT
+from server.cli import main
 from server.conduct import conduct, prepare_output, read_summary
 from server.deployment import LocalDeployment, one_node_per_client
 from server.inline import InlineEngine
+from server.processes import Child, Processes
 from server.submit import run_on_ray
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
@@ -192,3 +196,24 @@ def test_processes_end_when_the_block_fails(tmp_path: Path) -> None:
     assert len(started) == 2
     assert not [pid for pid in started if Path(f"/proc/{pid}").exists()]
     assert not left_running(tmp_path)
+
+
+def test_a_wrong_setting_leaves_nothing_of_the_superlink_that_was_started_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    started: list[Path] = []
+    kept = Processes.start
+
+    def start(self: Processes, *arguments: Any) -> Child:
+        started.append(self.folder)
+        return kept(self, *arguments)
+
+    monkeypatch.setattr(Processes, "start", start)
+    assert main(["run", "engine=ray", "method=fpll", f"output={tmp_path / 'run'}"]) == 1
+    assert "fpl" in capsys.readouterr().err
+    assert [folder.parent.parent for folder in started] == [tmp_path]
+    assert list(tmp_path.iterdir()) == []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            assert f"FLWR_HOME={tmp_path}".encode() not in (entry / "environ").read_bytes()
