@@ -39,7 +39,7 @@ certificates: $(STAMP) ## FOLDER=keys HOSTS="fl.example.org" NODES="ward-a ward-
 test: lint test-fast ## style, types, and every test that takes seconds
 
 test-fast: $(STAMP)
-	$(BIN)/python -m pytest -m "not slow and not processes" -n $(or $(JOBS),auto)
+	$(BIN)/python -m pytest -m "not slow and not processes" -n $(or $(JOBS),auto) --maxprocesses 4
 	$(BIN)/python -m pytest -m "processes and not slow"
 
 test-slow: $(STAMP) ## the tests that take minutes
