@@ -5,9 +5,9 @@
 
 Measures aggregation, the data path and the efficiency of an inline run (processor time) again at small sizes and
 compares each ratio with the median of the rows in bench/results/system.csv that have the same subject, variant and
-shape and come from the same class of machine: processor, number of cores it may use, and PyTorch's version. Ends with
-1 if a ratio fell by more than the tolerance, or if there is nothing to compare with. Writes no rows; ``--write`` adds
-what was measured, which is how a new class of machine gets its first rows.
+shape and come from the same class of machine: processor, number of cores it may use, PyTorch's threads (one here) and
+version. Ends with 1 if a ratio fell by more than the tolerance, or if there is nothing to compare with. Writes no rows;
+``--write`` adds what was measured, which is how a new class of machine gets its first rows.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout,
 from bench.aggregation import aggregation
 from bench.data_path import data_path
 from bench.efficiency import inline
-from bench.ratios import RESULTS, Ratio, append, machine_class, read
+from bench.ratios import RESULTS, Ratio, append, class_of, machine_class, read
 from common.models.specs import TorchvisionResNet
 
 MOST_FALL = 0.2
@@ -64,11 +64,11 @@ def measured() -> list[Ratio]:
     return rows + [row for row in found if row.shape.endswith("cpu")]  # the wall clock is the neighbours' too
 
 
-def committed(rows: Sequence[dict[str, str]], here: tuple[str, str, str]) -> dict[tuple[str, str, str], float]:
+def committed(rows: Sequence[dict[str, str]], here: tuple[str, ...]) -> dict[tuple[str, str, str], float]:
     """The median ratio by subject, variant and shape over the rows of a machine class that have an opponent."""
     found: dict[tuple[str, str, str], list[float]] = {}
     for row in rows:
-        if (row["cpu"], row["cores"], row["torch"]) == here and row["ratio"] and row["variant"] != row["against"]:
+        if class_of(row) == here and row["ratio"] and row["variant"] != row["against"]:
             found.setdefault((row["subject"], row["variant"], row["shape"]), []).append(float(row["ratio"]))
     return {key: statistics.median(ratios) for key, ratios in found.items()}
 

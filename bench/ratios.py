@@ -18,6 +18,7 @@ from bench.rows import append_rows
 from server.history import read_rows
 
 RESULTS = Path(__file__).parent / "results" / "system.csv"
+CLASS = ("cpu", "cores", "threads", "torch")
 
 
 @dataclass
@@ -60,11 +61,6 @@ class Ratio:
     when: str
 
     @property
-    def machine_class(self) -> tuple[str, str, str]:
-        """Rows are compared within one class: processor, cores, and PyTorch's version."""
-        return self.cpu, str(self.cores), self.torch
-
-    @property
     def met(self) -> bool | None:
         """Whether the goal was met; ``None`` without a goal."""
         if self.goal is None:
@@ -89,10 +85,15 @@ def environment() -> dict[str, object]:
     }
 
 
-def machine_class() -> tuple[str, str, str]:
-    """The class of this machine, as :attr:`Ratio.machine_class`."""
+def machine_class() -> tuple[str, ...]:
+    """The class of this machine and process, as :func:`class_of` a row."""
     here = environment()
-    return str(here["cpu"]), str(here["cores"]), str(here["torch"])
+    return tuple(str(here[name]) for name in CLASS)
+
+
+def class_of(row: Mapping[str, str]) -> tuple[str, ...]:
+    """Rows are compared within one class: processor, cores that may be used, PyTorch's threads and version."""
+    return tuple(row[name] for name in CLASS)
 
 
 def compare(

@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout,
 
 from bench.aggregation import in_turn
 from bench.measuring import peak_kib
-from bench.ratios import RESULTS, Ratio, append, machine_class, quantity, read
+from bench.ratios import RESULTS, Ratio, append, class_of, machine_class, quantity, read
 from common.config import compose_config
 from common.data.domain import DataSource, Domain, Split
 from common.finch import partition
@@ -86,10 +86,10 @@ def main() -> None:
     if options.one:
         one_size(*options.one)
         return
+    torch.set_num_threads(1)
     if options.plot:
         plot()
         return
-    torch.set_num_threads(1)
     if options.dry_run:
         options.clients, options.steps, options.rounds, options.long, options.prototypes = [10], 1, 2, 8, [200]
     for part in options.parts:
@@ -227,7 +227,7 @@ def plot() -> None:
 
     points: dict[str, dict[int, float]] = {"scale round": {}, "scale memory": {}}
     for row in read():
-        if row["subject"] in points and (row["cpu"], row["cores"], row["torch"]) == machine_class():
+        if row["subject"] in points and class_of(row) == machine_class():
             points[row["subject"]][int(row["shape"].partition("=")[2].split()[0])] = float(row["middle"])
     figure, axes = pyplot.subplots(1, 2, figsize=(7, 2.8), layout="constrained")
     titles = ("seconds of processor time a round", "MiB above the start")

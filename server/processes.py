@@ -178,20 +178,24 @@ def _signal_group(leader: int, number: int) -> None:
         os.killpg(leader, number)
 
 
-def wait_healthy(child: Child, url: str, seconds: float = 60.0, verify: ssl.SSLContext | bool = True) -> None:
-    """Wait until ``url`` answers.
+def wait_healthy(
+    child: Child,
+    url: str,
+    seconds: float = 60.0,
+    verify: ssl.SSLContext | bool = True,
+    log: Path | None = None,
+) -> None:
+    """Wait until ``url`` answers; an error names ``log`` if that is where the program's log will be kept.
 
     Raises:
         EngineError: the program ended, or did not answer in time; the message has the end of its log.
     """
-    end = time.monotonic() + seconds
+    end, kept = time.monotonic() + seconds, log or child.log
     while time.monotonic() < end:
         if child.process.poll() is not None:
-            raise EngineError(
-                f"{child.name} ended with code {child.process.returncode}:\n{child.tail()}\n(see {child.log})"
-            )
+            raise EngineError(f"{child.name} ended with code {child.process.returncode}:\n{child.tail()}\n(see {kept})")
         with contextlib.suppress(httpx.HTTPError):
             if httpx.get(url, timeout=2.0, verify=verify).is_success:
                 return
         time.sleep(0.2)
-    raise EngineError(f"{child.name} did not answer at {url} within {seconds:g} s:\n{child.tail()}\n(see {child.log})")
+    raise EngineError(f"{child.name} did not answer at {url} within {seconds:g} s:\n{child.tail()}\n(see {kept})")

@@ -24,7 +24,7 @@ class SimulationLink:
         environment: of Flower's programs; its Flower home knows :data:`CONNECTION`.
         child: the SuperLink's process.
         address: ``host:port``.
-        logs: where its log is kept in the end; ``None``: nowhere.
+        logs: where its log is kept in the end; ``None``: nowhere, since no run was submitted.
     """
 
     neutral: Path
@@ -33,13 +33,14 @@ class SimulationLink:
     address: str
     logs: Path | None = None
 
-    def wait(self) -> None:
-        """Until it answers.
+    def wait(self, logs: Path) -> None:
+        """Until it answers; its log will be kept in ``logs``.
 
         Raises:
             EngineError: it ended or does not answer; the message has the end of its log.
         """
-        wait_healthy(self.child, f"http://{self.address}/health")
+        self.logs = logs
+        wait_healthy(self.child, f"http://{self.address}/health", log=logs / self.child.log.name)
 
     def keep_log(self) -> None:
         """Append its log to the run's."""

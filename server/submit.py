@@ -91,8 +91,7 @@ def run_on_ray(
         "init-args-num-cpus": actors,
         "init-args-num-gpus": _gpu_count() if options.gpus else 0,
     }
-    link.logs = settings.output_folder / "logs"
-    link.wait()
+    link.wait(settings.output_folder / "logs")
     submit(settings, overrides, CONNECTION, link.environment, link.neutral, federation, listeners)
 
 

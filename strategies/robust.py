@@ -115,11 +115,6 @@ def _nearest(table: Tensor, count: int) -> Tensor:
     return torch.sort(distances, stable=True).indices[:count].sort().values
 
 
-def _to_bear(attackers: int, refused: int, most: int) -> int:
-    """Of ``attackers`` supposed hostile, how many may still be among the answers, if these allow for ``most``."""
-    return max(0, attackers - refused, min(attackers, most))
-
-
 def _middle(values: Tensor) -> Tensor:
     """Median over the first dimension, float64; the mean of the two middle ones of an even number."""
     ordered = values.sort(0).values
@@ -189,7 +184,7 @@ class TrimmedMean(CoordinateRule):
 
     def knowing(self, refused: int, answers: int) -> TrimmedMean:
         """See :meth:`strategies.aggregation.Mean.knowing`."""
-        return replace(self, attackers=_to_bear(self.attackers, refused, (answers - 1) // 2))
+        return replace(self, attackers=max(0, self.attackers - refused, self._trimmed(answers)))
 
     def _trimmed(self, count: int) -> int:
         return min(self.attackers, (count - 1) // 2)
@@ -233,7 +228,10 @@ class Krum(RobustRule):
 
     def knowing(self, refused: int, answers: int) -> Krum:
         """See :meth:`strategies.aggregation.Mean.knowing`."""
-        return replace(self, attackers=_to_bear(self.attackers, refused, (answers - 3) // 2))
+        return replace(self, attackers=max(0, self.attackers - refused, self._borne(answers)))
+
+    def _borne(self, count: int) -> int:
+        return min(self.attackers, (count - 3) // 2)
 
     def combine(self, states: Sequence[Mapping[str, Tensor]], shares: Sequence[float]) -> dict[str, Tensor]:  # noqa: ARG002
         """The kept clients' states, averaged."""
@@ -246,7 +244,7 @@ class Krum(RobustRule):
         count = len(distances)
         if count < 3:  # two clients are as far from each other as the other way round
             return list(range(count))
-        attackers = min(self.attackers, (count - 3) // 2)
+        attackers = self._borne(count)
         nearest = distances.clone().fill_diagonal_(torch.inf).sort(1).values[:, : count - attackers - 2]
         order = torch.sort(nearest.sum(1), stable=True).indices.tolist()
         return order[: count - attackers if self.keep is None else min(self.keep, count)]

@@ -217,3 +217,18 @@ def test_a_wrong_setting_leaves_nothing_of_the_superlink_that_was_started_meanwh
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             assert f"FLWR_HOME={tmp_path}".encode() not in (entry / "environ").read_bytes()
+
+
+def test_a_superlink_that_does_not_come_up_is_told_with_a_log_that_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = tmp_path / "broken"
+    broken.write_text("#!/bin/sh\necho no room on this port\nexit 3\n")
+    broken.chmod(0o755)
+    monkeypatch.setattr("server.simulation.program", lambda _: str(broken))
+    overrides = chosen("fpl", tmp_path / "run", "engine=ray")
+    with pytest.raises(EngineError, match="superlink ended with code 3:\nno room on this port") as failure:
+        run_on_ray(load_settings(overrides), overrides, [])
+    log = tmp_path / "run" / "logs" / "superlink.log"
+    assert f"(see {log})" in str(failure.value)
+    assert log.read_text() == "no room on this port\n"

@@ -45,7 +45,7 @@ def test_a_fall_of_more_than_a_fifth_is_told(now: float, fell: int) -> None:
         assert "fell from 10.000 to 7.900, by 21 %" in lines[0]
 
 
-@pytest.mark.parametrize("key", ["cpu", "cores", "torch"])
+@pytest.mark.parametrize("key", ["cpu", "cores", "threads", "torch"])
 def test_other_machines_say_nothing(key: str) -> None:
     assert committed([text(row(9.0), **{key: "another"})], machine_class()) == {}
 
