@@ -28,8 +28,8 @@ from bench.ratios import Ratio, append, compare, quantity
 from common.models.specs import Small, TorchvisionResNet
 from common.prototypes import PrototypeSet, cluster_prototypes
 from common.seeding import generator
-from strategies.aggregation import average_weights
-from strategies.exchange import Client, Update
+from strategies.core.aggregation import MEAN
+from strategies.core.exchange import Client, Update
 
 CLASSES, FEATURES = 10, 512
 
@@ -58,7 +58,7 @@ def aggregation(count: int, repeats: int, spec: Small | TorchvisionResNet) -> li
     shape = f"clients={count} values={values} prototypes={count * CLASSES}x{FEATURES}"
 
     def ours() -> object:
-        return average_weights(updates), prototypes(updates)
+        return MEAN.average(updates), prototypes(updates)
 
     def flower() -> object:
         return flower_aggregate(arrays)

@@ -21,10 +21,10 @@ sys.path.insert(0, str(ROOT))
 
 from bench.rows import append_rows  # noqa: E402  # the repository is on the path from here on
 from common.settings import load_settings  # noqa: E402
-from server.conduct import conduct, prepare_output  # noqa: E402
-from server.history import read_rows  # noqa: E402
-from server.inline import InlineEngine  # noqa: E402
-from server.ledger import PARTS  # noqa: E402
+from server.engines.inline import InlineEngine  # noqa: E402
+from server.run.conduct import conduct, prepare_output  # noqa: E402
+from server.run.history import read_rows  # noqa: E402
+from server.run.traffic import PARTS  # noqa: E402
 
 RESULTS = ROOT / "bench" / "results"
 PAGE = ROOT / "docs" / "results" / "bytes.md"

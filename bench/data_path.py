@@ -26,8 +26,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout,
 
 from bench.aggregation import in_turn
 from bench.ratios import Ratio, append, compare
-from common.batches import split_batches
 from common.data.augmentation import Augmentation
+from common.data.batches import split_batches
 from common.seeding import generator
 
 BATCH = 64

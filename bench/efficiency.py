@@ -31,11 +31,11 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout, whatever is installed
 
 from bench.ratios import Ratio, append, compare, quantity
-from common.batches import split_batches
+from common.data.batches import split_batches
 from common.seeding import generator
 from common.settings import RunSettings, load_settings
-from server.conduct import conduct, prepare_output
-from server.inline import InlineEngine
+from server.engines.inline import InlineEngine
+from server.run.conduct import conduct, prepare_output
 
 ROOT = Path(__file__).resolve().parent.parent
 QUIET = ["rounds.evaluate_every=100000", "rounds.test_samples=16", "tuned=none"]

@@ -26,9 +26,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout,
 from bench.measuring import environment
 from bench.rows import append_rows
 from common.settings import load_settings
-from server.conduct import prepare_output
-from server.inline import InlineEngine
-from server.rounds import Rounds
+from server.engines.inline import InlineEngine
+from server.run.conduct import prepare_output
+from server.run.rounds import Rounds
 
 RESULTS = Path(__file__).parent / "results" / "gate.csv"
 SAMPLES = {"small": 100, "resnet10": 24}
@@ -81,7 +81,7 @@ def measure(model: str, rounds: int) -> dict[str, object]:
     low, _, high = statistics.quantiles(shares, n=4, method="inclusive")
     where = environment(torch.device("cpu"))
     return {
-        "model": model, "method": "fpl", "clients": len(run.roster.expected), "samples_per_client": samples,
+        "model": model, "method": "fpl", "clients": len(run.registry.expected), "samples_per_client": samples,
         "rounds": rounds, "gate_ms": round(1e3 * statistics.median(gate), 3),
         "round_ms": round(1e3 * statistics.median(whole), 1), "share_percent": round(statistics.median(shares), 3),
         "quartile_1": round(low, 3), "quartile_3": round(high, 3), "worst": round(max(shares), 3),

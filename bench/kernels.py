@@ -21,10 +21,10 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout, whatever is installed
 
 from bench.measuring import Row, Step, append, measure
-from common.finch import partition
 from common.kernels.dispatch import HAS_TRITON
 from common.losses import PrototypeTerms, prototype_losses
 from common.prototypes import PrototypeSet, unbiased_prototypes
+from common.prototypes.finch import partition
 from common.seeding import generator
 
 CLASSES = 10

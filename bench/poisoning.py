@@ -30,18 +30,18 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout,
 from bench.measuring import environment
 from bench.rows import append_rows
 from common.data.domain import Split
-from common.messages import Registration, Request
 from common.metrics import RoundScore
-from common.payload import Payload
 from common.prototypes import PrototypeSet
 from common.seeding import generator
 from common.settings import RunSettings, load_settings
-from common.state import GlobalState
-from server.conduct import prepare_output
-from server.engine import Failure, Reply
-from server.history import read_rows
-from server.inline import InlineEngine
-from server.rounds import Rounds
+from common.storage.state import GlobalState
+from common.wire.messages import Registration, Request
+from common.wire.payload import Payload
+from server.engines.inline import InlineEngine
+from server.run.conduct import prepare_output
+from server.run.engine import Failure, Reply
+from server.run.history import read_rows
+from server.run.rounds import Rounds
 
 RESULTS = Path(__file__).parent / "results" / "poisoning.csv"
 SEEDS = (0, 1)
@@ -122,13 +122,13 @@ class HostileEngine:
                 flip_labels(self.inner.devices[client], self.class_count)
 
     def register(self, expected: Sequence[str], seconds: float) -> tuple[list[Registration], list[Failure]]:
-        """See :class:`server.engine.Engine`."""
+        """See :class:`server.run.engine.Engine`."""
         return self.inner.register(expected, seconds)
 
     def exchange(
         self, message: Payload, requests: Mapping[str, Request], seconds: float
     ) -> tuple[list[Reply], list[Failure]]:
-        """See :class:`server.engine.Engine`."""
+        """See :class:`server.run.engine.Engine`."""
         replies, failures = self.inner.exchange(message, requests, seconds)
         return [
             replace(reply, payload=self.spoiled(reply.payload, message))
@@ -151,7 +151,7 @@ class HostileEngine:
         return payload
 
     def close(self) -> None:
-        """See :class:`server.engine.Engine`."""
+        """See :class:`server.run.engine.Engine`."""
         self.inner.close()
 
 

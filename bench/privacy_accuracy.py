@@ -21,10 +21,10 @@ sys.path.insert(0, str(ROOT))
 
 from bench.rows import append_rows  # noqa: E402  # the repository is on the path from here on
 from common.settings import load_settings  # noqa: E402
-from server.conduct import conduct, prepare_output  # noqa: E402
-from server.figures.style import line_style, new_figure, plain, save  # noqa: E402
-from server.history import read_rows  # noqa: E402
-from server.inline import InlineEngine  # noqa: E402
+from server.engines.inline import InlineEngine  # noqa: E402
+from server.plots.style import line_style, new_figure, plain, save  # noqa: E402
+from server.run.conduct import conduct, prepare_output  # noqa: E402
+from server.run.history import read_rows  # noqa: E402
 
 RESULTS = ROOT / "bench" / "results" / "privacy_accuracy.csv"
 PAGE = ROOT / "docs" / "results" / "privacy.md"

@@ -26,8 +26,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout,
 
 from bench.efficiency import QUIET, ROOT
 from common.settings import load_settings
-from server.conduct import conduct, prepare_output
-from server.inline import InlineEngine
+from server.engines.inline import InlineEngine
+from server.run.conduct import conduct, prepare_output
 
 DEFAULTS = ["method=fpl", "model=resnet10", "train.batch_size=64", "train.local_steps=2"]
 

@@ -15,7 +15,7 @@ import torch
 
 from bench.measuring import cpu_name
 from bench.rows import append_rows
-from server.history import read_rows
+from server.run.history import read_rows
 
 RESULTS = Path(__file__).parent / "results" / "system.csv"
 CLASS = ("cpu", "cores", "threads", "torch")

@@ -38,9 +38,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout,
 
 from bench.ratios import Ratio, append, compare, quantity
 from common.settings import load_settings
-from server.conduct import prepare_output
-from server.deployment import CONNECTION, LocalDeployment
-from server.processes import flower_environment, program
+from server.commands.deployment import CONNECTION, LocalDeployment
+from server.flower.processes import flower_environment, program
+from server.run.conduct import prepare_output
 
 APP = Path(__file__).resolve().parent / "apps" / "quickstart_fedavg"
 RESULTS = Path(__file__).parent / "results" / "round_time.csv"

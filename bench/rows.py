@@ -1,4 +1,4 @@
-"""The benchmarks' CSV files in bench/results/: rows are added, never rewritten; :mod:`server.history` reads them."""
+"""The benchmarks' CSV files in bench/results/: rows are only added; :mod:`server.run.history` reads them."""
 
 from __future__ import annotations
 

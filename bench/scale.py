@@ -34,13 +34,13 @@ from bench.measuring import peak_kib
 from bench.ratios import RESULTS, Ratio, append, class_of, machine_class, quantity, read
 from common.config import compose_config
 from common.data.domain import DataSource, Domain, Split
-from common.finch import partition
-from common.messages import Registration, Request
-from common.payload import Payload
+from common.prototypes.finch import partition
 from common.seeding import generator
 from common.settings import RunSettings, settings_of
-from server.conduct import conduct, prepare_output
-from server.inline import InlineEngine, LocalDevice
+from common.wire.messages import Registration, Request
+from common.wire.payload import Payload
+from server.engines.inline import InlineEngine, LocalDevice
+from server.run.conduct import conduct, prepare_output
 
 IMAGES = 32
 PICTURE = Path(__file__).resolve().parent.parent / "docs" / "scale.png"

@@ -28,7 +28,7 @@ from client.resident.frames import Question, Reply
 from client.resident.place import of_node
 
 TENSOR_TYPE = "safetensors"
-""":data:`common.payload.TENSOR_TYPE`, which a process that imports no torch cannot ask for."""
+""":data:`common.wire.payload.TENSOR_TYPE`, which a process that imports no torch cannot ask for."""
 
 
 class FlowerClient(Client):

@@ -18,15 +18,15 @@ from client.trainer import LocalExchange, build_model, choose_device
 from common.data.domain import Split
 from common.data.protocols import ClientSpec, split_hash, test_subset
 from common.errors import DataError, PayloadError
-from common.messages import Answer, Registration, Request, code_sha256, header_of
-from common.payload import Payload
 from common.privacy import GaussianPrivacy
 from common.prototypes import PrototypeSet
 from common.settings import RunSettings
-from common.transport import narrowed, widened
 from common.versions import package_versions, peak_bytes
-from strategies.method import Client, Local, Method, Trained, Upload, feature_size
-from strategies.protection import check_nothing_else
+from common.wire.cast import cast_down, cast_up
+from common.wire.messages import Answer, Registration, Request, code_sha256, header_of
+from common.wire.payload import Payload
+from strategies.core.method import Client, Local, Method, Trained, Upload, feature_size
+from strategies.core.protection import check_nothing_else
 
 _MODELS = threading.local()
 """The model of this thread with its initial state, so that a Ray actor or an inline worker builds its net once."""
@@ -123,7 +123,7 @@ class Device:
             message: the tensors every participant was sent.
 
         Returns:
-            The update's tensors; the header is an :class:`~common.messages.Answer`.
+            The update's tensors; the header is an :class:`~common.wire.messages.Answer`.
 
         Raises:
             PayloadError: the request is for another run, method, code or client.
@@ -145,7 +145,7 @@ class Device:
         position = request.round * len(self.method.exchanges) + self.method.exchanges.index(request.exchange)
         store = self._store(request.run)
         kept = {name: tensor.to(self.torch_device) for name, tensor in store.load(position).items()}
-        local = self._install(widened(message, self.settings.rounds.transport), request, client, split, kept)
+        local = self._install(cast_up(message, self.settings.rounds.transport), request, client, split, kept)
         clock.lap("load")
         scores = self._score(local, request)
         clock.lap("score")
@@ -182,7 +182,7 @@ class Device:
         )
         prototypes = upload.prototypes.to("cpu") if upload.prototypes is not None else None
         sent = Payload(header_of(answer), _on_cpu(weights), prototypes, _on_cpu(upload.extra))
-        return narrowed(sent, self.settings.rounds.transport)
+        return cast_down(sent, self.settings.rounds.transport)
 
     def _check(self, request: Request) -> None:
         if request.code != code_sha256():

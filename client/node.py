@@ -21,10 +21,10 @@ from client.store import FileStore, Store
 from common.config import split_overrides
 from common.data.protocols import ClientSpec
 from common.errors import ConfigError, nearest
-from common.messages import Answer, read_header
-from common.payload import encode
 from common.settings import RunSettings, load_settings
-from strategies.envelope import read_request, write_registrations
+from common.wire.messages import Answer, read_header
+from common.wire.payload import encode
+from strategies.core.codec import read_request, write_registrations
 
 NODE_KEYS = ("domain", "index", "data-dir", "state-dir", "device", "resident", "partition-id", "num-partitions")
 CACHED_DEVICES = 32

@@ -14,7 +14,7 @@ from typing import Protocol
 from torch import Tensor
 
 from common.errors import DataError
-from common.files import read_tensors, write_tensors, write_text
+from common.storage.files import read_tensors, write_tensors, write_text
 
 KEPT_VERSIONS = 3
 """The server may fall back behind the newest version by its last checkpoint: one round, plus the one in flight."""

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from common.batches import split_batches
+from common.data.batches import split_batches
 from common.data.domain import Split
 from common.prototypes import ClassSums, PrototypeSet, class_means
 from common.seeding import generator
 from common.settings import RunSettings, TrainSettings
-from strategies.method import Batch, Client, Method, Phase, Trained, feature_size
+from strategies.core.method import Batch, Client, Method, Phase, Trained, feature_size
 
 EVALUATION_BATCH = 256
 
@@ -34,7 +34,7 @@ def choose_device(name: str) -> torch.device:
 
 
 class LocalExchange:
-    """One exchange on one device; implements :class:`strategies.method.Local`.
+    """One exchange on one device; implements :class:`strategies.core.method.Local`.
 
     Args:
         settings: the run's settings.
@@ -99,7 +99,7 @@ class LocalExchange:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.train.clip_norm)
 
     def frozen(self, name: str, weights: Mapping[str, Tensor] | None = None) -> nn.Module:
-        """See :meth:`strategies.method.Local.frozen`."""
+        """See :meth:`strategies.core.method.Local.frozen`."""
         return self.cached(f"frozen {name}", lambda: self._copy(weights))
 
     def _copy(self, weights: Mapping[str, Tensor] | None) -> nn.Module:
@@ -119,17 +119,17 @@ class LocalExchange:
         return state
 
     def reference(self) -> Mapping[str, Tensor]:
-        """See :meth:`strategies.method.Local.reference`."""
+        """See :meth:`strategies.core.method.Local.reference`."""
         return self.snapshot()
 
     def cached(self, name: str, make: Callable[[], Any]) -> Any:
-        """See :meth:`strategies.method.Local.cached`."""
+        """See :meth:`strategies.core.method.Local.cached`."""
         if name not in self._cache:
             self._cache[name] = make()
         return self._cache[name]
 
     def make_optimizer(self, parameters: Iterable[nn.Parameter], rate: float = 1.0) -> torch.optim.Optimizer:
-        """See :meth:`strategies.method.Local.make_optimizer`."""
+        """See :meth:`strategies.core.method.Local.make_optimizer`."""
         rate, decay = rate * self.train.learning_rate, self.train.weight_decay
         if self.train.optimizer == "adam":
             return torch.optim.Adam(parameters, lr=rate, weight_decay=decay)
@@ -141,13 +141,13 @@ class LocalExchange:
         return generator(self.seed, *purpose, self.round, self.client.id)
 
     def prepare(self, images: Tensor, draws: torch.Generator | None = None) -> Tensor:
-        """See :meth:`strategies.method.Local.prepare`."""
+        """See :meth:`strategies.core.method.Local.prepare`."""
         augmentation = self.settings.data.augmentation
         return self._formatted(augmentation.test(images) if draws is None else augmentation.train(images, draws))
 
     @torch.no_grad()
     def features(self, *, augmented: int = 0, training_mode: bool = False) -> tuple[Tensor, Tensor]:
-        """See :meth:`strategies.method.Local.features`."""
+        """See :meth:`strategies.core.method.Local.features`."""
         was_training = self.model.training
         self.model.train(training_mode)
         draws = self.generator("feature pass")

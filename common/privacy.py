@@ -11,7 +11,7 @@ Sensitivities (L2, largest change from one data set to a neighbour):
 - a weight update of norm <= U, whatever it was computed from: ``2 U`` (both units).
 
 Noise has the standard deviation ``noise_multiplier`` x sensitivity in every coordinate (Dwork and Roth, 2014, A). What
-an observer is told in several rounds composes; an accountant counts (:mod:`server.accounting`).
+an observer is told in several rounds composes; an accountant counts (:mod:`server.run.accounting`).
 """
 
 from __future__ import annotations

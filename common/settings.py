@@ -17,7 +17,7 @@ from common.privacy import GaussianPrivacy, NoPrivacy
 NO_PRIVACY = {"_target_": "common.privacy.NoPrivacy"}
 """conf/privacy/none.yaml, which runs had before there was a choice."""
 
-MEAN = {"_target_": "strategies.aggregation.Mean"}
+MEAN = {"_target_": "strategies.core.aggregation.Mean"}
 """conf/aggregation/mean.yaml, which runs had before there was a choice."""
 
 
@@ -94,9 +94,9 @@ class RoundSettings:
         absence: probability that a client is away in a round, in [0, 1), drawn for each round and client. One client
             at least is always there.
         outlier_factor: an update that is more than so many times as long as the median of its exchange is refused, > 1;
-            ``null`` lets any length in. See :mod:`strategies.outliers`.
+            ``null`` lets any length in. See :mod:`strategies.core.outliers`.
         transport: what float32 tensors of the model and a method's further tensors are rounded to on the wire, both
-            ways; prototypes and other dtypes travel as they are. See :mod:`common.transport`.
+            ways; prototypes and other dtypes travel as they are. See :mod:`common.wire.cast`.
         joins: first round, >= 1, of the domains and clients that are not there from the beginning, by name.
     """
 
@@ -276,7 +276,7 @@ def settings_of(raw: Mapping[str, Any]) -> RunSettings:
         privacy=build(raw.get("privacy") or NO_PRIVACY, "privacy"),
     )
     clients = settings.protocol.clients(settings.data)  # the protocol's domains must exist in the data set
-    settings.aggregation.check(settings.method, settings.rounds.sampled(len(clients)))
+    settings.aggregation.check(settings.method.name, settings.method.averages, settings.rounds.sampled(len(clients)))
     _check_joins(settings, [name for spec in clients for name in (spec.domain, spec.id)])
     if getattr(settings.method, "multi_view", False) and settings.views.count < 1:
         raise ConfigError(

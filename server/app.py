@@ -8,9 +8,9 @@ from flwr.serverapp import ServerApp
 
 from common.config import split_overrides
 from common.settings import load_settings
-from server.conduct import prepare_output
-from server.flower_engine import RoundServer
-from server.progress import plain_lines
+from server.engines.flower import RoundServer
+from server.run.conduct import prepare_output
+from server.trackers.events import plain_lines
 
 
 def server_fn(context: Context) -> ServerAppComponents:

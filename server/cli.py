@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from common.errors import ConfigError, GoldfinchError, nearest
-from server.signals import Terminated, terminable
+from server.commands.signals import Terminated, terminable
 
 if TYPE_CHECKING:  # commands import what they need: torch alone takes seconds
     from common.settings import RunSettings
-    from server.simulation import SimulationLink
+    from server.flower.superlink import SimulationLink
 
 USAGE = """goldfinch run [KEY=VALUE ...]     train: method=fpl data=glyphs train.rounds=10 output=DIR; --quiet
 goldfinch sweep KEY=A,B [...]      every combination, e.g. method=* seed=0,1 output=DIR; --jobs N; finished ones skipped
@@ -77,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(overrides: list[str]) -> int:
     quiet = "--quiet" in overrides
     overrides = [item for item in overrides if item != "--quiet"]
-    from server.simulation import simulation_link
+    from server.flower.superlink import simulation_link
 
     with simulation_link() if "engine=ray" in overrides else contextlib.nullcontext() as link:
         from common.settings import load_settings  # seconds in which the SuperLink comes up
@@ -100,10 +100,10 @@ def run(
     Raises:
         GoldfinchError: what was wrong, and what to do next.
     """
-    from server.conduct import conduct, prepare_output
-    from server.inline import InlineEngine
-    from server.progress import watching
-    from server.submit import run_on_ray, run_on_superlink
+    from server.engines.inline import InlineEngine
+    from server.flower.submit import run_on_ray, run_on_superlink
+    from server.run.conduct import conduct, prepare_output
+    from server.trackers.progress import watching
 
     warnings.filterwarnings("ignore", category=FutureWarning)
     logging.getLogger("flwr").setLevel(logging.WARNING)
@@ -121,7 +121,7 @@ def run(
 
 
 def _sweep(arguments: list[str]) -> int:
-    from server.sweep import sweep
+    from server.commands.sweep import sweep
 
     parser = argparse.ArgumentParser(prog="goldfinch sweep", usage=USAGE)
     parser.add_argument("--jobs", type=int, default=1)
@@ -133,7 +133,7 @@ def _sweep(arguments: list[str]) -> int:
 
 
 def _table(arguments: list[str]) -> int:
-    from server.table import RULES, print_table
+    from server.results.table import RULES, print_table
 
     parser = argparse.ArgumentParser(prog="goldfinch table", usage=USAGE)
     parser.add_argument("folders", nargs="+")
@@ -144,7 +144,7 @@ def _table(arguments: list[str]) -> int:
 
 
 def _report(arguments: list[str]) -> int:
-    from server.report.page import write_report
+    from server.results.report.page import write_report
 
     parser = argparse.ArgumentParser(prog="goldfinch report", usage=USAGE)
     parser.add_argument("folders", nargs="+")
@@ -158,39 +158,39 @@ def _report(arguments: list[str]) -> int:
 
 
 def _reproduce(arguments: list[str]) -> int:
-    from server.reproduce import command
+    from server.commands.reproduce import command
 
     return command(arguments)
 
 
 def _figure(arguments: list[str]) -> int:
-    from server.figures.command import command
+    from server.commands.figure import command
 
     return command(arguments)
 
 
 def _doctor(arguments: list[str]) -> int:
-    from server.doctor import examine
+    from server.commands.doctor import examine
 
     return examine(arguments)
 
 
 def _demo(overrides: list[str]) -> int:
-    from server.demo import demo
+    from server.commands.demo import demo
 
     demo(overrides=overrides)
     return 0
 
 
 def _deployment_demo(overrides: list[str]) -> int:
-    from server.demo import deployment_demo
+    from server.commands.demo import deployment_demo
 
     deployment_demo(overrides=overrides)
     return 0
 
 
 def _membership(command: str, arguments: list[str]) -> int:
-    from server.membership import COMMANDS
+    from server.commands.membership import COMMANDS
 
     return COMMANDS[command](arguments)
 

@@ -1,1 +1,1 @@
-"""The methods, one file each, behind the contract in :mod:`strategies.method`."""
+"""The methods, one file each, behind the contract in :mod:`strategies.core.method`."""

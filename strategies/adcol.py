@@ -12,9 +12,9 @@ from torch import Tensor
 from common.config import check
 from common.losses import cross_entropy, uniform_divergence
 from common.prototypes import PrototypeSet
-from common.state import GlobalState
-from strategies.method import Batch, Download, Expected, Local, Losses, Server, Trained, Update, Upload
-from strategies.server_nets import (
+from common.storage.state import GlobalState
+from strategies.core.method import Batch, Download, Expected, Local, Losses, Server, Trained, Update, Upload
+from strategies.parts.server_nets import (
     NetTraining,
     initial_net,
     new_discriminator,

@@ -22,8 +22,8 @@ from common.losses import (
     similarity_distillation,
 )
 from common.seeding import generator
-from common.state import GlobalState, under_prefix, with_prefix
-from strategies.method import Batch, Download, Expected, Local, Losses, Method, Server, Trained, Update, Upload
+from common.storage.state import GlobalState, under_prefix, with_prefix
+from strategies.core.method import Batch, Download, Expected, Local, Losses, Method, Server, Trained, Update, Upload
 
 OWN = "own/"
 

@@ -13,9 +13,8 @@ from common.config import check
 from common.losses import cross_entropy, least_squares_discriminator, least_squares_generator
 from common.models.auxiliary import FeatureDiscriminator, FeatureGenerator, TaskHead, scaled_one_hot
 from common.models.base import Model, initialised
-from common.state import GlobalState
-from strategies.aggregation import average_weights
-from strategies.method import Batch, Local, Losses, Method, Phase, Server, Update
+from common.storage.state import GlobalState
+from strategies.core.method import Batch, Local, Losses, Method, Phase, Server, Update
 
 GENERATOR, DISCRIMINATOR = "generator", "discriminator"
 
@@ -158,5 +157,5 @@ class FedADG(Method):
 
     def aggregate(self, state: GlobalState, updates: Sequence[Update], server: Server) -> GlobalState:
         """The mean of networks and generators."""
-        weights = average_weights(updates, uniform=self.weighting == "uniform", rule=server.aggregation)
+        weights = server.aggregation.average(updates, uniform=self.weighting == "uniform")
         return GlobalState(state.round, weights, state.prototypes, state.extra)

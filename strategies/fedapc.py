@@ -9,8 +9,8 @@ from typing import Any, ClassVar, Literal
 from common.config import check
 from common.losses import cross_entropy, prototype_contrast
 from common.prototypes import PrototypeSet, class_means
-from common.state import GlobalState
-from strategies.method import Batch, Local, Losses, Method, PrototypeMode, Server, Trained, Update, Upload
+from common.storage.state import GlobalState
+from strategies.core.method import Batch, Local, Losses, Method, PrototypeMode, Server, Trained, Update, Upload
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from common.state import GlobalState
-from strategies.aggregation import average_weights
-from strategies.method import Method, Server, Update
+from common.storage.state import GlobalState
+from strategies.core.method import Method, Server, Update
 
 
 @dataclass(frozen=True)
@@ -27,5 +26,5 @@ class FedAvg(Method):
 
     def aggregate(self, state: GlobalState, updates: Sequence[Update], server: Server) -> GlobalState:
         """``w <- sum_k N_k w_k / sum_k N_k``, or the plain mean."""
-        weights = average_weights(updates, uniform=self.weighting == "uniform", rule=server.aggregation)
+        weights = server.aggregation.average(updates, uniform=self.weighting == "uniform")
         return GlobalState(state.round, weights, state.prototypes, state.extra)

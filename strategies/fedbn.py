@@ -10,8 +10,8 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from common.models.partition import norm_state_names
+from strategies.core.method import Local
 from strategies.fedavg import FedAvg
-from strategies.method import Local
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from common.config import check
 from common.prototypes import PrototypeSet
-from common.state import GlobalState
-from strategies import dynamics
-from strategies.method import Download, Local, Method, Server, Trained, Update, Upload
+from common.storage.state import GlobalState
+from strategies.core.method import Download, Local, Method, Server, Trained, Update, Upload
+from strategies.parts import dynamics
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class FedDyn(Method):
         return Download(state.weights, extra={"mean_samples": torch.tensor(mean, dtype=torch.float64)})
 
     def aggregate(self, state: GlobalState, updates: Sequence[Update], server: Server) -> GlobalState:
-        """See :func:`strategies.dynamics.server_step`."""
+        """See :func:`strategies.parts.dynamics.server_step`."""
         uniform = self.weighting == "uniform"
         weights, extra = dynamics.server_step(state.weights, state.extra, updates, server, self.alpha, uniform=uniform)
         return GlobalState(state.round, weights, state.prototypes, extra)

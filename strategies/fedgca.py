@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from common.config import check
 from common.losses import cross_entropy, multi_view_consistency
 from common.models.base import Model, ModelError, pool
+from strategies.core.method import Batch, Local, Losses
 from strategies.feddyn import FedDyn
-from strategies.method import Batch, Local, Losses
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,8 @@ from torch import Tensor
 
 from common.config import check
 from common.prototypes import PrototypeSet
-from common.state import GlobalState, under_prefix, with_prefix
-from strategies.aggregation import average_weights
-from strategies.method import Method, Server, Update
+from common.storage.state import GlobalState, under_prefix, with_prefix
+from strategies.core.method import Method, Server, Update
 
 FIRST, SECOND = "first_moment/", "second_moment/"
 
@@ -75,7 +74,7 @@ class FedOpt(Method):
 
     def aggregate(self, state: GlobalState, updates: Sequence[Update], server: Server) -> GlobalState:
         """One step of the server's optimiser."""
-        weights = average_weights(updates, uniform=self.weighting == "uniform", rule=server.aggregation)
+        weights = server.aggregation.average(updates, uniform=self.weighting == "uniform")
         extra: dict[str, Tensor] = {}
         for name, first in under_prefix(FIRST, state.extra).items():
             before = state.weights[name].double()

@@ -15,11 +15,11 @@ from common.errors import PayloadError
 from common.losses import cross_entropy, prototype_contrast, uniform_divergence
 from common.models.partition import norm_state_names
 from common.prototypes import PrototypeSet, class_means, normalise_rows, unbiased_prototypes
-from common.state import GlobalState, under_prefix
+from common.storage.state import GlobalState, under_prefix
 from strategies.adcol import feature_pass, owners_of
-from strategies.edits import running_statistics_kept
-from strategies.method import Batch, Download, Expected, Local, Losses, Server, Shape, Trained, Update, Upload
-from strategies.server_nets import (
+from strategies.core.method import Batch, Download, Expected, Local, Losses, Server, Shape, Trained, Update, Upload
+from strategies.parts.edits import running_statistics_kept
+from strategies.parts.server_nets import (
     NetTraining,
     initial_net,
     new_discriminator,

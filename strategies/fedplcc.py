@@ -11,8 +11,19 @@ import torch
 from common.config import check
 from common.losses import cross_entropy, prototype_alignment, prototype_contrast
 from common.prototypes import PrototypeSet, cluster_prototypes, normalise_weights
-from common.state import GlobalState
-from strategies.method import Batch, Expected, Local, Losses, Method, PrototypeMode, Server, Trained, Update, Upload
+from common.storage.state import GlobalState
+from strategies.core.method import (
+    Batch,
+    Expected,
+    Local,
+    Losses,
+    Method,
+    PrototypeMode,
+    Server,
+    Trained,
+    Update,
+    Upload,
+)
 
 
 @dataclass(frozen=True)

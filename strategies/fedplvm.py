@@ -12,9 +12,19 @@ from torch import Tensor
 from common.config import check
 from common.losses import cross_entropy, prototype_alignment, prototype_contrast, prototype_cosine_square
 from common.prototypes import PrototypeSet, cluster_prototypes, unbiased_prototypes
-from common.state import GlobalState
-from strategies.aggregation import average_weights
-from strategies.method import Batch, Expected, Local, Losses, Method, PrototypeMode, Server, Trained, Update, Upload
+from common.storage.state import GlobalState
+from strategies.core.method import (
+    Batch,
+    Expected,
+    Local,
+    Losses,
+    Method,
+    PrototypeMode,
+    Server,
+    Trained,
+    Update,
+    Upload,
+)
 
 
 @dataclass(frozen=True)
@@ -95,6 +105,6 @@ class FedPLVM(Method):
 
     def aggregate(self, state: GlobalState, updates: Sequence[Update], server: Server) -> GlobalState:
         """The models' mean; FINCH over the uploaded rows of each class, each cluster the plain mean of its rows."""
-        weights = average_weights(updates, uniform=self.weighting == "uniform", rule=server.aggregation)
+        weights = server.aggregation.average(updates, uniform=self.weighting == "uniform")
         rows = server.aggregation.rows([update.prototypes for update in updates])
         return GlobalState(state.round, weights, cluster_prototypes(rows, level=self.level), state.extra)

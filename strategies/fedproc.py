@@ -9,8 +9,8 @@ from typing import Literal
 from common.config import check
 from common.losses import cross_entropy, prototype_contrast
 from common.prototypes import PrototypeSet, carry_over
-from common.state import GlobalState
-from strategies.method import Batch, Local, Losses, Method, PrototypeMode, Server, Update
+from common.storage.state import GlobalState
+from strategies.core.method import Batch, Local, Losses, Method, PrototypeMode, Server, Update
 
 
 @dataclass(frozen=True)

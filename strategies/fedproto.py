@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from common.config import check
 from common.losses import cross_entropy, prototype_mse
 from common.prototypes import PrototypeSet
-from common.state import GlobalState
-from strategies.method import Batch, Local, Losses, Method, PrototypeMode, Server, Update
+from common.storage.state import GlobalState
+from strategies.core.method import Batch, Local, Losses, Method, PrototypeMode, Server, Update
 
 
 @dataclass(frozen=True)

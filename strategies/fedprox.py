@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from common.config import check
-from strategies.edits import pull_towards
-from strategies.method import Local, Method
+from strategies.core.method import Local, Method
+from strategies.parts.edits import pull_towards
 
 
 @dataclass(frozen=True)

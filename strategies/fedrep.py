@@ -9,7 +9,7 @@ from torch import nn
 
 from common.config import check
 from common.models.partition import body_names
-from strategies.method import Method, Phase
+from strategies.core.method import Method, Phase
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from common.config import check
-from strategies.edits import displace, restore, running_statistics_kept
-from strategies.method import Local, Losses, Method
+from strategies.core.method import Local, Losses, Method
+from strategies.parts.edits import displace, restore, running_statistics_kept
 
 NORM_FLOOR = 1e-12
 """Added to the gradient's norm before it divides."""

@@ -12,7 +12,7 @@ from common.config import check
 from common.losses import cross_entropy, feature_norm, gaussian_class_divergence
 from common.models.auxiliary import ClassGaussians, ProbabilisticModel, sample
 from common.models.base import Model, initialised
-from strategies.method import Batch, Local, Losses, Method
+from strategies.core.method import Batch, Local, Losses, Method
 
 GAUSSIANS = "class_gaussians"
 """The module of the model that stays on the device."""

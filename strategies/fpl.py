@@ -9,8 +9,8 @@ from typing import Any, ClassVar, Literal
 from common.config import check
 from common.losses import cross_entropy, prototype_contrast, prototype_mse
 from common.prototypes import PrototypeSet, cluster_prototypes, unbiased_prototypes
-from common.state import GlobalState
-from strategies.method import Batch, Local, Losses, Method, PrototypeMode, Server, Update
+from common.storage.state import GlobalState
+from strategies.core.method import Batch, Local, Losses, Method, PrototypeMode, Server, Update
 
 
 @dataclass(frozen=True)

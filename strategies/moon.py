@@ -13,8 +13,8 @@ from common.config import check
 from common.losses import cross_entropy, model_contrast
 from common.models.auxiliary import with_projection
 from common.models.base import Model, initialised
-from common.state import under_prefix, with_prefix
-from strategies.method import Batch, Local, Losses, Method, Trained, Upload
+from common.storage.state import under_prefix, with_prefix
+from strategies.core.method import Batch, Local, Losses, Method, Trained, Upload
 
 PREVIOUS = "previous/"
 

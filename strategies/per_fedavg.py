@@ -8,10 +8,10 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from common.batches import split_batches
 from common.config import check
-from strategies.edits import displace, restore
-from strategies.method import Local, Losses, Method
+from common.data.batches import split_batches
+from strategies.core.method import Local, Losses, Method
+from strategies.parts.edits import displace, restore
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,9 @@ from torch import Tensor
 from common.config import check
 from common.losses import cross_entropy, prototype_contrast
 from common.prototypes import PrototypeSet, class_means, normalise_rows
-from common.state import GlobalState, under_prefix, with_prefix
-from strategies.aggregation import average_weights
-from strategies.method import Batch, Download, Expected, Local, Losses, Method, Server, Trained, Update, Upload
-from strategies.server_nets import NetTraining, train_net
+from common.storage.state import GlobalState, under_prefix, with_prefix
+from strategies.core.method import Batch, Download, Expected, Local, Losses, Method, Server, Trained, Update, Upload
+from strategies.parts.server_nets import NetTraining, train_net
 
 HEAD, SYNTHETIC = "head.", "synthetic/"
 
@@ -170,7 +169,7 @@ class RUCR(Method):
     def aggregate(self, state: GlobalState, updates: Sequence[Update], server: Server) -> GlobalState:
         """Average the models; then the classifiers, and the class means to G."""
         if server.exchange == "train":
-            return replace(state, weights=average_weights(updates, rule=server.aggregation))
+            return replace(state, weights=server.aggregation.average(updates))
         sets = [update.prototypes for update in updates]
         unit = [PrototypeSet(normalise_rows(each.vectors), each.labels, each.weights) for each in sets]
         means = server.aggregation.class_means(unit, sample_weighted=True)

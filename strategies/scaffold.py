@@ -12,10 +12,9 @@ from torch import Tensor
 from common.config import check
 from common.errors import ConfigError
 from common.prototypes import PrototypeSet
-from common.state import GlobalState, under_prefix, with_prefix
-from strategies.aggregation import average_weights
-from strategies.edits import add_linear
-from strategies.method import Download, Expected, Local, Method, Server, Trained, Update, Upload
+from common.storage.state import GlobalState, under_prefix, with_prefix
+from strategies.core.method import Download, Expected, Local, Method, Server, Trained, Update, Upload
+from strategies.parts.edits import add_linear
 
 CONTROL = "control/"
 
@@ -100,7 +99,7 @@ class SCAFFOLD(Method):
 
     def aggregate(self, state: GlobalState, updates: Sequence[Update], server: Server) -> GlobalState:
         """A step along the mean change of the models, and the new c."""
-        weights = average_weights(updates, uniform=self.weighting == "uniform", rule=server.aggregation)
+        weights = server.aggregation.average(updates, uniform=self.weighting == "uniform")
         extra = {}
         totals = server.aggregation.totals([under_prefix(CONTROL, update.extra) for update in updates])
         for name, c in under_prefix(CONTROL, state.extra).items():

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from torch import nn
 
-from strategies.method import Method
+from strategies.core.method import Method
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ import yaml
 
 from common.config import build
 from common.settings import load_settings, with_method
-from server.conduct import conduct, prepare_output
-from server.inline import InlineEngine
+from server.engines.inline import InlineEngine
+from server.run.conduct import conduct, prepare_output
 
 ROOT = Path(__file__).resolve().parent.parent
 TINY = ["train.rounds=3", "protocol.samples=24", "rounds.evaluate_every=3"]
@@ -54,8 +54,8 @@ def test_added_method_runs_and_is_fedavg_at_zero(tmp_path: Path, monkeypatch: py
 
 
 def weights_of(folder: Path) -> str:
-    from common.state import tensors_sha256
-    from server.checkpoint import Checkpoints
+    from common.storage.state import tensors_sha256
+    from server.run.checkpoint import Checkpoints
 
     checkpoint = Checkpoints(folder / "checkpoint").load()
     assert checkpoint is not None

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from common.models.base import Model, Norm
 from common.models.specs import ModelSpec
+from strategies.core.method import Phase
 from strategies.fedavg import FedAvg
-from strategies.method import Phase
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ LEAVE = {"kind": "leave"}
 PREFIX = struct.Struct("!4sIQ")
 MAX_HEADER_BYTES = 16 * 1024**2
 MAX_BLOB_BYTES = 2 * 1024**3
-"""As on the wire between server and node: :data:`common.payload.MAX_BYTES`."""
+"""As on the wire between server and node: :data:`common.wire.payload.MAX_BYTES`."""
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from typing import Any
 
 from scipy.stats import spearmanr
 
-from server.history import read_rows
 from server.reproduction.published import PublishedRow, PublishedTable, Scale
+from server.run.history import read_rows
 
 MEGABYTE = 1e6
 

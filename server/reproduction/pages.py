@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from common.data.protocols import combined_hash
-from common.messages import code_sha256
 from common.versions import package_versions
+from common.wire.messages import code_sha256
 from server.reproduction.comparison import Comparison, Line, Order
-from server.table import RULES
+from server.results.table import RULES
 
 
 @dataclass(frozen=True)

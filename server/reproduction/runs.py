@@ -16,10 +16,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from common.config import quoted_override
 from common.errors import CheckpointError, ConfigError, GoldfinchError, nearest
 from common.settings import RunSettings, load_settings
-from server.checkpoint import Checkpoints
-from server.conduct import conduct, prepare_output, read_summary
-from server.history import Listener
 from server.reproduction.published import PublishedRow, PublishedTable, Scale, method_of
+from server.run.checkpoint import Checkpoints
+from server.run.conduct import conduct, prepare_output, read_summary
+from server.trackers.events import Listener
 
 ENGINES = ("inline", "ray")
 
@@ -155,9 +155,9 @@ def execute(jobs: Sequence[Job], console: Console) -> dict[Path, str]:
 
 
 def _conduct(job: Job, listener: Listener) -> Mapping[str, Any]:
-    from server.inline import InlineEngine
-    from server.progress import logging_to_file
-    from server.submit import run_on_ray
+    from server.engines.inline import InlineEngine
+    from server.flower.submit import run_on_ray
+    from server.trackers.progress import logging_to_file
 
     resume = job.rounds_done() > 0
     settings = replace(job.settings, resume=resume, overwrite=not resume)

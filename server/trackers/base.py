@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from common.config import build, check
 from common.errors import ConfigError
 from common.settings import RunSettings
-from server.history import Listener
+from server.trackers.events import Listener
 
 LOG = logging.getLogger("goldfinch.trackers")
 
@@ -62,7 +62,7 @@ class Report:
         """
         if self.prometheus_port is None:
             return []
-        from server.metrics_export import PrometheusExporter
+        from server.trackers.prometheus import PrometheusExporter
 
         try:
             return [PrometheusExporter(self.prometheus_port, self.prometheus_address, settings)]

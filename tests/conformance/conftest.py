@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from common import files
+from common.storage import files
 
 
 @pytest.fixture(autouse=True, scope="module")

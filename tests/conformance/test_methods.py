@@ -17,11 +17,11 @@ from support.toy import Toy, composed, toy_settings
 from client.store import FileStore
 from common.config import CONF
 from common.errors import ConfigError
-from common.messages import Request
-from common.payload import Payload, decode, encode
-from common.state import GlobalState, tensors_sha256
-from server.checkpoint import Checkpoints
-from strategies.robust import Median
+from common.storage.state import GlobalState, tensors_sha256
+from common.wire.messages import Request
+from common.wire.payload import Payload, decode, encode
+from server.run.checkpoint import Checkpoints
+from strategies.core.robust import Median
 
 METHODS = sorted(path.stem for path in (CONF / "method").glob("*.yaml"))
 ROUNDS = 3
@@ -334,7 +334,7 @@ def test_a_robust_rule_bears_a_hostile_client(method: str, tmp_path: Path) -> No
     """Without the bound on lengths: a client's values, a hundred thousand times too large, do not reach the state."""
     data = Toy(missing_class=False)  # what only two clients hold, no rule can defend
     base = three_rounds(method, tmp_path, data=data, rounds={"outlier_factor": None}, train={"rounds": 1})
-    raw = {**base.raw, "aggregation": {"_target_": "strategies.robust.Median"}}
+    raw = {**base.raw, "aggregation": {"_target_": "strategies.core.robust.Median"}}
     settings = replace(base, aggregation=Median(), raw=raw)
     if not settings.method.averages:
         with pytest.raises(ConfigError, match=f"method={method}"):

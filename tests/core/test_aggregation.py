@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from common.seeding import derive, generator, numpy_generator
-from strategies.aggregation import average, average_weights
-from strategies.edits import add_linear, pull_towards
-from strategies.method import Client, Update
+from strategies.core.aggregation import MEAN, average
+from strategies.core.method import Client, Update
+from strategies.parts.edits import add_linear, pull_towards
 
 
 def states(count: int, seed: int = 0) -> list[dict[str, torch.Tensor]]:
@@ -54,7 +54,7 @@ def test_sums_are_in_double_precision() -> None:
 @pytest.mark.parametrize("block", [1, 7, 64, 2**18])
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
 def test_blocks_do_not_change_a_bit(block: int, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("strategies.aggregation.BLOCK_ELEMENTS", block)
+    monkeypatch.setattr("strategies.core.aggregation.BLOCK_ELEMENTS", block)
     draws = generator(3, "blocks")
     shape, samples = (5, 4, 3, 3), [11, 2, 7, 600]
     given_states = [
@@ -105,7 +105,7 @@ def updates() -> list[Update]:
 
 
 def test_weights_by_samples_or_equal() -> None:
-    by_samples, equal = average_weights(updates()), average_weights(updates(), uniform=True)
+    by_samples, equal = MEAN.average(updates()), MEAN.average(updates(), uniform=True)
     rows = [update.weights["w"] for update in updates()]
     assert torch.allclose(by_samples["w"], (10 * rows[0] + 30 * rows[1] + 7 * rows[2]) / 47, atol=1e-6)
     assert torch.allclose(equal["w"], (rows[0] + rows[1] + rows[2]) / 3, atol=1e-6)
@@ -113,7 +113,7 @@ def test_weights_by_samples_or_equal() -> None:
 
 def test_sorted_by_client_the_order_of_arrival_does_not_matter() -> None:
     found = {
-        average_weights(sorted(order, key=lambda update: update.client.id))["w"].numpy().tobytes()
+        MEAN.average(sorted(order, key=lambda update: update.client.id))["w"].numpy().tobytes()
         for order in permutations(updates())
     }
     assert len(found) == 1

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from common.errors import CheckpointError
-from common.files import read_tensors, write_tensors
 from common.metrics import RoundScore, domain_accuracy, summarise
 from common.prototypes import PrototypeSet
-from common.state import GlobalState
-from server.checkpoint import Checkpoint, Checkpoints, check_belongs
-from server.history import ACTIVITY, SCORES, History, read_rows
+from common.storage.files import read_tensors, write_tensors
+from common.storage.state import GlobalState
+from server.run.checkpoint import Checkpoint, Checkpoints, check_belongs
+from server.run.history import ACTIVITY, SCORES, History, read_rows
 
 
 def state(number: int) -> GlobalState:

@@ -15,10 +15,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from common.errors import PayloadError
-from common.messages import Answer, Request, read_header
-from common.payload import DTYPES, ITEM_BYTES, SCHEMA, Payload, decode, encode
 from common.prototypes import PrototypeSet
 from common.seeding import generator
+from common.wire.messages import Answer, Request, read_header
+from common.wire.payload import DTYPES, ITEM_BYTES, SCHEMA, Payload, decode, encode
 
 FEW, MANY = 300, 10_000
 """Cases of the test of every day, and of the slow one."""

@@ -26,10 +26,10 @@ from common.privacy import GaussianPrivacy, NoPrivacy, clip_rows, gaussian
 from common.prototypes import PrototypeSet
 from common.seeding import generator
 from common.settings import RunSettings, load_settings, settings_of
-from server.accounting import epsilon
-from strategies.federation import Federation
-from strategies.method import Client, Upload
-from strategies.protection import check_nothing_else
+from server.run.accounting import epsilon
+from strategies.core.federation import Federation
+from strategies.core.method import Client, Upload
+from strategies.core.protection import check_nothing_else
 
 CLIP, ON = 2.0, ("privacy=gaussian", "privacy.clip=2.0")
 

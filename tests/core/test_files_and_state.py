@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from common import files
-from common.files import read_tensors, unshared, write_bytes, write_json, write_tensors, write_text
 from common.prototypes import PrototypeSet
-from common.state import GlobalState, tensors_sha256, under_prefix, with_prefix
+from common.storage import files
+from common.storage.files import read_tensors, unshared, write_bytes, write_json, write_tensors, write_text
+from common.storage.state import GlobalState, tensors_sha256, under_prefix, with_prefix
 
 
 def leftovers(folder: Path) -> list[str]:

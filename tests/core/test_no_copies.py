@@ -14,11 +14,11 @@ from client.device import Device
 from client.store import MemoryStore
 from client.trainer import LocalExchange, build_model
 from common.data.protocols import ClientSpec
-from common.messages import Request
-from common.payload import Payload
 from common.prototypes import PrototypeSet
 from common.settings import RunSettings
-from strategies.method import Client
+from common.wire.messages import Request
+from common.wire.payload import Payload
+from strategies.core.method import Client
 
 
 def request(settings: RunSettings, domain: str, number: int) -> Request:

@@ -13,13 +13,13 @@ from support.halves import COUNTER, PARAMETERS, Half, clients, model_state
 from support.runs import Run, TouchedEngine, run
 from support.toy import toy_settings
 
-from common.messages import Request
-from common.payload import Payload
 from common.prototypes import PrototypeSet
 from common.settings import TrainSettings
-from common.state import GlobalState
-from strategies.method import Client, Expected, Update
-from strategies.outliers import outliers
+from common.storage.state import GlobalState
+from common.wire.messages import Request
+from common.wire.payload import Payload
+from strategies.core.method import Client, Expected, Update
+from strategies.core.outliers import outliers
 
 START = model_state("start")
 STATE = GlobalState(0, START)

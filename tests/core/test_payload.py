@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.errors import PayloadError
-from common.payload import DTYPES, MAX_HEADER_BYTES, SCHEMA, Payload, decode, encode, encoded_size
 from common.prototypes import PrototypeSet
 from common.seeding import generator
-from common.state import tensors_sha256
+from common.storage.state import tensors_sha256
+from common.wire.payload import DTYPES, MAX_HEADER_BYTES, SCHEMA, Payload, decode, encode, encoded_size
 
 HEADER = {"round": 3, "client": "webcam-0", "losses": {"cross_entropy": 0.5}, "note": 'ü"\\\n'}
 

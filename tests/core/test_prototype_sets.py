@@ -7,7 +7,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.finch import partition
 from common.prototypes import (
     ClassSums,
     PrototypeSet,
@@ -18,6 +17,7 @@ from common.prototypes import (
     total_rows,
     unbiased_prototypes,
 )
+from common.prototypes.finch import partition
 from common.seeding import generator
 
 

@@ -20,8 +20,8 @@ from common.config import CONF
 from common.errors import ConfigError
 from common.prototypes import PrototypeSet
 from common.seeding import generator
-from strategies.aggregation import MEAN, Mean, average
-from strategies.robust import Krum, Median, TrimmedMean
+from strategies.core.aggregation import MEAN, Mean, average
+from strategies.core.robust import Krum, Median, TrimmedMean
 
 State = dict[str, torch.Tensor]
 

@@ -13,12 +13,12 @@ from support.hostile import ATTACKS
 from support.toy import CLASSES, Toy, toy_settings
 
 from common.errors import PayloadError
-from common.messages import Answer, Registration, Request, code_sha256, header_of, read_header
-from common.payload import Payload, decode, encode
 from common.prototypes import PrototypeSet
 from common.settings import RunSettings
-from strategies.federation import Federation
-from strategies.roster import Roster
+from common.wire.messages import Answer, Registration, Request, code_sha256, header_of, read_header
+from common.wire.payload import Payload, decode, encode
+from strategies.core.federation import Federation
+from strategies.core.registry import Registry
 
 COUNTS = {"bright-0": [7, 6, 6, 6], "dark-0": [6, 6, 6, 6], "noisy-0": [6, 6, 6, 0]}
 
@@ -45,8 +45,8 @@ def settings(tmp_path: Path) -> RunSettings:
 
 
 @pytest.fixture
-def roster(settings: RunSettings) -> Roster:
-    made = Roster(settings)
+def registry(settings: RunSettings) -> Registry:
+    made = Registry(settings)
     for client in COUNTS:
         assert made.admit(registration(settings, client)) == ""
     return made
@@ -71,20 +71,20 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_a_registration_is_refused(case: str, settings: RunSettings) -> None:
     client, changes, reason = REFUSED[case]
-    fresh = Roster(settings)
+    fresh = Registry(settings)
     assert reason in fresh.admit(registration(settings, client, **changes))
     assert not fresh.registrations
 
 
-def test_a_client_comes_again_only_with_the_same_data(roster: Roster, settings: RunSettings) -> None:
-    assert roster.admit(registration(settings, "dark-0", device="a new one")) == ""
-    assert roster.registrations["dark-0"].device == "a new one"
-    assert "other data" in roster.admit(registration(settings, "dark-0", split="1" * 64))
-    assert roster.registrations["dark-0"].split == "0" * 64
+def test_a_client_comes_again_only_with_the_same_data(registry: Registry, settings: RunSettings) -> None:
+    assert registry.admit(registration(settings, "dark-0", device="a new one")) == ""
+    assert registry.registrations["dark-0"].device == "a new one"
+    assert "other data" in registry.admit(registration(settings, "dark-0", split="1" * 64))
+    assert registry.registrations["dark-0"].split == "0" * 64
 
 
 def test_clients_come_by_id_with_lasting_positions(settings: RunSettings) -> None:
-    part = Roster(settings)
+    part = Registry(settings)
     for client in ("noisy-0", "bright-0"):
         part.admit(registration(settings, client))
     assert part.missing == ["dark-0"]
@@ -100,7 +100,7 @@ def test_sampling_is_keyed_by_seed_and_round_not_by_arrival(settings: RunSetting
     half = toy_settings("fpl", settings.output_folder, rounds={"participation": 0.67})
     orders = []
     for order in (list(COUNTS), list(reversed(COUNTS))):
-        made = Roster(half)
+        made = Registry(half)
         for client in order:
             made.admit(registration(half, client))
         orders.append([[client.id for client in made.sample(number)] for number in range(1, 30)])
@@ -113,19 +113,19 @@ def test_sampling_is_keyed_by_seed_and_round_not_by_arrival(settings: RunSetting
     assert len(made.sample(1)) == 1
 
 
-def test_each_domain_is_scored_once_by_its_holder(roster: Roster) -> None:
-    clients = roster.clients()
-    assert roster.scorers(clients, personal=False) == {
+def test_each_domain_is_scored_once_by_its_holder(registry: Registry) -> None:
+    clients = registry.clients()
+    assert registry.scorers(clients, personal=False) == {
         "bright-0": ["bright"], "dark-0": ["dark"], "noisy-0": ["noisy"],
     }  # fmt: skip
-    one = roster.scorers(clients[:1], personal=False)
+    one = registry.scorers(clients[:1], personal=False)
     assert one == {"bright-0": ["bright", "dark", "noisy"]}
-    two = roster.scorers(clients[:2], personal=False)
+    two = registry.scorers(clients[:2], personal=False)
     assert sorted(domain for duties in two.values() for domain in duties) == ["bright", "dark", "noisy"]
 
 
 def test_who_can_score_is_asked_even_if_it_does_not_train(settings: RunSettings) -> None:
-    made = Roster(settings)
+    made = Registry(settings)
     for client in COUNTS:
         made.admit(registration(settings, client, scores=[client.partition("-")[0]]))
     found = made.scorers(made.clients()[:1], personal=False)
@@ -133,13 +133,13 @@ def test_who_can_score_is_asked_even_if_it_does_not_train(settings: RunSettings)
 
 
 def test_a_domain_nobody_can_score_is_left_out(settings: RunSettings) -> None:
-    made = Roster(settings)
+    made = Registry(settings)
     made.admit(registration(settings, "dark-0", scores=["dark"]))
     assert made.scorers(made.clients(), personal=False) == {"dark-0": ["dark"]}
 
 
-def test_personal_models_are_scored_by_their_owners(roster: Roster) -> None:
-    found = roster.scorers(roster.clients()[1:], personal=True)
+def test_personal_models_are_scored_by_their_owners(registry: Registry) -> None:
+    found = registry.scorers(registry.clients()[1:], personal=True)
     assert found == {"dark-0": ["dark"], "noisy-0": ["noisy"]}
 
 
@@ -148,7 +148,7 @@ def test_scoring_is_shared_among_holders_of_many_domains(tmp_path: Path) -> None
     settings = toy_settings(
         "fedavg", tmp_path, overrides=("protocol=dirichlet", "protocol.least=2", "data.domains=[printed,signs,sketch]"),
     )  # fmt: skip
-    made = Roster(settings)
+    made = Registry(settings)
     for client in made.expected:
         made.admit(registration(settings, client, scores=["dark", "noisy"]))
     found = made.scorers(made.clients(), personal=False)
@@ -164,12 +164,12 @@ class Asked:
     def __init__(self, settings: RunSettings) -> None:
         self.federation = Federation(settings)
         for client in COUNTS:
-            self.federation.roster.admit(registration(settings, client))
+            self.federation.registry.admit(registration(settings, client))
         self.ask()
 
     def ask(self, *, score: bool = True, train: bool = True) -> None:
         self.federation.begin(1, "train")
-        clients = self.federation.roster.clients()
+        clients = self.federation.registry.clients()
         self.requests = self.federation.requests("run", clients, score=score, train=train)
 
     def answer(self, client: str = "dark-0", **changes: Any) -> Payload:
@@ -314,14 +314,14 @@ def test_a_replayed_upload_is_refused(asked: Asked) -> None:
     blob = encode(asked.answer())
     asked.admit(decode(blob))
     asked.federation.begin(2, "train")
-    asked.requests = asked.federation.requests("run", asked.federation.roster.clients(), score=True)
+    asked.requests = asked.federation.requests("run", asked.federation.registry.clients(), score=True)
     with pytest.raises(PayloadError, match="stale, replayed or of another run"):
         asked.admit(decode(blob))
     with pytest.raises(PayloadError, match="stale, replayed or of another run"):
         asked.admit(decode(blob), "bright-0")
     assert asked.admit(asked.answer()) is not None
     asked.federation.begin(1, "train")
-    asked.federation.requests("another run", asked.federation.roster.clients(), score=True)
+    asked.federation.requests("another run", asked.federation.registry.clients(), score=True)
     with pytest.raises(PayloadError, match="stale, replayed or of another run"):
         asked.admit(decode(blob))
 
@@ -329,7 +329,7 @@ def test_a_replayed_upload_is_refused(asked: Asked) -> None:
 def test_who_was_not_sampled_is_not_heard(asked: Asked) -> None:
     """A registered client outside the round's sample; and one that is asked for a score alone."""
     unasked = asked.answer("bright-0")
-    others = [client for client in asked.federation.roster.clients() if client.id != "bright-0"]
+    others = [client for client in asked.federation.registry.clients() if client.id != "bright-0"]
     asked.federation.begin(1, "train")
     asked.federation.requests("run", others, score=False)
     with pytest.raises(PayloadError, match="bright-0 was not asked in round 1"):

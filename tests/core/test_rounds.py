@@ -14,17 +14,17 @@ from support.runs import TouchedEngine, run
 from support.toy import toy_settings
 
 from common.errors import CheckpointError, ConfigError, EngineError
-from common.messages import Registration, Request
-from common.payload import Payload
 from common.settings import with_method
-from common.state import GlobalState
-from server.checkpoint import Checkpoints
-from server.conduct import prepare_output, read_summary
-from server.engine import Failure, Reply
-from server.history import read_rows
-from server.rounds import Rounds
+from common.storage.state import GlobalState
+from common.wire.messages import Registration, Request
+from common.wire.payload import Payload
+from server.run.checkpoint import Checkpoints
+from server.run.conduct import prepare_output, read_summary
+from server.run.engine import Failure, Reply
+from server.run.history import read_rows
+from server.run.rounds import Rounds
+from strategies.core.method import Expected, Local, Server, Update, Upload
 from strategies.fedavg import FedAvg
-from strategies.method import Expected, Local, Server, Update, Upload
 
 
 def failing_in(*rounds: int, clients: Sequence[str] = ("dark-0", "noisy-0")) -> Any:

@@ -17,13 +17,13 @@ from client.store import MemoryStore
 from client.trainer import LocalExchange, build_model, choose_device
 from common.data.protocols import ClientSpec
 from common.errors import DataError, PayloadError
-from common.messages import Answer, Request, read_header
-from common.payload import Payload
 from common.prototypes import PrototypeSet, class_means
 from common.settings import RunSettings, with_method
+from common.wire.messages import Answer, Request, read_header
+from common.wire.payload import Payload
+from strategies.core.method import Client, Local, Losses, Phase
 from strategies.fedavg import FedAvg
 from strategies.fedproto import FedProto
-from strategies.method import Client, Local, Losses, Phase
 
 # ---- one exchange ----------------------------------------------------------------------------------------------------
 

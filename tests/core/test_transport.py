@@ -10,14 +10,14 @@ from support.runs import Run, TouchedEngine, run
 from support.toy import toy_settings
 
 from common.errors import PayloadError
-from common.messages import request_text
-from common.payload import Payload, encode
 from common.prototypes import PrototypeSet
 from common.seeding import generator
 from common.settings import load_settings, settings_of
-from common.transport import DTYPES, narrowed, widened
-from server.ledger import PARTS
-from strategies.flower import answer_to_fit_res, request_to_fit_ins
+from common.wire.cast import DTYPES, cast_down, cast_up
+from common.wire.messages import request_text
+from common.wire.payload import Payload, encode
+from server.run.traffic import PARTS
+from strategies.core.flower import answer_to_fit_res, request_to_fit_ins
 
 HALVES = ["bfloat16", "float16"]
 
@@ -32,7 +32,7 @@ def payload() -> Payload:
 @pytest.mark.parametrize("transport", HALVES)
 def test_floats_are_rounded_once_and_all_else_is_exact(transport: str) -> None:
     before = payload()
-    after = widened(narrowed(before, transport), transport)
+    after = cast_up(cast_down(before, transport), transport)
     for part in ("weights", "extra"):
         for name, tensor in getattr(before, part).items():
             found = getattr(after, part)[name]
@@ -41,13 +41,13 @@ def test_floats_are_rounded_once_and_all_else_is_exact(transport: str) -> None:
             assert torch.equal(found, rounded)
     assert not torch.equal(after.weights["w"], before.weights["w"])
     assert after.prototypes is before.prototypes
-    assert narrowed(after, transport).tensors().keys() == before.tensors().keys()
+    assert cast_down(after, transport).tensors().keys() == before.tensors().keys()
 
 
 def test_float32_is_untouched() -> None:
     before = payload()
-    assert narrowed(before, "float32") is before
-    assert widened(before, "float32") is before
+    assert cast_down(before, "float32") is before
+    assert cast_up(before, "float32") is before
 
 
 @pytest.mark.parametrize(
@@ -62,13 +62,13 @@ def test_float32_is_untouched() -> None:
 def test_what_does_not_fit_is_named_and_not_sent(transport: str, value: float, reason: str) -> None:
     for part in ("weights", "extra"):
         with pytest.raises(PayloadError, match=reason):
-            narrowed(Payload({}, **{part: {"layer.w": torch.tensor([1.0, value])}}), transport)  # type: ignore[arg-type]
+            cast_down(Payload({}, **{part: {"layer.w": torch.tensor([1.0, value])}}), transport)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("transport", HALVES)
 def test_full_precision_from_a_sender_is_refused(transport: str) -> None:
     with pytest.raises(PayloadError, match=f"transport is {transport}"):
-        widened(payload(), transport)
+        cast_up(payload(), transport)
 
 
 def tensor_bytes(done: Run) -> list[dict[str, str]]:

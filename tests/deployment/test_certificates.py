@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from common.errors import ConfigError
-from server.certificates import Certificates, ensure
+from server.admission.certificates import Certificates, ensure
 from server.cli import main
 
 

@@ -15,11 +15,11 @@ from support.faults import wait_until
 from support.federation import ROOT, wait_until_ended
 
 from common.errors import EngineError
-from server.certificates import ensure
+from server.admission.certificates import ensure
+from server.admission.preflight import clock_difference, what_is_wrong
 from server.cli import main
-from server.deployment import LocalDeployment
-from server.entrance import clock_difference, what_is_wrong
-from server.processes import flower_environment, program
+from server.commands.deployment import LocalDeployment
+from server.flower.processes import flower_environment, program
 
 CLOCKS = {"ahead": 3600, "behind": -3600, "late": -120}
 """Seconds; the last is within what Flower lets in."""

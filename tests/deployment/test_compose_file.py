@@ -149,7 +149,7 @@ def test_no_package_of_the_image_needs_ray() -> None:
         "        if name.split('.')[0] == 'ray':\n"
         "            raise ImportError('ray is not in the image')\n"
         "sys.meta_path.insert(0, Absent())\n"
-        "import server.app, client.app, server.submit, server.cli, server.membership\n"
+        "import server.app, client.app, server.flower.submit, server.cli, server.commands.membership\n"
         "assert 'ray' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)

@@ -14,9 +14,9 @@ import pytest
 from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
 from support.federation import NGINX, ROOT, start_proxy, trust
 
-from server.certificates import ensure
-from server.deployment import LocalDeployment
-from server.processes import flower_environment, program
+from server.admission.certificates import ensure
+from server.commands.deployment import LocalDeployment
+from server.flower.processes import flower_environment, program
 
 CONFIGURATION = (ROOT / "docker" / "proxy" / "nginx.conf").read_text()
 OWN_REGISTRATION = {"/v1/fleet/register-node", "/v1/fleet/unregister-node"}

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from support.federation import ROOT
 
-from server.certificates import Certificates, ensure
+from server.admission.certificates import Certificates, ensure
 
 
 class Answering(http.server.BaseHTTPRequestHandler):

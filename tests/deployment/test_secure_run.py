@@ -11,9 +11,9 @@ from support.federation import NGINX, start_proxy
 from support.runs import run
 
 from common.settings import load_settings
-from server.conduct import prepare_output
-from server.deployment import LocalDeployment, one_node_per_client
-from server.inline import InlineEngine
+from server.commands.deployment import LocalDeployment, one_node_per_client
+from server.engines.inline import InlineEngine
+from server.run.conduct import prepare_output
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import EngineError
-from server.submit import MOST_LINES, cause_of, entry_of
+from server.flower.submit import MOST_LINES, cause_of, entry_of
 
 TRACE = """\
 Traceback (most recent call last):

@@ -16,14 +16,14 @@ from support.nodes import OVERRIDES, Manager, Node, deployment, request, simulat
 from client import node as client_node
 from common.config import CONF
 from common.errors import EngineError, PayloadError
-from common.messages import Request
-from common.payload import TENSOR_TYPE, Payload, encode
 from common.settings import RunSettings, load_settings
-from server import flower_engine
-from server.conduct import conduct, prepare_output
-from server.flower_engine import FlowerEngine
-from server.inline import InlineEngine
-from strategies.flower import (
+from common.wire.messages import Request
+from common.wire.payload import TENSOR_TYPE, Payload, encode
+from server.engines import flower as flower_engine
+from server.engines.flower import FlowerEngine
+from server.engines.inline import InlineEngine
+from server.run.conduct import conduct, prepare_output
+from strategies.core.flower import (
     ask_registrations,
     failure_to_fit_res,
     refusal_to_properties,
@@ -312,7 +312,7 @@ def test_other_code_is_refused_on_both_sides(tmp_path: Path, monkeypatch: pytest
     assert result.status.code != Code.OK
     assert "install the same Goldfinch" in result.status.message
     assert "PayloadError" in str(result.metrics["traceback"])
-    monkeypatch.setattr("strategies.roster.code_sha256", lambda: "1" * 16)
+    monkeypatch.setattr("strategies.core.registry.code_sha256", lambda: "1" * 16)
     prepare_output(settings)
     with pytest.raises(EngineError, match="install the same Goldfinch"):
         conduct(settings, FlowerEngine(Manager(node)))  # type: ignore[arg-type]

@@ -13,16 +13,16 @@ from support.nodes import OVERRIDES, request, simulation, through
 from client import app as client_app
 from client import node as client_node
 from common.errors import PayloadError
-from common.payload import TENSOR_TYPE, Payload, decode, encode
 from common.settings import load_settings
-from server.inline import InlineEngine
-from strategies.fedavg import FedAvg
-from strategies.flower import (
+from common.wire.payload import TENSOR_TYPE, Payload, decode, encode
+from server.engines.inline import InlineEngine
+from strategies.core.flower import (
     FlowerStrategy,
     fit_ins_to_request,
     fit_res_to_answer,
     request_to_fit_ins,
 )
+from strategies.fedavg import FedAvg
 from strategies.fpl import FPL
 
 

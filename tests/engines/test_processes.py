@@ -15,15 +15,15 @@ import pytest
 from support.simulations import SMALL, simulation
 
 from common.errors import EngineError
-from common.messages import PACKAGES
 from common.settings import load_settings
-from server.bundle import ROOT
+from common.wire.messages import PACKAGES
 from server.cli import main
-from server.conduct import conduct, prepare_output, read_summary
-from server.deployment import LocalDeployment, one_node_per_client
-from server.inline import InlineEngine
-from server.processes import Child, Processes
-from server.submit import run_on_ray
+from server.commands.deployment import LocalDeployment, one_node_per_client
+from server.engines.inline import InlineEngine
+from server.flower.bundle import ROOT
+from server.flower.processes import Child, Processes
+from server.flower.submit import run_on_ray
+from server.run.conduct import conduct, prepare_output, read_summary
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 STATEFUL = "moon"
@@ -225,7 +225,7 @@ def test_a_superlink_that_does_not_come_up_is_told_with_a_log_that_stays(
     broken = tmp_path / "broken"
     broken.write_text("#!/bin/sh\necho no room on this port\nexit 3\n")
     broken.chmod(0o755)
-    monkeypatch.setattr("server.simulation.program", lambda _: str(broken))
+    monkeypatch.setattr("server.flower.superlink.program", lambda _: str(broken))
     overrides = chosen("fpl", tmp_path / "run", "engine=ray")
     with pytest.raises(EngineError, match="superlink ended with code 3:\nno room on this port") as failure:
         run_on_ray(load_settings(overrides), overrides, [])

@@ -9,8 +9,8 @@ import pytest
 from flwr.server.compat.grid_client_proxy import GridClientProxy
 from flwr.superlink.grid.http_grid import HttpGrid
 
-from server import prompt_grid
-from server.prompt_grid import LONGEST_SECONDS, PromptGrid, promptly
+from server.engines import prompt_grid
+from server.engines.prompt_grid import LONGEST_SECONDS, PromptGrid, promptly
 
 
 class Clock:

@@ -26,9 +26,9 @@ from client.resident.caller import Caller
 from client.resident.frames import Reply
 from client.resident.place import Process, of_node, peer
 from common.errors import EngineError
-from common.messages import PACKAGES
-from common.payload import decode
-from strategies.envelope import read_registrations
+from common.wire.messages import PACKAGES
+from common.wire.payload import decode
+from strategies.core.codec import read_registrations
 
 ROOT = Path(__file__).resolve().parents[2]
 LONG = ("train.epochs=40", "protocol.samples=96")
@@ -153,7 +153,7 @@ def test_other_code_is_replaced_and_its_own_code_is_what_runs(asked: Asked, tmp_
     def ask_from(root: Path) -> str:
         code = (
             "import sys; from client.resident.caller import Caller; from client.resident.frames import Question\n"
-            "from client.resident.place import process; from common.messages import code_sha256\n"
+            "from client.resident.place import process; from common.wire.messages import code_sha256\n"
             "node, overrides, state = sys.argv[1:]; configuration = {'domain': 'sketch', 'state-dir': state}\n"
             "reply = Caller(process(int(node)), configuration).ask(Question('register', 7, overrides, configuration))\n"
             "print(reply.ok, code_sha256(), code_sha256() in reply.text)"

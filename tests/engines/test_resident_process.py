@@ -17,8 +17,8 @@ from client.resident import frames
 from client.resident.caller import Caller
 from client.resident.frames import receive_frame, send_frame
 from client.resident.place import peer, remove_left_overs, socket_of
-from common import payload
 from common.errors import PayloadError
+from common.wire import payload
 
 pytestmark = pytest.mark.processes
 

@@ -17,9 +17,9 @@ from support.toy import toy_settings
 from client.store import FileStore
 from common.errors import ConfigError, DataError, EngineError
 from common.settings import RunSettings
-from server.checkpoint import Checkpoints
-from server.conduct import alone_in, conduct, prepare_output, read_summary
-from server.inline import InlineEngine
+from server.engines.inline import InlineEngine
+from server.run.checkpoint import Checkpoints
+from server.run.conduct import conduct, prepare_output, read_summary, run_lock
 
 ROUNDS = 4
 
@@ -121,7 +121,7 @@ def test_a_checkpoint_torn_anywhere_costs_a_round_and_nothing_else(
 def test_two_processes_cannot_write_one_run(tmp_path: Path) -> None:
     """A submitted run goes on when nobody watches; it must not be resumed meanwhile."""
     run(settings(tmp_path), stop_after=1)
-    with alone_in(tmp_path):
+    with run_lock(tmp_path):
         for more in ({"resume": True}, {"overwrite": True}):
             with pytest.raises(ConfigError, match=r"another process is writing a run to .*flwr stop"):
                 run(replace(settings(tmp_path), **more))

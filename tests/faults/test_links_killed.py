@@ -15,9 +15,9 @@ from support.faults import PATIENCE, events, started_by, trials, wait_until
 
 from common.errors import EngineError
 from common.settings import load_settings
-from server.conduct import conduct, prepare_output, read_summary
-from server.deployment import LocalDeployment, one_node_per_client
-from server.inline import InlineEngine
+from server.commands.deployment import LocalDeployment, one_node_per_client
+from server.engines.inline import InlineEngine
+from server.run.conduct import conduct, prepare_output, read_summary
 
 pytestmark = [pytest.mark.slow, pytest.mark.processes, pytest.mark.timeout(6 * 3600)]
 ROUNDS = 3

@@ -23,9 +23,9 @@ from support.paced import digest
 
 from client.store import FileStore
 from common.settings import load_settings
-from server.conduct import prepare_output
-from server.deployment import LocalDeployment, one_node_per_client
-from server.history import read_rows
+from server.commands.deployment import LocalDeployment, one_node_per_client
+from server.run.conduct import prepare_output
+from server.run.history import read_rows
 
 PHASES = ("before receiving", "evaluating", "training", "uploading", "idle")
 DEADLINE = float(os.environ.get("GOLDFINCH_DEADLINE", "240"))

@@ -19,8 +19,8 @@ from support.faults import events, forked, trials
 from support.federation import ROOT
 from support.toy import toy_settings
 
-from server.conduct import conduct, prepare_output
-from server.inline import InlineEngine
+from server.engines.inline import InlineEngine
+from server.run.conduct import conduct, prepare_output
 
 MOST_SLOPE, MOST_SLOPE_SHORT = 1.0, 5.0
 """MB of resident memory per 100 rounds: over a thousand, and over a hundred, where one step of the allocator by a

@@ -9,9 +9,9 @@ from support.faults import events
 from support.federation import ROOT
 
 from common.settings import load_settings
-from server.conduct import prepare_output, read_summary
-from server.deployment import LocalDeployment, one_node_per_client
-from server.history import read_rows
+from server.commands.deployment import LocalDeployment, one_node_per_client
+from server.run.conduct import prepare_output, read_summary
+from server.run.history import read_rows
 
 pytestmark = [pytest.mark.slow, pytest.mark.processes, pytest.mark.timeout(3600)]
 PACE, DEADLINE, ROUNDS = 8.0, 100.0, 3

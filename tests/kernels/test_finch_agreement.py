@@ -7,8 +7,8 @@ import sys
 import pytest
 import torch
 
-from common import finch
-from common.finch import first_neighbours, partition
+from common.prototypes import finch
+from common.prototypes.finch import first_neighbours, partition
 from common.seeding import generator
 
 needs_package = pytest.mark.skipif(
@@ -114,8 +114,9 @@ def test_bad_requests_are_named():
 
 def test_prototypes_import_without_the_package():
     """GPU machines may lack finch-clust: nothing needs it until it is asked for."""
-    code = "import sys; sys.modules['finch'] = None; import common.losses; from common.finch import partition; " + (
-        "import torch; print(partition(torch.eye(4)).shape)"
+    code = (
+        "import sys; sys.modules['finch'] = None; import common.losses; from common.prototypes.finch import partition; "
+        + ("import torch; print(partition(torch.eye(4)).shape)")
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

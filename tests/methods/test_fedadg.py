@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from client.store import FileStore
 from common.models.auxiliary import TaskHead
 from common.models.specs import Small
-from server.checkpoint import Checkpoints
+from server.run.checkpoint import Checkpoints
 from strategies.fedadg import DISCRIMINATOR, GENERATOR, FedADG
 
 NETS = {"noise_size": 6, "hidden_size": 8, "discriminator_size": 8}

@@ -11,8 +11,8 @@ from support.toy import Toy, toy_settings
 from common.data.augmentation import Augmentation
 from common.losses import prototype_contrast
 from common.prototypes import PrototypeSet, class_means
+from strategies.core.method import Batch
 from strategies.fedapc import FedAPC
-from strategies.method import Batch
 
 PLAIN = Toy(augmentation=Augmentation(mean=(0.5,), std=(0.25,)))
 

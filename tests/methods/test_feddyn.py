@@ -10,9 +10,9 @@ from support.toy import toy_settings
 from torch import nn
 
 from client.store import FileStore
-from strategies import dynamics
-from strategies.aggregation import average_weights
+from strategies.core.aggregation import MEAN
 from strategies.feddyn import FedDyn
+from strategies.parts import dynamics
 
 ALPHA = 0.05
 ROUNDS = [updates(1), updates(2, who=(0, 2)), updates(3)]  # in the second one client is missing: C stays 3
@@ -41,7 +41,7 @@ def test_the_server_follows_algorithm_1():
 
 def test_buffers_are_the_mean_and_have_no_h():
     state = run_server(FedDyn(alpha=ALPHA), ROUNDS)[-1]
-    mean = average_weights(ROUNDS[-1], uniform=True)
+    mean = MEAN.average(ROUNDS[-1], uniform=True)
     assert all(torch.equal(state.weights[name], mean[name]) for name in BUFFERS)
     assert set(state.extra) == {"h/" + name for name in PARAMETERS}
 
@@ -49,7 +49,7 @@ def test_buffers_are_the_mean_and_have_no_h():
 def test_weighting_chooses_the_mean():
     uniform = run_server(FedDyn(alpha=ALPHA), ROUNDS[:1])[-1]
     samples = run_server(FedDyn(alpha=ALPHA, weighting="samples"), ROUNDS[:1])[-1]
-    mean = average_weights(ROUNDS[0])
+    mean = MEAN.average(ROUNDS[0])
     assert torch.equal(samples.weights["norm.running_mean"], mean["norm.running_mean"])
     assert not torch.allclose(samples.weights["layer.weight"], uniform.weights["layer.weight"])
     assert torch.equal(samples.extra["h/layer.weight"], uniform.extra["h/layer.weight"])

@@ -10,14 +10,14 @@ from support.toy import Toy, toy_settings
 
 from client.store import FileStore
 from common.config import CONF, compose_config
+from common.data.views import AugMix, RandConv
 from common.errors import ConfigError
 from common.models.base import ModelError
 from common.models.specs import DigitCNN, Small
 from common.settings import load_settings
-from common.views import AugMix, RandConv
-from server.checkpoint import Checkpoints
+from server.run.checkpoint import Checkpoints
+from strategies.core.method import Batch
 from strategies.fedgca import FedGCA, attention
-from strategies.method import Batch
 
 CLASSES, POSITIONS = 4, 4  # 32x32 images leave the small network maps of 2x2
 

@@ -11,8 +11,8 @@ from support.runs import TouchedEngine, run
 from support.toy import toy_settings
 
 from common.prototypes import PrototypeSet
+from strategies.core.method import Batch
 from strategies.fedplcc import FedPLCC
-from strategies.method import Batch
 
 
 class Stand:

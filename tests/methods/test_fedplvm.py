@@ -10,12 +10,12 @@ from support.halves import FEATURES, elements, run_server, updates
 from support.runs import TouchedEngine, run
 from support.toy import toy_settings
 
-from common.finch import partition
 from common.losses import prototype_contrast, prototype_cosine_square
 from common.prototypes import PrototypeSet, unbiased_prototypes
-from strategies.aggregation import average_weights
+from common.prototypes.finch import partition
+from strategies.core.aggregation import MEAN
+from strategies.core.method import Batch
 from strategies.fedplvm import FedPLVM
-from strategies.method import Batch
 
 
 class Stand:
@@ -105,7 +105,7 @@ def test_the_server_clusters_again_and_takes_plain_means():
     assert elements(state.prototypes.weights) == [9.0, 21.0]
     for weighting, uniform in (("uniform", True), ("samples", False)):
         weights = run_server(FedPLVM(weighting=weighting), [sent])[1].weights
-        mean = average_weights(sent, uniform=uniform)
+        mean = MEAN.average(sent, uniform=uniform)
         assert all(torch.equal(weights[name], mean[name]) for name in mean)
 
 

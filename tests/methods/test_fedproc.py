@@ -10,8 +10,8 @@ from support.toy import toy_settings
 
 from common.losses import cross_entropy, prototype_contrast
 from common.prototypes import PrototypeSet
+from strategies.core.method import Batch
 from strategies.fedproc import FedProc
-from strategies.method import Batch
 
 
 class Stand:

@@ -13,8 +13,8 @@ from support.toy import toy_settings
 from client.store import FileStore
 from common.models.base import Model
 from common.models.specs import Small
+from strategies.core.method import Batch
 from strategies.fedsr import GAUSSIANS, FedSR
-from strategies.method import Batch
 
 
 def exchange(tmp_path, **hyper):

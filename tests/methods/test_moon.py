@@ -13,7 +13,7 @@ from support.toy import Toy, toy_settings
 from client.store import FileStore
 from common.models.auxiliary import with_projection
 from common.models.specs import Small
-from server.checkpoint import Checkpoints
+from server.run.checkpoint import Checkpoints
 from strategies.moon import MOON
 
 

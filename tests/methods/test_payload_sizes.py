@@ -10,7 +10,7 @@ from support.toy import CLASSES, toy_settings
 from client.store import FileStore
 from common.data.public import PublicImages
 from common.data.textures import Textures
-from common.payload import encode
+from common.wire.payload import encode
 
 ROWS, PUBLIC_BATCH = 32, 16
 HYPER = {

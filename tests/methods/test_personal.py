@@ -15,11 +15,11 @@ from support.toy import Toy, toy_settings
 
 from common.models.partition import body_names, head_names, norm_state_names
 from common.models.specs import TorchvisionResNet
-from server.checkpoint import Checkpoints
-from strategies.aggregation import average
+from server.run.checkpoint import Checkpoints
+from strategies.core.aggregation import average
+from strategies.core.method import Losses
 from strategies.fedbn import FedBN
 from strategies.fedrep import FedRep
-from strategies.method import Losses
 
 
 def trained(done):

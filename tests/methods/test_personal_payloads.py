@@ -10,7 +10,7 @@ from support.toy import CLASSES, DOMAINS, TRAIN, toy_settings
 
 from common.models.auxiliary import Discriminator
 from common.models.partition import norm_state_names
-from common.payload import encode
+from common.wire.payload import encode
 
 SIZE = 128
 ROW = 4 * SIZE + 8 + 4  # vector, label, weight

@@ -25,9 +25,9 @@ from support.toy import CLASSES, toy_settings
 
 from common.prototypes import PrototypeSet
 from common.seeding import generator
-from common.state import GlobalState
-from strategies.aggregation import average
-from strategies.method import Batch
+from common.storage.state import GlobalState
+from strategies.core.aggregation import average
+from strategies.core.method import Batch
 from strategies.rucr import RUCR
 
 HELD = (((0, 3.0, 1), (2, 7.0, 2)), ((0, 5.0, 3),), ((0, 1.0, 4), (2, 2.0, 5)))

@@ -14,8 +14,8 @@ from torch import nn
 
 from common.models.auxiliary import Discriminator
 from common.seeding import generator
-from common.state import under_prefix
-from strategies.server_nets import (
+from common.storage.state import under_prefix
+from strategies.parts.server_nets import (
     NetTraining,
     initial_net,
     new_discriminator,

@@ -14,11 +14,11 @@ from support.runs import Run, TouchedEngine, run
 from support.toy import composed, toy_settings
 
 from common.config import CONF
+from common.data.views import RandConv
 from common.prototypes import PrototypeSet, class_means
 from common.settings import RunSettings
-from common.views import RandConv
+from strategies.core.method import Batch, Local, Losses
 from strategies.fpl import FPL
-from strategies.method import Batch, Local, Losses
 
 METHODS = sorted(path.stem for path in (CONF / "method").glob("*.yaml"))
 VIEWS = sorted(path.stem for path in (CONF / "views").glob("*.yaml") if path.stem != "none")

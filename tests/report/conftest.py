@@ -8,7 +8,7 @@ import pytest
 from support.runs import BrokenError, TouchedEngine, run
 from support.toy import toy_settings
 
-from common.messages import Request
+from common.wire.messages import Request
 
 HOSTILE = "</script><img src=x onerror=\"document.title='broken in'\">&amp;"
 

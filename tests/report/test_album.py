@@ -6,7 +6,15 @@ import pytest
 import torch
 
 from common.prototypes import PrototypeSet
-from server.album import MOST_ROUNDS, MOST_VALUES, Album, Confusions, kept_rounds, read_confusions, read_pages
+from server.run.prototype_log import (
+    MOST_ROUNDS,
+    MOST_VALUES,
+    Confusions,
+    PrototypeLog,
+    kept_rounds,
+    read_confusions,
+    read_pages,
+)
 
 GOOD = {"domain": "dark", "count": 6, "correct": 3, "confusion": [[1, 2], [1, 2]]}
 
@@ -50,26 +58,26 @@ def test_confusion_counts_that_contradict_the_score_are_left_out(tmp_path: Path,
 
 def test_a_resumed_run_writes_later_rounds_again(tmp_path: Path) -> None:
     kept = Confusions(tmp_path / "confusion.jsonl")
-    album = Album(tmp_path / "prototypes")
+    prototype_log = PrototypeLog(tmp_path / "prototypes")
     for number in (1, 2, 3):
         kept.add(number, "dark-0", GOOD, 2)
-        album.add(number, rows([0, 1]), [])
+        prototype_log.add(number, rows([0, 1]), [])
     with (tmp_path / "confusion.jsonl").open("a") as stream:
         stream.write('{"round": 4, "cli')  # killed while writing
     Confusions(tmp_path / "confusion.jsonl", keep_until=2)
-    Album(tmp_path / "prototypes", keep_until=2)
+    PrototypeLog(tmp_path / "prototypes", keep_until=2)
     assert [line["round"] for line in read_confusions(tmp_path / "confusion.jsonl")] == [1, 2]
     assert [page.round for page in read_pages(tmp_path / "prototypes")] == [1, 2]
     Confusions(tmp_path / "confusion.jsonl")
-    Album(tmp_path / "prototypes")
+    PrototypeLog(tmp_path / "prototypes")
     assert read_confusions(tmp_path / "confusion.jsonl") == []
     assert read_pages(tmp_path / "prototypes") == []
 
 
 def test_uploaded_rows_keep_their_owners_though_sets_are_sorted_by_class(tmp_path: Path) -> None:
-    album = Album(tmp_path / "prototypes")
+    prototype_log = PrototypeLog(tmp_path / "prototypes")
     uploads = [("b-0", rows([0, 2])), ("empty", rows([])), ("a-0", rows([0, 1, 2], scale=100.0))]
-    album.add(7, rows([0, 1]), uploads)
+    prototype_log.add(7, rows([0, 1]), uploads)
     (page,) = read_pages(tmp_path / "prototypes")
     assert page.round == 7
     assert page.clients == ("b-0", "a-0")
@@ -82,15 +90,15 @@ def test_uploaded_rows_keep_their_owners_though_sets_are_sorted_by_class(tmp_pat
 
 
 def test_methods_without_prototypes_leave_no_folder(tmp_path: Path) -> None:
-    Album(tmp_path / "prototypes").add(1, PrototypeSet.empty(8), [("a-0", PrototypeSet.empty(8))])
+    PrototypeLog(tmp_path / "prototypes").add(1, PrototypeSet.empty(8), [("a-0", PrototypeSet.empty(8))])
     assert not (tmp_path / "prototypes").exists()
 
 
 def test_large_uploads_are_thinned_evenly(tmp_path: Path) -> None:
     size = 512
     many = MOST_VALUES // size + 10
-    album = Album(tmp_path / "prototypes")
-    album.add(1, rows([0], size), [("a", rows([0] * many, size)), ("b", rows([1] * 3, size))])
+    prototype_log = PrototypeLog(tmp_path / "prototypes")
+    prototype_log.add(1, rows([0], size), [("a", rows([0] * many, size)), ("b", rows([1] * 3, size))])
     (page,) = read_pages(tmp_path / "prototypes")
     assert page.uploaded.vectors.numel() <= MOST_VALUES
     kept = page.uploaded.vectors[page.owners == 0]
@@ -110,15 +118,15 @@ def test_kept_rounds_are_few_and_span_the_run(last: int) -> None:
 
 def test_an_interrupted_album_ends_like_an_uninterrupted_one(tmp_path: Path) -> None:
     for name, stops in (("whole", ()), ("parts", (17, 50))):
-        album = Album(tmp_path / name)
+        prototype_log = PrototypeLog(tmp_path / name)
         number = 0
         while number < 60:
             number += 1
-            album.add(number, rows([0, 1]), [])
+            prototype_log.add(number, rows([0, 1]), [])
             if number in stops:
                 stops = tuple(stop for stop in stops if stop != number)
                 number -= 3
-                album = Album(tmp_path / name, keep_until=number)
+                prototype_log = PrototypeLog(tmp_path / name, keep_until=number)
     whole = [page.round for page in read_pages(tmp_path / "whole")]
     assert whole == sorted(kept_rounds(60))
     assert [page.round for page in read_pages(tmp_path / "parts")] == whole

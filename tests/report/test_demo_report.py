@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from common.settings import RunSettings
-from server import demo as demo_module
 from server.cli import main
-from server.conduct import conduct
-from server.history import Listener
-from server.inline import InlineEngine
+from server.commands import demo as demo_module
+from server.engines.inline import InlineEngine
+from server.run.conduct import conduct
+from server.trackers.events import Listener
 
 
 def inline(settings: RunSettings, overrides: Sequence[str], listeners: Sequence[Listener]) -> None:

@@ -11,8 +11,8 @@ from rich.cells import cell_len
 from rich.console import Console
 from support.toy import toy_settings
 
-from server.live import LiveView, sparkline
-from server.progress import watching
+from server.trackers.live import LiveView, sparkline
+from server.trackers.progress import watching
 
 LONG = "RuntimeError: the camera fell off and this message is a good deal longer than any terminal is wide" * 3
 

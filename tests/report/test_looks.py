@@ -9,8 +9,16 @@ from support.runs import run
 from support.toy import Toy, toy_settings
 from torch import nn
 
-from server.report.looks import EACH, LARGEST_SIDE, UnseenError, _address, find_examples, looks_section, trained_model
-from server.report.records import RunRecord, arrange, read_record
+from server.results.report.activation_maps import (
+    EACH,
+    LARGEST_SIDE,
+    UnseenError,
+    _address,
+    activation_maps_section,
+    find_examples,
+    trained_model,
+)
+from server.results.report.records import RunRecord, arrange, read_record
 
 
 @pytest.fixture(scope="module")
@@ -68,4 +76,4 @@ def test_methods_without_one_shared_net_say_so(tmp_path: Path) -> None:
     run(settings)
     with pytest.raises(UnseenError, match="all clients share"):
         trained_model(read_record(tmp_path / "run"))
-    assert "No images: this method" in looks_section(arrange([read_record(tmp_path / "run")]))
+    assert "No images: this method" in activation_maps_section(arrange([read_record(tmp_path / "run")]))

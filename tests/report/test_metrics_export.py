@@ -15,12 +15,12 @@ from support.runs import TouchedEngine, run
 from support.toy import toy_settings
 
 from common.errors import ConfigError
-from server.conduct import conduct, prepare_output
+from server.run.conduct import conduct, prepare_output
 
 prometheus_client = pytest.importorskip("prometheus_client", reason="prometheus-client is not installed")
 from prometheus_client.parser import text_string_to_metric_families  # noqa: E402  # after the check above
 
-from server.metrics_export import Metrics  # noqa: E402  # after the check above
+from server.trackers.prometheus import Metrics  # noqa: E402  # after the check above
 
 GRAFANA = Path(__file__).parents[2] / "docker" / "grafana"
 

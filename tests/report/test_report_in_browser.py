@@ -11,7 +11,7 @@ import pytest
 from chromium import Browser, find_chromium
 from PIL import Image
 
-from server.report.page import write_report
+from server.results.report.page import write_report
 
 pytestmark = pytest.mark.skipif(find_chromium() is None, reason="Chromium is not installed")
 

@@ -19,16 +19,16 @@ from common.config import compose_config
 from common.errors import ConfigError
 from common.prototypes import PrototypeSet
 from common.settings import load_settings
-from server.album import Page
 from server.cli import main
-from server.report import page as page_module
-from server.report.command import repeat_command
-from server.report.figures import band, client_rows, confusion_data, cost, group_curves, train_losses
-from server.report.markup import duration, listing, size
-from server.report.page import write_report
-from server.report.prototypes import prototype_map, prototype_numbers
-from server.report.records import arrange, find_records, read_record
-from server.report.results import mean, values
+from server.results.report import page as page_module
+from server.results.report.command import repeat_command
+from server.results.report.figures import band, client_rows, confusion_data, cost, group_curves, train_losses
+from server.results.report.markup import duration, listing, size
+from server.results.report.page import write_report
+from server.results.report.prototypes import prototype_map, prototype_numbers
+from server.results.report.records import arrange, find_records, read_record
+from server.results.report.results import mean, values
+from server.run.prototype_log import Page
 
 
 @pytest.fixture(scope="module")

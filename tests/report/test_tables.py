@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from common.errors import ConfigError
-from server.entries import Entry
-from server.table import boards, find_runs, group_rows, markdown
+from server.results.entries import Entry
+from server.results.table import boards, find_runs, group_rows, markdown
 
 
 def entry(average: float, seed: int = 0, method: str = "fpl", data: str = "toy", **settings: Any) -> Entry:

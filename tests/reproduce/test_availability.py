@@ -9,19 +9,19 @@ import pytest
 from common.data.leave_out import LeaveOut
 from common.data.protocols import Dirichlet, test_subset
 from common.errors import ConfigError
-from common.messages import Registration, code_sha256
 from common.settings import RoundSettings, RunSettings, load_settings
-from strategies.roster import Roster
+from common.wire.messages import Registration, code_sha256
+from strategies.core.registry import Registry
 from tests.support.runs import Run, run
 from tests.support.toy import CLASSES, DOMAINS, Toy, toy_settings
 
 test_subset.__test__ = False  # type: ignore[attr-defined]  # a function of the library whose name begins with test
 
 
-def roster_of(settings: RunSettings) -> Roster:
-    roster = Roster(settings)
-    for client in roster.expected:
-        reason = roster.admit(
+def roster_of(settings: RunSettings) -> Registry:
+    registry = Registry(settings)
+    for client in registry.expected:
+        reason = registry.admit(
             Registration(
                 client=client,
                 domain=client.rpartition("-")[0],
@@ -36,13 +36,13 @@ def roster_of(settings: RunSettings) -> Roster:
             )
         )
         assert reason == ""
-    return roster
+    return registry
 
 
-def present(roster: Roster, rounds: int) -> dict[str, list[int]]:
-    found: dict[str, list[int]] = {client: [] for client in roster.expected}
+def present(registry: Registry, rounds: int) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {client: [] for client in registry.expected}
     for number in range(1, rounds + 1):
-        for client in roster.sample(number):
+        for client in registry.sample(number):
             found[client.id].append(number)
     return found
 
@@ -91,8 +91,8 @@ def test_a_client_does_not_notice_whether_others_are_there(tmp_path: Path) -> No
 
 
 def test_somebody_is_always_there(tmp_path: Path) -> None:
-    roster = roster_of(toy_settings("fedavg", tmp_path, rounds={"absence": 0.99}))
-    counts = [len(roster.sample(number)) for number in range(1, 101)]
+    registry = roster_of(toy_settings("fedavg", tmp_path, rounds={"absence": 0.99}))
+    counts = [len(registry.sample(number)) for number in range(1, 101)]
     assert min(counts) == 1
     assert sum(counts) < 110
 

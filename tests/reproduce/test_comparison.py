@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from server.history import SCORES
 from server.reproduction.comparison import Comparison, Line, Value, agreement, averages
 from server.reproduction.pages import Grid, Heading, Picture, Text, as_html, as_markdown, compose
 from server.reproduction.published import PublishedRow, PublishedTable, Reduction
+from server.run.history import SCORES
 
 
 def summary(first: float, second: float, fonts: float, megabytes: float = 2.0) -> dict[str, Any]:

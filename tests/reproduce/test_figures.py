@@ -17,14 +17,14 @@ from common.errors import CheckpointError, ConfigError
 from common.prototypes import PrototypeSet
 from common.seeding import generator
 from server.cli import main
-from server.conduct import read_summary
-from server.entries import Entry, labels, read_entries, varying
-from server.figures.command import curves_of, names_of
-from server.figures.curves import bars, convergence
-from server.figures.maps import activation_maps, class_colours, embed, feature_map
-from server.figures.style import COLOURS, line_style, png
-from server.figures.sweeps import loss_bars, sensitivity
-from server.opened import OpenedRun
+from server.commands.figure import curves_of, names_of
+from server.plots.curves import bars, convergence
+from server.plots.maps import activation_maps, class_colours, embed, feature_map
+from server.plots.style import COLOURS, line_style, png
+from server.plots.sweeps import loss_bars, sensitivity
+from server.results.entries import Entry, labels, read_entries, varying
+from server.results.run import Run
+from server.run.conduct import read_summary
 from tests.support.runs import run
 from tests.support.toy import CLASSES, DOMAINS, toy_settings
 
@@ -210,15 +210,15 @@ def test_a_map_has_every_feature_and_every_prototype() -> None:
 
 
 def test_a_feature_map_has_a_panel_for_each_kept_round(folder: Path) -> None:
-    figure = feature_map(OpenedRun.open(folder / "fpl-0"), per_domain=8)
+    figure = feature_map(Run.open(folder / "fpl-0"), per_domain=8)
     assert [axes.get_title() for axes in figure.axes] == ["prototypes of round 1", "prototypes of round 2"]
     stars = figure.axes[0].collections[-1]
     assert len(stars.get_offsets()) >= CLASSES
-    assert [axes.get_title() for axes in feature_map(OpenedRun.open(folder / "fedavg"), 8).axes] == ["round 2"]
+    assert [axes.get_title() for axes in feature_map(Run.open(folder / "fedavg"), 8).axes] == ["round 2"]
 
 
 def test_models_that_stay_on_devices_are_read_from_their_state(folder: Path) -> None:
-    opened = OpenedRun.open(folder / "single")
+    opened = Run.open(folder / "single")
     first, second = opened.model_for("bright"), opened.model_for("dark")
     weights = [next(model.parameters()) for model in (first, second)]
     assert not torch.equal(*weights)
@@ -235,7 +235,7 @@ def test_models_that_stay_on_devices_are_read_from_their_state(folder: Path) -> 
 
 
 def test_the_opened_global_model_scores_as_the_run_did(folder: Path) -> None:
-    opened = OpenedRun.open(folder / "fpl-0")
+    opened = Run.open(folder / "fpl-0")
     for domain in opened.test_domains:
         split = opened.test_split(domain)
         _, logits = opened.features(opened.model(), split)
@@ -244,7 +244,7 @@ def test_the_opened_global_model_scores_as_the_run_did(folder: Path) -> None:
 
 
 def test_activation_maps_have_a_row_per_image_and_a_column_per_run(folder: Path) -> None:
-    runs = [(name, OpenedRun.open(folder / name)) for name in ("fpl-0", "fedavg")]
+    runs = [(name, Run.open(folder / name)) for name in ("fpl-0", "fedavg")]
     figure = activation_maps(runs, per_domain=1)
     assert len(figure.axes) == len(DOMAINS) * 3
     assert {"image", "fpl-0", "fedavg", *DOMAINS} <= set(texts(figure))
@@ -257,11 +257,11 @@ def test_activation_maps_need_a_pooled_network(tmp_path: Path) -> None:
     settings = toy_settings("fedavg", tmp_path, overrides=("model=digit_cnn",), train={"rounds": 1})
     run(settings)
     with pytest.raises(ConfigError, match="digit_cnn_gap"):
-        activation_maps([("fedavg", OpenedRun.open(tmp_path))])
+        activation_maps([("fedavg", Run.open(tmp_path))])
 
 
 def test_images_that_are_shown_are_the_same_every_time_and_of_all_classes(folder: Path) -> None:
-    opened = OpenedRun.open(folder / "fedavg")
+    opened = Run.open(folder / "fedavg")
     chosen = opened.sample("bright", CLASSES)
     assert sorted(chosen.labels.tolist()) == list(range(CLASSES))
     assert chosen.images.equal(opened.sample("bright", CLASSES).images)
@@ -269,4 +269,4 @@ def test_images_that_are_shown_are_the_same_every_time_and_of_all_classes(folder
 
 def test_a_folder_without_a_finished_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no finished run"):
-        OpenedRun.open(tmp_path)
+        Run.open(tmp_path)

@@ -11,7 +11,14 @@ from torch import Tensor
 
 from common.errors import ConfigError
 from common.seeding import generator
-from server.privacy import BOUND, Critic, Information, donsker_varadhan, information_of_run, mutual_information
+from server.results.information import (
+    BOUND,
+    Critic,
+    Information,
+    donsker_varadhan,
+    information_of_run,
+    mutual_information,
+)
 from tests.support.runs import run
 from tests.support.toy import toy_settings
 

@@ -11,13 +11,13 @@ import pytest
 from rich.console import Console
 
 from common.errors import ConfigError, EngineError
-from server import reproduce as command
 from server.cli import main
-from server.conduct import read_summary
-from server.reproduce import Request, compare, parse, reproduce
+from server.commands import reproduce as command
+from server.commands.reproduce import Request, compare, parse, reproduce
 from server.reproduction import runs
 from server.reproduction.published import PublishedRow, PublishedTable, Reduction, Sweep
 from server.reproduction.runs import Job, duration, execute, plan
+from server.run.conduct import read_summary
 
 DOMAINS = {"handwritten": "by hand", "printed": "print", "signs": "signs", "sketch": "sketch"}
 TINY = (
@@ -268,5 +268,5 @@ def test_a_measure_is_made_once_and_stands_beside_the_published_one(
     nats = json.loads((tmp_path / "demo.json").read_text())["rows"][0]["measured"][0]
     assert f"| **{nats:.2f}** |" in text
     assert "| 3.04 |" in text
-    monkeypatch.setattr("server.privacy.information_of_run", lambda folder: pytest.fail("measured twice"))
+    monkeypatch.setattr("server.results.information.information_of_run", lambda folder: pytest.fail("measured twice"))
     assert reproduce(request, quiet()).with_suffix(".md").read_text() == text

@@ -10,7 +10,7 @@ from torch import Tensor
 from client.trainer import LocalExchange, build_model
 from common.prototypes import PrototypeSet
 from common.settings import RunSettings
-from strategies.method import Client
+from strategies.core.method import Client
 
 
 def local_exchange(

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from server.deployment import LocalDeployment
-from server.processes import marked
+from server.commands.deployment import LocalDeployment
+from server.flower.processes import marked
 
 PATIENCE = 600.0
 """Seconds after which something that must happen is held not to: far beyond what a crowded machine needs."""

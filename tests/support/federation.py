@@ -9,8 +9,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from server.deployment import LocalDeployment
-from server.processes import Child, flower_environment, free_port, program, wait_healthy
+from server.commands.deployment import LocalDeployment
+from server.flower.processes import Child, flower_environment, free_port, program, wait_healthy
 
 ROOT = Path(__file__).resolve().parents[2]
 NGINX = shutil.which("nginx", path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin")

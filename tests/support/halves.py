@@ -12,9 +12,9 @@ from torch import Tensor
 from common.prototypes import PrototypeSet
 from common.seeding import generator
 from common.settings import TrainSettings
-from common.state import GlobalState
-from strategies.aggregation import MEAN, Mean
-from strategies.method import Client, Method, Update
+from common.storage.state import GlobalState
+from strategies.core.aggregation import MEAN, Mean
+from strategies.core.method import Client, Method, Update
 
 CLASSES, FEATURES = 3, 4
 SIZES = (10, 30, 20)
@@ -40,7 +40,7 @@ def clients(sizes: Sequence[int] = SIZES) -> list[Client]:
 
 @dataclass
 class Half:
-    """Implements :class:`strategies.method.Server` as far as the methods under test look at it."""
+    """Implements :class:`strategies.core.method.Server` as far as the methods under test look at it."""
 
     clients: Sequence[Client] = field(default_factory=clients)
     client_count: int = len(SIZES)

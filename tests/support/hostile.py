@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from common.payload import Payload
 from common.prototypes import PrototypeSet
+from common.wire.payload import Payload
 
 Spoil = Callable[[Payload], Payload | None]
 

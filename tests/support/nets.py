@@ -12,12 +12,12 @@ from support.halves import CLASSES, FEATURES, SIZES, Half
 from torch import Tensor, nn
 
 from client.store import FileStore
-from common.batches import split_batches
+from common.data.batches import split_batches
 from common.models.base import Model, initialised
 from common.prototypes import PrototypeSet
 from common.seeding import generator
 from common.settings import TrainSettings
-from strategies.method import Client, Update
+from strategies.core.method import Client, Update
 
 Matrix = list[list[float]]
 

@@ -9,9 +9,9 @@ from flwr.app import Context, RecordDict
 from flwr.common import FitIns, FitRes, GetPropertiesIns, GetPropertiesRes
 
 from client.app import FlowerClient
-from common.messages import Request
 from common.settings import load_settings
-from server.conduct import conduct, prepare_output
+from common.wire.messages import Request
+from server.run.conduct import conduct, prepare_output
 
 OVERRIDES = [
     "data.domains=[printed,sketch,handwritten]",

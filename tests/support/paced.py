@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from strategies.method import Batch, Local, Losses
+from strategies.core.method import Batch, Local, Losses
 from strategies.moon import MOON
 
 PATIENCE = 900.0

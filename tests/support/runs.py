@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import PayloadError
-from common.messages import Answer, Registration, Request, read_header
-from common.payload import Payload, encoded_size
 from common.settings import RunSettings
-from server.conduct import conduct, prepare_output
-from server.engine import Failure, Reply
-from server.inline import InlineEngine
+from common.wire.messages import Answer, Registration, Request, read_header
+from common.wire.payload import Payload, encoded_size
+from server.engines.inline import InlineEngine
+from server.run.conduct import conduct, prepare_output
+from server.run.engine import Failure, Reply
 
 Edit = Callable[[Request, Payload], Payload]
 

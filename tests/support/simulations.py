@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from common.settings import load_settings
-from server.conduct import prepare_output, read_summary
-from server.processes import Processes, flower_environment, free_port, program, wait_healthy
-from server.submit import submit
+from server.flower.processes import Processes, flower_environment, free_port, program, wait_healthy
+from server.flower.submit import submit
+from server.run.conduct import prepare_output, read_summary
 
 SMALL = (
     "data=glyphs",

@@ -9,8 +9,8 @@ import os
 import time
 from dataclasses import dataclass
 
+from strategies.core.method import Local
 from strategies.fedavg import FedAvg
-from strategies.method import Local
 
 
 @dataclass(frozen=True)

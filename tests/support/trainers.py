@@ -17,10 +17,10 @@ from typing import Any
 from client.resident.caller import Caller
 from client.resident.frames import Question
 from client.resident.place import Process, peer, process
-from common.messages import Request, request_text
-from common.payload import encode
 from common.settings import load_settings
-from strategies.federation import Federation
+from common.wire.messages import Request, request_text
+from common.wire.payload import encode
+from strategies.core.federation import Federation
 
 OVERRIDES = ["data.domains=[sketch,printed]", "protocol.samples=24", "train.batch_size=8", "train.device=cpu"]
 

@@ -5,9 +5,7 @@ import torch
 from omegaconf import OmegaConf
 
 from common.config import CONF, build
-from common.errors import ConfigError
-from common.seeding import generator
-from common.views import (
+from common.data.views import (
     AugMix,
     NoViews,
     ProgressiveRandConv,
@@ -18,6 +16,8 @@ from common.views import (
     smooth_fields,
     standardise,
 )
+from common.errors import ConfigError
+from common.seeding import generator
 
 CHOICES = sorted(path.stem for path in (CONF / "views").glob("*.yaml"))
 EXTRA = [RandConv(2), RandConv(2, mix=False), RandConv(2, repeats=3), ProgressiveRandConv(2), AugMix(2)]
@@ -355,18 +355,18 @@ def test_augmix_weights_differ_between_images():
 @pytest.mark.parametrize(
     ("node", "message"),
     [
-        ({"_target_": "common.views.RandConv", "count": -1}, "count of views must be >= 0"),
-        ({"_target_": "common.views.RandConv", "kernel_sizes": [2]}, "odd"),
-        ({"_target_": "common.views.RandConv", "kernel_sizes": []}, "at least one size"),
-        ({"_target_": "common.views.RandConv", "identity_probability": 1.5}, r"in \[0, 1\]"),
-        ({"_target_": "common.views.RandConv", "repeats": 0}, "repeats must be >= 1"),
-        ({"_target_": "common.views.RandConv", "counts": 1}, "did you mean 'count'"),
-        ({"_target_": "common.views.NoViews", "count": 1}, "views=none"),
-        ({"_target_": "common.views.ProgressiveRandConv", "kernel_size": 4}, "odd"),
-        ({"_target_": "common.views.ProgressiveRandConv", "offset": -0.1}, "offset"),
-        ({"_target_": "common.views.ProgressiveRandConv", "contrast": -1}, "contrast"),
-        ({"_target_": "common.views.AugMix", "chains": 0}, "chains must be >= 1"),
-        ({"_target_": "common.views.AugMix", "depth": 0}, "depth must be >= 1"),
+        ({"_target_": "common.data.views.RandConv", "count": -1}, "count of views must be >= 0"),
+        ({"_target_": "common.data.views.RandConv", "kernel_sizes": [2]}, "odd"),
+        ({"_target_": "common.data.views.RandConv", "kernel_sizes": []}, "at least one size"),
+        ({"_target_": "common.data.views.RandConv", "identity_probability": 1.5}, r"in \[0, 1\]"),
+        ({"_target_": "common.data.views.RandConv", "repeats": 0}, "repeats must be >= 1"),
+        ({"_target_": "common.data.views.RandConv", "counts": 1}, "did you mean 'count'"),
+        ({"_target_": "common.data.views.NoViews", "count": 1}, "views=none"),
+        ({"_target_": "common.data.views.ProgressiveRandConv", "kernel_size": 4}, "odd"),
+        ({"_target_": "common.data.views.ProgressiveRandConv", "offset": -0.1}, "offset"),
+        ({"_target_": "common.data.views.ProgressiveRandConv", "contrast": -1}, "contrast"),
+        ({"_target_": "common.data.views.AugMix", "chains": 0}, "chains must be >= 1"),
+        ({"_target_": "common.data.views.AugMix", "depth": 0}, "depth must be >= 1"),
     ],
 )
 def test_values_out_of_range_are_refused(node, message):

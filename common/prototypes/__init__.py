@@ -1,0 +1,25 @@
+"""Prototype sets, and how they are made."""
+
+from common.prototypes.operations import (
+    ClassSums,
+    carry_over,
+    class_means,
+    cluster_prototypes,
+    normalise_weights,
+    total_rows,
+    unbiased_prototypes,
+)
+from common.prototypes.set import NORM_FLOOR, PrototypeSet, normalise_rows
+
+__all__ = [
+    "NORM_FLOOR",
+    "ClassSums",
+    "PrototypeSet",
+    "carry_over",
+    "class_means",
+    "cluster_prototypes",
+    "normalise_rows",
+    "normalise_weights",
+    "total_rows",
+    "unbiased_prototypes",
+]

@@ -1,0 +1,1 @@
+"""Named tensors and files on the disk."""

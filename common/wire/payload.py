@@ -1,0 +1,248 @@
+"""The wire: named tensors and a small header as one safetensors blob, checked before anything is allocated.
+
+One blob per message, because the number of tensors, not their bytes, sets Flower's time on the wire. The header is
+JSON in the safetensors metadata: schema version, method, run, round, exchange, sender and scalars. No pickle, ever.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from common.errors import PayloadError
+from common.prototypes import PrototypeSet
+from common.storage.files import unshared
+from common.storage.state import named_tensors
+
+SCHEMA = 1
+"""Version of names and header; a peer with another version is refused."""
+
+TENSOR_TYPE = "safetensors"
+"""What ``Parameters.tensor_type`` says on the wire."""
+
+MAX_BYTES = 2 * 1024**3
+MAX_HEADER_BYTES = 8 * 1024**2
+MAX_TENSORS = 20_000
+PREFIXES = ("weights/", "extra/")
+PROTOTYPES = {"prototypes/vectors": ("F32", 2), "prototypes/labels": ("I64", 1), "prototypes/weights": ("F32", 1)}
+ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "U8": 1, "BOOL": 1}
+LAYOUT = ("I64", "F64", "F32", "I32", "BF16", "F16", "U8", "BOOL")
+"""The order in which safetensors lays out tensors; those of one dtype by name."""
+
+DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Payload:
+    """What one message carries.
+
+    Args:
+        header: JSON-able scalars, lists and mappings: round, exchange, client, class counts, metrics ...
+        weights: model state by name.
+        prototypes: a prototype set, or ``None`` when the message has none (an empty set is something else).
+        extra: further tensors by name.
+    """
+
+    header: Mapping[str, Any]
+    weights: Mapping[str, Tensor] = field(default_factory=dict)
+    prototypes: PrototypeSet | None = None
+    extra: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All tensors under their wire names, sorted."""
+        return named_tensors(self.weights, self.prototypes, self.extra)
+
+    def part_bytes(self) -> dict[str, int]:
+        """Bytes of the tensors by part: weights, prototypes, extra."""
+        sizes = {"weights": 0, "prototypes": 0, "extra": 0}
+        for name, tensor in self.tensors().items():
+            sizes[name.partition("/")[0]] += tensor.numel() * tensor.element_size()
+        return sizes
+
+
+def encode(payload: Payload) -> bytes:
+    """The payload as bytes.
+
+    Raises:
+        PayloadError: a tensor has a dtype the wire does not carry.
+    """
+    tensors = payload.tensors()
+    for name, tensor in tensors.items():
+        if tensor.dtype not in DTYPES:
+            raise PayloadError(f"tensor {name} has dtype {tensor.dtype}, which the wire does not carry")
+    return safetensors.torch.save(unshared(tensors), {"goldfinch": _header_text(payload)})
+
+
+def encoded_size(payload: Payload) -> int:
+    """``len(encode(payload))`` without copying a tensor: safetensors is a padded JSON table followed by the bytes."""
+    table: dict[str, Any] = {"__metadata__": {"goldfinch": _header_text(payload)}}
+    position = 0
+    tensors = payload.tensors()
+    for name in sorted(tensors, key=lambda key: (LAYOUT.index(DTYPES[tensors[key].dtype]), key)):
+        tensor = tensors[name]
+        end = position + tensor.numel() * tensor.element_size()
+        table[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [position, end]}
+        position = end
+    header = len(json.dumps(table, separators=(",", ":"), ensure_ascii=False).encode())
+    return 8 + math.ceil(header / 8) * 8 + position
+
+
+def _header_text(payload: Payload) -> str:
+    header = {"schema": SCHEMA, **payload.header}
+    try:
+        return json.dumps(header, separators=(",", ":"), sort_keys=True, allow_nan=False)
+    except ValueError as error:
+        odd = sorted(key for key, value in header.items() if not _writable(value))
+        raise PayloadError(
+            f"the header's {', '.join(odd)} cannot be written: a number is not finite. If it is a loss, training "
+            "diverged: lower train.learning_rate, or set train.clip_norm"
+        ) from error
+
+
+def _writable(value: object) -> bool:
+    try:
+        json.dumps(value, allow_nan=False)
+    except ValueError:
+        return False
+    return True
+
+
+def _parse(text: bytes | str, what: str) -> dict[str, Any]:
+    """The JSON object in ``text``: no name twice, no NaN, whatever Python's own reader would let through."""
+    try:
+        found = json.loads(text, object_pairs_hook=_once, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise PayloadError(f"the message's {what} is not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise PayloadError(f"the message's {what} is not a JSON object")
+    return found
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a name comes twice")
+    return found
+
+
+def _refuse_constant(word: str) -> None:
+    raise ValueError(f"{word} is no number")
+
+
+def decode(blob: bytes, *, max_bytes: int = MAX_BYTES) -> Payload:
+    """The payload in ``blob``, after its table was checked; tensors are allocated last.
+
+    Raises:
+        PayloadError: too large, truncated, another schema, an unknown name or dtype, shapes and offsets that do not
+            agree, or numbers that are not finite. The message says which.
+    """
+    table = _read_table(blob, max_bytes)
+    header = _read_header(table)
+    _check_table(table, len(blob) - 8 - int.from_bytes(blob[:8], "little"))
+    try:
+        tensors = safetensors.torch.load(blob)
+    except (SafetensorError, ValueError, RuntimeError) as error:
+        raise PayloadError(f"the message is not a safetensors blob: {error}") from error
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not _finite(tensor):
+            bad = int((~torch.isfinite(tensor)).sum())
+            raise PayloadError(f"tensor {name:.99} has {bad} of {tensor.numel()} values that are not finite")
+    return Payload(header, *_parts(dict(sorted(tensors.items()))))  # safetensors gives them in any order
+
+
+def _finite(tensor: Tensor) -> bool:
+    """Whether all values are finite. One that is not spoils the norm, which needs no second tensor as isfinite does."""
+    if math.isfinite(float(torch.linalg.vector_norm(tensor))):
+        return True
+    return bool(torch.isfinite(tensor).all())  # large values overflow a norm in float32, the more so in float16
+
+
+def _read_table(blob: bytes, max_bytes: int) -> dict[str, Any]:
+    if len(blob) > max_bytes:
+        raise PayloadError(f"the message has {len(blob)} bytes; the limit is {max_bytes}")
+    if len(blob) < 8:
+        raise PayloadError(f"the message is truncated: {len(blob)} bytes")
+    length = int.from_bytes(blob[:8], "little")
+    if length > min(MAX_HEADER_BYTES, len(blob) - 8):
+        raise PayloadError(f"the message is truncated or no safetensors blob: its table claims {length} bytes")
+    table = _parse(blob[8 : 8 + length], "table")
+    if len(table) > MAX_TENSORS:
+        raise PayloadError(f"the message names {len(table)} tensors; the limit is {MAX_TENSORS}")
+    return table
+
+
+def _read_header(table: dict[str, Any]) -> dict[str, Any]:
+    metadata = table.pop("__metadata__", None)
+    text = metadata.get("goldfinch") if isinstance(metadata, dict) else None
+    if not isinstance(text, str):
+        raise PayloadError("the message has no Goldfinch header")
+    header = _parse(text, "header")
+    schema = header.pop("schema", None)
+    if schema != SCHEMA:
+        raise PayloadError(f"the message has schema {schema!r:.99}, this side speaks {SCHEMA}; run the same Goldfinch")
+    return header
+
+
+def _check_table(table: Mapping[str, Any], data_bytes: int) -> None:
+    spans = []
+    for name, entry in table.items():
+        if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
+            raise PayloadError(f"tensor {name!r:.99} has a malformed entry")
+        dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+        if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
+            raise PayloadError(f"tensor {name!r:.99} has dtype {dtype!r:.99}, which the wire does not carry")
+        if not _counts(shape) or not _counts(offsets) or len(offsets) != 2 or len(shape) > 8:
+            raise PayloadError(f"tensor {name!r:.99} has shape {shape!r:.99} and offsets {offsets!r:.99}")
+        if offsets[1] - offsets[0] != math.prod(shape) * ITEM_BYTES[dtype] or offsets[1] > data_bytes:
+            raise PayloadError(f"tensor {name!r:.99} of shape {shape} does not fill its place {offsets} in the message")
+        if name in PROTOTYPES:
+            if (dtype, len(shape)) != PROTOTYPES[name]:
+                raise PayloadError(f"{name} must be {PROTOTYPES[name]}; got {dtype} of shape {shape}")
+        elif not name.startswith(PREFIXES):
+            raise PayloadError(f"tensor {name!r:.99}: names begin with weights/, prototypes/ or extra/")
+        spans.append((offsets[0], offsets[1]))
+    present = [name for name in PROTOTYPES if name in table]
+    if present and len(present) < len(PROTOTYPES):
+        raise PayloadError(f"a prototype set needs {', '.join(PROTOTYPES)}; only {', '.join(present)} came")
+    if present and len({table[name]["shape"][0] for name in PROTOTYPES}) != 1:
+        raise PayloadError(f"prototype rows do not match: {[table[name]['shape'] for name in PROTOTYPES]}")
+    position = 0
+    for start, end in sorted(spans):
+        if start != position:
+            raise PayloadError("the message's tensors overlap or leave gaps")
+        position = end
+    if position != data_bytes:
+        raise PayloadError(f"the message is truncated or padded: {position} bytes named, {data_bytes} present")
+
+
+def _counts(values: object) -> bool:
+    return isinstance(values, list) and all(type(value) is int and 0 <= value < 2**48 for value in values)
+
+
+def _parts(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], PrototypeSet | None, dict[str, Tensor]]:
+    weights = {name[8:]: tensor for name, tensor in tensors.items() if name.startswith("weights/")}
+    extra = {name[6:]: tensor for name, tensor in tensors.items() if name.startswith("extra/")}
+    prototypes = None
+    if "prototypes/vectors" in tensors:
+        try:
+            prototypes = PrototypeSet(*(tensors[name] for name in PROTOTYPES))
+        except ValueError as error:
+            raise PayloadError(f"the message's prototype set: {error}") from error
+    return weights, prototypes, extra

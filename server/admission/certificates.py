@@ -1,0 +1,277 @@
+"""What a secure federation is made of: a certificate authority, the server's certificate, and one key per node.
+
+::
+
+    goldfinch certificates FOLDER host=fl.example.org host=10.0.0.5 node=webcam node=dslr
+
+makes one folder per party; each gets its own folder and nothing of the others:
+
+- ``authority/``: ``ca.key`` signs server certificates and belongs on no server and no device; ``ca.crt`` is public.
+- ``server/``: ``ca.crt``, ``server.pem`` and ``server.key`` for SuperLink and reverse proxy; ``superexec.secret``, with
+  which a SuperExec beside the SuperLink proves itself.
+- ``operator/``: ``ca.crt`` to know the server by, and ``nodes/<name>.pub``, the public keys to enrol.
+- ``nodes/<name>/``: ``ca.crt`` and ``key``, the device's private key in OpenSSH's format, as Flower wants it.
+
+Private files have mode 0600. Nothing that is there and still good is made again, so the command can run at every start:
+a server certificate is renewed when it ends within 30 days or when its host names change; keys are kept.
+"""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import re
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from common.errors import ConfigError
+from common.storage.files import write_bytes
+
+AUTHORITY_DAYS = 3650
+SERVER_DAYS = 365
+RENEWAL_DAYS = 30
+LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
+NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+@dataclass(frozen=True)
+class Certificates:
+    """The files of a federation's certificates below one folder.
+
+    Args:
+        folder: where they are; see the module's table.
+    """
+
+    folder: Path
+
+    @property
+    def authority(self) -> Path:
+        """The authority's certificate, PEM; public. Every party's folder holds a copy."""
+        return self.folder / "authority" / "ca.crt"
+
+    @property
+    def authority_key(self) -> Path:
+        """The authority's private key, PEM (PKCS 8)."""
+        return self.folder / "authority" / "ca.key"
+
+    @property
+    def server(self) -> Path:
+        """The server's certificate, PEM."""
+        return self.folder / "server" / "server.pem"
+
+    @property
+    def server_key(self) -> Path:
+        """The server's private key, PEM (PKCS 8)."""
+        return self.folder / "server" / "server.key"
+
+    @property
+    def superexec_secret(self) -> Path:
+        """What a SuperExec beside the SuperLink proves itself with."""
+        return self.folder / "server" / "superexec.secret"
+
+    @property
+    def operator(self) -> Path:
+        """The operator's folder, which :mod:`server.admission.enrolment` reads."""
+        return self.folder / "operator"
+
+    def node(self, name: str) -> Path:
+        """A device's folder."""
+        return self.folder / "nodes" / name
+
+    def node_key(self, name: str) -> Path:
+        """A device's private key, in OpenSSH's format."""
+        return self.node(name) / "key"
+
+    def node_public_key(self, name: str) -> Path:
+        """A device's public key, in OpenSSH's format, in the operator's folder."""
+        return self.operator / "nodes" / f"{name}.pub"
+
+
+@dataclass
+class Made:
+    """What :func:`ensure` did: one line per file, for the operator."""
+
+    lines: list[str] = field(default_factory=list)
+
+    def note(self, text: str, path: Path) -> None:
+        """Add a line."""
+        self.lines.append(f"{text:28} {path}")
+
+
+def ensure(folder: Path, hosts: Sequence[str], nodes: Sequence[str] = (), days: int = SERVER_DAYS) -> Made:
+    """Make what is missing, renew what ends soon, keep the rest; what was done.
+
+    Args:
+        folder: where the files go; made if it is missing.
+        hosts: names and addresses under which devices and operators reach the server; this machine's are added.
+        nodes: names of devices to make keys for.
+        days: how long a server certificate is good, from 1 to 825 (a common upper limit of TLS clients).
+
+    Raises:
+        ConfigError: a name that cannot be used, or files that do not belong together.
+    """
+    if not 1 <= days <= 825:
+        raise ConfigError(f"days must be in [1, 825]; got {days}")
+    for name in nodes:
+        if not NODE_NAME.fullmatch(name):
+            raise ConfigError(f"node={name!r} cannot be a file name; use letters, digits, dot, dash, underscore")
+    files, made = Certificates(folder), Made()
+    hosts = list(dict.fromkeys([*hosts, *LOCAL_HOSTS]))
+    if files.authority.exists():
+        made.note("kept the authority", files.authority)
+    else:
+        _make_authority(files)
+        made.note("made the authority", files.authority)
+    reason = _server_outdated(files, hosts)
+    if reason:
+        _make_server(files, hosts, days)
+        made.note(f"made the server's ({reason})", files.server)
+    else:
+        made.note("kept the server's", files.server)
+    if not files.superexec_secret.exists():
+        _write(files.superexec_secret, secrets.token_urlsafe(32).encode(), private=True)
+        made.note("made the SuperExec secret", files.superexec_secret)
+    for name in nodes:
+        if files.node_public_key(name).exists() or files.node_key(name).exists():
+            made.note("kept a node's key", files.node_key(name))
+        else:
+            _make_node(files, name)
+            made.note("made a node's key", files.node_key(name))
+    devices = [files.node(name) for name in nodes if files.node_key(name).exists()]
+    for party in [files.server.parent, files.operator, *devices]:
+        _write(party / files.authority.name, files.authority.read_bytes(), private=False)
+    return made
+
+
+def _make_authority(files: Certificates) -> None:
+    key = ec.generate_private_key(ec.SECP384R1())
+    name = _name("Goldfinch federation authority")
+    usage = x509.KeyUsage(
+        digital_signature=False,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=True,
+        crl_sign=True,
+        encipher_only=False,
+        decipher_only=False,
+    )
+    identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+    certificate = (
+        _builder(name, name, key.public_key(), AUTHORITY_DAYS)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(usage, critical=True)
+        .add_extension(identifier, critical=False)
+        .sign(key, hashes.SHA384())
+    )
+    _write(files.authority_key, _pem(key), private=True)
+    _write(files.authority, certificate.public_bytes(serialization.Encoding.PEM), private=False)
+
+
+def _make_server(files: Certificates, hosts: Sequence[str], days: int) -> None:
+    authority = _certificate(files.authority)
+    if not files.authority_key.exists():
+        raise ConfigError(
+            f"{files.authority_key} is not here, so no server certificate can be signed; run this where the "
+            "authority is kept, or begin anew in an empty folder and give every device the new ca.crt"
+        )
+    signer = serialization.load_pem_private_key(files.authority_key.read_bytes(), password=None)
+    if not isinstance(signer, ec.EllipticCurvePrivateKey) or signer.public_key() != authority.public_key():
+        raise ConfigError(f"{files.authority_key} is not the key of {files.authority}; restore the pair from a backup")
+    key = ec.generate_private_key(ec.SECP384R1())
+    identifier = authority.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
+    certificate = (
+        _builder(_name(hosts[0]), authority.subject, key.public_key(), days)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(x509.SubjectAlternativeName([_general_name(host) for host in hosts]), critical=False)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier), critical=False)
+        .sign(signer, hashes.SHA384())
+    )
+    _write(files.server_key, _pem(key), private=True)
+    _write(files.server, certificate.public_bytes(serialization.Encoding.PEM), private=False)
+
+
+def _make_node(files: Certificates, name: str) -> None:
+    key = ec.generate_private_key(ec.SECP384R1())
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
+    )
+    public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    _write(files.node_key(name), private, private=True)
+    _write(files.node_public_key(name), public + f" {name}\n".encode(), private=False)
+
+
+def _server_outdated(files: Certificates, hosts: Sequence[str]) -> str:
+    """Why the server's certificate must be made (again); empty if it is good."""
+    if not (files.server.exists() and files.server_key.exists()):
+        return "new"
+    certificate, authority = _certificate(files.server), _certificate(files.authority)
+    left = certificate.not_valid_after_utc - datetime.datetime.now(datetime.UTC)
+    if left < datetime.timedelta(days=RENEWAL_DAYS):
+        return f"ended or ends in {max(0, left.days)} days"
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    if set(names) != {_general_name(host) for host in hosts}:
+        return "other hosts"
+    try:
+        certificate.verify_directly_issued_by(authority)
+    except (ValueError, InvalidSignature):
+        return "another authority"
+    return ""
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int
+) -> x509.CertificateBuilder:
+    now = datetime.datetime.now(datetime.UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(hours=1))  # devices' clocks are often a little behind
+        .not_valid_after(now + datetime.timedelta(days=days))
+    )
+
+
+def _name(common: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common[:64])])
+
+
+def _general_name(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        pass
+    try:
+        return x509.DNSName(host)
+    except ValueError as error:
+        raise ConfigError(f"host={host!r} is neither an address nor a host name: {error}") from error
+
+
+def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+
+
+def _certificate(path: Path) -> x509.Certificate:
+    try:
+        return x509.load_pem_x509_certificate(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} is not a certificate: {error}; remove it to have it made again") from error
+
+
+def _write(path: Path, content: bytes, *, private: bool) -> None:
+    write_bytes(path, content)  # the temporary file has mode 0600, so a private one is never readable by others
+    path.chmod(0o600 if private else 0o644)

@@ -1,0 +1,132 @@
+"""Which devices may take part: their public keys, enrolled with a SuperLink and dismissed again.
+
+Flower keeps the list in the SuperLink's database and gives every key a number; a device is dismissed by its number, so
+the number is kept beside the key, in the operator's folder that :mod:`server.admission.certificates` makes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from common.errors import ConfigError, EngineError, nearest
+from common.storage.files import write_text
+from server.flower.processes import program
+
+ALREADY_ENROLLED = "already in use"
+
+
+@dataclass(frozen=True)
+class Enrolment:
+    """The operator's folder and the SuperLink that it speaks to.
+
+    Args:
+        folder: the operator's folder: ``nodes/<name>.pub``.
+        connection: name of the SuperLink in Flower's ``config.toml``; ``None`` is its default.
+        environment: of Flower's command line, with ``FLWR_HOME``.
+    """
+
+    folder: Path
+    connection: str | None
+    environment: Mapping[str, str]
+
+    @property
+    def known(self) -> list[str]:
+        """Names of the devices whose public keys are here."""
+        return sorted(path.stem for path in self.folder.glob("nodes/*.pub"))
+
+    def enrol(self, names: Sequence[str] = ()) -> dict[str, str]:
+        """Enrol devices, all that are known unless named; what happened, by name. Again is no error.
+
+        Raises:
+            ConfigError: there is no such key.
+            EngineError: the SuperLink refused, or cannot be reached.
+        """
+        names = list(names) or self.known
+        if not names:
+            raise ConfigError(
+                f"{self.folder / 'nodes'} holds no public keys (*.pub); make them: goldfinch certificates"
+            )
+        for name in names:
+            self._check(name)
+        with ThreadPoolExecutor(min(4, len(names)), thread_name_prefix="enrol") as pool:
+            return dict(zip(names, pool.map(self._enrol, names), strict=True))
+
+    def dismiss(self, name: str) -> str:
+        """Take a device off the list; its key is refused from then on. What happened.
+
+        Raises:
+            ConfigError: the device was not enrolled from this folder.
+            EngineError: the SuperLink refused, or cannot be reached.
+        """
+        self._check(name)
+        number = self._number_file(name)
+        if not number.exists():
+            raise ConfigError(
+                f"{name} was not enrolled from {self.folder}, so its number is not known here; "
+                "find it with: flwr supernode list, and: flwr supernode unregister NUMBER"
+            )
+        output = self._call(["supernode", "unregister", number.read_text().strip(), *self._target])
+        if not json.loads(_json(output)).get("success"):
+            raise EngineError(f"{name} could not be dismissed: {_plain(output)}")
+        number.unlink()
+        key = self.folder / "nodes" / f"{name}.pub"
+        key.replace(key.with_suffix(".pub.dismissed"))  # so that enrolling all does not bring it back
+        return f"dismissed; its key is refused from now on, and kept as {key.name}.dismissed"
+
+    def _enrol(self, name: str) -> str:
+        key = self.folder / "nodes" / f"{name}.pub"
+        output = self._call(["supernode", "register", str(key.absolute()), *self._target, "--name", name])
+        answer = json.loads(_json(output))
+        if answer.get("success"):
+            write_text(self._number_file(name), f"{answer['node-id']}\n")
+            return f"enrolled as {answer['node-id']}"
+        if ALREADY_ENROLLED in str(answer):
+            return "enrolled already"
+        raise EngineError(f"{name} could not be enrolled: {answer.get('error-message') or _plain(output)}")
+
+    def _check(self, name: str) -> None:
+        if name not in self.known:
+            raise ConfigError(f"node={name}: {self.folder / 'nodes'} has no such key; {nearest(name, self.known)}")
+
+    def _number_file(self, name: str) -> Path:
+        return self.folder / "nodes" / f"{name}.number"
+
+    @property
+    def _target(self) -> list[str]:
+        return [self.connection] if self.connection else []
+
+    def _call(self, arguments: Sequence[str]) -> str:
+        result = subprocess.run(  # noqa: S603  # our own command, no shell
+            [program("flwr"), *arguments, "--format", "json"],
+            env=dict(self.environment),
+            cwd=self.folder,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return result.stdout + result.stderr
+
+
+def _json(output: str) -> str:
+    """The JSON object in a command's output.
+
+    Raises:
+        EngineError: there is none: the SuperLink cannot be reached, or its certificate is not trusted.
+    """
+    start, end = output.find("{"), output.rfind("}")
+    if start < 0 or end < start:
+        raise EngineError(f"the SuperLink did not answer: {_plain(output)}")
+    return output[start : end + 1]
+
+
+def _plain(output: str) -> str:
+    """A command's output without colours and frames, in one line."""
+    bare = re.sub(r"\x1b\[[0-9;]*m|[│╭╮╰╯─]", " ", output)
+    return " ".join(bare.split())[-600:]

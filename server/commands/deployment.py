@@ -1,0 +1,182 @@
+"""A deployment on this machine: a SuperLink and one SuperNode per device as real processes on the loopback interface.
+
+With TLS and node authentication unless told otherwise. For trying things out, for demonstrations and for tests;
+docs/deploy.md says how the same is done on several machines.
+"""
+
+from __future__ import annotations
+
+import json
+import ssl
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+import httpx
+
+from common.errors import EngineError
+from common.settings import RunSettings
+from common.storage.files import write_text
+from server.admission.certificates import Certificates, ensure
+from server.admission.enrolment import Enrolment
+from server.flower.processes import Child, Processes, flower_environment, free_port, program, wait_healthy
+from server.flower.submit import submit
+from server.trackers.events import Listener
+
+CONNECTION = "deployment"
+START_SECONDS = 240.0
+"""A program of Flower's needs two seconds of a CPU to start; a crowded machine gives it them slowly."""
+
+SOON = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2"}
+"""Seconds between two looks of a SuperExec for work; Flower's default is one."""
+
+
+@dataclass
+class LocalDeployment:
+    """SuperLink and SuperNodes as processes of this machine, ended on exit.
+
+    Args:
+        folder: everything the processes keep: homes, logs, certificates, the SuperLink's database, the nodes' state.
+        nodes: each node's configuration by name, as in ``--node-config``; ``state-dir`` is added.
+        threads: CPU threads of each node's programs.
+        secure: TLS, and only nodes whose keys are enrolled; without it, anyone on this machine can take part.
+        entrance: ``host:port`` that nodes are given, such as a reverse proxy's; ``None``: the SuperLink itself.
+    """
+
+    folder: Path
+    nodes: Mapping[str, Mapping[str, object]]
+    threads: int = 1
+    secure: bool = True
+    entrance: str | None = None
+    children: dict[str, Child] = field(default_factory=dict)
+    ports: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.folder = self.folder.absolute()
+        self.processes = Processes(self.folder / "cwd", self.folder / "logs")
+        self.port = free_port()
+        self.home = self.folder / "home"
+        self.certificates = Certificates(self.folder / "certificates")
+
+    def __enter__(self) -> LocalDeployment:
+        try:
+            self.start_link()
+            if self.secure and self.nodes:
+                self.enrolment.enrol(list(self.nodes))
+            for name in self.nodes:
+                self.start_node(name)
+            self.wait_for_nodes()
+        except BaseException:
+            self.processes.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.processes.stop()
+
+    @property
+    def address(self) -> str:
+        """The SuperLink's ``host:port``."""
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def enrolment(self) -> Enrolment:
+        """The list of nodes that may take part."""
+        return Enrolment(self.certificates.operator, CONNECTION, flower_environment(self.home))
+
+    def start_link(self) -> Child:
+        """Start the SuperLink, with its registry in a database so that it survives a restart."""
+        files = self.certificates
+        if self.secure:
+            ensure(files.folder, [], list(self.nodes))
+            trust = f"root-certificates = {json.dumps(str(files.operator / 'ca.crt'))}"
+            security = ["--ssl-ca-certfile", str(files.server.parent / "ca.crt"), "--ssl-certfile", str(files.server)]
+            security += ["--ssl-keyfile", str(files.server_key), "--enable-supernode-auth"]
+        else:
+            trust, security = "insecure = true", ["--insecure"]
+        write_text(
+            self.home / "config.toml",
+            f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\naddress = "{self.address}"\n{trust}\n',
+        )
+        command = [program("flower-superlink"), *security, "--host", "127.0.0.1", "--port", str(self.port)]
+        command += ["--database", str(self.folder / "link.db"), "--disable-runtime-dependency-installation"]
+        child = self.processes.start("superlink", command, flower_environment(self.home, OMP_NUM_THREADS="1", **SOON))
+        wait_healthy(child, f"{self._scheme}://{self.address}/health", START_SECONDS, self._verify())
+        self.children["superlink"] = child
+        return child
+
+    def start_node(self, name: str) -> Child:
+        """Start one node; again under its name after it was killed."""
+        home = self.folder / "nodes" / name
+        home.mkdir(parents=True, exist_ok=True)
+        config = {"state-dir": str(home / "state"), **self.nodes[name]}
+        text = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
+        port = free_port()
+        if self.secure:
+            security = ["--root-certificates", str(self.certificates.node(name) / "ca.crt")]
+            security += ["--auth-supernode-private-key", str(self.certificates.node_key(name))]
+        else:
+            security = ["--insecure"]
+        command = [program("flower-supernode"), *security, "--superlink", self.entrance or self.address]
+        command += ["--port", str(port), "--node-config", text]
+        environment = flower_environment(home, OMP_NUM_THREADS=str(self.threads), **SOON)
+        child = self.processes.start(name, command, environment)
+        self.children[name] = child
+        self.ports[name] = port
+        return child
+
+    def wait_for_nodes(self, seconds: float = START_SECONDS) -> None:
+        """Wait until every node answers.
+
+        Raises:
+            EngineError: a node ended or does not answer.
+        """
+        end = time.monotonic() + seconds
+        for name, port in self.ports.items():
+            wait_healthy(self.children[name], f"http://127.0.0.1:{port}/health", max(1.0, end - time.monotonic()))
+
+    def run(self, settings: RunSettings, overrides: Sequence[str], listeners: Sequence[Listener] = ()) -> None:
+        """Submit a run and follow it to its end, as ``flwr run`` and ``flwr log`` do.
+
+        Raises:
+            EngineError: the run failed.
+        """
+        neutral = Path(tempfile.mkdtemp(dir=self.folder))
+        submit(settings, overrides, CONNECTION, flower_environment(self.home), neutral, {}, listeners)
+
+    def healthy(self) -> bool:
+        """Whether the SuperLink answers."""
+        try:
+            url = f"{self._scheme}://{self.address}/health"
+            return httpx.get(url, timeout=2.0, verify=self._verify()).is_success
+        except httpx.HTTPError:
+            return False
+
+    @property
+    def _scheme(self) -> str:
+        return "https" if self.secure else "http"
+
+    def _verify(self) -> ssl.SSLContext | bool:
+        return ssl.create_default_context(cafile=str(self.certificates.operator / "ca.crt")) if self.secure else True
+
+
+def one_node_per_client(settings: RunSettings) -> dict[str, dict[str, object]]:
+    """Node configurations for every client of the run's protocol, by client id.
+
+    Raises:
+        EngineError: the configuration leaves the data's place open and the data set needs one.
+    """
+    nodes: dict[str, dict[str, object]] = {}
+    for spec in settings.protocol.clients(settings.data):
+        nodes[spec.id] = {"domain": spec.domain, "index": spec.index}
+        root = settings.data.root
+        if root:
+            if not Path(root).is_dir():
+                raise EngineError(f"data.root={root} is not a folder")
+            nodes[spec.id]["data-dir"] = str(Path(root).absolute())
+    return nodes

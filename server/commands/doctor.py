@@ -1,0 +1,222 @@
+"""``goldfinch doctor``: what works on this machine, and how to mend what does not."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from common.config import CONF, compose_config
+from common.errors import ConfigError, EngineError, GoldfinchError
+from common.settings import load_settings
+from common.versions import package_versions
+
+OK, WARN, FAIL = "ok", "note", "FAIL"
+PINNED_FLOWER = "1.41"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report: state, what was looked at, what was found, and how to mend it."""
+
+    state: str
+    subject: str
+    found: str
+    remedy: str = ""
+
+
+def examine(arguments: Sequence[str] = ()) -> int:
+    """Print all findings; 1 if something that every run needs does not work, else 0.
+
+    Args:
+        arguments: none to look at this machine; ``entrance=HOST:PORT`` and, unless the server speaks no TLS,
+            ``ca=FILE`` to look at the server from here, as a device does.
+
+    Raises:
+        ConfigError: other arguments.
+    """
+    if not arguments:
+        return _report([finding for check in CHECKS for finding in check()], "everything a run needs is here")
+    given = dict(argument.partition("=")[::2] for argument in arguments)
+    if not set(given) <= {"entrance", "ca"} or not all(given.values()) or "entrance" not in given:
+        raise ConfigError(
+            f"goldfinch doctor {' '.join(arguments)}: it takes no arguments, or entrance=HOST:PORT and ca=FILE"
+        )
+    return _report(list(_entrance(given["entrance"], given.get("ca"))), "a device may join from here")
+
+
+def _entrance(entrance: str, authority: str | None) -> Iterator[Finding]:
+    """The server as a device sees it."""
+    from server.admission.preflight import clock_difference, what_is_wrong
+
+    try:
+        ahead = clock_difference(entrance, Path(authority) if authority else None)
+    except EngineError as error:
+        yield Finding(FAIL, "server", str(error), "docs/deploy.md, 'What a message means'")
+        return
+    yield Finding(OK, "server", f"{entrance} answers" + (", its certificate is good" if authority else ", without TLS"))
+    wrong = what_is_wrong(ahead)
+    if wrong:
+        yield Finding(FAIL, "clock", wrong, "set the clock of the one that is wrong, by NTP on both: timedatectl")
+    else:
+        yield Finding(OK, "clock", f"within {max(1.0, abs(ahead)):.0f} s of the server's")
+
+
+def _report(findings: Sequence[Finding], all_well: str) -> int:
+    for finding in findings:
+        print(f"{finding.state:>4}  {finding.subject:18} {finding.found}")
+        if finding.remedy:
+            print(f"{'':26}-> {finding.remedy}")
+    failed = sum(finding.state == FAIL for finding in findings)
+    print(f"\n{failed} problem{'s' * (failed > 1)}" if failed else f"\n{all_well}")
+    return 1 if failed else 0
+
+
+def _versions() -> Iterator[Finding]:
+    versions = package_versions()
+    yield Finding(OK, "python", f"{versions['python']} on {platform.system()} {platform.machine()}")
+    for name in ("torch", "torchvision", "flwr", "ray", "hydra-core", "finch-clust", "safetensors", "numpy", "triton"):
+        if name in versions:
+            yield Finding(OK, name, versions[name])
+        elif name in ("ray", "triton"):
+            yield Finding(
+                WARN, name, "not installed", f"needed for {'engine=ray' if name == 'ray' else 'CUDA kernels'}"
+            )
+        else:
+            yield Finding(FAIL, name, "not installed", "python -m pip install -r requirements.txt")
+    flower = versions.get("flwr", "")
+    if flower and not flower.startswith(PINNED_FLOWER + "."):
+        remedy = f"every machine of a federation needs flwr {PINNED_FLOWER}: install requirements.txt"
+        yield Finding(FAIL, "flwr version", f"{flower}, tested with {PINNED_FLOWER}", remedy)
+
+
+def _compute() -> Iterator[Finding]:
+    import torch
+
+    threads = os.environ.get("OMP_NUM_THREADS", "unset")
+    yield Finding(OK, "cpu", f"{os.cpu_count()} CPUs, OMP_NUM_THREADS {threads}; a client uses train.threads")
+    if torch.cuda.is_available():
+        for index in range(torch.cuda.device_count()):
+            free, total = torch.cuda.mem_get_info(index)
+            name = torch.cuda.get_device_name(index)
+            yield Finding(OK, f"cuda:{index}", f"{name}, {free / 2**30:.1f} of {total / 2**30:.1f} GiB free")
+    elif Path("/dev/nvidiactl").exists():
+        built = torch.version.cuda or "no CUDA"
+        yield Finding(
+            WARN,
+            "cuda",
+            f"a driver is here, but torch (built for {built}) sees no device",
+            "compare the driver's CUDA version (nvidia-smi) with torch's; in a container pass --gpus all",
+        )
+    else:
+        yield Finding(OK, "cuda", "no GPU; clients train on the CPU")
+
+
+def _flower_programs() -> Iterator[Finding]:
+    here = Path(sys.executable).parent
+    for name in (
+        "flwr",
+        "flower-superlink",
+        "flower-supernode",
+        "flower-superexec",
+        "flwr-clientapp",
+        "flwr-serverapp",
+    ):
+        if not (here / name).exists():
+            yield Finding(FAIL, name, f"not beside {sys.executable}", "python -m pip install -r requirements.txt")
+    found = shutil.which("flower-superlink")
+    if found is None or Path(found).resolve().parent != here.resolve():
+        remedy = f"Flower starts its programs by bare name: source {here / 'activate'} before a plain flwr run"
+        yield Finding(WARN, "PATH", f"flower-superlink is {found or 'not on the PATH'}", remedy)
+    else:
+        yield Finding(OK, "PATH", f"Flower's programs are {here}'s")
+    if os.environ.get("FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION") == "1":
+        yield Finding(OK, "flwr run", "will not install dependencies at run time")
+    else:
+        yield Finding(
+            WARN,
+            "flwr run",
+            "a SuperLink started by plain `flwr run` would install all dependencies for every run",
+            "export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1 before it (goldfinch run does)",
+        )
+
+
+def _local_superlink() -> Iterator[Finding]:
+    """A SuperLink that plain ``flwr run`` left behind keeps importing the folder it was started in."""
+    import httpx
+
+    port = os.environ.get("FLWR_LOCAL_SUPERLINK_HTTP_API_PORT", "39091")
+    try:
+        up = httpx.get(f"http://127.0.0.1:{port}/health", timeout=1.0).is_success
+    except httpx.HTTPError:
+        up = False
+    if up:
+        yield Finding(
+            WARN,
+            f"port {port}",
+            "Flower's local SuperLink is running; simulations import code from where it was started",
+            "if that is another checkout, stop it: pkill -TERM -f 'flower-superlink --insecure --simulation'",
+        )
+    else:
+        yield Finding(OK, f"port {port}", "no local SuperLink of an earlier flwr run")
+
+
+def _memory() -> Iterator[Finding]:
+    shared, disk = Path("/dev", "shm"), shutil.disk_usage(Path.cwd())  # Ray's object store lives there
+    if shared.exists():
+        size = shutil.disk_usage(shared).total / 2**30
+        state = OK if size >= 1 else WARN
+        yield Finding(
+            state, str(shared), f"{size:.1f} GiB", "" if size >= 1 else "docker: --shm-size=2g, or engine=inline"
+        )
+    free = disk.free / 2**30
+    yield Finding(
+        OK if free > 2 else WARN, "disk", f"{free:.1f} GiB free here", "" if free > 2 else "runs keep checkpoints"
+    )
+    if hasattr(os, "sysconf"):
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+        yield Finding(OK, "memory", f"{total:.1f} GiB; a Ray actor with torch takes about 0.9 GiB")
+
+
+def _data() -> Iterator[Finding]:
+    root = os.environ.get("GOLDFINCH_DATA")
+    yield Finding(OK, "GOLDFINCH_DATA", root or "unset; data sets other than glyphs need it or data.root=FOLDER")
+    for path in sorted((CONF / "data").glob("*.yaml")):
+        try:
+            source = load_settings([f"data={path.stem}"]).data
+            if path.stem != "glyphs" and not (root or source.root):
+                yield Finding(WARN, path.stem, "no folder given", "set GOLDFINCH_DATA or data.root")
+                continue
+            domain = source.load(source.domains[0])
+            yield Finding(OK, path.stem, f"{domain.name}: {len(domain.train)} train, {len(domain.test)} test")
+        except GoldfinchError as error:
+            state = FAIL if path.stem == "glyphs" else WARN
+            yield Finding(state, path.stem, "cannot be used", str(error).splitlines()[0])
+
+
+def _configuration() -> Iterator[Finding]:
+    try:
+        methods = sorted(path.stem for path in (CONF / "method").glob("*.yaml"))
+        for method in methods:
+            compose_config([f"method={method}"])
+        yield Finding(OK, "configuration", f"{len(methods)} methods")
+    except GoldfinchError as error:
+        yield Finding(FAIL, "configuration", str(error), "reinstall Goldfinch")
+    if importlib.util.find_spec("client.app") is None:
+        yield Finding(FAIL, "client.app", "cannot be imported", "python -m pip install -e . --no-deps")
+
+
+CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
+    _versions,
+    _compute,
+    _flower_programs,
+    _local_superlink,
+    _memory,
+    _configuration,
+    _data,
+)

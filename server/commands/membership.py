@@ -1,0 +1,79 @@
+"""The operator's commands: ``goldfinch certificates``, ``goldfinch enrol``, ``goldfinch dismiss``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from common.errors import ConfigError, nearest
+from server.admission.certificates import SERVER_DAYS, ensure
+from server.admission.enrolment import Enrolment
+from server.flower.processes import flower_environment
+
+
+def certificates(arguments: Sequence[str]) -> int:
+    """``goldfinch certificates FOLDER [host=NAME ...] [node=NAME ...] [days=N]``.
+
+    Raises:
+        ConfigError: an argument cannot be used.
+    """
+    folder, given = _parse("certificates", arguments, ("host", "node", "days"))
+    days = given["days"][-1] if given["days"] else str(SERVER_DAYS)
+    if not days.isdecimal():
+        raise ConfigError(f"days={days} is not a number of days")
+    for line in ensure(folder, given["host"], given["node"], int(days)).lines:
+        print(line)
+    print(f"keep {folder / 'authority'} to yourself; give the server server/, and each device its folder of nodes/")
+    return 0
+
+
+def enrol(arguments: Sequence[str]) -> int:
+    """``goldfinch enrol FOLDER [node=NAME ...] [connection=NAME]``: all devices of the operator's folder unless named.
+
+    Raises:
+        GoldfinchError: a device is not known, or the SuperLink refused.
+    """
+    enrolment, names = _enrolment("enrol", arguments)
+    for name, outcome in enrolment.enrol(names).items():
+        print(f"{name:20} {outcome}")
+    return 0
+
+
+def dismiss(arguments: Sequence[str]) -> int:
+    """``goldfinch dismiss FOLDER node=NAME [connection=NAME]``: a device that is lost or leaves.
+
+    Raises:
+        GoldfinchError: the device is not known, or the SuperLink refused.
+    """
+    enrolment, names = _enrolment("dismiss", arguments)
+    if not names:
+        raise ConfigError("goldfinch dismiss needs node=NAME")
+    for name in names:
+        print(f"{name:20} {enrolment.dismiss(name)}")
+    return 0
+
+
+def _enrolment(command: str, arguments: Sequence[str]) -> tuple[Enrolment, list[str]]:
+    folder, given = _parse(command, arguments, ("node", "connection"))
+    if not (folder / "nodes").is_dir() and (folder / "operator" / "nodes").is_dir():
+        folder = folder / "operator"  # the folder that goldfinch certificates was given
+    home = Path(os.environ.get("FLWR_HOME", Path.home() / ".flwr"))
+    connection = given["connection"][-1] if given["connection"] else None
+    return Enrolment(folder, connection, flower_environment(home)), given["node"]
+
+
+def _parse(command: str, arguments: Sequence[str], keys: Sequence[str]) -> tuple[Path, dict[str, list[str]]]:
+    """A folder and ``key=value`` arguments, which may be given several times."""
+    if not arguments or "=" in arguments[0]:
+        raise ConfigError(f"goldfinch {command} needs a folder first, then {', '.join(f'{key}=...' for key in keys)}")
+    given: dict[str, list[str]] = {key: [] for key in keys}
+    for argument in arguments[1:]:
+        key, equals, value = argument.partition("=")
+        if key not in given or not equals or not value:
+            raise ConfigError(f"goldfinch {command}: {argument}: {nearest(key, keys)}; written as key=value")
+        given[key].append(value)
+    return Path(arguments[0]).expanduser(), given
+
+
+COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {"certificates": certificates, "enrol": enrol, "dismiss": dismiss}

@@ -1,0 +1,266 @@
+"""``goldfinch reproduce``: a published table made again by one command, and both side by side."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import cast, get_args
+
+from rich.console import Console
+
+from common.config import coerce
+from common.data.protocols import combined_hash
+from common.errors import ConfigError
+from common.storage.files import write_bytes, write_json, write_text
+from server.plots.curves import Point, bars, convergence
+from server.plots.style import png
+from server.plots.sweeps import sensitivity
+from server.reproduction.comparison import Comparison, Line
+from server.reproduction.pages import Picture, as_html, as_markdown, compose
+from server.reproduction.published import PublishedTable, Scale, published_table, published_tables
+from server.reproduction.runs import Job, check_names, execute, plan
+from server.results.entries import read_entries, varying
+from server.run.conduct import read_summary
+
+HELP = """goldfinch reproduce TABLE [scale=small|paper] [methods=A,B] [seeds=0,1,2] [output=DIR] [KEY=VALUE ...]
+
+scale=paper (the default) is the paper's setting; scale=small is a stated reduction for two CPU cores.
+methods are rows' labels or method names; KEY=VALUE is any override of goldfinch run, for every row.
+Finished runs are skipped, interrupted ones resumed. Tables:"""
+
+MOST_CURVES = 14
+MOST_BARS = 7
+"""Series that can still be told apart in one plot."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the command line asked for.
+
+    Args:
+        table: the table's name.
+        scale: ``paper`` or ``small``.
+        methods: rows by label or method; empty is all.
+        seeds: seeds of each row; empty takes the table's own.
+        output: folder of everything that is written; ``None`` is ``outputs/reproduce/<scale>``.
+        overrides: of every row.
+    """
+
+    table: PublishedTable
+    scale: Scale = "paper"
+    methods: tuple[str, ...] = ()
+    seeds: tuple[int, ...] = ()
+    output: str | None = None
+    overrides: tuple[str, ...] = field(default_factory=tuple)
+
+    @property
+    def folder(self) -> Path:
+        """``output`` as a path."""
+        return Path(self.output).expanduser() if self.output else Path("outputs", "reproduce", self.scale)
+
+    @property
+    def command(self) -> str:
+        """The command that asks for the same."""
+        words = [f"scale={self.scale}"]
+        words += [f"methods={','.join(self.methods)}"] if self.methods else []
+        words += [f"seeds={','.join(map(str, self.seeds))}"] if self.seeds else []
+        return shlex.join(["goldfinch", "reproduce", self.table.name, *words, *self.overrides])
+
+
+def parse(arguments: Sequence[str]) -> Request:
+    """The request in command-line words.
+
+    Raises:
+        ConfigError: no table is named, or a word means nothing.
+    """
+    names = [word for word in arguments if "=" not in word]
+    if len(names) != 1:
+        said = f"one table; got {' '.join(names)}" if names else "a table"
+        raise ConfigError(f"goldfinch reproduce needs {said}: {', '.join(published_tables())}")
+    own = {"scale": "paper", "methods": "", "seeds": "", "output": ""}
+    overrides = []
+    for word in arguments:
+        key, separator, value = word.partition("=")
+        if key in own and separator:
+            own[key] = value
+        elif separator:
+            overrides.append(word)
+    check_names([own["scale"]], get_args(Scale), "scale")
+    reserved = [word for word in overrides if word.partition("=")[0] in ("seed", "method", "experiment", "resume")]
+    if reserved:
+        raise ConfigError(f"{' '.join(reserved)}: the table sets this; use methods=A,B and seeds=0,1,2")
+    return Request(
+        published_table(names[0]),
+        cast("Scale", own["scale"]),
+        tuple(word for word in own["methods"].split(",") if word),
+        tuple(_seed(word) for word in own["seeds"].split(",") if word),
+        own["output"] or None,
+        tuple(overrides),
+    )
+
+
+def _seed(word: str) -> int:
+    if not word.strip().isdigit():
+        raise ConfigError(f"seeds={word!r}: expected whole numbers such as seeds=0,1,2")
+    return cast("int", coerce(int(word), int, "seeds"))
+
+
+def reproduce(request: Request, console: Console | None = None) -> Path:
+    """Run what is missing, then write ``<table>.md``, ``.html``, ``.json`` and figures; the HTML file's path.
+
+    The pages are written from what is finished even when the runs are interrupted or some fail.
+
+    Raises:
+        ConfigError: the request cannot be run, or runs failed; then the pages name them.
+    """
+    console = console or Console()
+    table = request.table
+    rows = table.select(request.methods)
+    seeds = request.seeds or table.seeds
+    jobs = plan(table, rows, seeds, request.scale, request.folder, request.overrides)
+    console.print(f"{table.name}, scale={request.scale}: {len(rows)} rows, seeds {', '.join(map(str, seeds))}")
+    failures: Mapping[Path, str] = {}
+    try:
+        failures = execute(jobs, console)
+    finally:
+        path = write_pages(request, jobs, seeds, failures)
+        console.print(f"wrote {path.with_suffix('.md')} and {path}", highlight=False, soft_wrap=True)
+        splits = {
+            client: value for job in jobs for client, value in ((job.summary() or {}).get("splits") or {}).items()
+        }
+        if splits:
+            console.print(f"split, SHA-256: {combined_hash(splits)}", highlight=False, soft_wrap=True)
+    if failures:
+        said = "\n  ".join(f"{folder}: {reason}" for folder, reason in failures.items())
+        raise ConfigError(f"{len(failures)} runs failed:\n  {said}")
+    return path
+
+
+def write_pages(request: Request, jobs: Sequence[Job], seeds: Sequence[int], failures: Mapping[Path, str]) -> Path:
+    """Write the pages of what is finished; the HTML file's path."""
+    comparison = compare(request, jobs, seeds, failures)
+    base = request.folder / request.table.name
+    pictures = draw(comparison, base.name)
+    for picture in pictures:
+        write_bytes(request.folder / picture.name, picture.content)
+    blocks = compose(comparison, request.command, pictures, request.overrides)
+    write_text(base.with_suffix(".md"), as_markdown(blocks))
+    write_json(base.with_suffix(".json"), numbers(comparison, request))
+    write_text(base.with_suffix(".html"), as_html(blocks, f"{request.table.name}, scale={request.scale}"))
+    return base.with_suffix(".html")
+
+
+def draw(comparison: Comparison, name: str) -> list[Picture]:
+    """Curves over rounds; bars of a table of few rows; a heat map, or a line, for each sweep.
+
+    Args:
+        comparison: what is finished.
+        name: the files' names begin with it.
+    """
+    table = comparison.table
+    finished = [line for line in comparison.lines if line.summaries]
+    title = f"{table.name}, scale={comparison.scale}"
+    pictures = []
+    if 0 < len(finished) <= MOST_CURVES:
+        curves = {
+            line.row.label: {number: (value.mean, value.deviation) for number, value in comparison.curve(line).items()}
+            for line in finished
+        }
+        pictures.append(Picture(png(convergence(curves, title)), f"{name}.png", "average test accuracy by round"))
+    if 0 < len(finished) <= MOST_BARS and not table.sweeps:
+        columns = comparison.columns
+        bar: dict[str, list[Point | None]] = {}
+        for line in finished:
+            values = [*(comparison.ours(line, column) for column in columns), comparison.our_average(line, columns)]
+            bar[line.row.label] = [None if value is None else (value.mean, value.deviation) for value in values]
+        content = png(bars([*(column.scored for column in columns), "average"], bar, title))
+        pictures.append(Picture(content, f"{name}-bars.png", "test accuracy by domain"))
+    for place, sweep in enumerate(table.sweeps, 1):
+        mine = [line for line in finished if set(line.row.point) == set(sweep.axes)]
+        entries = read_entries([line.folders[seed] for line in mine for seed in line.summaries])
+        if set(varying(entries)) == set(sweep.axes):
+            heat = sensitivity(entries, axes=list(sweep.axes), rule=table.rule, names=sweep.names)
+            pictures.append(Picture(png(heat), f"{name}-sweep-{place}.png", ", ".join(sweep.names.values())))
+    return pictures
+
+
+def compare(request: Request, jobs: Sequence[Job], seeds: Sequence[int], failures: Mapping[Path, str]) -> Comparison:
+    """Ours beside the published numbers, from the runs' folders."""
+    lines = []
+    for row in dict.fromkeys(job.row.label for job in jobs):
+        mine = [job for job in jobs if job.row.label == row]
+        finished = {job.seed: summary for job in mine if (summary := job.summary()) is not None}
+        lines.append(
+            Line(
+                mine[0].row,
+                {job.seed: job.folder for job in mine},
+                finished,
+                {job.seed: failures[job.folder] for job in mine if job.folder in failures},
+                _measured(request.table, [job for job in mine if job.seed in finished]),
+            )
+        )
+    return Comparison(request.table, request.scale, tuple(lines), tuple(seeds))
+
+
+def _measured(table: PublishedTable, jobs: Sequence[Job]) -> tuple[float, ...]:
+    return tuple(_information(job.folder) for job in jobs) if table.measure == "mutual_information" else ()
+
+
+def _information(folder: Path) -> float:
+    """The estimate for a run, kept in ``mutual_information.json`` beside the state it is of."""
+    from server.results.information import information_of_run
+
+    path, state = folder / "mutual_information.json", read_summary(folder)["state_sha256"]
+    if path.exists():
+        kept = json.loads(path.read_text())
+        if kept["state_sha256"] == state:
+            return float(kept["nats"])
+    found = information_of_run(folder)
+    write_json(path, {"state_sha256": state, **asdict(found)})
+    return found.nats
+
+
+def numbers(comparison: Comparison, request: Request) -> dict[str, object]:
+    """The page's numbers for other programs."""
+    overall = comparison.order()
+    return {
+        "table": comparison.table.name,
+        "scale": comparison.scale,
+        "command": request.command,
+        "rule": comparison.table.rule,
+        "spearman": overall.correlation,
+        "pairs_kept": [overall.kept, overall.pairs],
+        "rows": [
+            {
+                "label": line.row.label,
+                "folders": {str(seed): str(folder) for seed, folder in sorted(line.folders.items())},
+                "ours": {
+                    column.scored: None if (value := comparison.ours(line, column)) is None else value.mean
+                    for column in comparison.columns
+                },
+                "average": None
+                if (average := comparison.our_average(line, comparison.columns)) is None
+                else average.mean,
+                "published": {column.published: comparison.published(line, column) for column in comparison.columns},
+                "published_average": line.row.expected_average,
+                "measured": list(line.measured),
+                "point": dict(line.row.point),
+            }
+            for line in comparison.lines
+        ],
+    }
+
+
+def command(arguments: Sequence[str]) -> int:
+    """``goldfinch reproduce``; without arguments, what can be reproduced."""
+    if not arguments:
+        print(HELP)
+        for name, table in published_tables().items():
+            print(f"  {name:28} {len(table.rows):>2} rows  {table.paper.partition(',')[0][:48]:48}  {table.title}")
+        return 0
+    request = parse(arguments)
+    reproduce(request)
+    return 0

@@ -1,0 +1,1 @@
+"""Flower's programs: started, watched, given work."""

@@ -1,0 +1,329 @@
+"""Submit a run to a SuperLink and follow it to its true end: ``flwr run`` itself exits 0 even when the run failed."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from common.config import build, check, quoted_override
+from common.errors import EngineError
+from common.settings import RunSettings
+from server.flower.bundle import write_bundle
+from server.flower.processes import flower_environment, program
+from server.flower.superlink import CONNECTION, SimulationLink, simulation_link
+from server.trackers.events import Listener
+
+MOST_LINES = 20
+"""Lines of an error's message that are passed on at most: a long list of clients is in the log."""
+
+
+@dataclass(frozen=True)
+class RaySettings:
+    """conf/engine/ray.yaml.
+
+    Args:
+        name: ``ray``.
+        actors: clients that train at the same time; ``None`` is one per CPU, at most one per client.
+        gpus: share of a GPU that each actor takes, in [0, 1].
+    """
+
+    name: str
+    actors: int | None = None
+    gpus: float = 0.0
+
+    def __post_init__(self) -> None:
+        check(self.actors is None or self.actors >= 1, f"actors must be >= 1; got {self.actors}")
+        check(0 <= self.gpus <= 1, f"gpus must be in [0, 1]; got {self.gpus}")
+
+
+@dataclass(frozen=True)
+class SuperLinkSettings:
+    """conf/engine/superlink.yaml.
+
+    Args:
+        name: ``superlink``.
+        connection: name of the connection in Flower's ``config.toml``; ``None`` is its default.
+    """
+
+    name: str
+    connection: str | None = None
+
+
+def run_on_ray(
+    settings: RunSettings,
+    overrides: Sequence[str],
+    listeners: Sequence[Listener],
+    link: SimulationLink | None = None,
+) -> None:
+    """A simulation on a SuperLink of its own, in a neutral folder, ended with the run.
+
+    Args:
+        settings: the run's settings.
+        overrides: the overrides that they were composed of.
+        listeners: told of every event.
+        link: a SuperLink that was started before; ``None`` starts one.
+
+    Raises:
+        EngineError: the SuperLink did not start, or the run failed; the reason is in the message.
+    """
+    if link is None:
+        with simulation_link() as started:
+            run_on_ray(settings, overrides, listeners, started)
+        return
+    options: RaySettings = build(settings.engine, "engine", RaySettings)
+    clients = len(settings.protocol.clients(settings.data))
+    actors = min(options.actors or os.cpu_count() or 1, clients)
+    federation = {
+        "num-supernodes": clients,
+        "client-resources-num-cpus": 1,
+        "client-resources-num-gpus": options.gpus,
+        "init-args-num-cpus": actors,
+        "init-args-num-gpus": _gpu_count() if options.gpus else 0,
+    }
+    link.wait(settings.output_folder / "logs")
+    submit(settings, overrides, CONNECTION, link.environment, link.neutral, federation, listeners)
+
+
+def run_on_superlink(settings: RunSettings, overrides: Sequence[str], listeners: Sequence[Listener]) -> None:
+    """A run on a SuperLink that is up already.
+
+    Raises:
+        EngineError: the run failed; the reason is in the message.
+    """
+    options: SuperLinkSettings = build(settings.engine, "engine", SuperLinkSettings)
+    home = Path(os.environ.get("FLWR_HOME", Path.home() / ".flwr"))
+    neutral = Path(tempfile.mkdtemp(prefix="goldfinch-"))
+    try:
+        environment = flower_environment(home)
+        submit(settings, overrides, options.connection, environment, neutral, {}, listeners, outlives=True)
+    finally:
+        shutil.rmtree(neutral, ignore_errors=True)
+
+
+def submit(
+    settings: RunSettings,
+    overrides: Sequence[str],
+    connection: str | None,
+    environment: Mapping[str, str],
+    neutral: Path,
+    federation: Mapping[str, object],
+    listeners: Sequence[Listener],
+    *,
+    outlives: bool = False,
+) -> None:
+    """Submit, follow ``events.jsonl`` for the listeners, keep Flower's own output in ``logs/flower.log``.
+
+    Args:
+        settings: the run's settings.
+        overrides: the overrides that they were composed of.
+        connection: of Flower's configuration; ``None`` is its default.
+        environment: of Flower's programs.
+        neutral: an empty folder for the bundle and as their working folder.
+        federation: Flower's federation options.
+        listeners: told of every event.
+        outlives: the SuperLink goes on when this program is interrupted, and so does the run; the interruption says so.
+
+    Raises:
+        EngineError: the run did not complete.
+    """
+    app = write_bundle(neutral / "goldfinch")
+    empty = neutral / "cwd"  # Flower's commands take an argument that names a folder here for an app
+    empty.mkdir(exist_ok=True)
+    places = [quoted_override("output", settings.output_folder)]
+    if settings.data.root:  # relative paths mean something else where the server and its clients run
+        places.append(quoted_override("data.root", Path(settings.data.root).expanduser().absolute()))
+    text = shlex.join([*overrides, *places])
+    target = [connection] if connection else []
+    # a file, because Flower's parser of command-line values stumbles over quotes inside quotes
+    run_config = neutral / "run.toml"
+    run_config.write_text(f"overrides = {json.dumps(text)}\n")
+    command = [program("flwr"), "run", str(app), *target, "--format", "json", "--run-config", str(run_config)]
+    if federation:
+        command += ["--federation-config", " ".join(f"{key}={value}" for key, value in federation.items())]
+    started = _call(command, environment, empty)
+    answer = _json_of(started)
+    if "run-id" not in answer:
+        raise EngineError(f"flwr run was refused: {answer.get('error-message') or started.strip()}")
+    run = str(answer["run-id"])
+    logs = settings.output_folder / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    follower = _Follower(settings.output_folder / "events.jsonl", listeners)
+    try:
+        with (logs / "flower.log").open("ab") as stream, follower:
+            if not outlives:
+                follower.spoke.wait(HEAD_START_SECONDS)
+            status, details = "", ""
+            while not status.startswith("finished"):  # the stream also ends when the connection does
+                subprocess.run(  # noqa: S603  # our own command, no shell
+                    [program("flwr"), "log", run, *target, "--stream"],
+                    env=dict(environment),
+                    cwd=empty,
+                    stdin=subprocess.DEVNULL,
+                    stdout=stream,
+                    stderr=subprocess.STDOUT,
+                    check=False,
+                )
+                status, details = _final_status(run, target, environment, empty)
+    except KeyboardInterrupt as error:
+        if not outlives:
+            raise
+        names = shlex.join([run, *target])
+        raise type(error)(
+            f"no longer watching; the run goes on: flwr log {names} --stream follows it, flwr stop {names} ends it"
+        ) from None
+    if status != "finished:completed":
+        cause = cause_of(logs / "flower.log") or (LOST if details in NO_REASON else details)
+        raise EngineError(f"the run ended as {status}: {cause}\n(Flower's own output is in {logs / 'flower.log'})")
+
+
+HEAD_START_SECONDS = 8.0
+"""How long `flwr log` lets a simulation start on the same cores before it starts itself: it gets all lines anyway."""
+
+NO_REASON = ("", "Task failed with unknown error.", "No heartbeat received from the task")
+LOST = (
+    "its server process ended without a word: killed, or out of memory, or its SuperLink was restarted; the last "
+    "complete round is kept: resume=true goes on"
+)
+
+
+def _final_status(run: str, target: Sequence[str], environment: Mapping[str, str], folder: Path) -> tuple[str, str]:
+    """The run's status once it is final, for which the SuperLink has 20 seconds: the log stream can end before it.
+
+    Raises:
+        EngineError: the SuperLink does not answer any more.
+    """
+    status, details, problem = "", "", ""
+    for _ in range(20):
+        try:
+            listed = _call([program("flwr"), "list", *target, "--run-id", run, "--format", "json"], environment, folder)
+            entry = entry_of(listed)
+        except EngineError as error:  # it may be about to come back
+            problem = str(error)
+        else:
+            status, details = str(entry["status"]), str(entry.get("status-details", ""))
+            if status.startswith("finished"):
+                return status, details
+        time.sleep(1.0)
+    if not status:
+        raise EngineError(
+            f"the SuperLink no longer answers for run {run}, so how it ended is not known. A run does not outlive its "
+            f"SuperLink: start that again, then resume=true goes on after the last complete round\n{problem}"
+        )
+    return status, details
+
+
+def entry_of(listed: str) -> dict[str, Any]:
+    """The one run in what ``flwr list`` printed; it may exit with 0 although it failed.
+
+    Raises:
+        EngineError: no run is in it; the message is Flower's own.
+    """
+    answer = _json_of(listed)
+    runs = answer.get("runs")
+    if not runs:
+        raise EngineError(f"flwr list failed: {answer.get('error-message') or listed.strip()}")
+    entry: dict[str, Any] = runs[0]
+    return entry
+
+
+def _call(command: Sequence[str], environment: Mapping[str, str], folder: Path) -> str:
+    result = subprocess.run(  # noqa: S603  # our own command, no shell
+        list(command),
+        env=dict(environment),
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if result.returncode:
+        shown = (result.stdout + result.stderr).strip()
+        raise EngineError(f"{Path(command[0]).name} {command[1]} failed: {shown}")
+    return result.stdout
+
+
+def _json_of(text: str) -> dict[str, Any]:
+    """The JSON object in a command's output; notices may stand before it."""
+    try:
+        content: dict[str, Any] = json.loads(text[text.index("{") :])
+    except ValueError as error:
+        raise EngineError(f"flwr answered without JSON: {text.strip()}") from error
+    return content
+
+
+def cause_of(log: Path) -> str:
+    """The last error in Flower's output that says what was wrong, with the indented lines of its message."""
+    try:
+        lines = log.read_text(errors="replace").splitlines()
+    except OSError:
+        return ""
+    for place in reversed(range(len(lines))):
+        plain = lines[place].strip()
+        if plain.startswith("common.errors."):
+            more = itertools.takewhile(lambda line: line.startswith("  "), lines[place + 1 : place + 1 + MOST_LINES])
+            return "\n".join([plain.partition(": ")[2], *more])
+        if "Error: " in plain and not lines[place].startswith((" ", "[")):  # an indented line belongs to one above
+            return plain
+    return ""
+
+
+def _gpu_count() -> int:
+    import torch
+
+    return torch.cuda.device_count()
+
+
+class _Follower:
+    """Tells listeners of events as the server process appends them to a file."""
+
+    def __init__(self, path: Path, listeners: Sequence[Listener]) -> None:
+        self._path, self._listeners = path, listeners
+        self._done = threading.Event()
+        self.spoke = threading.Event()
+        """Set when the server has written an event."""
+        self._thread = threading.Thread(target=self._follow, daemon=True)
+        self._seen = path.stat().st_size if path.exists() else 0
+        self._inode = path.stat().st_ino if path.exists() else 0
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def _follow(self) -> None:
+        while True:
+            last = self._done.is_set()
+            self._read()
+            if last:
+                return
+            self._done.wait(0.3)
+
+    def _read(self) -> None:
+        if not self._path.exists():
+            return
+        status = self._path.stat()
+        if status.st_ino != self._inode:  # the server rewrote the file when it started
+            self._inode, self._seen = status.st_ino, 0
+        with self._path.open("rb") as stream:
+            stream.seek(self._seen)
+            content = stream.read()
+        complete = content[: content.rfind(b"\n") + 1]
+        self._seen += len(complete)
+        for line in complete.splitlines():
+            self.spoke.set()
+            entry = json.loads(line)
+            for listener in self._listeners:
+                listener(entry["event"], entry)

@@ -1,0 +1,250 @@
+"""Features of test images with the prototypes over them, and heat maps of where a network looks."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from torch import Tensor
+
+from common.data.domain import Split
+from common.errors import ConfigError
+from common.prototypes import PrototypeSet, normalise_rows
+from server.plots.style import COLOURS, HEAT, MARKERS, new_figure
+from server.results.run import Run
+
+MOST_PANELS = 6
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Points of one panel, in two dimensions.
+
+    Args:
+        title: above the panel.
+        points: ``[N, 2]`` of features.
+        labels: ``[N]`` classes.
+        domains: ``[N]`` index into the figure's domains.
+        prototypes: ``[M, 2]``.
+        prototype_labels: ``[M]`` classes.
+    """
+
+    title: str
+    points: np.ndarray
+    labels: np.ndarray
+    domains: np.ndarray
+    prototypes: np.ndarray
+    prototype_labels: np.ndarray
+
+
+def embed(features: Tensor, sets: Sequence[PrototypeSet], seed: int = 0) -> tuple[np.ndarray, list[np.ndarray]]:
+    """t-SNE by cosine of features and all prototype sets together, so that places can be compared between panels.
+
+    Rows are put at unit length first, since the methods compare by angle.
+
+    Args:
+        features: ``[N, D]``.
+        sets: prototype sets of D features, or empty ones.
+        seed: of t-SNE.
+
+    Returns:
+        ``[N, 2]``, and ``[M, 2]`` for each set.
+
+    Raises:
+        ConfigError: fewer than four points.
+    """
+    from sklearn.manifold import TSNE
+
+    rows = normalise_rows(torch.cat([features, *(each.vectors for each in sets if len(each))])).numpy()
+    if len(rows) < 4:
+        raise ConfigError(f"a map needs four points or more; got {len(rows)}")
+    perplexity = float(min(30, (len(rows) - 1) / 3))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        placed = TSNE(perplexity=perplexity, init="pca", random_state=seed, n_jobs=1).fit_transform(rows)
+    ends = np.cumsum([len(features), *(len(each) for each in sets)])
+    return placed[: len(features)], [placed[start:end] for start, end in itertools.pairwise(ends)]
+
+
+def feature_map(run: Run, per_domain: int = 100) -> Figure:
+    """Test features of the final model by class (colour) and domain (marker), with prototypes as stars.
+
+    One panel for each round whose prototypes were kept, up to six, evenly chosen. Features are of the final model and
+    lie in the same places in all, so that the panels show how prototypes came to them. Without prototypes, one panel.
+
+    Args:
+        run: the run.
+        per_domain: test images of each domain.
+
+    Raises:
+        CheckpointError: the run's model is gone.
+    """
+    domains = run.test_domains
+    features, labels, places = [], [], []
+    for index, domain in enumerate(domains):
+        split = run.sample(domain, per_domain)
+        features.append(run.features(run.model_for(domain), split)[0])
+        labels.append(split.labels)
+        places += [index] * len(split)
+    everything, classes = torch.cat(features), torch.cat(labels).numpy()
+    stages = _stages(run, everything.shape[1])
+    sets = [prototypes for _, prototypes in stages]
+    points, stars = embed(everything, sets)
+    panels = [
+        Panel(title, points, classes, np.array(places), stars[index], prototypes.labels.numpy())
+        for index, (title, prototypes) in enumerate(stages)
+    ]
+    return draw_map(panels, domains, run.settings.data.class_names, f"{run.method.name} on {run.settings.data.name}")
+
+
+def _stages(run: Run, size: int) -> list[tuple[str, PrototypeSet]]:
+    pages = [page for page in run.pages() if len(page.prototypes) and page.prototypes.feature_size == size]
+    if not pages:
+        last = run.checkpoint.state
+        fits = last.prototypes.feature_size == size
+        return [(f"round {last.round}", last.prototypes if fits else PrototypeSet.empty(size))]
+    chosen = sorted({round(place) for place in np.linspace(0, len(pages) - 1, min(MOST_PANELS, len(pages)))})
+    return [(f"prototypes of round {pages[place].round}", pages[place].prototypes) for place in chosen]
+
+
+def draw_map(panels: Sequence[Panel], domains: Sequence[str], classes: Sequence[str], title: str) -> Figure:
+    """The panels side by side, at most three in a row; class by colour, domain by marker, prototypes as stars."""
+    columns = min(3, len(panels))
+    rows = math.ceil(len(panels) / columns)
+    figure = new_figure(max(4.0 * columns, 5.0) + 1.8, 3.8 * rows + 0.4)
+    palette = class_colours(len(classes))
+    for index, panel in enumerate(panels):
+        axes = figure.add_subplot(rows, columns, index + 1)
+        for place in range(len(domains)):
+            mine = panel.domains == place
+            axes.scatter(
+                panel.points[mine, 0],
+                panel.points[mine, 1],
+                s=14,
+                c=[palette[label] for label in panel.labels[mine]],
+                marker=MARKERS[place % len(MARKERS)],
+                alpha=0.55,
+                linewidths=0,
+            )
+        axes.scatter(
+            panel.prototypes[:, 0],
+            panel.prototypes[:, 1],
+            s=150,
+            c=[palette[label] for label in panel.prototype_labels],
+            marker="*",
+            edgecolors="black",
+            linewidths=0.8,
+            zorder=3,
+        )
+        for (x, y), label in zip(panel.prototypes, panel.prototype_labels, strict=True):
+            axes.annotate(str(label), (x, y), xytext=(4, 4), textcoords="offset points", fontsize=7, zorder=4)
+        axes.set_title(panel.title, fontsize=9)
+        axes.set_xticks([])
+        axes.set_yticks([])
+    handles = [
+        Line2D([], [], linestyle="", marker=MARKERS[place % len(MARKERS)], color="#555555", label=domain, markersize=5)
+        for place, domain in enumerate(domains)
+    ]
+    handles += [
+        Line2D(
+            [],
+            [],
+            linestyle="",
+            marker="o",
+            color=palette[label],
+            label=name if name == str(label) else f"{label} {name}",
+            markersize=5,
+        )
+        for label, name in enumerate(classes)
+    ]
+    if any(len(panel.prototypes) for panel in panels):
+        star = Line2D([], [], linestyle="", marker="*", color="white", markeredgecolor="black", markersize=10)
+        star.set_label("prototype, with its class")
+        handles.append(star)
+    figure.legend(handles=handles, loc="outside right upper", frameon=False, fontsize=7)
+    figure.suptitle(f"{title}: test features, t-SNE by cosine", fontsize=10, x=0.01, ha="left")
+    return figure
+
+
+def class_colours(count: int) -> list[tuple[float, float, float]]:
+    """A colour for each class: the palette first, then its lighter half."""
+    from matplotlib.colors import to_rgb
+
+    dark = [to_rgb(colour) for colour in COLOURS]
+    light = [(0.5 * red + 0.5, 0.5 * green + 0.5, 0.5 * blue + 0.5) for red, green, blue in dark]
+    both = dark + light
+    return [both[index % len(both)] for index in range(count)]
+
+
+def activation_maps(runs: Sequence[tuple[str, Run]], per_domain: int = 2) -> Figure:
+    """Class activation maps over test images: a row per image, the image first, then one column for each run.
+
+    The map is that of the true class (Zhou et al., CVPR 2016), made as large as the image; blue is low and yellow high,
+    scaled for each image. Under it stands what the run predicts.
+
+    Args:
+        runs: label and run; all of the same data, on networks with global average pooling and one linear layer.
+        per_domain: images of each test domain.
+
+    Raises:
+        ModelError: a network has no class activation maps.
+        ConfigError: the runs are of different data.
+    """
+    first = runs[0][1]
+    if any(
+        (run.settings.data.name, run.test_domains) != (first.settings.data.name, first.test_domains) for _, run in runs
+    ):
+        raise ConfigError("cam: the runs have different data or test domains; show them one by one")
+    names = first.settings.data.class_names
+    rows = [(domain, index) for domain in first.test_domains for index in range(per_domain)]
+    figure = new_figure(1.45 * (len(runs) + 1) + 0.6, 1.55 * len(rows) + 0.5)
+    grid = figure.subplots(len(rows), len(runs) + 1, squeeze=False)
+    for column, (label, run) in enumerate([("image", first), *runs]):
+        for domain in first.test_domains:
+            split = run.sample(domain, per_domain)
+            overlays, guesses = _overlays(run, domain, split) if column else (None, [])
+            for index in range(per_domain):
+                axes = grid[rows.index((domain, index)), column]
+                axes.set_xticks([])
+                axes.set_yticks([])
+                if index >= len(split):
+                    axes.set_visible(False)
+                    continue
+                picture = split.images[index].permute(1, 2, 0).numpy()
+                if overlays is not None:  # colour would mix with the map's
+                    picture = picture.mean(2, keepdims=True).repeat(3, 2).astype(np.uint8)
+                axes.imshow(picture, interpolation="nearest")
+                truth = int(split.labels[index])
+                if overlays is not None:
+                    axes.imshow(overlays[index].numpy(), cmap=HEAT, alpha=0.5, vmin=0, vmax=1)
+                    right = guesses[index] == truth
+                    axes.set_xlabel(names[guesses[index]], fontsize=7)
+                    axes.xaxis.label.set_color("#00614b" if right else "#a03c00")
+                else:
+                    axes.set_ylabel(domain, fontsize=7)
+                    axes.set_xlabel(names[truth], fontsize=7)
+                if not rows.index((domain, index)):
+                    axes.set_title(label, fontsize=8)
+    figure.suptitle("class activation maps of the true class; below, the prediction", fontsize=9, x=0.01, ha="left")
+    return figure
+
+
+@torch.no_grad()
+def _overlays(run: Run, domain: str, split: Split) -> tuple[Tensor, list[int]]:
+    """Maps ``[N, H, W]`` in [0, 1] and predictions."""
+    model = run.model_for(domain)
+    images = run.settings.data.augmentation.test(split.images)
+    maps = model.feature_maps(images)
+    active = model.class_activation_maps(maps, split.labels)
+    large = F.interpolate(active[:, None], images.shape[2:], mode="bilinear", align_corners=False)[:, 0]
+    low, high = large.amin((1, 2), keepdim=True), large.amax((1, 2), keepdim=True)
+    guesses = model.classify(maps.mean((2, 3))).argmax(1).tolist()
+    return (large - low) / (high - low).clamp_min(1e-12), guesses

@@ -1,0 +1,186 @@
+"""What a trained net looks at: test images of every domain with their class activation maps."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor, nn
+
+from common.config import build
+from common.errors import GoldfinchError
+from common.models.base import Model
+from server.results.report.figures import run_name
+from server.results.report.markup import text
+from server.results.report.records import Board, RunRecord
+from server.run.checkpoint import Checkpoints
+from strategies.core.method import Method
+
+MOST_SEARCHED = 400
+"""Test images of a domain among which examples are looked for."""
+
+EACH = 4
+"""Examples of a domain that the net gets right, and as many that it gets wrong."""
+
+LARGEST_SIDE = 112
+"""Pixels of an example in the page."""
+
+MOST_GROUPS = 6
+
+
+class UnseenError(Exception):
+    """Why nothing can be shown of a run."""
+
+
+@dataclass(frozen=True)
+class Example:
+    """One test image and what the net made of it.
+
+    Args:
+        image: ``[H, W, 3]`` uint8.
+        heat: ``[H, W]`` float in [0, 1], the class activation map of the class that the net chose.
+        label, guess: the true class and the chosen one.
+        sure: the probability of the chosen one, in per cent.
+    """
+
+    image: NDArray[np.uint8]
+    heat: NDArray[np.float64]
+    label: int
+    guess: int
+    sure: float
+
+
+def activation_maps_section(boards: Sequence[Board]) -> str:
+    """Examples of the first run of each group."""
+    made = []
+    for group in [group for board in boards for group in board.groups][:MOST_GROUPS]:
+        run = group.runs[0]
+        made.append(f"<h3>{text(run_name(group, run))}</h3>")
+        try:
+            made.append(_domains(run))
+        except (GoldfinchError, UnseenError, OSError) as error:
+            made.append(f'<p class="note">No images: {text(error)}.</p>')
+    note = (
+        '<p class="note">Test images, each with what the final net takes it for. The overlay is the class activation '
+        "map of that class (Zhou et al., CVPR 2016): where the evidence lies.</p>"
+        '<p><button type="button" class="toggle" id="heat" aria-pressed="true">Overlay</button></p>'
+    )
+    return note + "".join(made)
+
+
+def _domains(run: RunRecord) -> str:
+    model, data = trained_model(run), build(run.config["data"], "data")
+    made = []
+    for domain in run.domains:
+        split = data.load(domain).test
+        examples = find_examples(model, split.images, split.labels, data.augmentation.test)
+        pictures = "".join(_picture(example, domain, run.class_names) for example in examples)
+        made.append(f'<div class="looks"><p>{text(domain)}</p><div class="row">{pictures}</div></div>')
+    return "".join(made)
+
+
+def trained_model(run: RunRecord) -> Model:
+    """The net as the newest checkpoint has it, in evaluation mode.
+
+    Raises:
+        UnseenError: the run keeps no whole net, or one without class activation maps.
+    """
+    method: Method = build(run.config["method"], "method")
+    kind = type(method)
+    if method.personal or kind.predict is not Method.predict or kind.compute is not Method.compute:
+        raise UnseenError("this method does not classify by one net that all clients share")
+    checkpoint = Checkpoints(run.folder / "checkpoint").load()
+    if checkpoint is None:
+        raise UnseenError("the run has no checkpoint")
+    data = build(run.config["data"], "data")
+    plain: nn.Module = build(run.config["model"], "model").build(data.class_count, data.image_size, run.seed)
+    model = method.extend(plain, len(run.registrations), run.seed)
+    if not isinstance(model, Model) or not model.supports_cam:
+        raise UnseenError("this net has no class activation maps; choose one that ends in pooling and a linear layer")
+    if set(model.state_dict()) != set(checkpoint.state.weights):
+        raise UnseenError("clients keep parts of the net to themselves")
+    model.load_state_dict(dict(checkpoint.state.weights))
+    return model.eval()
+
+
+@torch.no_grad()
+def find_examples(model: Model, images: Tensor, labels: Tensor, prepare: object) -> list[Example]:
+    """The first images of different classes that the net gets wrong, surest first, then of those it gets right.
+
+    Args:
+        model: a net with class activation maps, in evaluation mode.
+        images: ``[N, 3, H, W]`` uint8.
+        labels: ``[N]`` int64.
+        prepare: from uint8 images to the net's input.
+    """
+    assert callable(prepare)
+    step = -(-len(images) // MOST_SEARCHED)
+    images, labels = images[::step], labels[::step]
+    chances = torch.cat([model(prepare(part))[1].float().softmax(1) for part in images.split(64)])
+    sure, guesses = chances.max(1)
+    wrong = guesses != labels
+    order = torch.argsort(sure, descending=True, stable=True)
+    chosen = _varied([index for index in order.tolist() if bool(wrong[index])], labels)
+    chosen += _varied([index for index in range(len(labels)) if not bool(wrong[index])], labels)
+    if not chosen:
+        return []
+    picked = torch.tensor(chosen)
+    maps = model.class_activation_maps(model.feature_maps(prepare(images[picked])), guesses[picked])
+    heat = nn.functional.interpolate(maps[:, None].float(), images.shape[-2:], mode="bilinear")[:, 0].clamp_min(0)
+    heat = heat / heat.amax((1, 2), keepdim=True).clamp_min(1e-12)
+    return [
+        Example(
+            images[index].permute(1, 2, 0).numpy(),
+            heat[position].double().numpy(),
+            int(labels[index]),
+            int(guesses[index]),
+            100 * float(sure[index]),
+        )
+        for position, index in enumerate(chosen)
+    ]
+
+
+def _varied(candidates: Sequence[int], labels: Tensor) -> list[int]:
+    """Up to ``EACH`` of them, of as many true classes as there are, in their order."""
+    seen: dict[int, int] = {}
+    for index in candidates:
+        seen.setdefault(int(labels[index]), index)
+    first = list(seen.values())[:EACH]
+    rest = [index for index in candidates if index not in first]
+    return first + rest[: EACH - len(first)]
+
+
+def _picture(example: Example, domain: str, names: Sequence[str]) -> str:
+    label, guess = names[example.label], names[example.guess]
+    right = example.label == example.guess
+    said = f"{guess}, {example.sure:.0f} %" if right else f"{label} taken for {guess}, {example.sure:.0f} %"
+    shown = text(said) if right else f'<span class="bad">{text(said)}</span>'
+    alternative = text(f"{domain}: an image of {said if right else label}")
+    return (
+        f'<figure class="look"><span><img src="{_address(example.image)}" alt="{alternative}">'
+        f'<img class="heat" src="{_address(_coloured(example.heat))}" alt=""></span>'
+        f"<figcaption>{shown}</figcaption></figure>"
+    )
+
+
+def _coloured(heat: NDArray[np.float64]) -> NDArray[np.uint8]:
+    """``[H, W, 4]``: gold, the more opaque the more evidence."""
+    layer = np.zeros((*heat.shape, 4))
+    layer[..., 0], layer[..., 1], layer[..., 2] = 255, 170 - 110 * heat, 20
+    layer[..., 3] = 200 * heat
+    return layer.round().astype(np.uint8)
+
+
+def _address(pixels: NDArray[np.uint8]) -> str:
+    """The image as a ``data:`` address."""
+    image = Image.fromarray(pixels)
+    image.thumbnail((LARGEST_SIDE, LARGEST_SIDE))
+    stream = io.BytesIO()
+    image.save(stream, "PNG", optimize=True)
+    return f"data:image/png;base64,{base64.b64encode(stream.getvalue()).decode()}"

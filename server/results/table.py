@@ -1,0 +1,169 @@
+"""Runs side by side: accuracy per domain, average and worst, mean and standard deviation over seeds."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from common.errors import ConfigError
+from server.results.entries import Entry, labels, read_entries
+
+RULES = {"final": "last round", "last_n": "mean of the last rounds", "best_round": "best round by test score"}
+MOST_SETTINGS = 4
+"""Settings that a row's label names at most."""
+
+
+@dataclass
+class Row:
+    """The runs of one method under one configuration, by seed.
+
+    Args:
+        label: the method's name, with the settings that tell rows of one method apart.
+        summaries: the runs' ``summary.json``.
+    """
+
+    label: str
+    summaries: list[dict[str, Any]] = field(default_factory=list)
+
+    def values(self, column: str, rule: str) -> list[float]:
+        """The column's value in each run: a domain's accuracy, ``average`` or ``worst``."""
+        scores = [summary["scores"][rule] for summary in self.summaries]
+        if column in ("average", "worst"):
+            return [float(score[column]) for score in scores]
+        return [float(score["accuracy"][column]) for score in scores if column in score["accuracy"]]
+
+    def mean(self, column: str, rule: str) -> float | None:
+        """Mean over seeds; ``None`` where no run has the column."""
+        values = self.values(column, rule)
+        return statistics.fmean(values) if values else None
+
+
+def find_runs(folders: Sequence[str]) -> list[Path]:
+    """Run folders among ``folders`` and below them.
+
+    Raises:
+        ConfigError: a folder is not there, or holds no finished run.
+    """
+    found: list[Path] = []
+    for text in folders:
+        folder = Path(text)
+        if not folder.is_dir():
+            raise ConfigError(f"{text} is not a folder")
+        runs = sorted(path.parent for path in folder.rglob("summary.json"))
+        if not runs:
+            raise ConfigError(f"{text} holds no finished run (no summary.json in it or below it)")
+        found += [run for run in runs if run not in found]
+    return found
+
+
+def group_rows(entries: Sequence[Entry]) -> list[Row]:
+    """One row per method and settings, named by the settings in which it differs from its namesakes, seeds together."""
+    rows: dict[str, Row] = {}
+    first: dict[str, Entry] = {}
+    for entry in entries:
+        summary = entry.summary
+        key = " ".join(str(summary[part]) for part in ("method", "data", "protocol", "configuration", "rounds"))
+        row = rows.setdefault(key, Row(str(summary["method"])))
+        first.setdefault(key, entry)
+        twin = any(
+            other["seed"] == summary["seed"] and other["state_sha256"] == summary["state_sha256"]
+            for other in row.summaries
+        )
+        if not twin:  # the same run again, on another engine say, is not a further sample
+            row.summaries.append(dict(summary))
+    for row, label in zip(rows.values(), labels(list(first.values()), MOST_SETTINGS), strict=True):
+        row.label = label
+    ordered = list(rows.values())
+    for label in {row.label for row in ordered}:
+        namesakes = [row for row in ordered if row.label == label]
+        for row in namesakes if len(namesakes) > 1 else ():
+            row.label = f"{label} ({row.summaries[0]['configuration'][:6]}, {row.summaries[0]['rounds']} rounds)"
+    return ordered
+
+
+def render(rows: Sequence[Row], rule: str) -> Table:
+    """A rich table; the best value of each column is bold when there is more than one row."""
+    first = rows[0].summaries[0]
+    columns = _columns(rows, rule)
+    best = {column: max(row.mean(column, rule) or 0.0 for row in rows) for column in columns}
+    title = f"{first['data']}, {first['protocol']}, {first['model']}: accuracy in %, {RULES[rule]}"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("method", no_wrap=True)
+    for column in [*columns, "rounds", "seeds", "MB"]:
+        table.add_column(column, justify="right", no_wrap=True)
+    for row in rows:
+        cells = [_cell(row, column, rule, best[column] if len(rows) > 1 else None) for column in columns]
+        megabytes = statistics.fmean(
+            (summary["bytes"]["up"] + summary["bytes"]["down"]) / 1e6 for summary in row.summaries
+        )
+        seeds = ",".join(str(summary["seed"]) for summary in sorted(row.summaries, key=lambda item: item["seed"]))
+        table.add_row(row.label, *cells, str(row.summaries[0]["rounds"]), seeds, f"{megabytes:.1f}")
+    return table
+
+
+def markdown(rows: Sequence[Row], rule: str) -> str:
+    """The same table in Markdown, with what a reader needs to judge it above."""
+    first = rows[0].summaries[0]
+    columns = _columns(rows, rule)
+    best = {column: max(row.mean(column, rule) or 0.0 for row in rows) for column in columns}
+    lines = [
+        f"{first['data']}, protocol {first['protocol']}, model {first['model']}: accuracy in %, {RULES[rule]}; "
+        "mean ± standard deviation over seeds.",
+        "",
+        "| " + " | ".join(["method", "scored", *columns, "rounds", "seeds"]) + " |",
+        "|---|---|" + "---:|" * (len(columns) + 2),
+    ]
+    for row in rows:
+        cells = []
+        for column in columns:
+            text = _cell(row, column, rule, best[column] if len(rows) > 1 else None)
+            cells.append(text.replace("[bold]", "**").replace("[/bold]", "**"))
+        seeds = ",".join(str(summary["seed"]) for summary in sorted(row.summaries, key=lambda item: item["seed"]))
+        lead = row.summaries[0]
+        lines.append("| " + " | ".join([row.label, lead["scored"], *cells, str(lead["rounds"]), seeds]) + " |")
+    return "\n".join(lines)
+
+
+def _columns(rows: Sequence[Row], rule: str) -> list[str]:
+    """Domains in the order they appear, then average and worst."""
+    names = dict.fromkeys(name for row in rows for name in row.summaries[0]["scores"][rule]["accuracy"])
+    return [*names, "average", "worst"]
+
+
+def _cell(row: Row, column: str, rule: str, best: float | None) -> str:
+    values = row.values(column, rule)
+    if not values:
+        return "-"
+    mean = statistics.fmean(values)
+    text = f"{mean:.2f}"
+    if len(values) > 1:
+        text += f" ± {statistics.stdev(values):.2f}"
+    return f"[bold]{text}[/bold]" if best is not None and mean >= best - 1e-9 else text
+
+
+def boards(entries: Sequence[Entry]) -> list[list[Entry]]:
+    """Runs that can stand in one table: the same data set and protocol."""
+    groups: dict[tuple[str, str], list[Entry]] = {}
+    for entry in entries:
+        groups.setdefault((entry.summary["data"], entry.summary["protocol"]), []).append(entry)
+    return list(groups.values())
+
+
+def print_table(folders: Sequence[str], rule: str = "final") -> None:
+    """Print the runs in and below ``folders`` side by side, one table per data set and protocol.
+
+    Raises:
+        ConfigError: there is nothing to show.
+    """
+    console = Console()
+    for members in boards(read_entries(find_runs(folders))):
+        table = render(group_rows(members), rule)
+        needed = Console(width=1000).measure(table).maximum
+        Console(width=max(console.width, needed)).print(table)  # a table cut short is worse than one that wraps

@@ -1,0 +1,1 @@
+"""One run: the round loop, its record, its checkpoints."""

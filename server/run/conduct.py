@@ -1,0 +1,200 @@
+"""One run from settings and an engine to the files a person opens: config, history, checkpoints, summary."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from common.errors import ConfigError, EngineError
+from common.metrics import summarise
+from common.settings import RunSettings
+from common.storage.files import write_json, write_text
+from common.versions import package_versions, peak_bytes
+from server.run.accounting import check_accountant, privacy_report
+from server.run.engine import Engine
+from server.run.rounds import Rounds
+from server.run.traffic import totals
+from server.trackers.base import report_of, tracking
+from server.trackers.events import Listener
+
+
+def prepare_output(settings: RunSettings) -> None:
+    """Make the output folder and write ``config.yaml``; a run that is there already is never overwritten silently.
+
+    Raises:
+        ConfigError: the folder holds a run and neither ``resume`` nor ``overwrite`` was said, or another process is at
+            work in it, or it cannot be written; or the chosen report's library is missing.
+    """
+    folder = settings.output_folder
+    report_of(settings)
+    check_accountant(settings)
+    if folder.is_dir():
+        with run_lock(folder):
+            pass
+    try:
+        taken = (folder / "checkpoint").is_dir() and any((folder / "checkpoint").iterdir())
+        if taken and not (settings.resume or settings.overwrite):
+            raise ConfigError(
+                f"{folder} already holds a run; add resume=true to go on with it, overwrite=true to replace it, "
+                "or choose another output="
+            )
+        folder.mkdir(parents=True, exist_ok=True)
+        if not (settings.resume and (folder / "config.yaml").exists()):
+            (folder / "summary.json").unlink(missing_ok=True)
+            if not settings.resume:  # an old run's client states are of no use to any other
+                shutil.rmtree(folder / "clients", ignore_errors=True)
+            write_text(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(dict(settings.raw))))
+    except OSError as error:
+        raise ConfigError(f"cannot write to {folder}: {error.strerror}; choose another output=") from error
+
+
+@contextlib.contextmanager
+def run_lock(folder: Path) -> Iterator[None]:
+    """The right to write a run into ``folder``, which only one process has at a time; it ends with the process.
+
+    A run that was submitted goes on when nobody watches it, so it could otherwise be resumed while it still runs. Where
+    the file system knows no locks, nothing is checked.
+
+    Raises:
+        ConfigError: another process has it.
+    """
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ConfigError(
+                f"another process is writing a run to {folder}: let it finish or stop it (a submitted run: flwr list, "
+                "flwr stop), or choose another output="
+            ) from error
+        except OSError:  # a network file system without locks
+            pass
+        yield
+    finally:
+        os.close(handle)
+
+
+@contextlib.contextmanager
+def storage_errors(folder: Path) -> Iterator[None]:
+    """Turns what a full, read-only or broken disk answers into words; other errors pass.
+
+    Raises:
+        EngineError: which file it was, why, and what to do.
+    """
+    advice = {
+        errno.ENOSPC: "free space on that disk",
+        errno.EDQUOT: "free space in that quota",
+        errno.EROFS: "make it writable",
+        errno.EACCES: "give this user the right to it",
+        errno.EPERM: "give this user the right to it",
+        errno.EFBIG: "raise the limit on the size of files (ulimit -f)",
+        errno.EMFILE: "raise the limit on open files (ulimit -n)",
+        errno.EIO: "look at that disk (dmesg)",
+    }
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in advice:
+            raise
+        place = error.filename or folder
+        raise EngineError(
+            f"{place}: {error.strerror}; {advice[error.errno]}, then go on with resume=true: the last complete round "
+            f"is kept in {folder / 'checkpoint'}"
+        ) from error
+
+
+def conduct(
+    settings: RunSettings,
+    engine: Engine,
+    listeners: Sequence[Listener] = (),
+    stop: Callable[[], bool] = lambda: False,
+) -> dict[str, Any]:
+    """Run all rounds and write ``summary.json``; its content.
+
+    A resumed run's wall seconds count all its parts; one that crashed counts up to its last complete round.
+
+    Raises:
+        ConfigError: another process writes to the same folder.
+        EngineError: the disk is full or cannot be written, or see :meth:`server.run.rounds.Rounds.run`.
+    """
+    folder = settings.output_folder
+    folder.mkdir(parents=True, exist_ok=True)
+    with run_lock(folder), storage_errors(folder), tracking(settings, listeners) as told:
+        rounds = Rounds(settings, engine, told, stop)
+        try:
+            rounds.run()
+        finally:
+            engine.close()
+        finished = _earlier_seconds(settings) if settings.resume else 0.0  # also counts the last scoring
+        summary = summary_of(settings, rounds, rounds.seconds() + max(0.0, finished - rounds.earlier_seconds))
+        write_json(folder / "summary.json", summary)
+    return summary
+
+
+def _earlier_seconds(settings: RunSettings) -> float:
+    path = settings.output_folder / "summary.json"
+    try:
+        return float(json.loads(path.read_text())["wall_seconds"])
+    except (OSError, ValueError, KeyError):
+        return 0.0
+
+
+def summary_of(settings: RunSettings, rounds: Rounds, seconds: float) -> dict[str, Any]:
+    """What ``summary.json`` says of a run. Accuracies are in per cent."""
+    scores = rounds.history.round_scores()
+    rules = summarise(scores, settings.rounds.last_rounds)
+    final = rules.get("final", {})
+    registrations = rounds.registry.registrations
+    private = privacy_report(settings, rounds.history.activity, sends_weights=bool(rounds.server.shared))
+    return {
+        "method": settings.method.name,
+        "data": settings.data.name,
+        "protocol": settings.choices.get("protocol", ""),
+        "model": settings.choices.get("model", ""),
+        "seed": settings.seed,
+        "identity": settings.identity,
+        "configuration": settings.configuration,
+        "rounds": rounds.state.round,
+        "scored": "own model" if settings.method.personal else "global model",
+        "accuracy": final.get("accuracy", {}),
+        "average": final.get("average"),
+        "worst": final.get("worst"),
+        "spread": final.get("spread"),
+        "scores": rules,
+        "state_sha256": rounds.state.sha256(),
+        "bytes": rounds.history.bytes_total(),
+        "bytes_by_part": totals(rounds.history.bytes),
+        **({"privacy": private} if private else {}),
+        "wall_seconds": round(seconds, 3),
+        "server_peak_bytes": peak_bytes(),
+        "clients": {client: registrations[client].samples for client in sorted(registrations)},
+        "splits": {client: registrations[client].split for client in sorted(registrations)},
+        "versions": package_versions(),
+    }
+
+
+def read_summary(folder: Path) -> dict[str, Any]:
+    """``summary.json`` of a finished run.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    path = folder / "summary.json"
+    try:
+        content = json.loads(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"{folder} holds no finished run: {path.name} is missing") from error
+    except ValueError as error:
+        raise ConfigError(f"{path} is not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path} is not a run's summary")
+    return content

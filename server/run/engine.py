@@ -1,0 +1,69 @@
+"""What an engine is to the round loop: a way to reach clients, whatever carries the messages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from common.wire.messages import Answer, Registration, Request
+from common.wire.payload import Payload
+
+
+@dataclass(frozen=True, eq=False)
+class Reply:
+    """A client's answer and the bytes it cost.
+
+    Args:
+        client: the client that was asked.
+        answer: what it says.
+        payload: its tensors.
+        bytes_down: encoded size of the message, and the request's text.
+        bytes_up: encoded size of the answer.
+    """
+
+    client: str
+    answer: Answer
+    payload: Payload
+    bytes_down: int
+    bytes_up: int
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A client that did not answer as asked.
+
+    Args:
+        client: the client that was asked.
+        status: ``failed`` (its own error), ``lost`` (no answer in time), or ``refused`` (the answer was not let in).
+        reason: one line.
+        traceback: the client's own traceback, if it sent one.
+        sent: whether the request left at all.
+        bytes_up: size of an answer that came and could not be read.
+    """
+
+    client: str
+    status: str
+    reason: str
+    traceback: str = ""
+    sent: bool = True
+    bytes_up: int = 0
+
+
+class Engine(Protocol):
+    """Reaches the clients of a federation."""
+
+    def register(self, expected: Sequence[str], seconds: float) -> tuple[list[Registration], list[Failure]]:
+        """Registrations that are new since the last call, after waiting up to ``seconds`` for all of ``expected``.
+
+        A client that was registered before comes again when it returns on another node. Failures are nodes whose
+        registration could not be read, with their own words.
+        """
+
+    def exchange(
+        self, message: Payload, requests: Mapping[str, Request], seconds: float
+    ) -> tuple[list[Reply], list[Failure]]:
+        """Send ``message`` with each client's request; collect what comes back within ``seconds``."""
+
+    def close(self) -> None:
+        """Release what the engine holds."""

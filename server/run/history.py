@@ -1,0 +1,199 @@
+"""What happened in a run: every client x domain x round row, every exchange, every event, appended as it happens."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from common.metrics import RoundScore, domain_accuracy
+from common.storage.files import write_text
+from server.run import traffic
+from server.run.prototype_log import Confusions, PrototypeLog
+from server.trackers.events import Listener
+
+SCORES = ("round", "client", "client_domain", "domain", "count", "correct", "accuracy", "loss")
+ACTIVITY = (
+    "round",
+    "exchange",
+    "client",
+    "domain",
+    "status",
+    "reason",
+    "samples",
+    "steps",
+    "losses",
+    "seconds_load",
+    "seconds_score",
+    "seconds_train",
+    "seconds_save",
+    "bytes_down",
+    "bytes_up",
+    "bytes_up_weights",
+    "bytes_up_prototypes",
+    "bytes_up_extra",
+    "peak_bytes",
+    "releases",
+)
+
+
+class History:
+    """The files in a run's folder that grow with it, and the listeners that are told as rows come.
+
+    ``history.csv``: one row per client, scored domain and round. ``activity.csv``: one row per client and exchange with
+    losses, seconds, bytes and, for failures and refusals, the reason. ``events.jsonl``: one line per event of the run.
+    ``confusion.jsonl`` and ``prototypes/``: see :mod:`server.run.prototype_log`; ``bytes.csv``: see
+    :mod:`server.run.traffic`.
+
+    Listeners are told of every event and, as ``scores`` and ``activity``, of every row; these two are in no file.
+
+    Args:
+        folder: the run's output folder.
+        keep_until: activity and events of later rounds are dropped, since a resumed run writes them again. ``-1``
+            starts anew.
+        scores_until: the same for scores.
+        listeners: called with an event's name and content.
+    """
+
+    def __init__(
+        self, folder: Path, keep_until: int = -1, scores_until: int = -1, listeners: Sequence[Listener] = ()
+    ) -> None:
+        self.folder = folder
+        self.listeners = list(listeners)
+        folder.mkdir(parents=True, exist_ok=True)
+        _reopen(folder / "history.csv", SCORES, scores_until)
+        _reopen(folder / "activity.csv", ACTIVITY, keep_until)
+        _reopen(folder / "bytes.csv", traffic.COLUMNS, keep_until)
+        self._latest: list[dict[str, Any]] = []  # the present round's activity; all others are on the disk alone
+        self.confusions = Confusions(folder / "confusion.jsonl", scores_until)
+        self.prototype_log = PrototypeLog(folder / "prototypes", keep_until)
+        events = folder / "events.jsonl"
+        old = events.read_text().splitlines() if keep_until >= 0 and events.exists() else []
+        until = {"score": scores_until}  # every event belongs to its round's exchanges, but for a late score
+        kept = [
+            line
+            for line in old
+            if (entry := _entry(line)) and int(entry.get("round", 0)) <= until.get(entry.get("event", ""), keep_until)
+        ]
+        write_text(events, "".join(f"{line}\n" for line in kept))
+
+    def event(self, name: str, **content: Any) -> None:
+        """Append an event and tell the listeners."""
+        entry = {"event": name, "time": round(time.time(), 3), **content}
+        with (self.folder / "events.jsonl").open("a") as stream:
+            stream.write(json.dumps(entry) + "\n")
+        self._tell(name, entry)
+
+    def _tell(self, name: str, entry: Mapping[str, Any]) -> None:
+        for listener in self.listeners:
+            listener(name, entry)
+
+    def add_scores(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Append rows of ``history.csv``."""
+        _append(self.folder / "history.csv", SCORES, rows)
+        self._tell("scores", {"rows": rows})
+
+    def add_activity(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Append rows of ``activity.csv``."""
+        numbers = {row["round"] for row in rows}
+        self._latest = [row for row in self._latest if row["round"] in numbers] + [dict(row) for row in rows]
+        _append(self.folder / "activity.csv", ACTIVITY, rows)
+        self._tell("activity", {"rows": rows})
+
+    def add_bytes(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Append rows of ``bytes.csv``."""
+        _append(self.folder / "bytes.csv", traffic.COLUMNS, rows)
+
+    @property
+    def scores(self) -> Iterator[dict[str, Any]]:
+        """The rows of ``history.csv`` so far, from the file: a long run's rows would fill the memory."""
+        return stream_rows(self.folder / "history.csv")
+
+    @property
+    def activity(self) -> Iterator[dict[str, Any]]:
+        """The rows of ``activity.csv`` so far, from the file."""
+        return stream_rows(self.folder / "activity.csv")
+
+    @property
+    def bytes(self) -> Iterator[dict[str, Any]]:
+        """The rows of ``bytes.csv`` so far, from the file."""
+        return stream_rows(self.folder / "bytes.csv")
+
+    def round_totals(self, number: int) -> dict[str, Any]:
+        """What the present round came to: clients by outcome, mean loss terms by sample count, bytes up and down."""
+        rows = [row for row in self._latest if int(row["round"]) == number]
+        outcomes = Counter(str(row["status"]) for row in rows)
+        sums: dict[str, float] = {}
+        masses: dict[str, float] = {}
+        for row in rows:
+            for term, value in json.loads(row.get("losses") or "{}").items():
+                sums[term] = sums.get(term, 0.0) + value * float(row["samples"])
+                masses[term] = masses.get(term, 0.0) + float(row["samples"])
+        return {
+            "outcomes": dict(sorted(outcomes.items())),
+            "losses": {term: round(sums[term] / max(masses[term], 1.0), 6) for term in sums},
+            **{f"bytes_{way}": sum(int(row.get(f"bytes_{way}") or 0) for row in rows) for way in ("up", "down")},
+        }
+
+    def round_scores(self) -> list[RoundScore]:
+        """Accuracy per domain of every scored round, ascending."""
+        by_round: dict[int, list[tuple[str, int, int]]] = {}
+        for row in self.scores:
+            entry = (str(row["domain"]), int(row["correct"]), int(row["count"]))
+            by_round.setdefault(int(row["round"]), []).append(entry)
+        return [RoundScore(number, domain_accuracy(by_round[number])) for number in sorted(by_round)]
+
+    def bytes_total(self) -> dict[str, int]:
+        """Bytes down to and up from all clients over the run."""
+        total = {"up": 0, "down": 0}
+        for row in self.activity:
+            for way in total:
+                total[way] += int(row.get(f"bytes_{way}") or 0)
+        return total
+
+
+def stream_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """The rows of a CSV that ends with a complete line, one at a time; none if there is no file."""
+    if path.exists():
+        with path.open(newline="") as stream:
+            yield from csv.DictReader(stream)
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a CSV written by :class:`History`; a last line that a crash cut short is left out."""
+    if not path.exists():
+        return []
+    text = path.read_text()
+    complete = text[: text.rfind("\n") + 1]
+    return [dict(row) for row in csv.DictReader(io.StringIO(complete)) if None not in row.values()]
+
+
+def _reopen(path: Path, columns: Sequence[str], keep_until: int) -> None:
+    """Rewrite ``path`` with its header and the rows of rounds up to ``keep_until``."""
+    rows = [row for row in read_rows(path) if int(row["round"]) <= keep_until] if keep_until >= 0 else []
+    stream = io.StringIO()
+    writer = csv.DictWriter(stream, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_text(path, stream.getvalue())
+
+
+def _append(path: Path, columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
+    stream = io.StringIO()
+    csv.DictWriter(stream, columns, lineterminator="\n", restval="").writerows(rows)
+    with path.open("a") as target:
+        target.write(stream.getvalue())
+
+
+def _entry(line: str) -> dict[str, Any]:
+    """The event in ``line``; empty if a crash cut the line short."""
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}

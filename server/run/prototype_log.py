@@ -1,0 +1,183 @@
+"""What a run keeps to be looked at later, bounded in size: confusion matrices, and prototypes over rounds."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from common.prototypes import PrototypeSet
+from common.storage.files import read_tensors, write_tensors, write_text
+from common.storage.state import named_tensors, split_tensors, under_prefix, with_prefix
+
+MOST_ROUNDS = 40
+"""Rounds whose prototypes are kept; a longer run keeps every second, fourth ... round."""
+
+MOST_VALUES = 2**20
+"""float32 values of one file's uploaded prototypes (4 MiB); of more, evenly spaced rows are kept."""
+
+
+class Confusions:
+    """``confusion.jsonl``: one line per round, client and scored domain, in coordinates (``true``, ``predicted``).
+
+    Args:
+        path: the file.
+        keep_until: lines of later rounds are dropped, since a resumed run writes them again; ``-1`` starts anew.
+    """
+
+    def __init__(self, path: Path, keep_until: int = -1) -> None:
+        self.path = path
+        kept = [line for line in read_confusions(path) if line["round"] <= keep_until] if keep_until >= 0 else []
+        write_text(path, "".join(f"{json.dumps(line)}\n" for line in kept))
+
+    def add(self, number: int, client: str, entry: Mapping[str, Any], class_count: int) -> bool:
+        """Append the counts in a device's score; ``False`` if they do not fit the rest of the score and were left out.
+
+        Args:
+            number: the scored round.
+            client: who scored.
+            entry: the score as the device gave it; ``entry["confusion"]`` holds ``[K][K]`` counts, true class first.
+            class_count: K.
+        """
+        counts: Any = entry.get("confusion")
+        if not _fits(counts, class_count, entry["count"], entry["correct"]):
+            return False
+        cells = [(row, column, n) for row, line in enumerate(counts) for column, n in enumerate(line) if n]
+        line = {
+            "round": number,
+            "client": client,
+            "domain": entry["domain"],
+            "classes": class_count,
+            "true": [cell[0] for cell in cells],
+            "predicted": [cell[1] for cell in cells],
+            "count": [cell[2] for cell in cells],
+        }
+        with self.path.open("a") as stream:
+            stream.write(json.dumps(line) + "\n")
+        return True
+
+
+def _fits(counts: Any, class_count: int, total: int, correct: int) -> bool:
+    if not isinstance(counts, list) or len(counts) != class_count:
+        return False
+    for line in counts:
+        if not isinstance(line, list) or len(line) != class_count:
+            return False
+        if not all(type(n) is int and 0 <= n <= total for n in line):
+            return False
+    diagonal = sum(counts[index][index] for index in range(class_count))
+    return diagonal == correct and sum(map(sum, counts)) == total
+
+
+def read_confusions(path: Path) -> list[dict[str, Any]]:
+    """The lines of ``confusion.jsonl``; a last line that a crash cut short is left out, a missing file is empty."""
+    if not path.exists():
+        return []
+    lines = []
+    for text in path.read_text().splitlines():
+        try:
+            lines.append(json.loads(text))
+        except ValueError:
+            continue
+    return lines
+
+
+@dataclass(frozen=True)
+class Page:
+    """The prototypes of one round.
+
+    Args:
+        round: the round.
+        prototypes: the global set after it.
+        uploaded: the rows that clients sent in it, all in one set.
+        owners: ``[M]`` int64, for each uploaded row the index of its client in ``clients``.
+        clients: ids of the clients that sent rows.
+    """
+
+    round: int
+    prototypes: PrototypeSet
+    uploaded: PrototypeSet
+    owners: Tensor
+    clients: tuple[str, ...]
+
+
+class PrototypeLog:
+    """``prototypes/round-*.safetensors``: the global prototypes and those that clients sent, for the map over rounds.
+
+    Args:
+        folder: the run's folder ``prototypes``, made with the first page.
+        keep_until: pages of later rounds are removed; ``-1`` starts anew.
+    """
+
+    def __init__(self, folder: Path, keep_until: int = -1) -> None:
+        self.folder = folder
+        for number, path in _paths(folder).items():
+            if number > keep_until:
+                path.unlink()
+
+    def add(self, number: int, prototypes: PrototypeSet, uploads: Sequence[tuple[str, PrototypeSet]]) -> None:
+        """Keep a round's prototypes, then thin out older rounds; nothing happens where there are no prototypes.
+
+        Args:
+            number: the round.
+            prototypes: the global set after the round.
+            uploads: what each client sent.
+        """
+        filled = [(client, part) for client, part in uploads if len(part)]
+        if not filled and not len(prototypes):
+            return
+        owners, parts = [], []
+        limit = MOST_VALUES // max(1, len(filled))
+        for index, (_, part) in enumerate(filled):
+            step = -(-part.vectors.numel() // limit)  # rounded up
+            parts.append(PrototypeSet(part.vectors[::step], part.labels[::step], part.weights[::step]))
+            owners += [index] * len(parts[-1])
+        joined = PrototypeSet.concatenate(parts)
+        if len(parts) > 1:  # concatenate sorts by class, stably; so must the owners
+            labels = torch.cat([part.labels for part in parts])
+            order = torch.sort(labels, stable=True).indices
+            owners = torch.tensor(owners)[order].tolist()
+        tensors = named_tensors({}, prototypes, {"owners": torch.tensor(owners, dtype=torch.int64)})
+        tensors |= with_prefix("uploaded/", named_tensors({}, joined, {}))
+        metadata = {"clients": json.dumps([client for client, _ in filled])}
+        write_tensors(self.folder / f"round-{number:06d}.safetensors", tensors, metadata)
+        keep = kept_rounds(number)
+        for old, path in _paths(self.folder).items():
+            if old < number and old not in keep:
+                path.unlink()
+
+
+def _paths(folder: Path) -> dict[int, Path]:
+    if not folder.is_dir():
+        return {}
+    matches = [(re.fullmatch(r"round-(\d{6})\.safetensors", path.name), path) for path in folder.iterdir()]
+    return {int(match[1]): path for match, path in sorted(matches, key=lambda item: item[1].name) if match}
+
+
+def read_pages(folder: Path) -> list[Page]:
+    """All rounds that were kept, ascending; files that cannot be read are left out."""
+    found = []
+    for number, path in _paths(folder).items():
+        try:
+            tensors, metadata = read_tensors(path)
+            _, prototypes, extra = split_tensors(tensors)
+            _, uploaded, _ = split_tensors(under_prefix("uploaded/", tensors))
+            clients = tuple(json.loads(metadata["clients"]))
+            found.append(Page(number, prototypes, uploaded, extra["owners"], clients))
+        except (ValueError, KeyError):
+            continue
+    return found
+
+
+def kept_rounds(last: int) -> set[int]:
+    """The rounds of ``1..last`` that are kept: all, or the first, the last, and every 2nd, 4th, 8th ... between."""
+    stride = 1
+    while last // stride > MOST_ROUNDS - 2:
+        stride *= 2
+    return {1, last} | set(range(stride, last + 1, stride))

@@ -1,0 +1,291 @@
+"""The round loop: the same for every engine and method."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from common.errors import EngineError, PayloadError
+from common.metrics import RoundScore, domain_accuracy
+from common.prototypes import PrototypeSet
+from common.settings import RunSettings
+from common.storage.state import GlobalState
+from server.run.checkpoint import Checkpoint, Checkpoints, check_belongs, check_length
+from server.run.engine import Engine, Failure, Reply
+from server.run.history import History
+from server.run.traffic import exchange_rows
+from server.trackers.events import Listener
+from strategies.core.federation import Federation
+from strategies.core.method import Client, Method, Update
+
+MOST_REASON, MOST_TRACEBACK = 2_000, 20_000
+"""Characters of a client's own words that go into the record; the other side decides how many it sends."""
+
+_REGISTERED = ("client", "domain", "samples", "class_counts", "split", "device", "versions")
+
+
+@dataclass
+class Rounds:
+    """One run: registration, rounds, scores, checkpoints.
+
+    Args:
+        settings: the run's settings.
+        engine: how clients are reached.
+        listeners: told of every event.
+        stop: asked before every round; ``True`` ends the run after its checkpoint.
+    """
+
+    settings: RunSettings
+    engine: Engine
+    listeners: Sequence[Listener] = ()
+    stop: Callable[[], bool] = lambda: False
+    state: GlobalState = field(init=False)
+    history: History = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.method: Method = self.settings.method
+        folder = self.settings.output_folder
+        self.checkpoints = Checkpoints(folder / "checkpoint", self.settings.rounds.checkpoints)
+        self.run_id = uuid.uuid4().hex[:12]
+        self.federation = Federation(self.settings)
+        self.registry = self.federation.registry
+        self.server = self.federation.server
+        self.refusals: list[str] = []
+        self.earlier_seconds = 0.0
+        self._started = time.perf_counter()
+
+    # ---- the run ---------------------------------------------------------------------------------------------------
+
+    def run(self) -> GlobalState:
+        """Train until ``train.rounds`` rounds are done, score the last state, return it.
+
+        Raises:
+            EngineError: too few clients registered, or too many rounds in a row missed their quorum.
+            CheckpointError: the run is to be resumed, but the checkpoint is another run's.
+        """
+        resumed = self._resume()
+        self._register(self.settings.rounds.registration)
+        self._insist_on_quorum()
+        if resumed is None:
+            self.state = self.federation.initial_state()
+        total = self.settings.train.rounds
+        self.history.event(
+            "start" if resumed is None else "resume",
+            round=self.state.round,
+            rounds=total,
+            method=self.method.name,
+            data=self.settings.data.name,
+            clients=sorted(self.registry.registrations),
+            run=self.run_id,
+        )
+        missed = 0
+        for number in range(self.state.round + 1, total + 1):
+            if self.stop():
+                self.history.event("stopped", round=number - 1)
+                return self.state
+            held = self._round(number)
+            missed = 0 if held else missed + 1
+            self._save()
+            if missed >= self.settings.rounds.failures:
+                raise EngineError(
+                    f"{missed} rounds in a row missed their quorum; the last reasons are in "
+                    f"{self.history.folder / 'activity.csv'}; the state of round {number} is kept: resume=true goes on"
+                )
+        self._score_last(total)
+        self.history.event("finish", round=self.state.round, sha256=self.state.sha256())
+        return self.state
+
+    def _resume(self) -> Checkpoint | None:
+        checkpoint = self.checkpoints.load() if self.settings.resume else None
+        if checkpoint is None:
+            self.checkpoints.clear()
+            self.history = History(self.settings.output_folder, listeners=self.listeners)
+            return None
+        check_belongs(checkpoint, self.method.name, self.settings.identity, self.settings.seed)
+        if self.method.scheduled:
+            check_length(checkpoint, self.settings.train.rounds)
+        self.state, self.run_id, self.earlier_seconds = checkpoint.state, checkpoint.run, checkpoint.seconds
+        done = self.state.round
+        scored_late = self.method.scored_at != self.method.exchanges[0]
+        self.history = History(
+            self.settings.output_folder, done, done if scored_late else done - 1, listeners=self.listeners
+        )
+        return checkpoint
+
+    def _save(self) -> None:
+        settings = self.settings
+        checkpoint = Checkpoint(self.state, self.run_id, self.method.name, settings.identity, settings.seed)
+        self.checkpoints.save(replace(checkpoint, rounds=settings.train.rounds, seconds=round(self.seconds(), 3)))
+
+    def seconds(self) -> float:
+        """Wall seconds so far; of earlier parts, what their last checkpoint counted."""
+        return self.earlier_seconds + time.perf_counter() - self._started
+
+    # ---- clients ---------------------------------------------------------------------------------------------------
+
+    def _register(self, seconds: float) -> None:
+        """Admit the clients that are there."""
+        registrations, failures = self.engine.register(self.registry.missing, seconds)
+        for failure in failures:
+            self.history.event("registration refused", client=failure.client, reason=failure.reason)
+            self.refusals.append(f"{failure.client}: {failure.reason}")
+        for registration in registrations:
+            reason = self.registry.admit(registration)
+            if reason:
+                self.history.event("registration refused", client=registration.client, reason=reason)
+                self.refusals.append(f"{registration.client}: {reason}")
+            else:
+                self.history.event("registered", **{key: getattr(registration, key) for key in _REGISTERED})
+
+    def _insist_on_quorum(self) -> None:
+        registry, rounds = self.registry, self.settings.rounds
+        needed, _ = self.federation.needed(len(registry.expected))
+        if len(registry.registrations) < needed:
+            raise EngineError(
+                f"only {len(registry.registrations)} of {len(registry.expected)} clients registered within "
+                f"{rounds.registration:g} s, {needed} are needed; missing: {', '.join(registry.missing)}"
+                + "".join(f"\n  {refusal}" for refusal in self.refusals)
+            )
+        if registry.missing:
+            self.history.event("missing", clients=registry.missing)
+
+    # ---- one round -------------------------------------------------------------------------------------------------
+
+    def _round(self, number: int) -> bool:
+        """One round; whether it held. If it does not, the state stays as it was, but for the round number."""
+        before = self.state
+        started = time.perf_counter()
+        self._register(0.0)
+        participants = self.registry.sample(number)
+        self.history.event("round", round=number, clients=[client.id for client in participants])
+        uploads: list[tuple[str, PrototypeSet]] = []
+        for exchange in self.method.exchanges:
+            self.federation.begin(number, exchange)
+            scoring = exchange == self.method.scored_at and self._due(number)
+            updates = self._exchange(participants, score=scoring, train=True)
+            needed, by = self.federation.needed(len(participants))
+            if len(updates) < needed:
+                self.state = replace(before, round=number)
+                self.history.event("round skipped", round=number, answered=len(updates), needed=needed, by=by)
+                return False
+            self.state = self.method.aggregate(self.state, updates, self.server)
+            participants = [update.client for update in updates]
+            uploads += [(update.client.id, update.prototypes) for update in updates]
+        self.state = replace(self.state, round=number)
+        self.history.prototype_log.add(number, self.state.prototypes, uploads)
+        seconds = round(time.perf_counter() - started, 3)
+        self.history.event("round done", round=number, seconds=seconds, **self.history.round_totals(number))
+        return True
+
+    def _due(self, number: int) -> bool:
+        """Whether round ``number`` scores: every so many rounds, and the last where it scores its own state."""
+        late = self.method.scored_at != self.method.exchanges[0]
+        every = self.settings.rounds.evaluate_every
+        return (number - 1) % every == 0 or (late and number == self.settings.train.rounds)
+
+    def _score_last(self, total: int) -> None:
+        """One trip that only scores the final state."""
+        if self.method.scored_at == self.method.exchanges[0]:
+            self.federation.begin(total + 1, self.method.exchanges[0])
+            participants = list(self.server.clients) if self.method.personal else self.registry.sample(total)
+            self._exchange(participants, score=True, train=False)
+
+    def _exchange(self, participants: Sequence[Client], *, score: bool, train: bool) -> list[Update]:
+        message = self.federation.message(self.state)
+        requests = self.federation.requests(self.run_id, participants, score=score, train=train)
+        replies, failures = self.engine.exchange(message, requests, self.settings.rounds.deadline)
+        updates: list[Update] = []
+        accepted: list[Reply] = []
+        for reply in sorted(replies, key=lambda item: item.client):
+            try:
+                update = self.federation.admit(reply.client, reply.answer, reply.payload)
+            except PayloadError as error:
+                failures.append(Failure(reply.client, "refused", str(error)))
+                continue
+            accepted.append(reply)
+            if update is not None:
+                updates.append(update)
+        outliers = self.federation.outliers(self.state, updates)
+        failures += [Failure(client, "refused", reason) for client, reason in outliers.items()]
+        accepted = [reply for reply in accepted if reply.client not in outliers]
+        updates = [update for update in updates if update.client.id not in outliers]
+        self.federation.refused(sum(failure.status == "refused" for failure in failures), len(updates))
+        self.history.add_bytes(exchange_rows(message, requests, replies, failures))
+        self._record(accepted, failures)
+        return updates
+
+    # ---- the record ------------------------------------------------------------------------------------------------
+
+    def _record(self, accepted: Sequence[Reply], failures: Sequence[Failure]) -> None:
+        number, exchange = self.server.round, self.server.exchange
+        late = self.method.scored_at != self.method.exchanges[0]
+        scored_round = number if late else number - 1
+        rows: list[dict[str, Any]] = []
+        for reply in accepted:
+            for entry in reply.answer.scores:
+                rows.append(self._score_row(scored_round, reply, entry))
+                self.history.confusions.add(scored_round, reply.client, entry, self.server.class_count)
+        self.history.add_scores(rows)
+        self.history.add_activity(
+            [_activity_row(number, exchange, reply, self.registry.domain(reply.client)) for reply in accepted]
+            + [
+                {
+                    "round": number,
+                    "exchange": exchange,
+                    "client": failure.client,
+                    "domain": self.registry.domain(failure.client),
+                    "status": failure.status,
+                    "reason": failure.reason[:MOST_REASON],
+                }
+                for failure in failures
+            ]
+        )
+        for failure in failures:
+            self.history.event(
+                "client " + failure.status,
+                round=number,
+                exchange=exchange,
+                client=failure.client,
+                reason=failure.reason[:MOST_REASON],
+                traceback=failure.traceback[-MOST_TRACEBACK:],
+            )
+        if rows:
+            accuracy = domain_accuracy([(row["domain"], row["correct"], row["count"]) for row in rows])
+            score = RoundScore(scored_round, accuracy)
+            self.history.event("score", round=scored_round, accuracy=accuracy, average=score.average, worst=score.worst)
+
+    def _score_row(self, number: int, reply: Reply, entry: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "round": number,
+            "client": reply.client,
+            "client_domain": self.registry.domain(reply.client),
+            "domain": entry["domain"],
+            "count": entry["count"],
+            "correct": entry["correct"],
+            "accuracy": round(100.0 * entry["correct"] / max(1, entry["count"]), 4),
+            "loss": round(entry["loss"], 6),
+        }
+
+
+def _activity_row(number: int, exchange: str, reply: Reply, domain: str) -> dict[str, Any]:
+    answer, parts = reply.answer, reply.payload.part_bytes()
+    return {
+        "round": number,
+        "exchange": exchange,
+        "client": reply.client,
+        "domain": domain,
+        "status": "trained" if answer.trained else "scored",
+        "samples": answer.samples,
+        "steps": answer.steps,
+        "losses": json.dumps({name: round(value, 6) for name, value in answer.losses.items()}),
+        **{f"seconds_{phase}": answer.seconds.get(phase, "") for phase in ("load", "score", "train", "save")},
+        "bytes_down": reply.bytes_down,
+        "bytes_up": reply.bytes_up,
+        **{f"bytes_up_{part}": size for part, size in parts.items()},
+        "peak_bytes": answer.peak_bytes,
+        "releases": answer.releases or "",
+    }

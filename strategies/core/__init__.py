@@ -1,0 +1,1 @@
+"""What every method stands on: the contract, the exchange, aggregation, and the gate."""

@@ -1,0 +1,125 @@
+"""Averaging of model states, in client-id order and float64, so that the result does not depend on arrival."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from common.prototypes import PrototypeSet, unbiased_prototypes
+from strategies.core.exchange import Update
+
+BLOCK_ELEMENTS = 2**18
+"""Elements that are summed at a time: two MiB of float64."""
+
+
+def average(states: Sequence[Mapping[str, Tensor]], weights: Sequence[float]) -> dict[str, Tensor]:
+    """``sum_k weights_k * states_k / sum_k weights_k`` over named tensors.
+
+    Floating-point tensors are accumulated in float64 one state at a time and returned in their own dtype. Integer
+    tensors (batch-norm counters) cannot be averaged and are copied from the first state.
+
+    Raises:
+        ValueError: no states, names that differ, or weights that do not sum to a positive number.
+    """
+    if not states:
+        raise ValueError("there is nothing to average")
+    total = float(sum(weights))
+    if not total > 0:
+        raise ValueError(f"weights must sum to a positive number; got {total}")
+    shares = [weight / total for weight in weights]
+    result: dict[str, Tensor] = {}
+    for name, first in states[0].items():
+        if first.is_floating_point():
+            result[name] = _weighted_sum([state[name] for state in states], shares)
+        else:
+            result[name] = first.clone()
+    return result
+
+
+def _weighted_sum(parts: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
+    """``sum_k shares_k * parts_k`` in float64, block by block, so that the sums stay in the processor's cache.
+
+    Every element sees the same operations in the same order as without blocks: the result is the same to the last bit.
+    """
+    first = parts[0]
+    rows = [part.reshape(-1) for part in parts]
+    result = torch.empty(first.numel(), dtype=first.dtype, device=first.device)
+    sums = torch.empty(min(BLOCK_ELEMENTS, len(result)), dtype=torch.float64, device=first.device)
+    terms = torch.empty_like(sums)
+    for start in range(0, len(result), BLOCK_ELEMENTS):
+        block = slice(start, min(start + BLOCK_ELEMENTS, len(result)))
+        total, term = sums[: block.stop - start].zero_(), terms[: block.stop - start]
+        for row, share in zip(rows, shares, strict=True):
+            total.add_(term.copy_(row[block]), alpha=share)
+        result[block] = total
+    return result.view(first.shape)
+
+
+@dataclass(frozen=True)
+class Mean:
+    """The average: what a method does unless a rule of :mod:`strategies.core.robust` stands in for it.
+
+    A rule combines what the participants of an exchange sent, in client-id order. It is reached by a method's server
+    half as ``server.aggregation``, so that one setting serves every method whose uploads are averaged.
+    """
+
+    robust: ClassVar[bool] = False
+    """Whether clients count the same whatever samples they registered, and some may be left out."""
+
+    @property
+    def least(self) -> int:
+        """How many answers the rule needs; a round with fewer is skipped."""
+        return 1
+
+    def knowing(self, refused: int, answers: int) -> Mean:  # noqa: ARG002
+        """The rule for an exchange in which the gate let in ``answers`` answers and refused ``refused`` others.
+
+        Where too few are left, a refused one counts as one of those to bear. Without it a hostile client could stop a
+        federation of just as many clients as the rule needs: by being refused. Where enough are left nothing changes,
+        since the refused one may have been honest.
+        """
+        return self
+
+    def check(self, method: str, averages: bool, participants: int) -> None:
+        """Whether the rule means anything for a method of this name with so many participants a round.
+
+        Args:
+            method: its name.
+            averages: whether averages are all that its server makes of uploads.
+            participants: clients that are asked in a round.
+
+        Raises:
+            ConfigError: it does not; the message says why and what to set.
+        """
+
+    def average(self, updates: Sequence[Update], *, uniform: bool = False) -> dict[str, Tensor]:
+        """The average of the updates' model states: by samples N_k (FedAvg), or every client equal.
+
+        Raises:
+            ValueError: there are fewer updates than the rule needs.
+        """
+        shares = [1.0 if uniform else update.samples for update in updates]
+        return self.combine([update.weights for update in updates], shares)
+
+    def combine(self, states: Sequence[Mapping[str, Tensor]], shares: Sequence[float]) -> dict[str, Tensor]:
+        """One state of the participants' states; ``shares`` are their weights in an average. See :func:`average`."""
+        return average(states, shares)
+
+    def totals(self, states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        """The sum of the participants' tensors, float64: how many participate times what the rule makes of them."""
+        return {name: torch.stack([state[name].double() for state in states]).sum(0) for name in states[0]}
+
+    def class_means(self, sets: Sequence[PrototypeSet], *, sample_weighted: bool = False) -> PrototypeSet:
+        """One row per class of the participants' sets: the mean over all rows, see :func:`unbiased_prototypes`."""
+        return unbiased_prototypes(PrototypeSet.concatenate(sets), sample_weighted=sample_weighted)
+
+    def rows(self, sets: Sequence[PrototypeSet]) -> PrototypeSet:
+        """The participants' rows that a clustering is made of: all of them, by class and then in client order."""
+        return PrototypeSet.concatenate(sets)
+
+
+MEAN = Mean()

@@ -1,0 +1,179 @@
+"""What passes between a method and the machinery: batches, losses, uploads. The data are plain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from common.prototypes import PrototypeSet
+
+PrototypeMode = Literal["none", "last_epoch_running", "post_eval", "own"]
+"""Where local prototypes come from: nowhere; class means as running sums over the last local epoch (training mode,
+before each step); class means of a separate pass in evaluation mode after training; the method's own ``upload``."""
+
+
+Shape = tuple[int | Literal["samples"] | None, ...]
+"""Lengths of a tensor that is expected; see :class:`Expected`."""
+
+
+@dataclass(frozen=True)
+class Client:
+    """What the server knows of a client since its registration.
+
+    Args:
+        id: ``domain-index``, unique in the federation.
+        domain: the domain its data come from.
+        samples: training samples N_k.
+        class_counts: training samples per class, ``K`` numbers.
+        index: position among the federation's clients, by id; 0 .. C-1.
+        client_count: number of clients C in the federation.
+    """
+
+    id: str
+    domain: str
+    samples: int
+    class_counts: tuple[int, ...]
+    index: int = 0
+    client_count: int = 1
+
+
+@dataclass
+class Batch:
+    """One batch after the forward pass.
+
+    With V views per sample, rows are view-major: row ``v * B + i`` is view ``v`` of sample ``i``; labels are repeated.
+
+    Args:
+        images: ``[V*B, 3, H, W]`` float, augmented and normalised.
+        labels: ``[V*B]`` int64.
+        features: ``[V*B, D]``, the classifier's input.
+        logits: ``[V*B, K]``.
+        views: V >= 1.
+        extra: what else :meth:`Method.compute` gave, by name, one row per image.
+    """
+
+    images: Tensor
+    labels: Tensor
+    features: Tensor
+    logits: Tensor
+    views: int = 1
+    extra: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass
+class Losses:
+    """A batch's loss terms by name, each already multiplied by its weight; ``total`` is what is differentiated."""
+
+    terms: dict[str, Tensor]
+
+    @property
+    def total(self) -> Tensor:
+        """The sum of the terms in the order they were given."""
+        values = list(self.terms.values())
+        total = values[0]
+        for value in values[1:]:
+            total = total + value
+        return total
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A stretch of local training in which only some parameters train.
+
+    Args:
+        epochs: local epochs, >= 1.
+        trainable: whether the parameter of this name trains; ``None`` trains all.
+        freeze_statistics: batch-norm layers of which nothing trains normalise with their running statistics and leave
+            them alone; otherwise these move in frozen layers too.
+        rate: factor on the learning rate, > 0.
+    """
+
+    epochs: int
+    trainable: Callable[[str], bool] | None = None
+    freeze_statistics: bool = False
+    rate: float = 1.0
+
+
+@dataclass(frozen=True, eq=False)
+class Download:
+    """What the server sends to one client in one exchange."""
+
+    weights: Mapping[str, Tensor] = field(default_factory=dict)
+    prototypes: PrototypeSet | None = None
+    extra: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Upload:
+    """What a client answers, and what it keeps.
+
+    Args:
+        weights: model state to send; ``None`` sends the shared part of the trained model.
+        prototypes: prototype set to send.
+        extra: further tensors to send.
+        local: named tensors to keep on the device besides the unshared part of the model. Kept tensors that are not
+            named here stay as they were.
+    """
+
+    weights: Mapping[str, Tensor] | None = None
+    prototypes: PrototypeSet | None = None
+    extra: Mapping[str, Tensor] = field(default_factory=dict)
+    local: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Update:
+    """A client's upload as the server's half sees it, after the gate."""
+
+    client: Client
+    weights: Mapping[str, Tensor] = field(default_factory=dict)
+    prototypes: PrototypeSet = field(default_factory=PrototypeSet.empty)
+    extra: Mapping[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def samples(self) -> int:
+        """Training samples of the client, as registered."""
+        return self.client.samples
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What an exchange's uploads must carry; the gate refuses anything else. See also :meth:`Method.inspect`.
+
+    Args:
+        weights: the whole shared model state, or nothing.
+        prototypes: a prototype set.
+        most_rows: largest number of prototype rows per class; ``None`` allows one per training sample.
+        extra: dtype and shape of each further tensor by name; ``None`` in a shape allows any length, ``samples`` is
+            the number of training samples that the client registered.
+    """
+
+    weights: bool = True
+    prototypes: bool = False
+    most_rows: int | None = 1
+    extra: Mapping[str, tuple[torch.dtype, Shape]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """What local training left.
+
+    Args:
+        prototypes: local class means, as the method's ``prototypes_from`` says; empty for ``none`` and ``own``.
+        steps: optimiser steps taken.
+        losses: mean of each loss term over the last epoch.
+    """
+
+    prototypes: PrototypeSet
+    steps: int
+    losses: Mapping[str, float]
+
+
+def feature_size(model: nn.Module) -> int:
+    """D of a model that returns (features, logits)."""
+    size: Any = model.feature_size
+    return int(size)

@@ -1,0 +1,227 @@
+"""The one Flower strategy: requests and answers as FitIns and FitRes, for every method.
+
+``Parameters(tensors=[blob], tensor_type="safetensors")`` carries all tensors of a message in one blob, the same for
+every participant, so that Flower's object store keeps one copy. What differs between clients travels as JSON text in
+``FitIns.config["request"]``.
+
+:class:`FlowerStrategy` also works in any Flower app of yours::
+
+    ServerAppComponents(strategy=FlowerStrategy(FPL(temperature=0.02)), config=ServerConfig(num_rounds=10))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from logging import INFO, WARNING
+
+from flwr.common import (
+    Code,
+    EvaluateIns,
+    EvaluateRes,
+    FitIns,
+    FitRes,
+    GetPropertiesIns,
+    GetPropertiesRes,
+    Parameters,
+    Scalar,
+    Status,
+)
+from flwr.common.logger import log
+from flwr.server.client_manager import ClientManager
+from flwr.server.client_proxy import ClientProxy
+from flwr.server.strategy import Strategy
+
+from common.errors import PayloadError
+from common.metrics import domain_accuracy
+from common.settings import RunSettings, load_settings, with_method
+from common.wire.messages import Answer, Registration, Request, read_header, request_text
+from common.wire.payload import TENSOR_TYPE, Payload, decode, encode
+from strategies.core.codec import only_blob, read_registrations, read_request, write_registrations
+from strategies.core.federation import Federation
+from strategies.core.method import Method, Update
+
+
+def request_to_fit_ins(blob: bytes, request: Request) -> FitIns:
+    """A request and its tensors as Flower carries them."""
+    return FitIns(Parameters([blob], TENSOR_TYPE), {"request": request_text(request)})
+
+
+def fit_ins_to_request(instruction: FitIns) -> tuple[Request, Payload]:
+    """Inverse of :func:`request_to_fit_ins`.
+
+    Raises:
+        PayloadError: the instruction was not made by Goldfinch, or its blob is not good.
+    """
+    parameters = instruction.parameters
+    return read_request(instruction.config.get("request"), parameters.tensor_type, parameters.tensors)
+
+
+def answer_to_fit_res(payload: Payload) -> FitRes:
+    """A client's answer as Flower carries it."""
+    answer = read_header(Answer, payload.header)
+    return FitRes(Status(Code.OK, ""), Parameters([encode(payload)], TENSOR_TYPE), answer.samples, {})
+
+
+def failure_to_fit_res(code: Code, reason: str, traceback: str) -> FitRes:
+    """A client's own error: the only failure that carries who failed and why."""
+    return FitRes(Status(code, reason), Parameters([], TENSOR_TYPE), 0, {"traceback": traceback})
+
+
+def fit_res_to_answer(result: FitRes) -> tuple[Answer, Payload, int]:
+    """The answer in ``result``, its tensors, and its bytes.
+
+    Raises:
+        PayloadError: the blob is not good.
+    """
+    blob = only_blob(result.parameters.tensor_type, result.parameters.tensors)
+    payload = decode(blob)
+    return read_header(Answer, payload.header), payload, len(blob)
+
+
+def registrations_to_properties(registrations: Sequence[Registration]) -> GetPropertiesRes:
+    """The registrations of the clients that a node hosts, as Flower carries them."""
+    return GetPropertiesRes(Status(Code.OK, ""), {"registrations": write_registrations(registrations)})
+
+
+def refusal_to_properties(reason: str) -> GetPropertiesRes:
+    """A node's own error at registration."""
+    return GetPropertiesRes(Status(Code.GET_PROPERTIES_NOT_IMPLEMENTED, reason), {})
+
+
+def ask_registrations(proxy: ClientProxy, seconds: float | None) -> list[Registration]:
+    """Ask a node which clients it hosts: one in a deployment, several where a simulation has fewer nodes than clients.
+
+    Raises:
+        PayloadError: it does not answer as a Goldfinch client; the message holds its own words.
+    """
+    result = proxy.get_properties(GetPropertiesIns({}), timeout=seconds, group_id=None)
+    text = result.properties.get("registrations")
+    if result.status.code != Code.OK or not isinstance(text, str):
+        raise PayloadError(result.status.message or "the node does not answer as a Goldfinch client")
+    return read_registrations(text)
+
+
+FitResults = list[tuple[ClientProxy, FitRes]]
+FitFailures = list[tuple[ClientProxy, FitRes] | BaseException]
+
+
+class FlowerStrategy(Strategy):
+    """A method as a Flower strategy. One Flower round is one exchange of the method.
+
+    With Flower's own ``Server`` it stands alone: nodes register in the first round, every node takes part in every
+    round, updates are checked and aggregated, and the devices' scores appear as Flower's fit metrics. Goldfinch's
+    round loop adds sampling, deadlines, checkpoints and history, and uses this module's encoding.
+
+    Args:
+        method: the method.
+        settings: data, model, training and seed; the defaults of ``conf/`` if left out. Nodes must run with the same.
+        run: id under which nodes keep their own state.
+    """
+
+    def __init__(self, method: Method, settings: RunSettings | None = None, run: str = "flower") -> None:
+        settings = with_method(settings or load_settings(), method)
+        self.federation = Federation(settings)
+        self.settings, self.run = settings, run
+        self.state = self.federation.initial_state()
+        self._nodes: dict[str, str] = {}
+
+    def initialize_parameters(self, client_manager: ClientManager) -> Parameters | None:  # noqa: ARG002
+        """The initial shared state, made from the seed."""
+        return self._parameters()
+
+    def _parameters(self) -> Parameters:
+        message = self.federation.message(self.state)
+        return Parameters([encode(message)], TENSOR_TYPE)
+
+    def configure_fit(
+        self,
+        server_round: int,
+        parameters: Parameters,  # noqa: ARG002  # the state is kept here, with prototypes and extra tensors
+        client_manager: ClientManager,
+    ) -> list[tuple[ClientProxy, FitIns]]:
+        """A request to every registered node; new nodes register first."""
+        proxies = client_manager.all()
+        for node in sorted(set(proxies) - set(self._nodes.values())):
+            self._register(node, proxies[node])
+        exchanges = self.settings.method.exchanges
+        logical_round, step = divmod(server_round - 1, len(exchanges))
+        self.federation.begin(logical_round + 1, exchanges[step])
+        participants = [client for client in self.federation.registry.clients() if self._nodes[client.id] in proxies]
+        blob = encode(self.federation.message(self.state))
+        score = exchanges[step] == self.settings.method.scored_at
+        requests = self.federation.requests(self.run, participants, score=score)
+        return [
+            (proxies[self._nodes[client]], request_to_fit_ins(blob, request)) for client, request in requests.items()
+        ]
+
+    def _register(self, node: str, proxy: ClientProxy) -> None:
+        try:
+            registrations = ask_registrations(proxy, None)
+        except (PayloadError, ValueError) as error:
+            log(WARNING, "node %s was not admitted: %s", node, error)
+            return
+        for registration in registrations:
+            reason = self.federation.registry.admit(registration)
+            if reason:
+                log(WARNING, "client %s was not admitted: %s", registration.client, reason)
+            else:
+                self._nodes[registration.client] = node
+
+    def aggregate_fit(
+        self, server_round: int, results: FitResults, failures: FitFailures
+    ) -> tuple[Parameters | None, dict[str, Scalar]]:
+        """Check every answer, aggregate those that pass, and report the devices' scores."""
+        updates: list[Update] = []
+        scores: list[tuple[str, int, int]] = []
+        refused = 0
+        for proxy, result in results:
+            try:
+                answer, payload, _ = fit_res_to_answer(result)
+                if self._nodes.get(answer.client) != proxy.cid:
+                    raise PayloadError(f"node {proxy.cid} does not host {answer.client}")
+                update = self.federation.admit(answer.client, answer, payload)
+                updates += [update] if update is not None else []
+                scores += [(entry["domain"], entry["correct"], entry["count"]) for entry in answer.scores]
+            except PayloadError as error:
+                refused += 1
+                log(WARNING, "round %s: an update of node %s is refused: %s", server_round, proxy.cid, error)
+        updates.sort(key=lambda update: update.client.id)  # results come in the order of arrival
+        for client, reason in self.federation.outliers(self.state, updates).items():
+            log(WARNING, "round %s: the update of %s is refused: %s", server_round, client, reason)
+            updates = [update for update in updates if update.client.id != client]
+            refused += 1
+        self.federation.refused(refused, len(updates))
+        if failures:
+            log(WARNING, "round %s: %s clients failed", server_round, len(failures))
+        least = self.federation.server.aggregation.least
+        if len(updates) < least:
+            log(WARNING, "round %s: %s updates, aggregation needs %s: skipped", server_round, len(updates), least)
+        else:
+            aggregated = self.settings.method.aggregate(self.state, updates, self.federation.server)
+            self.state = replace(aggregated, round=self.federation.server.round)
+        accuracy = domain_accuracy(scores) if scores else {}
+        log(INFO, "round %s: accuracy %s", server_round, accuracy)
+        return self._parameters(), {f"accuracy {domain}": value for domain, value in accuracy.items()}
+
+    def configure_evaluate(
+        self,
+        server_round: int,  # noqa: ARG002
+        parameters: Parameters,  # noqa: ARG002
+        client_manager: ClientManager,  # noqa: ARG002
+    ) -> list[tuple[ClientProxy, EvaluateIns]]:
+        """Nothing: devices score what they receive in the same trip that trains."""
+        return []
+
+    def aggregate_evaluate(
+        self,
+        server_round: int,  # noqa: ARG002
+        results: list[tuple[ClientProxy, EvaluateRes]],  # noqa: ARG002
+        failures: list[tuple[ClientProxy, EvaluateRes] | BaseException],  # noqa: ARG002
+    ) -> tuple[float | None, dict[str, Scalar]]:
+        """Nothing; see :meth:`configure_evaluate`."""
+        return None, {}
+
+    def evaluate(self, server_round: int, parameters: Parameters) -> tuple[float, dict[str, Scalar]] | None:  # noqa: ARG002
+        """Nothing: the server holds no data."""
+        return None

@@ -1,0 +1,173 @@
+"""What is let in: every upload is checked against what the round expects before a method's server half sees it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from common.errors import PayloadError
+from common.prototypes import PrototypeSet
+from common.wire.messages import Answer, Request
+from common.wire.payload import Payload
+from strategies.core.method import Client, Expected, Server, Shape, Update
+
+MOST_SAMPLES = 2**40
+"""More test images than anybody has."""
+
+MOST_LOSS = 1e30
+"""A diverged net's mean loss is below it; what is not finite cannot be written down."""
+
+
+@dataclass(frozen=True)
+class Gate:
+    """Checks one exchange's answers.
+
+    Args:
+        expected: what the method's uploads carry.
+        server: names, shapes and dtypes of the shared state; feature size and classes.
+        max_norm: largest L2 norm of a floating-point tensor that is let in.
+    """
+
+    expected: Expected
+    server: Server
+    max_norm: float = 1e8
+
+    def admit(self, request: Request, answer: Answer, payload: Payload, client: Client) -> Update | None:
+        """The update, if everything about it is as it must be; ``None`` if only a score was asked for.
+
+        Its tensors come in the order of the shared state, whatever order the message had, so that sums over them are
+        the same on every engine.
+
+        Raises:
+            PayloadError: the first thing that is not, in words for the round's record.
+        """
+        self._check_sender(request, answer, client)
+        self._check_scores(request, answer)
+        if not request.train:
+            return None
+        if self.expected.weights:
+            check_tensors("weights", payload.weights, {name: _spec(tensor) for name, tensor in self._shared.items()})
+        elif payload.weights:
+            raise PayloadError(f"weights came that were not asked for: {', '.join(sorted(payload.weights)[:3])}")
+        check_tensors("extra", payload.extra, self.expected.extra, client.samples)
+        prototypes = self._check_prototypes(payload.prototypes, client)
+        for name, tensor in {**payload.weights, **payload.extra}.items():
+            self._check_values(name, tensor)
+        self._check_model(payload.weights)
+        weights = {name: payload.weights[name] for name in self._shared} if self.expected.weights else {}
+        return Update(client, weights, prototypes, dict(sorted(payload.extra.items())))
+
+    @property
+    def _shared(self) -> Mapping[str, Tensor]:
+        return self.server.shared
+
+    def _check_sender(self, request: Request, answer: Answer, client: Client) -> None:
+        said = (answer.run, answer.method, answer.round, answer.exchange, answer.client)
+        asked = (request.run, request.method, request.round, request.exchange, request.client)
+        if said != asked:
+            raise PayloadError(f"the answer belongs to {said}, not to {asked}: stale, replayed or of another run")
+        if answer.samples != client.samples or tuple(answer.class_counts) != client.class_counts:
+            raise PayloadError(
+                f"the answer claims {answer.samples} samples in classes {answer.class_counts}; the client registered "
+                f"{client.samples} in {list(client.class_counts)}"
+            )
+
+    def _check_scores(self, request: Request, answer: Answer) -> None:
+        """Scores are what was asked for, and arithmetically possible."""
+        if answer.trained != request.train:
+            raise PayloadError("the answer carries no update" if request.train else "an update came unasked")
+        domains = [entry.get("domain") for entry in answer.scores if isinstance(entry, dict)]
+        if domains != list(request.score):
+            raise PayloadError(f"scores of {domains} came; asked for {request.score}")
+        for entry in answer.scores:
+            count: Any = entry.get("count")
+            correct: Any = entry.get("correct")
+            loss: Any = entry.get("loss")
+            whole = isinstance(count, int) and isinstance(correct, int)
+            if not whole or not 0 <= correct <= count or not 1 <= count <= MOST_SAMPLES:
+                raise PayloadError(f"the score of {entry['domain']} claims {correct!r:.20} correct of {count!r:.20}")
+            if not isinstance(loss, float | int) or not 0 <= loss <= MOST_LOSS:
+                raise PayloadError(f"the score of {entry['domain']} has loss {loss!r:.20}")
+
+    def _check_prototypes(self, prototypes: PrototypeSet | None, client: Client) -> PrototypeSet:
+        if not self.expected.prototypes:
+            if prototypes is not None:
+                raise PayloadError("a prototype set came that was not asked for")
+            return PrototypeSet.empty(self.server.feature_size)
+        if prototypes is None:
+            raise PayloadError("the prototype set is missing")
+        if prototypes.feature_size != self.server.feature_size:
+            raise PayloadError(f"prototypes have {prototypes.feature_size} features, not {self.server.feature_size}")
+        if not len(prototypes):
+            return prototypes
+        if prototypes.classes[-1] >= self.server.class_count:
+            raise PayloadError(f"a prototype is of class {prototypes.classes[-1]} of {self.server.class_count}")
+        if not bool((prototypes.weights > 0).all()):  # a cluster of nobody: its logarithm would be -inf in every loss
+            raise PayloadError("a prototype's weight is not a positive number of samples")
+        rows = torch.bincount(prototypes.labels, minlength=self.server.class_count)
+        mass = torch.zeros(self.server.class_count, dtype=torch.float64)
+        mass.index_add_(0, prototypes.labels, prototypes.weights.double())
+        for label in prototypes.classes:
+            held = client.class_counts[label]
+            most = held if self.expected.most_rows is None else min(held, self.expected.most_rows)
+            if int(rows[label]) > most:
+                raise PayloadError(f"{int(rows[label])} prototypes of class {label}; at most {most} can be")
+            if float(mass[label]) > held * (1 + 1e-6):
+                raise PayloadError(f"prototypes of class {label} weigh {float(mass[label]):g}; {held} samples exist")
+        self._check_values("prototypes", prototypes.vectors)
+        return prototypes
+
+    def _check_model(self, weights: Mapping[str, Tensor]) -> None:
+        """What no training leaves: counters and variances below zero, and a net of zeros, whose gradient is zero."""
+        for name, tensor in weights.items():
+            counts = not tensor.is_floating_point() or name.endswith("running_var")
+            if counts and bool((tensor < 0).any()):
+                raise PayloadError(f"{name} has negative values; it counts or measures a variance")
+        trained = [tensor for name, tensor in weights.items() if name in self.server.parameters]
+        if trained and not any(bool(tensor.any()) for tensor in trained):
+            raise PayloadError("all parameters are zero")
+
+    def _check_values(self, name: str, tensor: Tensor) -> None:
+        if not tensor.is_floating_point() or not tensor.numel():
+            return
+        if float(torch.linalg.vector_norm(tensor)) <= self.max_norm / 1000:
+            return  # far below the bound, however its float32 sum was rounded; NaN and infinity are not
+        norm = float(torch.linalg.vector_norm(tensor, dtype=torch.float64))
+        if not math.isfinite(norm):  # one look at the values serves both: a single one spoils the sum
+            raise PayloadError(f"{name} has values that are not finite")
+        if norm > self.max_norm:
+            raise PayloadError(f"{name} has norm {norm:.3g}; the bound is {self.max_norm:g}")
+
+
+def _spec(tensor: Tensor) -> tuple[torch.dtype, Shape]:
+    return tensor.dtype, tuple(tensor.shape)
+
+
+def check_tensors(
+    part: str,
+    tensors: Mapping[str, Tensor],
+    expected: Mapping[str, tuple[torch.dtype, Shape]],
+    samples: int = 0,
+) -> None:
+    """Names, dtypes and shapes must be exactly the expected ones; a length ``samples`` is the client's.
+
+    Raises:
+        PayloadError: the first difference.
+    """
+    if set(tensors) != set(expected):
+        missing, unknown = sorted(set(expected) - set(tensors)), sorted(set(tensors) - set(expected))
+        raise PayloadError(f"{part}: missing {missing[:3]}, not asked for {unknown[:3]}")
+    for name, (dtype, lengths) in expected.items():
+        tensor = tensors[name]
+        shape = tuple(samples if length == "samples" else length for length in lengths)
+        fits = len(shape) == tensor.ndim and all(
+            want in (None, have) for want, have in zip(shape, tensor.shape, strict=True)
+        )
+        if tensor.dtype != dtype or not fits:
+            wanted = tuple("any" if length is None else length for length in shape)
+            raise PayloadError(f"{name} is {tensor.dtype} {tuple(tensor.shape)}; expected {dtype} {wanted}")

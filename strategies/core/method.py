@@ -1,0 +1,194 @@
+"""The contract of a method: a frozen dataclass of hyper-parameters with two pure halves, device and server.
+
+State is data. The server's is a :class:`~common.storage.state.GlobalState`; a client's is a mapping of named tensors.
+A method holds neither, so the same object serves every engine, and saving a run is writing named tensors.
+
+A logical round is the sequence of a method's ``exchanges``. In each, the server sends a download to every participant,
+the device answers with an upload, and the server aggregates the uploads into the next global state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from common.losses import cross_entropy
+from common.prototypes import PrototypeSet
+from common.storage.state import GlobalState
+from strategies.core.exchange import (
+    Batch,
+    Client,
+    Download,
+    Expected,
+    Losses,
+    Phase,
+    PrototypeMode,
+    Shape,
+    Trained,
+    Update,
+    Upload,
+    feature_size,
+)
+from strategies.core.sides import Local, Server
+
+__all__ = [
+    "Batch",
+    "Client",
+    "Download",
+    "Expected",
+    "Local",
+    "Losses",
+    "Method",
+    "Phase",
+    "PrototypeMode",
+    "Server",
+    "Shape",
+    "Trained",
+    "Update",
+    "Upload",
+    "feature_size",
+]
+
+
+@dataclass(frozen=True)
+class Method:
+    """Base of every method. As it stands it is FedAvg (McMahan et al., 2017): cross-entropy, average by samples."""
+
+    exchanges: ClassVar[tuple[str, ...]] = ("train",)
+    """The exchanges of one round; ``train`` among them runs local training."""
+
+    fedavg_at: ClassVar[Mapping[str, Any] | None] = None
+    """Hyper-parameters at which the method is FedAvg bit for bit; ``None`` if it never is."""
+
+    multi_view: ClassVar[bool] = False
+    """Whether the loss needs more than one view per sample."""
+
+    averages: ClassVar[bool] = True
+    """Whether averages, class means and clusters of them are all that the server makes of uploads, through
+    ``server.aggregation``; otherwise a robust rule is refused, since it would not protect the method."""
+
+    @property
+    def name(self) -> str:
+        """The method's name: the stem of its file and of its YAML."""
+        return type(self).__module__.rpartition(".")[2]
+
+    @property
+    def prototypes_from(self) -> PrototypeMode:
+        """Where :attr:`Trained.prototypes` come from."""
+        return "none"
+
+    @property
+    def scheduled(self) -> bool:
+        """Whether what a round does depends on how many there are in all, so that a run cannot be made longer."""
+        return False
+
+    # ---- how it is scored ------------------------------------------------------------------------------------------
+
+    @property
+    def scored_at(self) -> str:
+        """The exchange at whose beginning devices score the model.
+
+        At the first exchange the score is of the state after the previous round; at a later one, of this round's.
+        """
+        return "train"
+
+    @property
+    def personal(self) -> bool:
+        """Whether a client's own model is scored on its own domain, instead of the global model on every domain."""
+        return False
+
+    @property
+    def adapts(self) -> bool:
+        """Whether :meth:`adapt` changes the model that is scored."""
+        return False
+
+    def adapt(self, local: Local) -> None:
+        """Change the model for its score alone; the device puts it back afterwards."""
+
+    # ---- the model -------------------------------------------------------------------------------------------------
+
+    def extend(self, model: nn.Module, client_count: int, seed: int) -> nn.Module:  # noqa: ARG002
+        """The model with whatever nets the method adds; what is added is named, shared or kept like the rest."""
+        return model
+
+    def shared_names(self, model: nn.Module) -> set[str]:
+        """Names of the model's state that travel; the rest stays on each device."""
+        return set(model.state_dict())
+
+    # ---- on the device ---------------------------------------------------------------------------------------------
+
+    def compute(self, model: nn.Module, images: Tensor, local: Local) -> tuple[Tensor, Tensor, Mapping[str, Tensor]]:  # noqa: ARG002
+        """A forward pass: features ``[B, D]``, logits ``[B, K]`` and whatever else the loss needs, by name.
+
+        Used in training and, in evaluation mode, for scores. ``model`` is the device's model or a frozen copy of it.
+        """
+        features, logits = model(images)
+        return features, logits, {}
+
+    def phases(self, epochs: int) -> tuple[Phase, ...]:
+        """The stretches of local training; by default one, of all parameters."""
+        return (Phase(epochs),)
+
+    def begin(self, local: Local) -> None:
+        """Before local training, after scoring: install what else was received."""
+
+    def loss(self, batch: Batch, local: Local) -> Losses:  # noqa: ARG002
+        """The loss terms of one batch."""
+        return Losses({"cross_entropy": cross_entropy(batch.logits, batch.labels)})
+
+    def edit_gradients(self, local: Local) -> None:
+        """Change gradients between backward and step (proximal terms)."""
+
+    def step(self, local: Local, images: Tensor, labels: Tensor) -> Losses:
+        """One optimiser step on one batch; no terms if the batch is held back for a later step."""
+        losses = self.loss(local.forward(images, labels), local)
+        local.backward(losses.total)
+        self.edit_gradients(local)
+        local.optimizer.step()
+        return losses
+
+    def upload(self, local: Local, trained: Trained) -> Upload:  # noqa: ARG002
+        """What to send after local training, and what to keep."""
+        return Upload(prototypes=trained.prototypes if self.prototypes_from != "none" else None)
+
+    def predict(self, features: Tensor, logits: Tensor, local: Local) -> Tensor:  # noqa: ARG002
+        """Scores ``[B, K]`` whose largest is the prediction; the classifier's logits unless a method says otherwise."""
+        return logits
+
+    def respond(self, local: Local) -> Upload:
+        """The answer to an exchange other than ``train``; the model is as the device kept it."""
+        raise NotImplementedError(f"{self.name} declares the exchange {local.exchange!r} but does not answer it")
+
+    # ---- on the server ---------------------------------------------------------------------------------------------
+
+    def initial_state(self, weights: Mapping[str, Tensor], server: Server) -> GlobalState:
+        """The global state before the first round. ``weights`` is the shared part of the initial model."""
+        return GlobalState(0, weights, PrototypeSet.empty(server.feature_size))
+
+    def download(self, state: GlobalState, server: Server) -> Download:  # noqa: ARG002
+        """What every participant of this exchange is sent."""
+        sends_prototypes = self.prototypes_from != "none"
+        return Download(state.weights, state.prototypes if sends_prototypes else None, {})
+
+    def expects(self, server: Server) -> Expected:  # noqa: ARG002
+        """What the uploads of this exchange must carry."""
+        return Expected(prototypes=self.prototypes_from != "none")
+
+    def inspect(self, update: Update, server: Server) -> None:
+        """Raise ``PayloadError`` if an upload that looks as expected says something impossible."""
+
+    def aggregate(self, state: GlobalState, updates: Sequence[Update], server: Server) -> GlobalState:
+        """The next global state from ``updates``, which come sorted by client id and are never empty."""
+        return GlobalState(
+            state.round,
+            server.aggregation.average(updates),
+            self.aggregate_prototypes(state, updates, server),
+            state.extra,
+        )
+
+    def aggregate_prototypes(self, state: GlobalState, updates: Sequence[Update], server: Server) -> PrototypeSet:  # noqa: ARG002
+        """The next global prototypes; by default they stay as they are."""
+        return state.prototypes

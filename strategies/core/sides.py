@@ -1,0 +1,112 @@
+"""The two sides of an exchange: what the trainer and the round loop offer to a method's halves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from common.prototypes import PrototypeSet
+from common.settings import TrainSettings
+from strategies.core.aggregation import Mean
+from strategies.core.exchange import Batch, Client
+
+
+class Local(Protocol):
+    """The device's side of one exchange: what a method's client half may use. Implemented by the trainer."""
+
+    model: nn.Module
+    client: Client
+    round: int
+    rounds: int
+    exchange: str
+    seed: int
+    device: torch.device
+    train: TrainSettings
+    class_count: int
+    feature_size: int
+    views: int
+    phase: int
+    """Which of :meth:`Method.phases` is under way, from 0."""
+    batch: int
+    """Position of the present batch in its local epoch, from 0."""
+    weights: Mapping[str, Tensor]
+    """Shared model state as received, on the device."""
+    prototypes: PrototypeSet
+    """Global prototypes as received, on the device; empty before the first."""
+    extra: Mapping[str, Tensor]
+    """Further tensors as received, on the device."""
+    kept: Mapping[str, Tensor]
+    """The client's own named tensors from its last participation, on the device; empty at first."""
+    optimizer: torch.optim.Optimizer
+    data_root: str | None
+    """Where this device's data are, for methods that read more than its own split; ``None`` is the configuration's."""
+
+    def forward(self, images: Tensor, labels: Tensor) -> Batch:
+        """A forward pass of the model in its present mode."""
+
+    def backward(self, loss: Tensor) -> None:
+        """Clear the gradients and differentiate ``loss``."""
+
+    def frozen(self, name: str, weights: Mapping[str, Tensor] | None = None) -> nn.Module:
+        """A copy of the model in evaluation mode that does not train, made once per exchange under ``name``.
+
+        Without ``weights`` it is the model as it was when training began.
+        """
+
+    def reference(self) -> Mapping[str, Tensor]:
+        """The trainable parameters by name as they were when training began: the w^t of proximal terms."""
+
+    def cached(self, name: str, make: Callable[[], Any]) -> Any:
+        """``make()`` the first time ``name`` is asked for in this exchange, the same object afterwards."""
+
+    def make_optimizer(self, parameters: Iterable[nn.Parameter], rate: float = 1.0) -> torch.optim.Optimizer:
+        """A fresh optimiser of the run's kind, with ``rate`` times its learning rate."""
+
+    def generator(self, *purpose: str | int) -> torch.Generator:
+        """Random numbers keyed by (seed, purpose, round, client)."""
+
+    def features(self, *, augmented: int = 0, training_mode: bool = False) -> tuple[Tensor, Tensor]:
+        """Features ``[N, D]`` and labels ``[N]`` of the whole training split in one pass without gradients.
+
+        Rows are in the order of the split. ``augmented`` > 0 passes over so many augmented views per sample instead,
+        averaged per sample. In ``training_mode`` shuffled training batches are normalised with their own statistics,
+        and the running statistics move.
+        """
+
+    def prepare(self, images: Tensor, draws: torch.Generator | None = None) -> Tensor:
+        """uint8 images ``[B, 3, H, W]`` as the model takes them: augmented with ``draws``, or as for testing."""
+
+    def batches(self, *purpose: str | int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Training batches of one epoch: images, augmented and formatted, and labels; order keyed by ``purpose``."""
+
+
+class Server(Protocol):
+    """The server's side of one exchange: what a method's server half may use besides state and updates."""
+
+    round: int
+    rounds: int
+    exchange: str
+    seed: int
+    class_count: int
+    feature_size: int
+    client_count: int
+    """Clients of the federation, registered or not."""
+    clients: Sequence[Client]
+    """All registered clients, by id."""
+    train: TrainSettings
+    device: torch.device
+    shared: Mapping[str, Tensor]
+    """An example of the shared model state: names, shapes and dtypes (the initial state)."""
+    parameters: frozenset[str]
+    """Which names of the shared state are trainable parameters; the others are buffers."""
+    aggregation: Mean
+    """How uploads become one: the average, or a robust rule in its place (conf/aggregation/)."""
+
+    def generator(self, *purpose: str | int) -> torch.Generator:
+        """Random numbers keyed by (seed, purpose, round)."""
+
+    def new_model(self) -> nn.Module:
+        """A model of the run's architecture with its initial weights."""

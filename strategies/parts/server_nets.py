@@ -1,0 +1,170 @@
+"""Nets that train on features: ADCOL's discriminator, FedPall's classifier and amplifier, RUCR's classifier.
+
+A server's net lives in ``GlobalState.extra`` as named tensors, its state under ``NAME/...`` and the momentum of its
+optimiser under ``momentum/NAME/...``, so that it goes on where it was after a round or a crash.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from common.config import check
+from common.data.batches import split_batches
+from common.losses import cross_entropy
+from common.models.auxiliary import Discriminator
+from common.models.base import initialised
+from common.storage.state import under_prefix, with_prefix
+from strategies.core.method import Local, Server
+
+MOMENTUM = "momentum/"
+
+
+@dataclass(frozen=True)
+class NetTraining:
+    """How a net trains on features: SGD, batches of the run's ``train.batch_size``.
+
+    Args:
+        epochs: passes over the features per round, >= 1 (FedPall and ADCOL: 3; 1 on Digits).
+        learning_rate: > 0.
+        momentum: in [0, 1); a server's net keeps its momentum from round to round.
+        weight_decay: L2 coefficient, >= 0.
+    """
+
+    epochs: int = 3
+    learning_rate: float = 0.01
+    momentum: float = 0.9
+    weight_decay: float = 1e-5
+
+    def __post_init__(self) -> None:
+        check(self.epochs >= 1, f"epochs must be >= 1; got {self.epochs}")
+        check(self.learning_rate > 0, f"learning_rate must be > 0; got {self.learning_rate}")
+        check(0 <= self.momentum < 1, f"momentum must be in [0, 1); got {self.momentum}")
+        check(self.weight_decay >= 0, f"weight_decay must be >= 0; got {self.weight_decay}")
+
+
+def train_net(
+    net: nn.Module,
+    features: Tensor,
+    labels: Tensor,
+    training: NetTraining,
+    draws: torch.Generator,
+    *,
+    batch_size: int,
+    velocity: Mapping[str, Tensor] | None = None,
+) -> dict[str, Tensor]:
+    """Train ``net`` in place by cross-entropy, in the mode it is in.
+
+    A last batch of one row joins the batch before it, since batch normalisation cannot train on it.
+
+    Args:
+        net: ``[B, D]`` to logits.
+        features: ``[N, D]`` float32.
+        labels: ``[N]`` int64.
+        training: the optimiser's settings.
+        draws: shuffles the rows.
+        batch_size: rows per batch.
+        velocity: momentum so far, by parameter name; none starts at zero.
+
+    Returns:
+        The momentum afterwards, by parameter name; zeros where nothing trained.
+    """
+    named = dict(net.named_parameters())
+    optimizer = torch.optim.SGD(
+        named.values(), lr=training.learning_rate, momentum=training.momentum, weight_decay=training.weight_decay
+    )
+    for name, parameter in named.items():
+        if velocity and training.momentum:
+            optimizer.state[parameter]["momentum_buffer"] = velocity[name].clone()
+    for _ in range(training.epochs if len(features) > 1 else 0):
+        order = torch.randperm(len(features), generator=draws).to(features.device)
+        for rows in split_batches(order, batch_size, "keep"):
+            optimizer.zero_grad(set_to_none=True)
+            cross_entropy(net(features[rows]), labels[rows]).backward()
+            optimizer.step()
+    return {
+        name: buffer if (buffer := optimizer.state[item].get("momentum_buffer")) is not None else torch.zeros_like(item)
+        for name, item in named.items()
+    }
+
+
+def initial_net(name: str, net: nn.Module) -> dict[str, Tensor]:
+    """``net`` and its momentum, zero, as entries of ``GlobalState.extra``."""
+    zeros = {item: torch.zeros_like(parameter) for item, parameter in net.named_parameters()}
+    return _entries(name, net, zeros)
+
+
+def retrain(
+    name: str,
+    net: nn.Module,
+    extra: Mapping[str, Tensor],
+    features: Tensor,
+    labels: Tensor,
+    training: NetTraining,
+    server: Server,
+) -> dict[str, Tensor]:
+    """The entries of ``extra`` that belong to ``name``, after the server trained them on all clients' features.
+
+    ``net`` is any net of the right shape; its weights are replaced.
+    """
+    net.load_state_dict(under_prefix(f"{name}/", extra))
+    velocity = under_prefix(f"{MOMENTUM}{name}/", extra)
+    with threads(server.train.threads):
+        velocity = train_net(
+            net.train(),
+            features,
+            labels,
+            training,
+            server.generator("train", name),
+            batch_size=server.train.batch_size,
+            velocity=velocity,
+        )
+    return _entries(name, net, velocity)
+
+
+def _entries(name: str, net: nn.Module, velocity: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    state = {item: tensor.detach().clone() for item, tensor in net.state_dict().items()}
+    return with_prefix(f"{name}/", state) | with_prefix(f"{MOMENTUM}{name}/", velocity)
+
+
+def sent_net(name: str, extra: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What clients need of a server's net: its state, not its momentum; under the names it has in ``extra``."""
+    return {key: tensor for key, tensor in extra.items() if key.startswith(f"{name}/")}
+
+
+def new_discriminator(name: str, server: Server) -> Discriminator:
+    """A net that tells the federation's clients apart by their features, with weights of (seed, ``name``)."""
+    with initialised(server.seed, name):
+        return Discriminator(server.feature_size, server.client_count)
+
+
+def received_discriminator(name: str, local: Local, *, training_mode: bool) -> Discriminator:
+    """The net that the server sent under ``name``, once per exchange; gradients pass through it, it does not train.
+
+    In ``training_mode`` its batch norm uses the statistics of the batch, otherwise the running ones.
+    """
+
+    def make() -> Discriminator:
+        with torch.device("meta"):
+            net = Discriminator(local.feature_size, local.client.client_count)
+        received = under_prefix(f"{name}/", local.extra)
+        net.load_state_dict({key: tensor.clone() for key, tensor in received.items()}, assign=True)
+        return net.train(training_mode).requires_grad_(False)
+
+    made: Discriminator = local.cached(f"received {name}", make)
+    return made
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Inside, torch uses ``count`` threads: another number may round differently, and the result is to be the same."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
