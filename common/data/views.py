@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -78,6 +79,7 @@ class RandConv(Views):
         identity_probability: RC_img: probability, per view, that the images stay as they are (0.5 in the paper).
         repeats: passes with the same kernel, each standardised before the next, >= 1; 1 is RandConv, more repeat it
             as Pro-RandConv does.
+        random_repeats: draw the passes uniformly from 1..repeats for every view.
     """
 
     count: int = 1
@@ -85,6 +87,7 @@ class RandConv(Views):
     mix: bool = True
     identity_probability: float = 0.0
     repeats: int = 1
+    random_repeats: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -101,7 +104,8 @@ class RandConv(Views):
             return images
         kernel = draw_kernel(images, _choose(self.kernel_sizes, generator), generator)
         convolved = convolve(images, kernel)
-        for _ in range(self.repeats - 1):
+        repeats = _choose(range(1, self.repeats + 1), generator) if self.random_repeats else self.repeats
+        for _ in range(repeats - 1):
             convolved = convolve(standardise(convolved), kernel)
         return torch.lerp(images, convolved, _uniform(generator)) if self.mix else convolved
 
@@ -274,5 +278,5 @@ def _normal(shape: tuple[int, ...], generator: torch.Generator, like: Tensor) ->
     return torch.randn(shape, generator=generator).to(like.device, like.dtype)
 
 
-def _choose(options: tuple[int, ...], generator: torch.Generator) -> int:
+def _choose(options: Sequence[int], generator: torch.Generator) -> int:
     return options[int(torch.randint(len(options), (), generator=generator))]
