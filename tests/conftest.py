@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,32 @@ settings.register_profile(
     "goldfinch", derandomize=True, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("goldfinch")
+
+
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Words for values that pytest would number, or spell with addresses or escapes; else the test must write ids.
+
+    Raises:
+        TypeError: no short, printable words can be found for the value.
+    """
+    if isinstance(val, int | float | None) or (callable(val) and "<" not in getattr(val, "__name__", "<")):
+        return None  # pytest's own words are good
+    if isinstance(val, str):
+        words = val
+    elif isinstance(val, torch.dtype):
+        words = str(val).removeprefix("torch.")
+    elif isinstance(val, Mapping):
+        words = ", ".join(f"{name}={value}" for name, value in val.items()) or "nothing"
+    elif isinstance(val, list | tuple):
+        words = ", ".join(map(str, val)) or "nothing"
+    elif dataclasses.is_dataclass(val):
+        fields = [field for field in dataclasses.fields(val) if getattr(val, field.name) != field.default]
+        words = f"{type(val).__name__}({', '.join(f'{field.name}={getattr(val, field.name)}' for field in fields)})"
+    else:
+        words = ""
+    if not words.isprintable() or len(words) > 100 or " at 0x" in words or (not words and val != ""):
+        raise TypeError(f"the parameter {argname} has a value without readable words, {type(val)}: write ids")
+    return words
 
 
 @pytest.fixture(autouse=True, scope="session")

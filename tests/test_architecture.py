@@ -87,6 +87,7 @@ def test_no_pickle_and_no_code_from_data(path: Path) -> None:
         "f(allow_pickle=True)",
         "eval('1')",
     ],
+    ids=["the module", "a name of it", "torch.load", "numpy.load", "allow_pickle", "eval"],
 )
 def test_the_search_for_pickle_finds_it(text: str) -> None:
     assert offences(ast.parse(text))

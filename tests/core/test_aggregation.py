@@ -84,6 +84,7 @@ def test_nothing_is_changed_or_shared() -> None:
 @pytest.mark.parametrize(
     ("parts", "weights", "reason"),
     [([], [], "nothing to average"), (states(2), [0, 0], "positive"), (states(1), [-1], "positive")],
+    ids=["nothing", "weights of zero", "a negative weight"],
 )
 def test_what_cannot_be_averaged(parts: list[dict[str, torch.Tensor]], weights: list[float], reason: str) -> None:
     with pytest.raises(ValueError, match=reason):

@@ -122,6 +122,7 @@ def test_a_crash_while_writing_leaves_the_ones_before(tmp_path: Path, monkeypatc
         ("fpl", "ffff", 7, "other settings"),
         ("fpl", "abcd", 8, "of seed 7, this run has 8"),
     ],
+    ids=["another method", "other settings", "another seed"],
 )
 def test_another_run_s_checkpoint_is_refused(method: str, identity: str, seed: int, reason: str) -> None:
     with pytest.raises(CheckpointError, match=reason):

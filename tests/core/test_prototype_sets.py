@@ -62,6 +62,7 @@ def test_rows_are_sorted_by_class_and_keep_their_order_within_one() -> None:
         (torch.ones(1, 1), torch.tensor([-1]), torch.ones(1), "labels must be >= 0"),
         (torch.ones(1, 1), torch.tensor([0]), -torch.ones(1), "weights must be >= 0"),
     ],
+    ids=["one vector", "labels in two dimensions", "a label short", "a weight more", "label -1", "weight -1"],
 )
 def test_what_is_no_set(vectors: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):

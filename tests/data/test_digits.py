@@ -189,6 +189,7 @@ def test_pooled_tenths_have_fedpalls_sizes(total: int) -> None:
         (gzip.compress(b"\0\0\x0d\x01\0\0\0\x01abcd", mtime=0), "does not begin as an IDX"),
         (gzip.compress(idx(LABELS), mtime=0)[:-9], "damaged"),
     ],
+    ids=["not packed", "fewer values than it says", "values of another type", "cut short"],
 )
 def test_a_damaged_idx_file_is_named(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "labels.gz"

@@ -61,6 +61,7 @@ def test_length_counts_and_device() -> None:
         (torch.zeros(2, 3, 4, 4, dtype=torch.uint8), torch.zeros(2), "int64"),
         (torch.zeros(2, 3, 4, 4, dtype=torch.uint8), torch.zeros(3, dtype=torch.int64), "as many labels"),
     ],
+    ids=["images in float32", "one channel", "labels in float32", "a label more"],
 )
 def test_other_tensors_are_refused(images: torch.Tensor, labels: torch.Tensor, message: str) -> None:
     with pytest.raises(ValueError, match=message):

@@ -152,7 +152,7 @@ def test_a_missing_or_empty_class_folder_is_named(tmp_path: Path) -> None:
         source.load("dslr")
 
 
-@pytest.mark.parametrize("content", [b"", b"no image", "truncated"])
+@pytest.mark.parametrize("content", [b"", b"no image", "truncated"], ids=["empty", "no image", "truncated"])
 def test_a_broken_image_is_named(tmp_path: Path, content: bytes | str, own_cache: Path) -> None:
     source = office(tmp_path)
     path = tmp_path / "office_caltech_10" / "dslr" / "mug" / "image_001.png"

@@ -193,6 +193,7 @@ def test_too_few_samples_are_an_error_with_a_way_out() -> None:
         (lambda: Dirichlet(alpha=0.0), "alpha"),
         (lambda: Dirichlet(samples=20), "cannot give"),
     ],
+    ids=["no sample", "no share", "no client", "below 0", "more than all", "alpha 0", "fewer than its clients"],
 )
 def test_values_out_of_range_are_refused(make: object, message: str) -> None:
     with pytest.raises(ValueError, match=message):

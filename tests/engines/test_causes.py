@@ -40,7 +40,7 @@ def test_a_message_of_a_thousand_clients_is_cut(tmp_path: Path) -> None:
     assert len(cause_of(log).splitlines()) == 1 + MOST_LINES
 
 
-@pytest.mark.parametrize("text", ["", "all is well\n"])
+@pytest.mark.parametrize("text", ["", "all is well\n"], ids=["empty", "no error"])
 def test_what_holds_no_error_has_no_cause(tmp_path: Path, text: str) -> None:
     log = tmp_path / "flower.log"
     log.write_text(text)

@@ -229,6 +229,7 @@ def test_a_dead_actor_ends_the_run_with_a_way_out() -> None:
         (GetPropertiesRes(Status(Code.OK, ""), {"registrations": "[" * 100_000}), "not JSON"),
         (ValueError("node went away"), "node went away"),
     ],
+    ids=["refused", "nothing", "cut short", "numbers", "an empty object", "nested deeply", "went away"],
 )
 def test_a_registration_that_cannot_be_read_is_that_node_s_refusal(answer: Any, reason: str) -> None:
     engine = FlowerEngine(Manager(Scripted(answer)))  # type: ignore[arg-type]

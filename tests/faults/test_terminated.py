@@ -101,6 +101,7 @@ def test_only_the_first_signal_counts_and_the_handler_is_put_back() -> None:
         (Terminated(), 143, "resume=true goes on"),
         (Terminated("no longer watching; the run goes on"), 143, "no longer watching"),
     ],
+    ids=["interrupted", "terminated", "no longer watching"],
 )
 def test_exit_codes(
     error: BaseException, code: int, words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

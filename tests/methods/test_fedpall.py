@@ -301,10 +301,10 @@ def test_alone_and_without_its_terms_it_is_single_set(tmp_path):
     assert scores[0] == {key: value for key, value in scores[1].items() if key[0] != "0"}
 
 
-@pytest.mark.parametrize(("rounds", "scored"), [(3, {"1", "3"}), (4, {"1", "3", "4"})])
+@pytest.mark.parametrize(("rounds", "scored"), [(3, ["1", "3"]), (4, ["1", "3", "4"])])
 def test_the_last_round_is_scored_whatever_the_interval(rounds, scored, tmp_path):
     settings = toy_settings("fedpall", tmp_path, train={"rounds": rounds}, rounds={"evaluate_every": 2})
-    assert {row["round"] for row in run(settings).rows("history.csv")} == scored
+    assert {row["round"] for row in run(settings).rows("history.csv")} == set(scored)
 
 
 @pytest.mark.parametrize("exchange_name", ["train", "mix"])
@@ -343,7 +343,6 @@ def test_a_server_that_dies_within_a_round_goes_on_bit_for_bit(exchange_name, tm
         {"swap_classifier": False},
         {"server_training": NetTraining(epochs=1)},
     ],
-    ids=str,
 )
 def test_every_option_changes_the_result(hyper, tmp_path):
     plain, other = (run(toy_settings("fedpall", tmp_path / str(i), hyper=h)) for i, h in enumerate(({}, hyper)))

@@ -225,7 +225,7 @@ def test_group_norm_reaches_the_multilayer_head():
     assert model(images(1, 32))[1].shape == (1, 5)
 
 
-@pytest.mark.parametrize("spec", CAM, ids=repr)
+@pytest.mark.parametrize("spec", CAM)
 def test_mean_of_a_class_activation_map_is_the_logit_without_bias(spec):
     model = spec.build(6, 64, 1).eval()
     assert model.supports_cam
@@ -257,7 +257,7 @@ def test_class_activation_map_against_loops():
                 assert float(result[row, u, v]) == pytest.approx(value, rel=1e-4, abs=1e-5)
 
 
-@pytest.mark.parametrize("spec", [DigitCNN(), FedBNDigit(), TorchvisionResNet(18, "multilayer")], ids=repr)
+@pytest.mark.parametrize("spec", [DigitCNN(), FedBNDigit(), TorchvisionResNet(18, "multilayer")])
 def test_networks_without_class_activation_maps_say_so(spec):
     model = spec.build(10, 32, 0)
     assert not model.supports_cam

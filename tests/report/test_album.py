@@ -49,6 +49,7 @@ def test_confusion_counts_come_back_in_coordinates(tmp_path: Path) -> None:
         [[-1, 2], [1, 4]],
         [[True, 2], [1, 2]],
     ],
+    ids=str,
 )
 def test_confusion_counts_that_contradict_the_score_are_left_out(tmp_path: Path, counts: object) -> None:
     kept = Confusions(tmp_path / "confusion.jsonl")

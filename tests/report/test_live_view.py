@@ -88,6 +88,7 @@ def test_the_time_left_follows_the_rounds(tmp_path: Path) -> None:
         ([0, 9, 0, 9, 0, 9, 7], 4, "▁▁▁█"),
         ([3.0, 4.0], 0, ""),
     ],
+    ids=["none", "one", "all equal", "lowest and highest", "every height", "the last that fit", "no room"],
 )
 def test_sparklines(values: list[float], width: int, drawn: str) -> None:
     assert sparkline(values, width) == drawn

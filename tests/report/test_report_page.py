@@ -355,6 +355,7 @@ def test_the_script_is_a_few_files_of_bearable_length() -> None:
         (listing(["a"]), "a"),
         (listing(["a", "b", "c"]), "a, b and c"),
     ],
+    ids=["B", "kB", "GB", "under a second", "minutes in s", "an hour in min", "hours", "of none", "of one", "of three"],
 )
 def test_numbers_as_people_read_them(shown: str, expected: str) -> None:
     assert shown == expected

@@ -79,7 +79,7 @@ def test_originals_come_first_and_views_follow_batch_by_batch(name, count):
     assert views.repeat(torch.tensor([5, 6, 7, 8])).tolist() == [5, 6, 7, 8] * (1 + count)
 
 
-@pytest.mark.parametrize("views", [NoViews(), RandConv(0), AugMix(0), ProgressiveRandConv(0)], ids=repr)
+@pytest.mark.parametrize("views", [NoViews(), RandConv(0), AugMix(0), ProgressiveRandConv(0)])
 def test_no_views_leave_images_labels_and_generator_alone(views):
     images, labels, draws = batch(), torch.tensor([1, 2, 3, 4]), generator(0, "views")
     before = draws.get_state()
@@ -88,7 +88,7 @@ def test_no_views_leave_images_labels_and_generator_alone(views):
     assert torch.equal(draws.get_state(), before)
 
 
-@pytest.mark.parametrize("views", EXTRA, ids=repr)
+@pytest.mark.parametrize("views", EXTRA)
 def test_views_are_a_function_of_the_generator_alone(views):
     images = batch()
     torch.manual_seed(0)
@@ -102,7 +102,7 @@ def test_views_are_a_function_of_the_generator_alone(views):
     assert not torch.equal(first[4:8], first[8:])  # each view draws anew
 
 
-@pytest.mark.parametrize("views", [RandConv(mix=False), ProgressiveRandConv()], ids=repr)
+@pytest.mark.parametrize("views", [RandConv(mix=False), ProgressiveRandConv()])
 def test_one_draw_serves_the_whole_batch(views):
     images = batch()
     together = views(images, generator(1, "views"))[4:]
@@ -110,7 +110,7 @@ def test_one_draw_serves_the_whole_batch(views):
     torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("views", EXTRA, ids=repr)
+@pytest.mark.parametrize("views", EXTRA)
 def test_views_carry_no_gradient_and_change_no_input(views):
     images = batch().requires_grad_()
     kept = images.detach().clone()
@@ -119,7 +119,7 @@ def test_views_carry_no_gradient_and_change_no_input(views):
     assert torch.equal(images, kept)
 
 
-@pytest.mark.parametrize("views", EXTRA, ids=repr)
+@pytest.mark.parametrize("views", EXTRA)
 def test_channels_last_keeps_format_and_values(views):
     images = batch()
     expected = views(images, generator(0, "views"))
@@ -128,7 +128,7 @@ def test_channels_last_keeps_format_and_values(views):
     torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("views", EXTRA, ids=repr)
+@pytest.mark.parametrize("views", EXTRA)
 def test_autocast_does_not_coarsen_views(views):
     expected = views(batch(), generator(0, "views"))
     with torch.autocast("cpu", torch.bfloat16):
@@ -138,7 +138,7 @@ def test_autocast_does_not_coarsen_views(views):
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize("views", EXTRA, ids=repr)
+@pytest.mark.parametrize("views", EXTRA)
 def test_any_channel_count_and_a_single_pixel(views, channels):
     images = batch(2, 1, channels)
     extended = views(images, generator(0, "views"))
@@ -393,7 +393,7 @@ def test_values_out_of_range_are_refused(node, message):
 
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("views", EXTRA, ids=repr)
+@pytest.mark.parametrize("views", EXTRA)
 def test_views_agree_between_devices(views):
     expected = views(batch(), generator(0, "views"))
     result = views(batch().cuda(), generator(0, "views"))
