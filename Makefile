@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup demo deployment-demo compose-demo certificates test test-fast test-slow test-faults test-compose bench bench-check lint format doctor clean
+.PHONY: help setup demo deployment-demo compose-demo certificates test test-fast test-slow test-faults test-compose bench lint format doctor clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -58,9 +58,6 @@ bench: $(STAMP) ## every benchmark of the whole, on an idle machine, into bench/
 	$(BIN)/python bench/round_overhead.py
 	$(BIN)/python bench/scale.py
 	$(BIN)/python bench/scale.py --plot
-
-bench-check: $(STAMP) ## whether a ratio fell by more than a fifth against the committed rows of this class of machine
-	$(BIN)/python bench/check.py
 
 lint: $(STAMP) ## ruff, mypy, import contracts
 	$(BIN)/ruff check .

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -24,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout,
 from flwr.server.strategy.aggregate import aggregate as flower_aggregate
 
 from bench.measuring import peak_kib
-from bench.ratios import Ratio, append, compare, quantity
+from bench.ratios import Ratio, append, compare, in_turn, quantity
 from common.models.specs import Small, TorchvisionResNet
 from common.prototypes import PrototypeSet, cluster_prototypes
 from common.seeding import generator
@@ -91,22 +89,6 @@ def clients_of(count: int, spec: Small | TorchvisionResNet) -> tuple[list[Update
         updates.append(Update(client, weights, PrototypeSet(means, torch.arange(CLASSES), torch.ones(CLASSES))))
         arrays.append(([tensor.numpy() for tensor in weights.values()] + [means.numpy()], samples))
     return updates, arrays
-
-
-def in_turn(variants: dict[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
-    """Seconds of each variant, all in turn in every repeat, after one call of each that does not count.
-
-    With one thread it is the thread's own processor time, which other processes cannot stretch; else the wall clock.
-    """
-    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
-    seconds: dict[str, list[float]] = {name: [] for name in variants}
-    for repeat in range(repeats + 1):
-        for name, function in variants.items():
-            start = clock()
-            function()
-            if repeat:
-                seconds[name].append(clock() - start)
-    return seconds
 
 
 if __name__ == "__main__":

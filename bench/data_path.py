@@ -24,8 +24,7 @@ from torchvision import transforms
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout, whatever is installed
 
-from bench.aggregation import in_turn
-from bench.ratios import Ratio, append, compare
+from bench.ratios import Ratio, append, compare, in_turn
 from common.data.augmentation import Augmentation
 from common.data.batches import split_batches
 from common.seeding import generator

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
-import platform
 import statistics
-import subprocess
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -15,7 +12,7 @@ import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from bench.rows import append_rows
+from bench.rows import append_rows, circumstances, cpu_name
 
 Step = Callable[[int], object]
 """One forward and backward; the argument rotates its inputs."""
@@ -60,31 +57,13 @@ def environment(device: torch.device) -> dict[str, object]:
         triton_version = triton.__version__
     except ImportError:
         triton_version = "none"
-    found = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False,
-        cwd=Path(__file__).parent,
-    )  # fmt: skip
     clock = "thread time" if torch.get_num_threads() == 1 else "wall"
     return {
         "clock": "events" if device.type == "cuda" else clock,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name(),
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
         "triton": triton_version,
-        "python": platform.python_version(),
-        "commit": found.stdout.strip() or "unknown",
-        "when": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%MZ"),
+        **circumstances(),
     }
-
-
-def cpu_name() -> str:
-    """The processor's model name, as Linux gives it."""
-    information = Path("/proc/cpuinfo")
-    if information.exists():
-        for line in information.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
 
 
 def interleaved(

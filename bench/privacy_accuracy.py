@@ -16,16 +16,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout, whatever is installed
 
-from bench.rows import append_rows  # noqa: E402  # the repository is on the path from here on
-from common.settings import load_settings  # noqa: E402
-from server.engines.inline import InlineEngine  # noqa: E402
-from server.plots.style import line_style, new_figure, plain, save  # noqa: E402
-from server.run.conduct import conduct, prepare_output  # noqa: E402
-from server.run.history import read_rows  # noqa: E402
+from bench.rows import append_rows
+from common.settings import load_settings
+from server.engines.inline import InlineEngine
+from server.plots.style import line_style, new_figure, plain, save
+from server.run.conduct import conduct, prepare_output
+from server.run.history import read_rows
 
+ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results" / "privacy_accuracy.csv"
 PAGE = ROOT / "docs" / "results" / "privacy.md"
 BASE = [

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import datetime
 import os
-import platform
 import statistics
-import subprocess
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 
-from bench.measuring import cpu_name
-from bench.rows import append_rows
+from bench.rows import append_rows, circumstances, cpu_name
 from server.run.history import read_rows
 
 RESULTS = Path(__file__).parent / "results" / "system.csv"
@@ -70,18 +67,11 @@ class Ratio:
 
 def environment() -> dict[str, object]:
     """What a row says of where it was measured."""
-    found = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False, cwd=RESULTS.parent
-    )
     return {
         "cpu": cpu_name(),
         "cores": len(os.sched_getaffinity(0)),
-        "threads": torch.get_num_threads(),
         "load": round(os.getloadavg()[0], 2),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "commit": found.stdout.strip() or "unknown",
-        "when": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%MZ"),
+        **circumstances(),
     }
 
 
@@ -94,6 +84,22 @@ def machine_class() -> tuple[str, ...]:
 def class_of(row: Mapping[str, str]) -> tuple[str, ...]:
     """Rows are compared within one class: processor, cores that may be used, PyTorch's threads and version."""
     return tuple(row[name] for name in CLASS)
+
+
+def in_turn(variants: dict[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
+    """Seconds of each variant, all in turn in every repeat, after one call of each that does not count.
+
+    With one thread it is the thread's own processor time, which other processes cannot stretch; else the wall clock.
+    """
+    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+    seconds: dict[str, list[float]] = {name: [] for name in variants}
+    for repeat in range(repeats + 1):
+        for name, function in variants.items():
+            start = clock()
+            function()
+            if repeat:
+                seconds[name].append(clock() - start)
+    return seconds
 
 
 def compare(

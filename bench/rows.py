@@ -1,10 +1,15 @@
-"""The benchmarks' CSV files in bench/results/: rows are only added; :mod:`server.run.history` reads them."""
+"""The benchmarks' CSV files in bench/results/, to which rows are only added, and where a row was measured."""
 
 from __future__ import annotations
 
 import csv
+import datetime
+import platform
+import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+import torch
 
 
 def append_rows(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
@@ -28,3 +33,27 @@ def append_rows(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
         if new:
             writer.writeheader()
         writer.writerows(rows)
+
+
+def circumstances() -> dict[str, object]:
+    """PyTorch's threads, versions, the checkout's commit and the time, as every row has them."""
+    found = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False, cwd=Path(__file__).parent
+    )
+    return {
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "commit": found.stdout.strip() or "unknown",
+        "when": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%MZ"),
+    }
+
+
+def cpu_name() -> str:
+    """The processor's model name, as Linux gives it."""
+    information = Path("/proc/cpuinfo")
+    if information.exists():
+        for line in information.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

@@ -29,9 +29,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout, whatever is installed
 
-from bench.aggregation import in_turn
 from bench.measuring import peak_kib
-from bench.ratios import RESULTS, Ratio, append, class_of, machine_class, quantity, read
+from bench.ratios import RESULTS, Ratio, append, class_of, in_turn, machine_class, quantity, read
 from common.config import compose_config
 from common.data.domain import DataSource, Domain, Split
 from common.prototypes.finch import partition

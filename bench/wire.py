@@ -17,12 +17,11 @@ import threading
 from collections import defaultdict
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout, whatever is installed
 
-from common.settings import load_settings  # noqa: E402  # the repository is on the path from here on
-from server.commands.deployment import LocalDeployment, one_node_per_client  # noqa: E402
-from server.run.conduct import prepare_output, read_summary  # noqa: E402
+from common.settings import load_settings
+from server.commands.deployment import LocalDeployment, one_node_per_client
+from server.run.conduct import prepare_output, read_summary
 
 CHOSEN = ["method=fedavg", "data=glyphs", "data.domains=[printed]", "model=resnet10", "protocol.samples=24"]
 CHOSEN += ["train.local_steps=1", "train.batch_size=8", "rounds.test_samples=1", "train.device=cpu"]
