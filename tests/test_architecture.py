@@ -14,6 +14,7 @@ from hydra import compose, initialize_config_dir
 from importlinter.cli import lint_imports
 from omegaconf import OmegaConf
 
+from bench.measure import circles, imports_of
 from common.config import CONF, build
 from common.settings import load_settings
 from strategies.core.method import Method
@@ -32,6 +33,13 @@ def name_of(path: Path) -> str:
 def test_contracts_between_the_rooms_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     assert lint_imports(config_filename=str(ROOT / "pyproject.toml"), no_cache=True) == 0
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": set()}) == [["a", "b", "c"]]
+    graph = imports_of(SOURCES)
+    assert sum(map(len, graph.values())) > len(SOURCES)
+    assert circles(graph) == []
 
 
 def imports(tree: ast.AST) -> Iterator[str]:
