@@ -51,6 +51,8 @@ def describe(name: str, entry: Mapping[str, Any], rounds: int) -> str:
         return f"round {entry['round']}: {entry['client']} {name.removeprefix('client ')}: {entry['reason']}"
     if name == "stopped":
         return f"stopped after round {entry['round']}; resume=true goes on"
+    if name == "failed":
+        return f"failed after round {entry['round']}: {entry['reason']}"
     if name == "finish":
         return f"finished after round {entry['round']}, state {entry['sha256'][:16]}"
     return ""

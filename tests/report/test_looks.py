@@ -14,7 +14,8 @@ from server.results.report.activation_maps import (
     LARGEST_SIDE,
     UnseenError,
     _address,
-    activation_maps_section,
+    activation_maps,
+    coarseness,
     find_examples,
     trained_model,
 )
@@ -76,4 +77,15 @@ def test_methods_without_one_shared_net_say_so(tmp_path: Path) -> None:
     run(settings)
     with pytest.raises(UnseenError, match="all clients share"):
         trained_model(read_record(tmp_path / "run"))
-    assert "No images: this method" in activation_maps_section(arrange([read_record(tmp_path / "run")]))
+    (look,) = activation_maps(arrange([read_record(tmp_path / "run")]))
+    assert look["says"].startswith("No images: this method")
+    assert look["domains"] == {}
+
+
+def test_maps_of_few_cells_are_said_to_be_coarse(record: RunRecord) -> None:
+    assert "2 x 2 cells" in coarseness((2, 2))
+    assert coarseness((4, 4)) == ""
+    (look,) = activation_maps(arrange([record]))
+    model, data = trained_model(record), Toy()
+    cells = model.feature_maps(data.augmentation.test(data.load("dark").test.images[:1])).shape[2:]
+    assert look["says"] == coarseness(tuple(cells))

@@ -11,7 +11,8 @@ import pytest
 from chromium import Browser, find_chromium
 from PIL import Image
 
-from server.results.report.page import write_report
+from server.results.report.page import render, write_report
+from server.results.report.records import arrange, find_records
 
 pytestmark = pytest.mark.skipif(find_chromium() is None, reason="Chromium is not installed")
 
@@ -77,8 +78,9 @@ def choose(browser: Browser, selector: str, value: int) -> None:
 
 def test_every_figure_is_drawn(opened: Browser) -> None:
     assert opened.evaluate("document.title") == "FedAvg and FPL on toy"
-    for name in ("curves", "losses", "costs", "prototypes"):
-        assert opened.evaluate(f"document.querySelectorAll('[data-figure={name}] svg.chart').length") > 0, name
+    for name in ("results", "rounds", "losses", "cost", "prototypes"):
+        assert opened.evaluate(f"document.querySelectorAll('#{name} svg.chart').length") > 0, name
+    assert opened.evaluate("document.querySelectorAll('#results rect.column').length") == 3 * 2 * 5
     assert opened.evaluate("document.querySelectorAll('.matrix svg').length") == 3
     assert opened.evaluate("document.querySelectorAll('#map .spot').length") > 8
     assert "[object" not in opened.evaluate("document.body.textContent")
@@ -103,9 +105,9 @@ def test_the_map_can_be_placed_and_coloured_otherwise(opened: Browser) -> None:
     places = "[...document.querySelectorAll('#map .spot')].map((e) => e.style.transform).join()"
     colours = "[...document.querySelectorAll('#map .spot path')].map((e) => e.getAttribute('fill')).join()"
     before = opened.evaluate(places), opened.evaluate(colours)
-    opened.click("input[name=map-place][value=t-SNE] + span")
+    opened.click("#prototypes input[value=t-SNE] + span")
     assert opened.evaluate(places) != before[0]
-    opened.click("input[name=map-colour][value=domain] + span")
+    opened.click("#prototypes input[value=domain] + span")
     assert opened.evaluate(colours) != before[1]
     opened.click(".key-list button")
     assert opened.evaluate("document.querySelectorAll('#map .spot.dim').length") > 0
@@ -119,7 +121,7 @@ def test_the_confusion_matrices_follow_run_and_round(opened: Browser) -> None:
     choose(opened, "#confusion-round", 0)
     untrained = opened.evaluate(cells)
     assert untrained != last
-    choose(opened, "[data-figure=confusion] select", 3)
+    choose(opened, "#confusion select", 3)
     assert opened.evaluate(cells) != untrained
     label = opened.evaluate("document.querySelector('.matrix svg').getAttribute('aria-label')")
     assert "% right" in label
@@ -135,27 +137,27 @@ def test_the_score_rule_changes_the_table(opened: Browser) -> None:
 
 
 def test_lines_can_be_hidden_and_measures_chosen(opened: Browser) -> None:
-    lines = "document.querySelectorAll('[data-figure=curves] figure:first-child path.line').length"
-    caption = "document.querySelector('[data-figure=curves] figcaption').textContent"
+    lines = "document.querySelectorAll('#rounds figure:first-child path.line').length"
+    caption = "document.querySelector('#rounds figcaption').textContent"
     assert opened.evaluate(lines) == 2
-    opened.click("[data-figure=curves] .legend button")
+    opened.click("#rounds .legend button")
     assert opened.evaluate(lines) == 1
-    opened.click("[data-figure=curves] .legend button")
+    opened.click("#rounds .legend button")
     assert opened.evaluate(lines) == 2
-    opened.click("input[name=measure-0][value=loss] + span")
+    opened.click("#rounds input[value='Test loss'] + span")
     assert opened.evaluate(caption).startswith("Test loss, average over domains")
-    choose(opened, "[data-figure=curves] select", 2)
+    choose(opened, "#rounds select", 2)
     assert opened.evaluate(caption).startswith("Test loss, bright")
-    panels = "[...document.querySelectorAll('[data-figure=curves] .panel > p')].map((e) => e.textContent).join()"
+    panels = "[...document.querySelectorAll('#rounds .panel > p')].map((e) => e.textContent).join()"
     assert opened.evaluate(panels) == "bright,dark,noisy"
-    opened.click("input[name=panels-0][value=method] + span")
+    opened.click("#rounds input[value='by method'] + span")
     assert opened.evaluate(panels) == "FedAvg,FPL"
 
 
 def test_the_cursor_tells_numbers_to_keyboard_and_pointer(opened: Browser) -> None:
     tip = "document.getElementById('tip').hidden ? '' : document.getElementById('tip').innerText"
     assert opened.evaluate(tip) == ""
-    opened.evaluate("document.querySelector('svg.chart').focus({preventScroll: true})")
+    opened.evaluate("document.querySelector('#rounds svg.chart').focus({preventScroll: true})")
     opened.press("ArrowLeft")
     opened.press("ArrowLeft")
     said = opened.evaluate(tip)
@@ -177,9 +179,40 @@ def test_the_cursor_tells_numbers_to_keyboard_and_pointer(opened: Browser) -> No
     assert opened.evaluate("document.querySelectorAll('.panel .cursor').length") >= 3  # the panels move together
 
 
+def test_bars_and_points_tell_their_numbers_and_follow_the_rule(opened: Browser) -> None:
+    tip = "document.getElementById('tip').innerText"
+    charts = "[...document.querySelectorAll('#results [data-rule]:not([hidden]) svg.chart')]"
+    assert opened.evaluate(f"{charts}.length") == 2
+    opened.evaluate(f"{charts}[0].focus({{preventScroll: true}})")
+    opened.press("Home")
+    assert [word in opened.evaluate(tip) for word in ("bright", "FedAvg", "FPL", "±")] == [True] * 4
+    opened.evaluate(f"{charts}[1].focus({{preventScroll: true}})")
+    opened.press("End")
+    assert [word in opened.evaluate(tip) for word in ("accuracy", "bytes of a run", "B")] == [True] * 3
+    opened.click("#rules label:nth-of-type(3)")
+    opened.frame()
+    assert opened.evaluate(f"{charts}.map((e) => e.getBoundingClientRect().width > 200)") == [True, True]
+
+
+def test_long_names_wrap(browser: Browser, finished_runs: Path, tmp_path: Path) -> None:
+    boards = arrange(find_records([str(finished_runs)]))
+    boards[0].groups[0].label = "FedAvg with a name of many words, such as a sweep over three settings gives it"
+    path = tmp_path / "report.html"
+    path.write_text(render(boards))
+    browser.size(1000)
+    browser.open(path)
+    assert browser.evaluate("document.documentElement.scrollWidth") <= 1000
+    assert browser.evaluate("document.querySelectorAll('#rounds .name tspan').length") >= 4
+    assert browser.evaluate("document.querySelector('table.scores tbody th').getBoundingClientRect().width") < 400
+    outside = (
+        "[...document.querySelectorAll('#rounds .name')].filter((e) => e.getBoundingClientRect().right > 1000).length"
+    )
+    assert browser.evaluate(outside) == 0
+
+
 def test_numbers_behind_a_figure_can_be_opened(opened: Browser) -> None:
-    opened.evaluate("document.querySelector('[data-figure=curves] details').open = true")
-    rows = "document.querySelectorAll('[data-figure=curves] details tbody tr').length"
+    opened.evaluate("document.querySelector('#rounds details').open = true")
+    rows = "document.querySelectorAll('#rounds details tbody tr').length"
     opened.evaluate("new Promise((resolve) => setTimeout(resolve, 50))")
     assert opened.evaluate(rows) == 5
 
@@ -187,8 +220,10 @@ def test_numbers_behind_a_figure_can_be_opened(opened: Browser) -> None:
 def test_dark_and_light_follow_the_person_and_the_button(opened: Browser, tmp_path: Path) -> None:
     opened.screenshot(tmp_path / "light.png", full=False)
     assert _brightness(tmp_path / "light.png") > 220
+    named = "document.getElementById('theme').innerText.trim()"
+    assert opened.evaluate(named).endswith("Dark")  # the button says where it leads
     opened.click("#theme")
-    assert opened.evaluate("document.getElementById('theme').getAttribute('aria-pressed')") == "true"
+    assert opened.evaluate(named).endswith("Light")
     opened.screenshot(tmp_path / "dark.png", full=False)
     assert _brightness(tmp_path / "dark.png") < 50
     opened.click("#theme")

@@ -5,6 +5,7 @@ import re
 import shlex
 import shutil
 import statistics
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -22,12 +23,23 @@ from common.settings import load_settings
 from server.cli import main
 from server.results.report import page as page_module
 from server.results.report.command import repeat_command
-from server.results.report.figures import band, client_rows, confusion_data, cost, group_curves, train_losses
-from server.results.report.markup import duration, listing, size
 from server.results.report.page import write_report
+from server.results.report.plots import (
+    AVERAGE,
+    WORST,
+    accuracy_against_bytes,
+    accuracy_bars,
+    band,
+    confusion_data,
+    costs,
+    losses,
+    over_rounds,
+    train_losses,
+)
 from server.results.report.prototypes import prototype_map, prototype_numbers
 from server.results.report.records import arrange, find_records, read_record
-from server.results.report.results import mean, values
+from server.results.report.results import client_rows, cost, mean, score_rows, values
+from server.results.templates import counted, duration, listing, size
 from server.run.prototype_log import Page
 
 
@@ -85,6 +97,36 @@ def test_an_interrupted_run_is_reported_as_far_as_it_came(tmp_path: Path) -> Non
     assert "was stopped and can go on with resume=true" in page
 
 
+def test_a_run_that_failed_says_why_in_its_headline(tmp_path: Path) -> None:
+    run(toy_settings("fpl", tmp_path / "run", train={"rounds": 2}))
+    events = tmp_path / "run" / "events.jsonl"
+    kept = [line for line in events.read_text().splitlines() if '"finish"' not in line]
+    last = {"event": "failed", "time": 1.0, "round": 1, "reason": "two rounds <b>in a row</b> missed their quorum"}
+    events.write_text("\n".join([*kept, json.dumps(last)]))
+    (tmp_path / "run" / "summary.json").unlink()
+    assert read_record(tmp_path / "run").status == "failed"
+    page = write_report([str(tmp_path)]).read_text()
+    said = "FPL failed after round 1: two rounds &lt;b&gt;in a row&lt;/b&gt; missed their quorum"
+    assert f'<p class="bad">{said}</p>' in page
+    assert f"<h3>{said}</h3>" in page
+    events.write_text("\n".join(line for line in kept if '"round done"' not in line))  # killed
+    assert '<p class="bad">FPL has not finished</p>' in write_report([str(tmp_path)]).read_text()
+
+
+def test_clipped_updates_count_as_trained_and_are_shown(tmp_path: Path) -> None:
+    run(toy_settings("fedavg", tmp_path / "run", train={"rounds": 2}))
+    path = tmp_path / "run" / "activity.csv"
+    path.write_text(path.read_text().replace(",trained,", ",clipped,", 2))
+    rows = client_rows(read_record(tmp_path / "run"))
+    assert sum(row["answers"].get("clipped", 0) for row in rows) == 2
+    assert [row["trouble"] for row in rows] == [0] * len(rows)
+    cells = re.search(
+        r"<tbody>(.*?)</tbody>", write_report([str(tmp_path)]).read_text().split("Clients of")[2], re.DOTALL
+    )
+    assert cells is not None
+    assert cells[1].count("<td>2</td><td>1</td>") == 2
+
+
 # ---- numbers ---------------------------------------------------------------------------------------------------------
 
 
@@ -101,23 +143,58 @@ def test_scores_are_those_of_the_summaries(boards: Any) -> None:
 
 def test_bands_are_mean_and_sample_deviation_of_the_runs_that_have_the_round() -> None:
     found = band([{0: 1.0, 1: 2.0}, {0: 3.0, 1: 6.0}, {1: 7.0}])
-    assert found == {
-        "round": [0, 1],
-        "mean": [2.0, 5.0],
-        "sd": pytest.approx([2**0.5, 7**0.5], rel=1e-5),
-        "runs": [2, 3],
-    }
-    assert band([{4: 1.5}]) == {"round": [4], "mean": [1.5], "sd": [None], "runs": [1]}
+    assert found == {"x": [0, 1], "y": [2.0, 5.0], "sd": pytest.approx([2**0.5, 7**0.5], rel=1e-5)}
+    assert band([{4: 1.5}]) == {"x": [4], "y": [1.5], "sd": [None]}
+
+
+def line(plot: Any, **fields: str) -> Any:
+    (found,) = [row for row in plot["rows"] if fields.items() <= row.items()]
+    return found
 
 
 def test_curves_end_where_the_table_does(boards: Any) -> None:
-    group = boards[0].groups[1]
-    curves = group_curves(group, DOMAINS)
-    assert curves["accuracy"]["average"]["round"] == [0, 1, 2, 3, 4]
-    assert curves["accuracy"]["average"]["mean"][-1] == pytest.approx(mean(group, "average"), rel=1e-5)
-    assert curves["accuracy"]["worst"]["mean"][-1] == pytest.approx(mean(group, "worst"), rel=1e-5)
-    assert set(curves["terms"]) == {"cross_entropy", "contrast", "consistency"}
-    assert curves["bytes"]["up"]["round"] == [1, 2, 3, 4]
+    group, plot = boards[0].groups[1], over_rounds(boards[0])
+    average = line(plot, method="FPL", domain=AVERAGE, measure="Test accuracy in %")
+    assert average["x"] == [0, 1, 2, 3, 4]
+    assert average["y"][-1] == pytest.approx(mean(group, "average"), rel=1e-5)
+    worst = line(plot, method="FPL", domain=WORST)
+    assert worst["y"][-1] == pytest.approx(mean(group, "worst"), rel=1e-5)
+    assert {row["term"] for row in losses(boards[0])["rows"]} == {"cross entropy", "contrast", "consistency"}
+    assert line(costs(boards[0]), method="FPL", cost="bytes up a round")["x"] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("rule", ["final", "best_round"])
+def test_bars_and_points_are_the_means_and_deviations_of_the_table(boards: Any, rule: str) -> None:
+    (board,) = boards
+    plot = accuracy_bars(board, rule)
+    assert plot["groups"] == [*DOMAINS, "average", "worst"]
+    for group, (_, cells) in zip(board.groups, score_rows(board, rule), strict=True):
+        bar, point = line(plot, method=group.label), line(accuracy_against_bytes(board, rule), method=group.label)
+        assert bar["y"] == [cell["mean"] for cell in cells[:-1]]
+        assert bar["sd"] == [cell["deviation"] for cell in cells[:-1]]
+        assert (point["y"], point["sd"]) == (bar["y"][-2:-1], bar["sd"][-2:-1])
+        traffic = [run.summary["bytes"]["up"] + run.summary["bytes"]["down"] for run in group.runs]
+        assert point["x"] == [pytest.approx(statistics.fmean(traffic))]
+
+
+def test_scores_on_own_models_are_marked_and_not_ranked_with_those_on_one(boards: Any, tmp_path: Path) -> None:
+    for method in ("fedavg", "fpl", "fedbn"):
+        run(toy_settings(method, tmp_path / method, train={"rounds": 1}))
+    own = tmp_path / "fedbn" / "summary.json"  # the best of all, on models of its own
+    summary = json.loads(own.read_text())
+    assert summary["scored"] == "own model"
+    (board,) = arrange(find_records([str(tmp_path)]))
+    rows = {group.label: cells for group, cells in score_rows(board, "final")}
+    assert not any(cell["best"] for cell in rows["FedBN"])
+    for place in range(len(DOMAINS) + 2):
+        best = max(rows["FedAvg"][place]["mean"], rows["FPL"][place]["mean"])
+        assert [rows[name][place]["best"] for name in ("FedAvg", "FPL")] == [
+            rows[name][place]["mean"] == best for name in ("FedAvg", "FPL")
+        ]
+    page = write_report([str(tmp_path)]).read_text()
+    assert "FedBN <small>own models</small>" in page
+    assert "FPL <small>own models</small>" not in page
+    assert "bold figures are the best of one kind only" in page
 
 
 def test_loss_terms_are_weighted_by_samples(boards: Any) -> None:
@@ -125,7 +202,7 @@ def test_loss_terms_are_weighted_by_samples(boards: Any) -> None:
     rows = [row for row in record.activity if row["round"] == "3" and row["status"] == "trained"]
     total = sum(float(row["samples"]) for row in rows)
     expected = sum(float(row["samples"]) * json.loads(row["losses"])["cross_entropy"] for row in rows) / total
-    assert train_losses(record)["cross_entropy"][3] == pytest.approx(expected)
+    assert train_losses(record)["cross entropy"][3] == pytest.approx(expected)
 
 
 def test_confusion_matrices_agree_with_the_scores(boards: Any) -> None:
@@ -268,7 +345,7 @@ class Outline(HTMLParser):
 def test_the_page_fetches_nothing_and_its_policy_forbids_it(html: str) -> None:
     outline = Outline(html)
     assert outline.sources == []
-    assert "default-src 'none'" in html
+    assert "default-src 'none'" in unescape(html)
     assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", html)
     assert {link.removeprefix("#") for link in outline.links} <= set(outline.ids)
 
@@ -289,14 +366,14 @@ def test_what_a_client_says_stays_text(html: str) -> None:
     assert outline.tags.count("script") == 2
     assert "img" not in outline.tags
     assert "&lt;/script&gt;&lt;img src=x onerror=" in html
-    data = re.search(r'<script type="application/json" id="data">(.*?)</script>', html, re.DOTALL)
+    data = re.search(r'<script type="application/json" id="plots">(.*?)</script>', html, re.DOTALL)
     assert data is not None
     assert "<" not in data[1]
-    assert json.loads(data[1])["boards"][0]["domains"] == list(DOMAINS)
+    assert json.loads(data[1])[0]["groups"][: len(DOMAINS)] == list(DOMAINS)
 
 
 def test_the_best_of_each_column_is_bold(html: str, boards: Any) -> None:
-    table = html[html.index('<table class="scores">') : html.index("</table>")]
+    table = html[html.index('<table class="scores from1">') : html.index("</table>")]
     groups = boards[0].groups
     for column in ("average", "worst"):
         best = max(mean(group, column) for group in groups)
@@ -311,7 +388,7 @@ def test_hashes_versions_failures_and_commands_are_there(html: str, boards: Any)
         for split in record.summary["splits"].values():
             assert split in html
     assert "BrokenError" in html
-    assert "one event out of the ordinary" in html
+    assert "One event out of the ordinary" in html
     assert "goldfinch run" in html
 
 
@@ -323,7 +400,8 @@ def test_runs_of_different_data_are_not_compared(finished_runs: Path, tmp_path: 
     boards = arrange(find_records([str(tmp_path)]))
     assert [board.data for board in boards] == ["toy", "other"]
     page = write_report([str(tmp_path)]).read_text()
-    assert page.count('data-figure="curves"') == 2
+    assert page.count("<p>One run of toy") == 1
+    assert page.count("<h3>other, ") == 3  # above its curves, losses and costs
 
 
 def test_the_command_line_writes_the_file(
@@ -336,8 +414,8 @@ def test_the_command_line_writes_the_file(
     assert main(["report", str(tmp_path / "nowhere")]) == 1
 
 
-def test_the_script_is_a_few_files_of_bearable_length() -> None:
-    for name in [*page_module.SCRIPTS, "style.css", "page.html"]:
+def test_scripts_and_templates_are_of_bearable_length() -> None:
+    for name in [*page_module.SCRIPTS, "style.css", "page.html", "macros.html"]:
         assert len((page_module.HERE / name).read_text().splitlines()) <= 400
 
 
@@ -354,6 +432,8 @@ def test_the_script_is_a_few_files_of_bearable_length() -> None:
         (listing([]), ""),
         (listing(["a"]), "a"),
         (listing(["a", "b", "c"]), "a, b and c"),
+        (counted(1, "run"), "one run"),
+        (counted(13, "client"), "13 clients"),
     ],
     ids=["B", "kB", "GB", "under a second", "minutes in s", "an hour in min", "hours", "of none", "of one", "of three"],
 )

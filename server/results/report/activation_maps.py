@@ -6,6 +6,7 @@ import base64
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,9 +17,7 @@ from torch import Tensor, nn
 from common.config import build
 from common.errors import GoldfinchError
 from common.models.base import Model
-from server.results.report.figures import run_name
-from server.results.report.markup import text
-from server.results.report.records import Board, RunRecord
+from server.results.report.records import Board, RunRecord, run_name
 from server.run.checkpoint import Checkpoints
 from strategies.core.method import Method
 
@@ -32,6 +31,9 @@ LARGEST_SIDE = 112
 """Pixels of an example in the page."""
 
 MOST_GROUPS = 6
+
+LEAST_CELLS = 4
+"""Rows and columns of a class activation map below which it points at nothing."""
 
 
 class UnseenError(Exception):
@@ -47,6 +49,7 @@ class Example:
         heat: ``[H, W]`` float in [0, 1], the class activation map of the class that the net chose.
         label, guess: the true class and the chosen one.
         sure: the probability of the chosen one, in per cent.
+        cells: rows and columns of the map before it was made as large as the image.
     """
 
     image: NDArray[np.uint8]
@@ -54,35 +57,37 @@ class Example:
     label: int
     guess: int
     sure: float
+    cells: tuple[int, int]
 
 
-def activation_maps_section(boards: Sequence[Board]) -> str:
-    """Examples of the first run of each group."""
+def activation_maps(boards: Sequence[Board]) -> list[dict[str, Any]]:
+    """Examples of the first run of each group: ``name``, ``domains`` with pictures each, and what there is to say."""
     made = []
     for group in [group for board in boards for group in board.groups][:MOST_GROUPS]:
         run = group.runs[0]
-        made.append(f"<h3>{text(run_name(group, run))}</h3>")
+        look: dict[str, Any] = {"name": run_name(group, run), "domains": {}, "says": ""}
         try:
-            made.append(_domains(run))
+            model, data = trained_model(run), build(run.config["data"], "data")
+            for domain in run.domains:
+                split = data.load(domain).test
+                examples = find_examples(model, split.images, split.labels, data.augmentation.test)
+                look["domains"][domain] = [_picture(example, run.class_names) for example in examples]
+                look["says"] = next((says for example in examples if (says := coarseness(example.cells))), "")
         except (GoldfinchError, UnseenError, OSError) as error:
-            made.append(f'<p class="note">No images: {text(error)}.</p>')
-    note = (
-        '<p class="note">Test images, each with what the final net takes it for. The overlay is the class activation '
-        "map of that class (Zhou et al., CVPR 2016): where the evidence lies.</p>"
-        '<p><button type="button" class="toggle" id="heat" aria-pressed="true">Overlay</button></p>'
+            look["says"] = f"No images: {error}."
+        made.append(look)
+    return made
+
+
+def coarseness(cells: tuple[int, int]) -> str:
+    """What to say of a class activation map of so few cells, rows and columns, that it points at nothing."""
+    if min(cells) >= LEAST_CELLS:
+        return ""
+    rows, columns = cells
+    return (
+        f"This net's last feature maps have {rows} x {columns} cells: the overlay says which part of the image weighs "
+        "most, and is too coarse to point at anything in it."
     )
-    return note + "".join(made)
-
-
-def _domains(run: RunRecord) -> str:
-    model, data = trained_model(run), build(run.config["data"], "data")
-    made = []
-    for domain in run.domains:
-        split = data.load(domain).test
-        examples = find_examples(model, split.images, split.labels, data.augmentation.test)
-        pictures = "".join(_picture(example, domain, run.class_names) for example in examples)
-        made.append(f'<div class="looks"><p>{text(domain)}</p><div class="row">{pictures}</div></div>')
-    return "".join(made)
 
 
 def trained_model(run: RunRecord) -> Model:
@@ -141,6 +146,7 @@ def find_examples(model: Model, images: Tensor, labels: Tensor, prepare: object)
             int(labels[index]),
             int(guesses[index]),
             100 * float(sure[index]),
+            (maps.shape[1], maps.shape[2]),
         )
         for position, index in enumerate(chosen)
     ]
@@ -156,17 +162,12 @@ def _varied(candidates: Sequence[int], labels: Tensor) -> list[int]:
     return first + rest[: EACH - len(first)]
 
 
-def _picture(example: Example, domain: str, names: Sequence[str]) -> str:
+def _picture(example: Example, names: Sequence[str]) -> dict[str, Any]:
     label, guess = names[example.label], names[example.guess]
     right = example.label == example.guess
     said = f"{guess}, {example.sure:.0f} %" if right else f"{label} taken for {guess}, {example.sure:.0f} %"
-    shown = text(said) if right else f'<span class="bad">{text(said)}</span>'
-    alternative = text(f"{domain}: an image of {said if right else label}")
-    return (
-        f'<figure class="look"><span><img src="{_address(example.image)}" alt="{alternative}">'
-        f'<img class="heat" src="{_address(_coloured(example.heat))}" alt=""></span>'
-        f"<figcaption>{shown}</figcaption></figure>"
-    )
+    image, heat = _address(example.image), _address(_coloured(example.heat))
+    return {"image": image, "heat": heat, "label": label, "right": right, "said": said}
 
 
 def _coloured(heat: NDArray[np.float64]) -> NDArray[np.uint8]:

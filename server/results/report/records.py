@@ -92,6 +92,8 @@ class RunRecord:
     @cached_property
     def rules(self) -> dict[str, dict[str, Any]]:
         """The scores under each rule, as in ``summary.json``; of an unfinished run, of the rounds it has."""
+        if self.status in ("finished", "failed") and "scores" in self.summary:
+            return dict(self.summary["scores"])
         last = int(self.config.get("rounds", {}).get("last_rounds", 5))
         return summarise(self.round_scores, last)
 
@@ -124,14 +126,27 @@ class RunRecord:
         """Rounds completed."""
         return max((int(entry["round"]) for entry in self.events if entry["event"] == "round done"), default=0)
 
+    @cached_property
+    def personal(self) -> bool:
+        """Whether clients were scored each with its own model, not all with one."""
+        if "scored" in self.summary:
+            return bool(self.summary["scored"] == "own model")
+        try:
+            return bool(build(self.config["method"], "method").personal)
+        except GoldfinchError:
+            return False
+
+    @property
+    def yaml(self) -> str:
+        """``config.yaml`` again."""
+        return OmegaConf.to_yaml(OmegaConf.create(dict(self.config)))
+
     @property
     def status(self) -> str:
-        """``finished``, ``stopped``, or ``unfinished``: it goes on still, or was broken off."""
+        """``finished``, ``stopped``, ``failed``, or ``unfinished``: it goes on still, or was broken off."""
         for entry in reversed(self.events):
-            if entry["event"] == "finish":
-                return "finished"
-            if entry["event"] == "stopped":
-                return "stopped"
+            if entry["event"] in ("finish", "stopped", "failed"):
+                return str(entry["event"]).replace("finish", "finished")
             if entry["event"] in ("start", "resume", "round"):
                 break
         return "unfinished"
@@ -153,6 +168,11 @@ class Group:
     def seeds(self) -> list[int]:
         """The runs' seeds."""
         return [run.seed for run in self.runs]
+
+    @property
+    def personal(self) -> bool:
+        """Whether its scores are of clients' own models."""
+        return self.runs[0].personal
 
 
 @dataclass
@@ -178,6 +198,23 @@ class Board:
     def runs(self) -> list[RunRecord]:
         """All runs, group by group."""
         return [run for group in self.groups for run in group.runs]
+
+    @property
+    def named_runs(self) -> list[tuple[str, RunRecord]]:
+        """The same with what each is called on the page."""
+        return [(run_name(group, run), run) for group in self.groups for run in group.runs]
+
+    @property
+    def clients(self) -> int:
+        """The most clients of a run."""
+        return max((len(run.registrations) for run in self.runs), default=0)
+
+
+def run_name(group: Group, run: RunRecord) -> str:
+    """What a run is called on the page."""
+    twins = [other for other in group.runs if other.seed == run.seed]
+    name = f"{group.label}, seed {run.seed}" if len(group.runs) > 1 else group.label
+    return f"{name} ({run.folder.name})" if len(twins) > 1 else name
 
 
 def find_records(folders: Sequence[str]) -> list[RunRecord]:

@@ -1,26 +1,29 @@
-"""The page's words and tables on what came out: the first sentences, scores, clients, cost."""
+"""What the page says in words and tables: scores, clients, cost, events, settings, versions. No markup here."""
 
 from __future__ import annotations
 
+import datetime
+import json
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
-from server.results.report.figures import client_rows, cost, run_name
-from server.results.report.markup import bar, details, duration, listing, size, strip, table, text
 from server.results.report.records import Board, Group, RunRecord
+from server.results.templates import duration, listing, size
+from server.trackers.events import describe
 
 RULES = {
     "final": ("last round", "after the last scored round"),
     "last_n": ("mean of the last", "mean over the last scored rounds, the rule of FPL and FedAPC"),
     "best_round": ("best round", "of the round with the best test average, which flatters: it picks by the test set"),
 }
-NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
-
-
-def number_word(count: int, noun: str) -> str:
-    """``three clients``."""
-    word = NUMBERS[count] if count < len(NUMBERS) else str(count)
-    return f"{word} {noun}{'' if count == 1 else 's'}"
+TROUBLE = ("failed", "refused", "lost")
+ORDINARY = ("round", "round done", "score", "registered")
+STATES = {
+    "finished": "finished",
+    "stopped": "was stopped and can go on with resume=true",
+    "unfinished": "has not finished",
+}
 
 
 def values(group: Group, column: str, rule: str) -> list[float]:
@@ -46,173 +49,171 @@ def mean(group: Group, column: str, rule: str = "final") -> float | None:
 def title(boards: Sequence[Board]) -> str:
     """The page's title."""
     labels = list(dict.fromkeys(group.runs[0].method for board in boards for group in board.groups))
-    data = list(dict.fromkeys(board.data for board in boards))
     shown = listing(labels) if len(labels) <= 4 else f"{len(labels)} methods"
-    return f"{shown} on {listing(data)}"
+    return f"{shown} on {listing(list(dict.fromkeys(board.data for board in boards)))}"
 
 
-def standfirst(boards: Sequence[Board]) -> str:
-    """The first sentences: what ran, and what came out."""
-    return " ".join(f"<p>{' '.join(_sentences(board, len(boards) > 1))}</p>" for board in boards)
+def ranked(groups: Sequence[Group]) -> list[Group]:
+    """Groups that were scored, the best average first."""
+    scored = [(value, group) for group in groups if (value := mean(group, "average")) is not None]
+    return [group for _, group in sorted(scored, key=lambda pair: -pair[0])]
 
 
-def _sentences(board: Board, named: bool) -> list[str]:
-    runs = board.runs
-    clients = max((len(run.registrations) for run in runs), default=0)
-    rounds = sorted({run.rounds for run in runs})
-    length = f"{rounds[0]}" if len(rounds) == 1 else f"{rounds[0]} to {rounds[-1]}"
-    first = number_word(len(runs), "run").capitalize()
-    place = f" of {text(board.title)}" if named else ""
-    sentences = [
-        f"{first}{place}: {length} rounds with {number_word(clients, 'client')} "
-        f"on {number_word(len(board.domains), 'domain')}."
-    ]
-    scored = [group for group in board.groups if mean(group, "average") is not None]
-    scored.sort(key=lambda group: -(mean(group, "average") or 0.0))
-    for index, group in enumerate(scored[:3]):
-        worst = _worst_domain(group, board.domains)
-        average, low = mean(group, "average") or 0.0, mean(group, "worst") or 0.0
-        name, verb = f"<strong>{text(group.label)}</strong>", "reaches" if index == 0 else "comes to"
-        tail = f", and {low:.1f} on its worst, {text(worst)}" if len(board.domains) > 1 else ""
-        sentences.append(f"{name} {verb} {average:.1f} % on average over domains{tail}.")
-    return sentences
+def comparable(groups: Sequence[Group]) -> list[Group]:
+    """Groups among which a best one may be named: those scored on one shared model, or all if there are none."""
+    return [group for group in groups if not group.personal] or list(groups)
 
 
-def _worst_domain(group: Group, domains: Sequence[str]) -> str:
+def worst_domain(group: Group, domains: Sequence[str]) -> str:
+    """The domain of the lowest mean accuracy."""
     scored = [(mean(group, f"domain:{name}"), name) for name in domains]
     return min((value, name) for value, name in scored if value is not None)[1]
 
 
-def key_figures(boards: Sequence[Board]) -> str:
-    """A row of the few numbers that a reader looks for first."""
+def key_figures(boards: Sequence[Board]) -> list[tuple[str, str, str]]:
+    """The few numbers that a reader looks for first: number, name, note."""
     runs = [run for board in boards for run in board.runs]
-    groups = [group for board in boards for group in board.groups if mean(group, "average") is not None]
-    figures: list[tuple[str, str, str]] = []
-    if groups:
-        best = max(groups, key=lambda group: mean(group, "average") or 0.0)
-        safest = max(groups, key=lambda group: mean(group, "worst") or 0.0)
-        figures.append((f"{mean(best, 'average'):.1f} %", "best average", best.label))
-        figures.append((f"{mean(safest, 'worst'):.1f} %", "best worst domain", safest.label))
-    trouble = sum(1 for run in runs for row in run.activity if row["status"] in ("failed", "refused", "lost"))
+    groups = comparable(ranked([group for board in boards for group in board.groups]))
+    figures = []
+    for column, name in (("average", "best average"), ("worst", "best worst domain")) if groups else ():
+        best = max(groups, key=lambda group: mean(group, column) or 0.0)
+        figures.append((f"{mean(best, column):.1f} %", name, best.label))
+    trouble = sum(1 for run in runs for row in run.activity if row["status"] in TROUBLE)
     seconds = statistics.fmean(float(run.summary.get("wall_seconds") or _wall(run)) for run in runs)
     traffic = statistics.fmean(sum(cost(run)["bytes"].values()) for run in runs)
     figures.append((duration(seconds), "wall time", "mean of a run"))
     figures.append((size(traffic), "traffic", "both ways, mean of a run"))
     figures.append((str(trouble), "failed or refused", f"of {sum(len(run.activity) for run in runs)} answers"))
-    cells = "".join(
-        f"<div><dt>{text(name)}</dt><dd>{text(value)}<small>{text(note)}</small></dd></div>"
-        for value, name, note in figures
-    )
-    return f'<dl class="figures">{cells}</dl>'
+    return figures
 
 
 def _wall(run: RunRecord) -> float:
     return float(run.events[-1]["time"]) - float(run.events[0]["time"]) if run.events else 0.0
 
 
-def score_tables(board: Board) -> str:
-    """Accuracy per domain by method, one table per rule; all but the first are hidden until chosen."""
-    made = []
-    for position, (rule, (_, note)) in enumerate(RULES.items()):
-        hidden = " hidden" if position else ""
-        made.append(f'<div data-rule="{rule}"{hidden}>{_score_table(board, rule, note)}</div>')
-    return "".join(made)
+def score_rows(board: Board, rule: str) -> Iterator[tuple[Group, list[dict[str, Any] | None]]]:
+    """Each group with its cells: mean, deviation over seeds, and whether it is the best; ``None`` without a score.
 
-
-def _score_table(board: Board, rule: str, note: str) -> str:
-    columns = [f"domain:{name}" for name in board.domains] + ["average", "worst", "spread"]
+    Columns are the domains, average, worst and spread, of which the least is best. Rows scored on clients' own models
+    are not ranked with those of one shared model.
+    """
+    columns = [*(f"domain:{name}" for name in board.domains), "average", "worst", "spread"]
     best: dict[str, float] = {}
-    for column in columns:
-        means = [value for group in board.groups if (value := mean(group, column, rule)) is not None]
-        if len(board.groups) > 1 and means:
+    rivals = comparable(board.groups)
+    for column in columns if len(rivals) > 1 else ():
+        means = [value for group in rivals if (value := mean(group, column, rule)) is not None]
+        if means:
             best[column] = min(means) if column == "spread" else max(means)
-    rows = []
-    for index, group in enumerate(board.groups):
-        cells = [f'<span class="key group{index % 8}"></span>{text(group.label)}']
-        cells += [_score(values(group, column, rule), best.get(column)) for column in columns]
-        rounds = sorted({run.rounds for run in group.runs})
-        cells += [listing([str(number) for number in rounds]), text(", ".join(map(str, group.seeds)))]
-        rows.append(cells)
-    head = ["method", *(text(name) for name in board.domains), "average", "worst", "spread", "rounds", "seeds"]
-    caption = f"{board.title}: accuracy in %, {note}; spread is the standard deviation between domains"
-    return table(head, rows, caption, kind="scores")
+    for group in board.groups:
+        cells: list[dict[str, Any] | None] = []
+        for column in columns:
+            found = values(group, column, rule)
+            middle = statistics.fmean(found) if found else 0.0
+            strong = group in rivals and column in best and abs(middle - best[column]) < 1e-9
+            spread = statistics.stdev(found) if len(found) > 1 else None
+            cells.append({"mean": middle, "deviation": spread, "best": strong} if found else None)
+        yield group, cells
 
 
-def _score(found: Sequence[float], best: float | None) -> str:
-    if not found:
-        return "-"
-    middle = statistics.fmean(found)
-    shown = f"{middle:.2f}"
-    if best is not None and abs(middle - best) < 1e-9:
-        shown = f"<strong>{shown}</strong>"
-    return f"{shown} <small>± {statistics.stdev(found):.2f}</small>" if len(found) > 1 else shown
+def client_rows(run: RunRecord) -> list[dict[str, Any]]:
+    """What each client brought and cost over the run; ``answers`` are counted by status."""
+    rows: dict[str, dict[str, Any]] = {client: _client(client, entry) for client, entry in run.registrations.items()}
+    for row in run.activity:
+        found = rows.setdefault(str(row["client"]), _client(str(row["client"]), row))
+        status = str(row["status"])
+        found["answers"][status] = found["answers"].get(status, 0) + 1
+        found["trouble"] += status in TROUBLE
+        for way in ("up", "down"):
+            found[way] += int(row.get(f"bytes_{way}") or 0)
+        for phase in ("load", "score", "train", "save"):
+            found["seconds"] += float(row.get(f"seconds_{phase}") or 0)
+        found["memory"] = max(found["memory"], int(row.get("peak_bytes") or 0))
+    return list(rows.values())
 
 
-def client_table(group: Group, run: RunRecord) -> str:
-    """What each client of a run brought and cost."""
-    rows = client_rows(run)
-    most = {key: max((row[key] for row in rows), default=0) for key in ("samples", "seconds")}
-    tallest = max((max(row["classes"], default=0) for row in rows), default=0)
-    body = []
-    for row in rows:
-        trouble = sum(row["answers"].get(status, 0) for status in ("failed", "refused", "lost"))
-        body.append(
-            [
-                text(row["client"]),
-                text(row["domain"]),
-                _with_bar(f"{row['samples']}", row["samples"], most["samples"]),
-                strip(row["classes"], run.class_names, tallest),
-                f"{row['answers'].get('trained', 0)}",
-                f'<span class="bad">{trouble}</span>' if trouble else "0",
-                size(row["down"]),
-                size(row["up"]),
-                _with_bar(duration(row["seconds"]), row["seconds"], most["seconds"]),
-                size(row["memory"]) if row["memory"] else "-",
-            ]
-        )
-    head = ["client", "domain", "samples", "per class", "trained", "failed", "down", "up", "time", "memory"]
-    devices = listing(sorted({row["device"] for row in rows if row["device"]}))
-    note = f"<p class=note>Time is the client's own, over all rounds. {text(devices)}.</p>" if devices else ""
-    return table(head, body, f"Clients of {run_name(group, run)}", numbers=2, kind="clients") + note
+def _client(client: str, entry: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "client": client,
+        "domain": str(entry.get("domain", "")),
+        "samples": int(entry.get("samples") or 0),
+        "classes": (counts := list(entry.get("class_counts") or [])),
+        "tallest": max(counts, default=0),
+        "device": str(entry.get("device", "")),
+        "answers": {},
+        **dict.fromkeys(("trouble", "up", "down", "seconds", "memory"), 0),
+    }
 
 
-def _with_bar(shown: str, value: float, whole: float) -> str:
-    return f"{shown}{bar([(shown, value)], whole, shown)}"
+def cost(run: RunRecord) -> dict[str, dict[str, float]]:
+    """Totals of a run: ``seconds`` over clients by phase, and ``bytes`` by what they carried."""
+
+    def total(column: str) -> float:
+        return sum(float(row.get(column) or 0) for row in run.activity)
+
+    parts = {f"up, {part}": total(f"bytes_up_{part}") for part in ("weights", "prototypes", "extra")}
+    headers = max(0.0, total("bytes_up") - sum(parts.values()))
+    return {
+        "bytes": {"down": total("bytes_down")} | parts | {"up, header": headers},
+        "seconds": {phase: total(f"seconds_{phase}") for phase in ("train", "score", "load", "save")},
+    }
 
 
-def cost_table(board: Board) -> str:
-    """Bytes and time of each method, mean over its runs."""
-    made = []
-    for what, shown in (("bytes", size), ("seconds", duration)):
-        totals = []
-        for group in board.groups:
-            each = [cost(run)[what] for run in group.runs]
-            totals.append({key: statistics.fmean(entry[key] for entry in each) for key in each[0]})
-        whole = max((sum(parts.values()) for parts in totals), default=0.0)
-        names = list(totals[0]) if totals else []
-        rows = []
-        for group, parts in zip(board.groups, totals, strict=True):
-            said = listing([f"{name} {shown(value)}" for name, value in parts.items()])
-            stacked = bar([(f"{name}: {shown(value)}", value) for name, value in parts.items()], whole, said)
-            cells = [shown(parts[name]) for name in names]
-            rows.append([text(group.label), stacked, *cells, shown(sum(parts.values()))])
-        head = [
-            "method",
-            "",
-            *(f'<span class="key part{i}"></span>{text(name)}' for i, name in enumerate(names)),
-            "all",
-        ]
-        caption = "Bytes between server and clients, a run" if what == "bytes" else "Clients' seconds by phase, a run"
-        made.append(table(head, rows, caption, numbers=2, kind="cost"))
-    return "".join(made)
+def group_costs(board: Board, what: str) -> list[dict[str, Any]]:
+    """``label``, ``parts`` (see :func:`cost`, mean over runs) and ``all`` of each group."""
+    found = []
+    for group in board.groups:
+        each = [cost(run)[what] for run in group.runs]
+        parts = {key: statistics.fmean(entry[key] for entry in each) for key in each[0]}
+        found.append({"label": group.label, "parts": parts, "all": sum(parts.values())})
+    return found
 
 
-def clients_section(boards: Sequence[Board]) -> str:
-    """Client tables of all runs; the first run's is open."""
-    made = []
-    for board in boards:
-        for group in board.groups:
-            for run in group.runs:
-                made.append((run_name(group, run), client_table(group, run)))
-    first, *others = made
-    return first[1] + "".join(details(name, content) for name, content in others)
+def event_rows(run: RunRecord) -> list[dict[str, str | bool]]:
+    """Events other than the ordinary round's: ``time`` (UTC), ``name``, ``line``, ``traceback``, and ``trouble``."""
+    rows: list[dict[str, str | bool]] = []
+    for entry in run.events:
+        name = str(entry["event"])
+        line = describe(name, entry, int(run.config["train"]["rounds"]))
+        if name not in ORDINARY and line:
+            when = datetime.datetime.fromtimestamp(float(entry["time"]), datetime.UTC)
+            row: dict[str, str | bool] = {"time": f"{when:%Y-%m-%d %H:%M:%S}", "name": name, "line": line}
+            rows.append(
+                row | {"traceback": str(entry.get("traceback") or ""), "trouble": name not in ("start", "finish")}
+            )
+    return rows
+
+
+def headline(run: RunRecord) -> str:
+    """What became of a run, and of one that did not end well why: its last event out of the ordinary."""
+    told = [str(row["line"]) for row in event_rows(run) if row["trouble"]]
+    if run.status == "failed":
+        return told[-1]
+    return f"{STATES[run.status]}: {told[-1]}" if run.status == "unfinished" and told else STATES[run.status]
+
+
+def differing_settings(groups: Sequence[Group]) -> list[tuple[str, list[str]]]:
+    """Settings in which the groups differ, each with its value in every group."""
+    found = []
+    for key in dict.fromkeys(key for group in groups for key in group.runs[0].settings):
+        shown = [_setting(group.runs[0].settings, key) for group in groups]
+        if not key.endswith("_target_") and len(set(shown)) > 1:
+            found.append((key, shown))
+    return found
+
+
+def _setting(settings: Mapping[str, Any], key: str) -> str:
+    value = settings.get(key, "-")
+    return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def versions(runs: Sequence[RunRecord]) -> dict[str, list[str]]:
+    """Versions of packages on the server."""
+    pairs = dict.fromkeys(
+        (str(name), str(value)) for run in runs for name, value in run.summary.get("versions", {}).items()
+    )
+    return {name: sorted(value for other, value in pairs if other == name) for name, _ in pairs}
+
+
+def splits(runs: Sequence[RunRecord]) -> list[tuple[str, str]]:
+    """Each client with the SHA-256 of its split; twice if runs differ in it."""
+    return list(dict.fromkeys(pair for run in runs for pair in run.summary.get("splits", {}).items()))
