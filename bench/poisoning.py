@@ -17,6 +17,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
@@ -34,10 +35,10 @@ from common.metrics import RoundScore
 from common.prototypes import PrototypeSet
 from common.seeding import generator
 from common.settings import RunSettings, load_settings
-from common.storage.state import GlobalState
 from common.wire.messages import Registration, Request
 from common.wire.payload import Payload
 from server.engines.inline import InlineEngine
+from server.run.checkpoint import Checkpoint
 from server.run.conduct import prepare_output
 from server.run.engine import Failure, Reply
 from server.run.history import read_rows
@@ -46,8 +47,8 @@ from server.run.rounds import Rounds
 RESULTS = Path(__file__).parent / "results" / "poisoning.csv"
 SEEDS = (0, 1)
 METHODS = ("fedavg", "fpl", "fedproto")
-ATTACKS = ("none", "sign flip", "times ten", "label flip", "prototype swap")
-RULES = ("mean", "median", "multi_krum", "trimmed_mean", "krum")
+ATTACKS = ("none", "times ten", "sign flip", "prototype swap", "label flip")
+RULES = ("mean", "median", "trimmed_mean", "multi_krum", "krum")
 HONEST_ROUNDS, ROUNDS = 12, 4
 SWAPPED = (3, 8)
 """The classes whose prototypes are exchanged."""
@@ -74,7 +75,7 @@ COMMON = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """One run. Accuracies in per cent after the last round; ``refused`` counts updates that the gate turned away."""
+    """One run. Accuracies in per cent after the last round; how many updates were shortened, how many refused."""
 
     federation: str
     method: str
@@ -84,6 +85,7 @@ class Outcome:
     seed: int
     average: float
     worst: float
+    clipped: int
     refused: int
     seconds: float
     sha256: str
@@ -183,24 +185,30 @@ def flip_labels(device: object, class_count: int) -> None:
 
 
 def rounds_of(
-    overrides: Sequence[str], attack: str, hostile: int, start: GlobalState | None
-) -> tuple[GlobalState, RoundScore, int]:
-    """A run begun from ``start`` or from the initial weights: its last state and score, and how often it refused."""
+    overrides: Sequence[str], attack: str, hostile: int, start: Checkpoint | None
+) -> tuple[Checkpoint, RoundScore, Counter[str]]:
+    """A run begun from ``start`` or from the initial weights: where it ended, its last score, and answers by status.
+
+    ``start`` brings its remembered lengths: for the bound, the attack comes from clients that were honest so far.
+    """
     with tempfile.TemporaryDirectory() as folder:
         settings = load_settings([*COMMON, *overrides, f"output={folder}"])
         prepare_output(settings)
         engine = HostileEngine(settings, attack, hostile)
         rounds = Rounds(settings, engine)
         if start is not None:
-            rounds.federation.initial_state = lambda: replace(start, round=0)  # type: ignore[method-assign]
+            rounds.federation.initial_state = lambda: replace(start.state, round=0)  # type: ignore[method-assign]
+            rounds.federation.bounds.lengths = dict(start.lengths)
         rounds.run()
         engine.close()
-        refused = sum(row["status"] == "refused" for row in read_rows(Path(folder) / "activity.csv"))
-        return rounds.state, rounds.history.round_scores()[-1], refused
+        statuses = Counter(row["status"] for row in read_rows(Path(folder) / "activity.csv"))
+        end = rounds.checkpoints.load()
+        assert end is not None
+        return end, rounds.history.round_scores()[-1], statuses
 
 
 @cache
-def honest_state(federation: str, method: str, seed: int) -> GlobalState:
+def honest_state(federation: str, method: str, seed: int) -> Checkpoint:
     """What :data:`HONEST_ROUNDS` rounds without an attack lead to, with the plain average."""
     overrides = (*FEDERATIONS[federation][1], f"method={method}", f"seed={seed}", f"train.rounds={HONEST_ROUNDS}")
     return rounds_of(overrides, "none", 0, None)[0]
@@ -210,35 +218,39 @@ def run(federation: str, method: str, attack: str, rule: str, bound: str, seed: 
     """One attacked run and its row."""
     count, overrides = FEDERATIONS[federation]
     extra = [f"aggregation.attackers={count}"] if rule not in ("mean", "median") else []
-    extra += ["rounds.outlier_factor=null"] if bound == "off" else []
+    extra += ["rounds.outliers=off"] if bound == "off" else []
     start = honest_state(federation, method, seed)
     started = time.process_time()
     chosen = (f"method={method}", f"aggregation={rule}", f"seed={1000 + seed}", f"train.rounds={ROUNDS}")
-    state, score, refused = rounds_of([*overrides, *chosen, *extra], attack, count, start)
+    end, score, statuses = rounds_of([*overrides, *chosen, *extra], attack, count, start)
     where = environment(torch.device("cpu"))
     return Outcome(
-        federation, method, attack, rule, bound, seed, round(score.average, 3), round(score.worst, 3), refused,
-        round(time.process_time() - started, 2), state.sha256(), str(where["torch"]), str(where["commit"]),
-        str(where["when"]),
+        federation, method, attack, rule, bound, seed, round(score.average, 3), round(score.worst, 3),
+        statuses["clipped"], statuses["refused"], round(time.process_time() - started, 2), end.state.sha256(),
+        str(where["torch"]), str(where["commit"]), str(where["when"]),
     )  # fmt: skip
 
 
 def plan(
-    seeds: Sequence[int], federations: Sequence[str], methods: Sequence[str]
+    seeds: Sequence[int],
+    federations: Sequence[str],
+    methods: Sequence[str],
+    attacks: Sequence[str],
+    rules: Sequence[str],
 ) -> Iterator[tuple[str, str, str, str, int]]:
     """The runs with the bound on: a column of the table after the other."""
-    for seed in seeds:
-        for rule in RULES:
+    for rule in rules:
+        for seed in seeds:
             for federation in federations:
                 for method in methods:
-                    for attack in ATTACKS:
+                    for attack in attacks:
                         if attack != "prototype swap" or method != "fedavg":
                             yield federation, method, attack, rule, seed
 
 
 def load(path: Path) -> list[Outcome]:
     """The rows of the CSV, typed; none if it does not exist."""
-    kinds = {"seed": int, "refused": int, "average": float, "worst": float, "seconds": float}
+    kinds = {"seed": int, "clipped": int, "refused": int, "average": float, "worst": float, "seconds": float}
     return [Outcome(**{name: kinds.get(name, str)(value) for name, value in row.items()}) for row in read_rows(path)]
 
 
@@ -259,7 +271,7 @@ def cell(outcomes: Sequence[Outcome]) -> str:
 def table(outcomes: Sequence[Outcome]) -> str:
     """Markdown: rows are federation, method and attack; columns the rules, and the mean without the bound."""
     lines = [
-        "| hostile | method | attack | refused | mean, no bound | " + " | ".join(RULES) + " |",
+        "| hostile | method | attack | clipped | mean, no bound | " + " | ".join(RULES) + " |",
         "|---|---|---|---:|---:|" + "---:|" * len(RULES),
     ]
     for federation in FEDERATIONS:
@@ -271,9 +283,9 @@ def table(outcomes: Sequence[Outcome]) -> str:
                     continue
                 by_rule = {rule: [x for x in mine if x.aggregation == rule and x.bound == "on"] for rule in RULES}
                 without = [item for item in mine if item.aggregation == "mean" and item.bound == "off"]
-                refused = sum(item.refused for item in by_rule["mean"])
+                clipped = sum(item.clipped for item in by_rule["mean"])
                 cells = [cell(without or by_rule["mean"]), *(cell(by_rule[rule]) for rule in RULES)]
-                lines.append(f"| {federation} | {method} | {attack} | {refused} | " + " | ".join(cells) + " |")
+                lines.append(f"| {federation} | {method} | {attack} | {clipped} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
@@ -285,16 +297,19 @@ def main() -> None:
     options.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
     options.add_argument("--federations", nargs="+", default=list(FEDERATIONS), choices=list(FEDERATIONS))
     options.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
+    options.add_argument("--attacks", nargs="+", default=list(ATTACKS), choices=list(ATTACKS))
+    options.add_argument("--rules", nargs="+", default=list(RULES), choices=list(RULES))
     chosen = options.parse_args()
+    torch.set_num_threads(1)
     outcomes = load(chosen.results)
     done = {key_of(outcome) for outcome in outcomes}
-    runs = plan(chosen.seeds, chosen.federations, chosen.methods)
+    runs = plan(chosen.seeds, chosen.federations, chosen.methods, chosen.attacks, chosen.rules)
     for federation, method, attack, rule, seed in () if chosen.table else runs:
         for bound in ("on", "off"):
             key = (federation, method, attack, rule, bound, seed)
             same = next((item for item in outcomes if key_of(item) == (*key[:4], "on", seed)), None)
-            if key in done or (bound == "off" and (rule != "mean" or same is None or not same.refused)):
-                continue  # where the bound refused nothing, the run without it is the same run
+            if key in done or (bound == "off" and (rule != "mean" or same is None or not same.clipped)):
+                continue  # where the bound cut nothing, the run without it is the same run
             outcomes.append(run(federation, method, attack, rule, bound, seed))
             append(outcomes[-1], chosen.results)
             print(outcomes[-1], flush=True)

@@ -31,6 +31,9 @@ from strategies.core.protection import check_nothing_else
 _MODELS = threading.local()
 """The model of this thread with its initial state, so that a Ray actor or an inline worker builds its net once."""
 
+LEAST_VARIANCE = 1e-7
+"""A hundredth of batch norm's epsilon; float16 still carries it."""
+
 MODEL_PREFIX = "model/"
 LOCAL_PREFIX = "local/"
 
@@ -303,8 +306,15 @@ class Clock:
 
 
 def _on_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copies on the CPU: the model's own tensors change with the next client that uses it."""
-    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+    """Copies on the CPU: the model's own tensors change with the next client that uses it.
+
+    The variance of a channel that is dead for hundreds of steps decays to 0, which the gate refuses as malformed.
+    """
+    copies = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+    for name, tensor in copies.items():
+        if name.endswith("running_var"):
+            tensor.clamp_min_(LEAST_VARIANCE)
+    return copies
 
 
 def describe_device(device: torch.device) -> str:

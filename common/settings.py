@@ -93,8 +93,9 @@ class RoundSettings:
             scores all.
         absence: probability that a client is away in a round, in [0, 1), drawn for each round and client. One client
             at least is always there.
-        outlier_factor: an update that is more than so many times as long as the median of its exchange is refused, > 1;
-            ``null`` lets any length in. See :mod:`strategies.core.outliers`.
+        outliers: what becomes of an update that is too long: ``clip`` scales it down to the bound, ``refuse`` leaves it
+            out, ``off`` lets any length in. See :mod:`strategies.core.bounds`.
+        outlier_factor: the bound in lengths of the exchange's median update, > 1; a client's own history raises it.
         transport: what float32 tensors of the model and a method's further tensors are rounded to on the wire, both
             ways; prototypes and other dtypes travel as they are. See :mod:`common.wire.cast`.
         joins: first round, >= 1, of the domains and clients that are not there from the beginning, by name.
@@ -110,7 +111,8 @@ class RoundSettings:
     evaluate_every: int = 1
     test_samples: int | None = None
     absence: float = 0.0
-    outlier_factor: float | None = 8.0
+    outliers: Literal["clip", "refuse", "off"] = "clip"
+    outlier_factor: float = 1.5
     transport: Literal["float32", "bfloat16", "float16"] = "float32"
     joins: dict[str, int] | None = None
 
@@ -127,8 +129,7 @@ class RoundSettings:
             self.test_samples is None or self.test_samples >= 1, f"test_samples must be >= 1; got {self.test_samples}"
         )
         check(0 <= self.absence < 1, f"absence must be in [0, 1); got {self.absence}")
-        factor = self.outlier_factor
-        check(factor is None or factor > 1, f"outlier_factor must be > 1, or null for no bound; got {factor}")
+        check(self.outlier_factor > 1, f"outlier_factor must be > 1; got {self.outlier_factor}")
         for name, first in (self.joins or {}).items():
             check(first >= 1, f"joins.{name} must be >= 1, the first round is 1; got {first}")
 
@@ -208,7 +209,6 @@ class RunSettings:
             (relevant, "aggregation", MEAN),
             (relevant, "privacy", NO_PRIVACY),
             (relevant.get("rounds", {}), "transport", RoundSettings.transport),
-            (relevant.get("rounds", {}), "outlier_factor", RoundSettings.outlier_factor),
         ):
             if holder.get(key) == default:
                 del holder[key]

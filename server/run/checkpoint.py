@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from common.errors import CheckpointError
 from common.storage.files import read_tensors, write_tensors
-from common.storage.state import GlobalState
+from common.storage.state import GlobalState, tensors_sha256, under_prefix, with_prefix
+
+LENGTHS = "lengths/"
+"""Prefix of what the bound on updates remembers."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Checkpoint:
     """A state and what it belongs to.
 
@@ -23,6 +29,7 @@ class Checkpoint:
         method, identity, seed: what the run was; another run's checkpoint is refused.
         rounds: how many rounds the run was to have; 0 if the file does not say.
         seconds: wall seconds of the run so far, parts that crashed included up to their last checkpoint.
+        lengths: what the bound on updates remembers, see :class:`strategies.core.bounds.Bounds`.
     """
 
     state: GlobalState
@@ -32,6 +39,7 @@ class Checkpoint:
     seed: int
     rounds: int = 0
     seconds: float = 0.0
+    lengths: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 class Checkpoints:
@@ -53,6 +61,7 @@ class Checkpoints:
     def save(self, checkpoint: Checkpoint) -> None:
         """Write a checkpoint, then drop the oldest beyond ``keep``."""
         state = checkpoint.state
+        tensors = state.tensors() | with_prefix(LENGTHS, checkpoint.lengths)
         metadata: dict[str, Any] = {
             "round": state.round,
             "run": checkpoint.run,
@@ -61,10 +70,10 @@ class Checkpoints:
             "seed": checkpoint.seed,
             "rounds": checkpoint.rounds,
             "seconds": checkpoint.seconds,
-            "sha256": state.sha256(),
+            "sha256": tensors_sha256(tensors, f"round={state.round}"),
         }
         path = self.folder / f"round-{state.round:06d}.safetensors"
-        write_tensors(path, state.tensors(), {"goldfinch": json.dumps(metadata, sort_keys=True)})
+        write_tensors(path, tensors, {"goldfinch": json.dumps(metadata, sort_keys=True)})
         for old in self.paths()[: -self.keep]:
             old.unlink(missing_ok=True)
 
@@ -98,10 +107,13 @@ def _read(path: Path) -> Checkpoint:
     if not isinstance(facts, dict):
         raise ValueError("its facts are not a JSON object")
     state = GlobalState.from_tensors(int(facts["round"]), tensors)
-    if state.sha256() != facts["sha256"]:
+    if tensors_sha256(tensors, f"round={state.round}") != facts["sha256"]:
         raise ValueError("its content does not match its hash")
     rounds, seconds = int(facts.get("rounds", 0)), float(facts.get("seconds", 0.0))  # older files lack them
-    return Checkpoint(state, facts["run"], facts["method"], facts["identity"], int(facts["seed"]), rounds, seconds)
+    lengths = under_prefix(LENGTHS, tensors)
+    return Checkpoint(
+        state, facts["run"], facts["method"], facts["identity"], int(facts["seed"]), rounds, seconds, lengths
+    )
 
 
 def check_belongs(checkpoint: Checkpoint, method: str, identity: str, seed: int) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from common.errors import EngineError, PayloadError
+from common.errors import EngineError
 from common.metrics import RoundScore, domain_accuracy
 from common.prototypes import PrototypeSet
 from common.settings import RunSettings
@@ -19,8 +19,8 @@ from server.run.engine import Engine, Failure, Reply
 from server.run.history import History
 from server.run.traffic import exchange_rows
 from server.trackers.events import Listener
-from strategies.core.federation import Federation
-from strategies.core.method import Client, Method, Update
+from strategies.core.federation import Federation, Outcome
+from strategies.core.method import Client, Method
 
 MOST_REASON, MOST_TRACEBACK = 2_000, 20_000
 """Characters of a client's own words that go into the record; the other side decides how many it sends."""
@@ -109,6 +109,7 @@ class Rounds:
         if self.method.scheduled:
             check_length(checkpoint, self.settings.train.rounds)
         self.state, self.run_id, self.earlier_seconds = checkpoint.state, checkpoint.run, checkpoint.seconds
+        self.federation.bounds.lengths = dict(checkpoint.lengths)
         done = self.state.round
         scored_late = self.method.scored_at != self.method.exchanges[0]
         self.history = History(
@@ -119,7 +120,14 @@ class Rounds:
     def _save(self) -> None:
         settings = self.settings
         checkpoint = Checkpoint(self.state, self.run_id, self.method.name, settings.identity, settings.seed)
-        self.checkpoints.save(replace(checkpoint, rounds=settings.train.rounds, seconds=round(self.seconds(), 3)))
+        self.checkpoints.save(
+            replace(
+                checkpoint,
+                rounds=settings.train.rounds,
+                seconds=round(self.seconds(), 3),
+                lengths=self.federation.bounds.lengths,
+            )
+        )
 
     def seconds(self) -> float:
         """Wall seconds so far; of earlier parts, what their last checkpoint counted."""
@@ -166,13 +174,15 @@ class Rounds:
         for exchange in self.method.exchanges:
             self.federation.begin(number, exchange)
             scoring = exchange == self.method.scored_at and self._due(number)
-            updates = self._exchange(participants, score=scoring, train=True)
-            needed, by = self.federation.needed(len(participants))
-            if len(updates) < needed:
+            closed = self._exchange(participants, score=scoring, train=True)
+            updates = closed.updates
+            if closed.skipped:
                 self.state = replace(before, round=number)
-                self.history.event("round skipped", round=number, answered=len(updates), needed=needed, by=by)
+                self.history.event(
+                    "round skipped", round=number, answered=len(updates), needed=closed.needed, by=closed.by
+                )
                 return False
-            self.state = self.method.aggregate(self.state, updates, self.server)
+            self.state = closed.state
             participants = [update.client for update in updates]
             uploads += [(update.client.id, update.prototypes) for update in updates]
         self.state = replace(self.state, round=number)
@@ -194,44 +204,39 @@ class Rounds:
             participants = list(self.server.clients) if self.method.personal else self.registry.sample(total)
             self._exchange(participants, score=True, train=False)
 
-    def _exchange(self, participants: Sequence[Client], *, score: bool, train: bool) -> list[Update]:
+    def _exchange(self, participants: Sequence[Client], *, score: bool, train: bool) -> Outcome[Reply]:
         message = self.federation.message(self.state)
         requests = self.federation.requests(self.run_id, participants, score=score, train=train)
         replies, failures = self.engine.exchange(message, requests, self.settings.rounds.deadline)
-        updates: list[Update] = []
-        accepted: list[Reply] = []
-        for reply in sorted(replies, key=lambda item: item.client):
-            try:
-                update = self.federation.admit(reply.client, reply.answer, reply.payload)
-            except PayloadError as error:
-                failures.append(Failure(reply.client, "refused", str(error)))
-                continue
-            accepted.append(reply)
-            if update is not None:
-                updates.append(update)
-        outliers = self.federation.outliers(self.state, updates)
-        failures += [Failure(client, "refused", reason) for client, reason in outliers.items()]
-        accepted = [reply for reply in accepted if reply.client not in outliers]
-        updates = [update for update in updates if update.client.id not in outliers]
-        self.federation.refused(sum(failure.status == "refused" for failure in failures), len(updates))
+        unread = sum(failure.status == "refused" for failure in failures)
+        closed = self.federation.close(self.state, replies, unread)
+        failures += [Failure(client, "refused", reason) for client, reason in closed.refused]
         self.history.add_bytes(exchange_rows(message, requests, replies, failures))
-        self._record(accepted, failures)
-        return updates
+        self._record(closed, failures)
+        return closed
 
     # ---- the record ------------------------------------------------------------------------------------------------
 
-    def _record(self, accepted: Sequence[Reply], failures: Sequence[Failure]) -> None:
+    def _record(self, closed: Outcome[Reply], failures: Sequence[Failure]) -> None:
         number, exchange = self.server.round, self.server.exchange
         late = self.method.scored_at != self.method.exchanges[0]
         scored_round = number if late else number - 1
         rows: list[dict[str, Any]] = []
-        for reply in accepted:
+        for reply in closed.admitted:
             for entry in reply.answer.scores:
                 rows.append(self._score_row(scored_round, reply, entry))
                 self.history.confusions.add(scored_round, reply.client, entry, self.server.class_count)
         self.history.add_scores(rows)
         self.history.add_activity(
-            [_activity_row(number, exchange, reply, self.registry.domain(reply.client)) for reply in accepted]
+            [
+                _activity_row(number, exchange, reply, self.registry.domain(reply.client))
+                | (
+                    {"status": "clipped", "reason": _factors(closed.clipped[reply.client])[:MOST_REASON]}
+                    if reply.client in closed.clipped
+                    else {}
+                )
+                for reply in closed.admitted
+            ]
             + [
                 {
                     "round": number,
@@ -244,6 +249,12 @@ class Rounds:
                 for failure in failures
             ]
         )
+        for client, factors in closed.clipped.items():
+            told = {name: round(factor, 6) for name, factor in factors.items()}
+            reason = _factors(factors)[:MOST_REASON]
+            self.history.event(
+                "client clipped", round=number, exchange=exchange, client=client, reason=reason, factors=told
+            )
         for failure in failures:
             self.history.event(
                 "client " + failure.status,
@@ -269,6 +280,12 @@ class Rounds:
             "accuracy": round(100.0 * entry["correct"] / max(1, entry["count"]), 4),
             "loss": round(entry["loss"], 6),
         }
+
+
+def _factors(factors: Mapping[str, float]) -> str:
+    """What a client's update was scaled by, the most first."""
+    parts = sorted(factors.items(), key=lambda item: item[1])
+    return "longer than the bound, scaled: " + ", ".join(f"{name} by {factor:.3g}" for name, factor in parts)
 
 
 def _activity_row(number: int, exchange: str, reply: Reply, domain: str) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from server.trackers.events import describe
 
 BARS = "▁▂▃▄▅▆▇█"
 MOST_NOTES = 4
-TROUBLES = ("refused", "failed", "lost")
+TROUBLES = ("clipped", "refused", "failed", "lost")
 SMOOTHING = 0.6
 
 
@@ -198,7 +198,8 @@ class LiveView:
         return table
 
     def _outcomes(self) -> Text:
-        trained, asked = self.last_outcomes.get("trained", 0), sum(self.last_outcomes.values())
+        asked = sum(self.last_outcomes.values())
+        trained = self.last_outcomes.get("trained", 0) + self.last_outcomes.get("clipped", 0)
         text = Text(f"{trained} of {asked} trained")
         for word in TROUBLES:
             now, ever = self.last_outcomes.get(word, 0), self.outcomes[word]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -17,9 +18,9 @@ from common.wire.cast import cast_down, cast_up
 from common.wire.messages import Answer, Request
 from common.wire.payload import Payload
 from strategies.core.aggregation import Mean
+from strategies.core.bounds import Bounds
 from strategies.core.gate import Gate
 from strategies.core.method import Client, Method, Update, feature_size
-from strategies.core.outliers import outliers
 from strategies.core.protection import check_protects
 from strategies.core.registry import Registry
 
@@ -48,6 +49,53 @@ class ServerSide:
         return generator(self.seed, "server", *purpose, self.round)
 
 
+class Arrived(Protocol):
+    """An answer as the one who carries it has it."""
+
+    @property
+    def client(self) -> str:
+        """The client that was asked."""
+
+    @property
+    def answer(self) -> Answer:
+        """What it says."""
+
+    @property
+    def payload(self) -> Payload:
+        """Its tensors."""
+
+
+Carried = TypeVar("Carried", bound=Arrived)
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome(Generic[Carried]):
+    """What an exchange came to.
+
+    Args:
+        state: the next global state; the one before if the exchange was skipped, or asked for scores alone.
+        admitted: answers that were let in, by client id.
+        updates: theirs, by client id, as they were aggregated.
+        refused: the others' reasons, with their clients.
+        clipped: by client id, the factors that its parts were scaled by, in (0, 1).
+        needed: how many updates the exchange needed, and ``by`` whose word.
+        skipped: whether it had fewer, so that nothing was aggregated.
+    """
+
+    state: GlobalState
+    admitted: list[Carried]
+    updates: list[Update]
+    refused: list[tuple[str, str]]
+    clipped: dict[str, dict[str, float]]
+    needed: int = 0
+    by: str = ""
+
+    @property
+    def skipped(self) -> bool:
+        """Whether there were fewer updates than needed, so that nothing was aggregated."""
+        return len(self.updates) < self.needed
+
+
 class Federation:
     """What the server needs to make requests and judge answers.
 
@@ -63,6 +111,7 @@ class Federation:
         self._requests: dict[str, Request] = {}
         self._answered: set[str] = set()
         self._clients: dict[str, Client] = {}
+        self.bounds = Bounds(settings.rounds.outlier_factor, len(self.registry.expected))
         settings.aggregation.check(
             self.method.name, self.method.averages, settings.rounds.sampled(len(self.registry.expected))
         )
@@ -155,21 +204,68 @@ class Federation:
         self._answered.add(client)
         return update
 
-    def outliers(self, state: GlobalState, updates: Sequence[Update]) -> dict[str, str]:
-        """Why some of the admitted updates of an exchange must be left out after all, by client id.
+    def close(self, state: GlobalState, answers: Sequence[Carried], refused: int = 0) -> Outcome[Carried]:
+        """Judge an exchange's answers and aggregate them: the one way for every engine and for Flower's own loop.
+
+        Each answer passes the gate or is refused; updates that are too long are scaled down or refused
+        (``rounds.outliers``); the aggregation rule is told how many were refused; and if as many are left as
+        :meth:`needed` says, they are aggregated. The bounds remember an exchange even if it is skipped.
 
         Args:
             state: what :meth:`message` was made from.
-            updates: all that were admitted.
+            answers: whatever came, in any order.
+            refused: answers that came and could not even be read.
         """
-        factor = self.settings.rounds.outlier_factor
-        if factor is None:
-            return {}
-        return outliers(updates, state, self.method.expects(self.server), self.server, factor)
+        admitted: list[Carried] = []
+        updates: list[Update] = []
+        refusals: list[tuple[str, str]] = []
+        for arrived in sorted(answers, key=lambda item: item.client):
+            try:
+                update = self.admit(arrived.client, arrived.answer, arrived.payload)
+            except PayloadError as error:
+                refusals.append((arrived.client, str(error)))
+                continue
+            admitted.append(arrived)
+            updates += [update] if update is not None else []
+        updates, too_long, clipped = self._bounded(state, updates)
+        refusals += too_long.items()
+        admitted = [arrived for arrived in admitted if arrived.client not in too_long]
+        self.server.aggregation = self.settings.aggregation.knowing(refused + len(refusals), len(updates))
+        asked = sum(request.train for request in self._requests.values())
+        needed, by = self.needed(asked) if asked else (0, "")
+        if needed and len(updates) >= needed:
+            state = self.method.aggregate(state, updates, self.server)
+        return Outcome(state, admitted, updates, refusals, clipped, needed, by)
 
-    def refused(self, count: int, admitted: int) -> None:
-        """Tell the aggregation rule how many answers of the exchange were refused, for whatever reason, and let in."""
-        self.server.aggregation = self.settings.aggregation.knowing(count, admitted)
+    def _bounded(
+        self, state: GlobalState, updates: list[Update]
+    ) -> tuple[list[Update], dict[str, str], dict[str, dict[str, float]]]:
+        """The updates without those that are too long, why they are; or all, and what those were scaled by."""
+        rounds, expected = self.settings.rounds, self.method.expects(self.server)
+        if rounds.outliers == "off":
+            return updates, {}, {}
+        found = self.bounds.find(updates, state, expected, self.server)
+        if rounds.outliers == "clip":
+            bounds = {client: {name: bound for name, (_, bound, _) in parts.items()} for client, parts in found.items()}
+            return (
+                [
+                    self.bounds.clip(update, state, expected, self.server, bounds.get(update.client.id, {}))
+                    for update in updates
+                ],
+                {},
+                {
+                    client: {name: bound / length for name, (length, bound, _) in parts.items()}
+                    for client, parts in found.items()
+                },
+            )
+        reasons = {}
+        for client, parts in found.items():
+            name, (length, bound, middle) = max(parts.items(), key=lambda item: item[1][0] / item[1][1])
+            reasons[client] = (
+                f"the length of its {name} is {length:.3g}, {length / middle:.3g} times the round's median; at most "
+                f"{bound:.3g} is let in (rounds.outliers=refuse, rounds.outlier_factor={rounds.outlier_factor:g})"
+            )
+        return [update for update in updates if update.client.id not in reasons], reasons, {}
 
     def needed(self, asked: int) -> tuple[int, str]:
         """How many of ``asked`` participants must have answered for an exchange to count, >= 1, and who says so."""

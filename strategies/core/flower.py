@@ -12,7 +12,7 @@ every participant, so that Flower's object store keeps one copy. What differs be
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from logging import INFO, WARNING
 
 from flwr.common import (
@@ -39,7 +39,7 @@ from common.wire.messages import Answer, Registration, Request, read_header, req
 from common.wire.payload import TENSOR_TYPE, Payload, decode, encode
 from strategies.core.codec import only_blob, read_registrations, read_request, write_registrations
 from strategies.core.federation import Federation
-from strategies.core.method import Method, Update
+from strategies.core.method import Method
 
 
 def request_to_fit_ins(blob: bytes, request: Request) -> FitIns:
@@ -106,12 +106,22 @@ FitResults = list[tuple[ClientProxy, FitRes]]
 FitFailures = list[tuple[ClientProxy, FitRes] | BaseException]
 
 
+@dataclass(frozen=True, eq=False)
+class Arrival:
+    """A client's answer in an exchange of :class:`FlowerStrategy`; see :class:`strategies.core.federation.Arrived`."""
+
+    client: str
+    answer: Answer
+    payload: Payload
+
+
 class FlowerStrategy(Strategy):
     """A method as a Flower strategy. One Flower round is one exchange of the method.
 
     With Flower's own ``Server`` it stands alone: nodes register in the first round, every node takes part in every
-    round, updates are checked and aggregated, and the devices' scores appear as Flower's fit metrics. Goldfinch's
-    round loop adds sampling, deadlines, checkpoints and history, and uses this module's encoding.
+    round, updates are checked and aggregated, and the devices' scores appear as Flower's fit metrics. A round that
+    misses its quorum in one exchange is over: its further exchanges ask nobody, and the state is the one before it.
+    Goldfinch's round loop adds sampling, deadlines, checkpoints and history, and uses this module's encoding.
 
     Args:
         method: the method.
@@ -125,6 +135,8 @@ class FlowerStrategy(Strategy):
         self.settings, self.run = settings, run
         self.state = self.federation.initial_state()
         self._nodes: dict[str, str] = {}
+        self._before = self.state
+        self._participants: set[str] = set()
 
     def initialize_parameters(self, client_manager: ClientManager) -> Parameters | None:  # noqa: ARG002
         """The initial shared state, made from the seed."""
@@ -147,7 +159,15 @@ class FlowerStrategy(Strategy):
         exchanges = self.settings.method.exchanges
         logical_round, step = divmod(server_round - 1, len(exchanges))
         self.federation.begin(logical_round + 1, exchanges[step])
-        participants = [client for client in self.federation.registry.clients() if self._nodes[client.id] in proxies]
+        if step == 0:
+            self._before, self._participants = self.state, set(self._nodes)
+        participants = [
+            client
+            for client in self.federation.registry.clients()
+            if client.id in self._participants and self._nodes[client.id] in proxies
+        ]
+        if not participants:
+            return []
         blob = encode(self.federation.message(self.state))
         score = exchanges[step] == self.settings.method.scored_at
         requests = self.federation.requests(self.run, participants, score=score)
@@ -172,34 +192,37 @@ class FlowerStrategy(Strategy):
         self, server_round: int, results: FitResults, failures: FitFailures
     ) -> tuple[Parameters | None, dict[str, Scalar]]:
         """Check every answer, aggregate those that pass, and report the devices' scores."""
-        updates: list[Update] = []
-        scores: list[tuple[str, int, int]] = []
-        refused = 0
+        arrived: list[Arrival] = []
+        unread: list[tuple[str, str]] = []
         for proxy, result in results:
             try:
                 answer, payload, _ = fit_res_to_answer(result)
                 if self._nodes.get(answer.client) != proxy.cid:
                     raise PayloadError(f"node {proxy.cid} does not host {answer.client}")
-                update = self.federation.admit(answer.client, answer, payload)
-                updates += [update] if update is not None else []
-                scores += [(entry["domain"], entry["correct"], entry["count"]) for entry in answer.scores]
+                arrived.append(Arrival(answer.client, answer, payload))
             except PayloadError as error:
-                refused += 1
-                log(WARNING, "round %s: an update of node %s is refused: %s", server_round, proxy.cid, error)
-        updates.sort(key=lambda update: update.client.id)  # results come in the order of arrival
-        for client, reason in self.federation.outliers(self.state, updates).items():
-            log(WARNING, "round %s: the update of %s is refused: %s", server_round, client, reason)
-            updates = [update for update in updates if update.client.id != client]
-            refused += 1
-        self.federation.refused(refused, len(updates))
+                unread.append((f"node {proxy.cid}", str(error)))
+        closed = self.federation.close(self.state, arrived, len(unread))
+        for sender, reason in unread + closed.refused:
+            log(WARNING, "round %s: the answer of %s is refused: %s", server_round, sender, reason)
+        for client, factors in closed.clipped.items():
+            log(WARNING, "round %s: the update of %s is scaled: %s", server_round, client, factors)
         if failures:
             log(WARNING, "round %s: %s clients failed", server_round, len(failures))
-        least = self.federation.server.aggregation.least
-        if len(updates) < least:
-            log(WARNING, "round %s: %s updates, aggregation needs %s: skipped", server_round, len(updates), least)
+        server = self.federation.server
+        if closed.skipped:
+            answered = len(closed.updates)
+            log(WARNING, "round %s: %s updates, %s needs %s: skipped", server_round, answered, closed.by, closed.needed)
+            self.state, self._participants = replace(self._before, round=server.round), set()
         else:
-            aggregated = self.settings.method.aggregate(self.state, updates, self.federation.server)
-            self.state = replace(aggregated, round=self.federation.server.round)
+            last = server.exchange == self.settings.method.exchanges[-1]
+            self.state = replace(closed.state, round=server.round) if last else closed.state
+            self._participants = {update.client.id for update in closed.updates}
+        scores = [
+            (entry["domain"], entry["correct"], entry["count"])
+            for arrival in closed.admitted
+            for entry in arrival.answer.scores
+        ]
         accuracy = domain_accuracy(scores) if scores else {}
         log(INFO, "round %s: accuracy %s", server_round, accuracy)
         return self._parameters(), {f"accuracy {domain}": value for domain, value in accuracy.items()}

@@ -123,11 +123,12 @@ class Gate:
         return prototypes
 
     def _check_model(self, weights: Mapping[str, Tensor]) -> None:
-        """What no training leaves: counters and variances below zero, and a net of zeros, whose gradient is zero."""
+        """What no training leaves: negative counters, variances that are not positive, a net of zeros: no gradient."""
         for name, tensor in weights.items():
-            counts = not tensor.is_floating_point() or name.endswith("running_var")
-            if counts and bool((tensor < 0).any()):
-                raise PayloadError(f"{name} has negative values; it counts or measures a variance")
+            if not tensor.is_floating_point() and bool((tensor < 0).any()):
+                raise PayloadError(f"{name} has negative values; it counts")
+            if name.endswith("running_var") and bool((tensor <= 0).any()):
+                raise PayloadError(f"{name} has values that are not positive; it measures a variance")
         trained = [tensor for name, tensor in weights.items() if name in self.server.parameters]
         if trained and not any(bool(tensor.any()) for tensor in trained):
             raise PayloadError("all parameters are zero")
