@@ -74,10 +74,10 @@ def test_three_rounds_leave_what_a_run_leaves(method: str, baseline: Baseline) -
     assert done.summary["method"] == method
     assert done.sha256 == last_state(done).sha256()
     assert_finite(done)
-    trained = [row for row in done.rows("activity.csv") if row["status"] == "trained"]
+    trained = [row for row in done.rows("activity.csv") if row["status"] in ("trained", "clipped")]
     exchanges = composed(f"method={method}", "engine=inline", "train.device=cpu").method.exchanges
     assert [row["exchange"] for row in trained if row["client"] == SPOILED] == list(exchanges) * ROUNDS
-    assert not [row for row in done.rows("activity.csv") if row["status"] not in ("trained", "scored")]
+    assert not [row for row in done.rows("activity.csv") if row["status"] not in ("trained", "clipped", "scored")]
 
 
 @every_method
@@ -233,7 +233,7 @@ def test_a_client_drops_out_and_comes_back(method: str, tmp_path: Path) -> None:
     assert_finite(done)
     rows = [row for row in done.rows("activity.csv") if row["client"] == SPOILED]
     assert [row["reason"] for row in rows if row["status"] == "failed"] == ["BrokenError: the camera fell off"]
-    assert {row["round"] for row in rows if row["status"] == "trained"} == {"1", "3"}
+    assert {row["round"] for row in rows if row["status"] in ("trained", "clipped")} == {"1", "3"}
     assert sum(name == "round done" for name, _ in done.events) == ROUNDS
     failures = [entry for name, entry in done.events if name == "client failed"]
     assert len(failures) == 1
@@ -246,7 +246,7 @@ def test_who_sits_out_keeps_its_state(method: str, tmp_path: Path) -> None:
     settings = toy_settings(method, tmp_path, train={"rounds": 5}, rounds={"participation": 0.5})
     done = run(settings)
     per_round = len(settings.method.exchanges)
-    taken = [row for row in done.rows("activity.csv") if row["status"] == "trained"]
+    taken = [row for row in done.rows("activity.csv") if row["status"] in ("trained", "clipped")]
     rounds = {client: {int(row["round"]) for row in taken if row["client"] == client} for client in _clients(taken)}
     assert any(len(numbers) < 5 for numbers in rounds.values())
     folders = [folder for run_folder in (tmp_path / "clients").glob("*") for folder in run_folder.iterdir()]
@@ -289,15 +289,19 @@ def test_hostile_answers_are_refused_and_named(method: str, tmp_path: Path) -> N
         expected = [True] if number in spoiled else []
         if [attack.reason in reason for reason in reasons] != expected:
             wrong.append((attack.name, [(row["status"], row["reason"]) for row in mine]))
-        others = {row["client"] for row in rows if row["round"] == str(number) and row["status"] == "trained"}
+        let_in = [row for row in rows if row["status"] in ("trained", "clipped")]
+        others = {row["client"] for row in let_in if row["round"] == str(number)}
         assert {"bright-0", "noisy-0"} <= others
     assert not wrong
     assert len(spoiled) >= 8
 
 
 @every_method
-def test_replays_and_giants_are_refused_and_named(method: str, tmp_path: Path) -> None:
-    """Round 2: the bytes of round 1 again. Round 3: everything a thousand times as long, which only others can tell."""
+def test_replays_are_refused_and_giants_shortened_and_named(method: str, tmp_path: Path) -> None:
+    """Round 2: the bytes of round 1 again. Round 3: everything a thousand times as long, which only others can tell.
+
+    That is well within what the gate lets in by itself, and a hundred times what any honest client was seen to be.
+    """
     settings = three_rounds(method, tmp_path)
     kept: dict[str, bytes] = {}
     spoiled: set[int] = set()
@@ -317,14 +321,11 @@ def test_replays_and_giants_are_refused_and_named(method: str, tmp_path: Path) -
 
     done = run(settings, TouchedEngine(settings, edit=edit))
     assert_finite(done)
-    refused = {
-        row["round"]: row["reason"]
-        for row in done.rows("activity.csv")
-        if row["status"] == "refused" and row["client"] == SPOILED
-    }
-    assert set(refused) == {str(number) for number in spoiled}
+    mine = [row for row in done.rows("activity.csv") if row["client"] == SPOILED]
+    refused = {row["round"]: row["reason"] for row in mine if row["status"] == "refused"}
+    assert set(refused) == {"2"}
     assert "stale, replayed" in refused["2"]
-    assert "times the round's median" in refused.get("3", "times the round's median")
+    assert (3 in spoiled) == any(row["round"] == "3" and row["status"] == "clipped" for row in mine)
     assert sum(name == "round done" for name, _ in done.events) == ROUNDS
     assert (3 in spoiled) == (method != "single_set"), "only who sends nothing has nothing to enlarge"
 
@@ -333,7 +334,7 @@ def test_replays_and_giants_are_refused_and_named(method: str, tmp_path: Path) -
 def test_a_robust_rule_bears_a_hostile_client(method: str, tmp_path: Path) -> None:
     """Without the bound on lengths: a client's values, a hundred thousand times too large, do not reach the state."""
     data = Toy(missing_class=False)  # what only two clients hold, no rule can defend
-    base = three_rounds(method, tmp_path, data=data, rounds={"outlier_factor": None}, train={"rounds": 1})
+    base = three_rounds(method, tmp_path, data=data, rounds={"outliers": "off"}, train={"rounds": 1})
     raw = {**base.raw, "aggregation": {"_target_": "strategies.core.robust.Median"}}
     settings = replace(base, aggregation=Median(), raw=raw)
     if not settings.method.averages:

@@ -319,7 +319,8 @@ def test_the_default_is_the_run_that_it_was_before_there_was_a_choice() -> None:
     assert plain.identity == composed("method=fedavg", "engine=inline", "aggregation=mean").identity
     assert plain.identity != composed("method=fedavg", "engine=inline", "aggregation=median").identity
     assert plain.identity != composed("method=fedavg", "engine=inline", "rounds.outlier_factor=9").identity
-    older = {**plain.raw, "rounds": {k: v for k, v in plain.raw["rounds"].items() if k != "outlier_factor"}}
+    assert plain.identity != composed("method=fedavg", "engine=inline", "rounds.outliers=refuse").identity
+    older = dict(plain.raw)
     older.pop("aggregation")
     from common.settings import settings_of
 

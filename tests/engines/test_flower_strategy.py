@@ -14,6 +14,7 @@ from client import app as client_app
 from client import node as client_node
 from common.errors import PayloadError
 from common.settings import load_settings
+from common.storage.state import tensors_sha256
 from common.wire.payload import TENSOR_TYPE, Payload, decode, encode
 from server.engines.inline import InlineEngine
 from strategies.core.flower import (
@@ -23,6 +24,7 @@ from strategies.core.flower import (
     request_to_fit_ins,
 )
 from strategies.fedavg import FedAvg
+from strategies.fedpall import FedPall
 from strategies.fpl import FPL
 
 
@@ -90,11 +92,13 @@ def test_the_strategy_refuses_what_another_node_answers(tmp_path: Path) -> None:
     asked = strategy.configure_fit(1, parameters, manager)
     answers = [proxy.fit(instruction, None, 1) for proxy, instruction in asked]
     crossed = [(asked[1][0], answers[0]), (asked[0][0], answers[1])]
-    before = strategy.state.sha256()
+    before = weights_of(strategy)
     strategy.aggregate_fit(1, crossed, [])
-    assert strategy.state.sha256() == before
+    assert weights_of(strategy) == before
     strategy.aggregate_fit(1, [(asked[2][0], answers[2])], [])
-    assert strategy.state.sha256() != before
+    assert weights_of(strategy) == before, "one of three is below the quorum"
+    strategy.aggregate_fit(1, list(zip([proxy for proxy, _ in asked[:2]], answers[:2], strict=True)), [])
+    assert weights_of(strategy) != before
     assert fit_res_to_answer(answers[2])[0].client in {"handwritten-0", "printed-0", "sketch-0"}
 
 
@@ -104,8 +108,12 @@ def answers_of(strategy: FlowerStrategy, manager: Any, number: int = 1) -> list[
     return [(proxy, proxy.fit(ins, None, number)) for proxy, ins in strategy.configure_fit(number, parameters, manager)]
 
 
+def weights_of(strategy: FlowerStrategy) -> str:
+    return tensors_sha256(strategy.state.weights)
+
+
 def test_the_strategy_leaves_outliers_out(tmp_path: Path) -> None:
-    overrides = [*OVERRIDES, "method=fedavg", f"output={tmp_path}"]
+    overrides = [*OVERRIDES, "method=fedavg", "rounds.outliers=refuse", "rounds.outlier_factor=8", f"output={tmp_path}"]
     states = {}
     for scale in (None, 1e6):
         strategy = FlowerStrategy(FedAvg(), load_settings(overrides))
@@ -125,11 +133,44 @@ def test_the_strategy_skips_a_round_with_too_few_answers(tmp_path: Path) -> None
     overrides = [*OVERRIDES, "method=fedavg", "aggregation=trimmed_mean", f"output={tmp_path}"]
     strategy = FlowerStrategy(FedAvg(), load_settings(overrides))
     manager: Any = simulation(3, overrides)
-    before = strategy.state.sha256()
+    before = weights_of(strategy)
     strategy.aggregate_fit(1, answers_of(strategy, manager)[:2], [])
-    assert strategy.state.sha256() == before
+    assert weights_of(strategy) == before
+    assert strategy.state.round == 1
     strategy.aggregate_fit(2, answers_of(strategy, manager, 2), [])
-    assert strategy.state.sha256() != before
+    assert weights_of(strategy) != before
+
+
+def test_the_strategy_insists_on_the_quorum(tmp_path: Path) -> None:
+    overrides = [*OVERRIDES, "method=fedavg", "rounds.quorum=1", f"output={tmp_path}"]
+    strategy = FlowerStrategy(FedAvg(), load_settings(overrides))
+    manager: Any = simulation(3, overrides)
+    before = weights_of(strategy)
+    strategy.aggregate_fit(1, answers_of(strategy, manager)[:2], [])
+    assert weights_of(strategy) == before
+    strategy.aggregate_fit(2, answers_of(strategy, manager, 2), [])
+    assert weights_of(strategy) != before
+
+
+def test_a_round_that_was_skipped_has_no_further_exchange(tmp_path: Path) -> None:
+    """FedPall: after a train that misses the quorum nobody mixes, and the next round begins from the state before."""
+    overrides = [*OVERRIDES, "method=fedpall", f"output={tmp_path}"]
+    strategy = FlowerStrategy(FedPall(), load_settings(overrides))
+    manager: Any = simulation(3, overrides)
+    before = strategy.state
+    answers = answers_of(strategy, manager)
+    assert len(answers) == 3
+    strategy.aggregate_fit(1, answers[:1], [])
+    assert strategy.configure_fit(2, Parameters([], ""), manager) == []
+    assert strategy.state.sha256() == replace(before, round=1).sha256()
+    trained = answers_of(strategy, manager, 3)
+    strategy.aggregate_fit(3, trained[:2], [])
+    mixing = strategy.configure_fit(4, Parameters([], ""), manager)
+    assert [proxy for proxy, _ in mixing] == [proxy for proxy, _ in trained[:2]], "only who trained is asked"
+    assert strategy.state.round == 1, "the round ends with its last exchange"
+    strategy.aggregate_fit(4, [(proxy, proxy.fit(instruction, None, 4)) for proxy, instruction in mixing], [])
+    assert strategy.state.round == 2
+    assert tensors_sha256(strategy.state.extra) != tensors_sha256(before.extra)
 
 
 def test_what_the_thin_app_says_is_what_the_server_reads() -> None:

@@ -1,0 +1,346 @@
+"""The bound on lengths: who is too long is scaled down to it and still counts, or is refused where that is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.halves import COUNTER, PARAMETERS, Half, clients, model_state
+from support.runs import Run, TouchedEngine, run
+from support.toy import toy_settings
+from torch import Tensor
+
+from common.prototypes import PrototypeSet
+from common.settings import TrainSettings
+from common.storage.state import GlobalState
+from common.wire.messages import Request
+from common.wire.payload import Payload
+from server.trackers.events import describe
+from strategies.core.bounds import GROWTH, MEMORY, MOST, MOST_RATIO, STILL, Bounds
+from strategies.core.method import Client, Expected, Update
+
+MEAN = "norm.running_mean"
+START = model_state("start")
+STATE = GlobalState(0, START)
+OWN = float(torch.cat([START[name].flatten() for name in PARAMETERS]).norm())
+FACTOR = 2.0
+
+
+def moved(client: Client, parameters: float, statistics: float = 1.0) -> Update:
+    """Parameters and running statistics at those L2 distances from the shared state."""
+    numbers = sum(START[name].numel() for name in PARAMETERS)
+    weights = {name: START[name] + parameters / numbers**0.5 for name in PARAMETERS}
+    weights[MEAN] = START[MEAN] + statistics / START[MEAN].numel() ** 0.5
+    weights[COUNTER] = START[COUNTER] + 10**6  # counters have no length
+    return Update(client, weights)
+
+
+def found(
+    updates: list[Update], expected: Expected | None = None, bounds: Bounds | None = None, **changes: Any
+) -> dict[str, dict[str, tuple[float, float, float]]]:
+    bounds = bounds or Bounds(FACTOR, len(updates))
+    return bounds.find(updates, STATE, expected or Expected(), replace(Half(), **changes))
+
+
+def limits(updates: list[Update], expected: Expected | None = None, **changes: Any) -> dict[str, dict[str, float]]:
+    """The bounds of what is too long."""
+    return {
+        client: {name: round(bound, 4) for name, (_, bound, _) in parts.items()}
+        for client, parts in found(updates, expected, **changes).items()
+    }
+
+
+def clipped(update: Update, most: Mapping[str, float], expected: Expected | None = None) -> Update:
+    return Bounds(FACTOR, 3).clip(update, STATE, expected or Expected(), Half(), most)
+
+
+def distance(weights: Mapping[str, Tensor], names: frozenset[str]) -> float:
+    return float(torch.cat([(weights[name] - START[name]).flatten() for name in names]).norm())
+
+
+# ---- one exchange ----------------------------------------------------------------------------------------------------
+
+
+def test_the_bound_is_so_many_medians_of_the_exchange() -> None:
+    everyone = clients([20] * 5)
+    lengths = [1.0, 0.5, 2.1, 5.2, 0.1]
+    assert limits([moved(client, length) for client, length in zip(everyone, lengths, strict=True)]) == {
+        "c-2": {"parameters": 2.0}, "c-3": {"parameters": 2.0},
+    }  # fmt: skip
+    length, bound, middle = found([moved(c, length) for c, length in zip(everyone, lengths, strict=True)])["c-3"][
+        "parameters"
+    ]
+    assert (length, bound, middle) == pytest.approx((5.2, 2.0, 1.0), rel=1e-5)
+
+
+def test_what_is_too_long_is_scaled_to_the_bound_in_its_own_direction() -> None:
+    long = moved(clients([20])[0], 5.0, 7.0)
+    short = clipped(long, {"parameters": 2.0, MEAN: 0.5})
+    assert distance(short.weights, PARAMETERS) == pytest.approx(2.0, rel=1e-5)
+    assert distance(short.weights, frozenset({MEAN})) == pytest.approx(0.5, rel=1e-5)
+    for name in PARAMETERS:
+        expected = START[name].double() + 0.4 * (long.weights[name].double() - START[name].double())
+        torch.testing.assert_close(short.weights[name].double(), expected, rtol=1e-5, atol=1e-6)
+    assert short.weights[COUNTER] is long.weights[COUNTER]
+    assert short.client is long.client
+    parameters_alone = clipped(long, {"parameters": 2.0})
+    assert parameters_alone.weights[MEAN] is long.weights[MEAN]
+
+
+def test_each_tensor_of_statistics_is_bounded_by_itself_and_more_loosely() -> None:
+    everyone = clients([20] * 3)
+    assert limits([moved(everyone[0], 1.0), moved(everyone[1], 1.0, 4.1), moved(everyone[2], 1.0)]) == {
+        "c-1": {MEAN: 4.0}
+    }
+    assert not limits([moved(everyone[0], 1.0), moved(everyone[1], 1.0, 3.9), moved(everyone[2], 1.0, 0.01)])
+
+
+def test_the_order_does_not_matter_and_fewer_than_half_cannot_shift_the_median() -> None:
+    everyone = clients([20] * 5)
+    updates = [moved(client, length) for client, length in zip(everyone, [1e6, 1.0, 1.1, 1e6, 0.9], strict=True)]
+    assert limits(updates) == limits(updates[::-1]) == {"c-0": {"parameters": 2.2}, "c-3": {"parameters": 2.2}}
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_of_two_nobody_is_the_outlier(count: int) -> None:
+    everyone = clients([20] * count)
+    assert not limits([moved(client, 10.0**index) for index, client in enumerate(everyone)])
+
+
+def test_where_most_stand_still_a_small_step_is_none_too_long() -> None:
+    """Parameters count as moved by 2 % of their own norm at least; what has no norm of its own has no scale then."""
+    everyone = clients([20] * 3)
+    floor = FACTOR * STILL * OWN
+    still = [moved(everyone[0], 0.0, 0.0), moved(everyone[1], 0.0, 0.0)]
+    assert not limits([*still, moved(everyone[2], 0.99 * floor, 5.0)])
+    assert limits([*still, moved(everyone[2], 1.01 * floor, 5.0)]) == {"c-2": {"parameters": round(floor, 4)}}
+
+
+@pytest.mark.parametrize(("samples", "ratio"), [(20, 1.0), (48, 1.5), (64, MOST_RATIO), (2**40, MOST_RATIO)])
+def test_registered_samples_raise_the_bound_a_little_whatever_they_claim(samples: int, ratio: float) -> None:
+    everyone = clients([32, 32, samples])
+    updates = [moved(everyone[0], 1.0), moved(everyone[1], 1.0), moved(everyone[2], 1e6, 1e6)]
+    train = TrainSettings(batch_size=16)
+    assert limits(updates, train=train) == {"c-2": {"parameters": FACTOR * ratio, MEAN: FACTOR**2}}
+    assert limits(updates, train=replace(train, local_steps=1))["c-2"]["parameters"] == FACTOR
+
+
+def rows(length: float, count: int = 1) -> PrototypeSet:
+    vectors = torch.zeros(count, 4)
+    vectors[:, 0] = 0.5
+    vectors[0, 0] = length
+    return PrototypeSet(vectors, torch.arange(count), torch.ones(count))
+
+
+def test_prototypes_by_the_longest_row_and_only_long_rows_are_shortened() -> None:
+    everyone = clients([20] * 4)
+    updates = [Update(client, {}, rows(1.0 + index, 3)) for index, client in enumerate(everyone[:3])]
+    expected = Expected(weights=False, prototypes=True)
+    assert not limits([*updates, Update(everyone[3], {}, rows(9.9, 3))], expected)
+    long = Update(everyone[3], {}, rows(100.0, 3))
+    assert limits([*updates, long], expected) == {"c-3": {"prototypes": 10.0}}
+    short = clipped(long, {"prototypes": 10.0}, expected).prototypes
+    torch.testing.assert_close(short.vectors[0], torch.tensor([10.0, 0, 0, 0]))
+    assert torch.equal(short.vectors[1:], long.prototypes.vectors[1:])
+    assert short.labels is long.prototypes.labels
+    assert short.weights is long.prototypes.weights
+
+
+def test_empty_sets_are_nobody_s_measure() -> None:
+    everyone = clients([20] * 4)
+    empty = [Update(client, {}, PrototypeSet.empty(4)) for client in everyone[:2]]
+    some = [Update(everyone[2], {}, rows(1.0)), Update(everyone[3], {}, rows(900.0))]
+    assert not limits([*empty, *some], Expected(weights=False, prototypes=True))
+
+
+def test_tables_by_row_and_other_tensors_by_their_norm() -> None:
+    """A table with a row per sample is as long as its longest row: many rows are no offence, one long row is."""
+    everyone = clients([20] * 3)
+    by_row = Expected(weights=False, extra={"features": (torch.float32, ("samples", 4))})
+    tables = [torch.ones(2, 4), torch.ones(2, 4), torch.ones(2000, 4)]
+    assert not limits([Update(c, {}, extra={"features": t}) for c, t in zip(everyone, tables, strict=True)], by_row)
+    tables[2][7] = 100.0
+    updates = [Update(c, {}, extra={"features": t}) for c, t in zip(everyone, tables, strict=True)]
+    assert limits(updates, by_row) == {"c-2": {"features by row": 8.0}}
+    short = clipped(updates[2], {"features by row": 8.0}, by_row).extra["features"]
+    torch.testing.assert_close(short[7], torch.full((4,), 4.0))
+    assert torch.equal(short[8:], tables[2][8:])
+    fixed = Expected(weights=False, extra={"control/a": (torch.float32, (2,)), "control/b": (torch.float32, (2,)),
+                                           "count": (torch.int64, ())})  # fmt: skip
+    sent = [
+        {"control/a": torch.full((2,), value), "control/b": torch.zeros(2), "count": torch.tensor(10**9)}
+        for value in (1.0, 1.0, 10.0)
+    ]
+    updates = [Update(c, {}, extra=e) for c, e in zip(everyone, sent, strict=True)]
+    (name, bound), = limits(updates, fixed)["c-2"].items()  # fmt: skip
+    assert (name, bound) == ("control", pytest.approx(4 * 2**0.5, rel=1e-3))
+    short_extra = clipped(updates[2], {name: bound}, fixed).extra
+    torch.testing.assert_close(short_extra["control/a"], torch.full((2,), 4.0), rtol=1e-3, atol=0)
+    assert int(short_extra["count"]) == 10**9
+
+
+# ---- history ---------------------------------------------------------------------------------------------------------
+
+
+def rounds_of(bounds: Bounds, lengths: Callable[[int], list[float]], count: int) -> list[list[float]]:
+    """What is let in of each client's parameters over so many rounds."""
+    everyone = clients([20] * len(lengths(1)))
+    let_in = []
+    for number in range(1, count + 1):
+        asked = lengths(number)
+        cut = found([moved(c, length) for c, length in zip(everyone, asked, strict=True)], bounds=bounds)
+        let_in.append([
+            cut.get(c.id, {}).get("parameters", (0.0, length))[1] for c, length in zip(everyone, asked, strict=True)
+        ])  # fmt: skip
+    return let_in
+
+
+def test_who_is_long_by_nature_is_soon_let_in_whole() -> None:
+    """Three times the others' length, with a factor of 2: cut for three rounds, less for three, then never again."""
+    let_in = [row[3] for row in rounds_of(Bounds(FACTOR, 4), lambda _: [1.0, 1.0, 1.0, 3.0], 12)]
+    assert let_in == pytest.approx([2.0] * 3 + [2.5] * 3 + [3.0] * 6, rel=1e-4)
+
+
+def test_who_still_learns_when_the_others_have_keeps_its_way_for_a_while() -> None:
+    let_in = rounds_of(Bounds(FACTOR, 3), lambda number: [1.9, 2.0, 3.0] if number <= 5 else [0.2, 0.2, 3.0], 9)
+    middle = max(0.2, STILL * OWN)
+    assert [row[2] for row in let_in] == pytest.approx([3.0] * 8 + [FACTOR * MOST * middle], rel=1e-4)
+
+
+def test_who_turns_hostile_is_held_to_what_it_did_before() -> None:
+    bounds = Bounds(FACTOR, 4)
+    rounds_of(bounds, lambda _: [4.0, 4.0, 4.0, 1.0], 8)
+    assert rounds_of(bounds, lambda _: [1.0, 1.0, 1.0, 1e5], 2)[1][3] == pytest.approx(2.0, rel=1e-4)
+
+
+def test_a_patient_liar_climbs_slowly_and_never_beyond_the_cap() -> None:
+    let_in = [row[4] for row in rounds_of(Bounds(FACTOR, 5), lambda _: [1.0, 1.0, 1.0, 1.0, 1e6], 60)]
+    for earlier, later in zip(let_in, let_in[3:], strict=False):
+        assert later <= GROWTH * earlier * 1.0001
+    assert max(let_in) == pytest.approx(FACTOR * MOST, rel=1e-4)
+
+
+def test_what_is_remembered_is_small_and_can_be_put_back() -> None:
+    """A run that goes on with the lengths of a checkpoint judges as the one that never stopped."""
+    lengths = [1.0, 1.0, 1.0, 9.0]
+    whole, first = Bounds(FACTOR, 4), Bounds(FACTOR, 4)
+    expected = rounds_of(whole, lambda _: lengths, 9)
+    rounds_of(first, lambda _: lengths, 5)
+    assert {tuple(tensor.shape) for tensor in first.lengths.values()} == {(5, MEMORY)}
+    again = Bounds(FACTOR, 4, {name: tensor.clone() for name, tensor in first.lengths.items()})
+    assert rounds_of(again, lambda _: lengths, 4) == expected[5:]
+
+
+# ---- in a run --------------------------------------------------------------------------------------------------------
+
+
+def far(round_number: int, clients: tuple[str, ...] = ("dark-0",), factor: float = 1e3) -> Callable[..., Payload]:
+    """Parameters, and nothing else, so large that they are far from whatever was sent."""
+
+    def edit(request: Request, payload: Payload) -> Payload:
+        if request.round != round_number or request.client not in clients or not request.train:
+            return payload
+        weights = {
+            name: tensor * factor if tensor.is_floating_point() and "running" not in name else tensor
+            for name, tensor in payload.weights.items()
+        }
+        return replace(payload, weights=weights)
+
+    return edit
+
+
+REFUSE = {"outliers": "refuse", "outlier_factor": 8.0}
+
+
+def refusals(done: Run) -> list[tuple[str, str, str]]:
+    return [(r["round"], r["client"], r["reason"]) for r in done.rows("activity.csv") if r["status"] == "refused"]
+
+
+def test_the_round_goes_on_without_it_as_if_it_had_never_answered(tmp_path: Path) -> None:
+    settings = toy_settings("fpl", tmp_path / "far", train={"rounds": 3}, rounds=REFUSE)
+    done = run(settings, TouchedEngine(settings, edit=far(2)))
+    found = refusals(done)
+    assert [entry[:2] for entry in found] == [("2", "dark-0")]
+    assert "times the round's median" in found[0][2]
+    assert "rounds.outliers=refuse, rounds.outlier_factor=8" in found[0][2]
+    absent = toy_settings("fpl", tmp_path / "absent", train={"rounds": 3}, rounds=REFUSE)
+    without = run(absent, TouchedEngine(absent, failing=lambda request: request.round == 2 and
+                                        request.client == "dark-0" and request.train))  # fmt: skip
+    assert done.sha256 == without.sha256
+
+
+def test_the_quorum_is_counted_after_refusals(tmp_path: Path) -> None:
+    settings = toy_settings("fedavg", tmp_path, train={"rounds": 3}, rounds={**REFUSE, "quorum": 1.0})
+    done = run(settings, TouchedEngine(settings, edit=far(2)))
+    skipped = [entry for name, entry in done.events if name == "round skipped"]
+    assert [(entry["round"], entry["answered"], entry["needed"]) for entry in skipped] == [(2, 2, 3)]
+
+
+def test_by_default_it_is_shortened_and_the_record_says_so(tmp_path: Path) -> None:
+    settings = toy_settings("fedavg", tmp_path, train={"rounds": 3}, rounds={"quorum": 1.0})
+    done = run(settings, TouchedEngine(settings, edit=far(2)))
+    assert not refusals(done)
+    assert not [name for name, _ in done.events if name == "round skipped"]
+    told = [entry for name, entry in done.events if name == "client clipped" and entry["round"] == 2]
+    (entry,) = [entry for entry in told if entry["client"] == "dark-0"]
+    assert 0 < entry["factors"]["parameters"] < 0.01
+    assert f"parameters by {entry['factors']['parameters']:.3g}" in entry["reason"]
+    assert "dark-0 clipped: longer than the bound" in describe("client clipped", entry, 3)
+    mine = [r for r in done.rows("activity.csv") if r["round"] == "2" and r["client"] == "dark-0"]
+    assert [(row["status"], row["reason"]) for row in mine] == [("clipped", entry["reason"])]
+    assert int(mine[0]["samples"]) > 0
+    totals = [entry["outcomes"] for name, entry in done.events if name == "round done" and entry["round"] == 2]
+    assert totals[0]["clipped"] >= 1
+
+
+def test_without_the_bound_it_is_let_in(tmp_path: Path) -> None:
+    settings = toy_settings("fedavg", tmp_path, rounds={"outliers": "off"})
+    done = run(settings, TouchedEngine(settings, edit=far(2)))
+    assert {row["status"] for row in done.rows("activity.csv")} <= {"trained", "scored"}
+    bounded = toy_settings("fedavg", tmp_path / "bounded")
+    assert run(bounded, TouchedEngine(bounded, edit=far(2))).sha256 != done.sha256
+
+
+@pytest.mark.parametrize("engine", [{}, {"wire": True}, {"workers": 2}], ids=["inline", "wire", "workers"])
+def test_a_resumed_run_remembers_lengths(engine: dict[str, Any], tmp_path: Path) -> None:
+    """A client that is ten times too long in every round: its bound hangs on its history, which a stop must keep."""
+
+    def always(request: Request, payload: Payload) -> Payload:
+        return far(request.round, factor=10.0)(request, payload)
+
+    make = partial(toy_settings, "fedavg", train={"rounds": 6}, engine=engine)
+    whole = make(tmp_path / "whole")
+    done = run(whole, TouchedEngine(whole, edit=always))
+    assert len([name for name, _ in done.events if name == "client clipped"]) >= 6
+    half = make(tmp_path / "half")
+    run(half, TouchedEngine(half, edit=always), stop_after=4)
+    again = replace(half, resume=True)
+    assert run(again, TouchedEngine(again, edit=always)).sha256 == done.sha256
+
+
+def test_a_rule_that_needs_more_answers_skips_the_round(tmp_path: Path) -> None:
+    settings = toy_settings("fedavg", tmp_path, train={"rounds": 3}, overrides=("aggregation=median",), rounds=REFUSE)
+    done = run(settings, TouchedEngine(settings, edit=far(2)))
+    skipped = [entry for name, entry in done.events if name == "round skipped"]
+    assert [(entry["round"], entry["answered"], entry["needed"], entry["by"]) for entry in skipped] == [
+        (2, 2, 3, "aggregation")
+    ]
+    assert done.summary["rounds"] == 3
+
+
+def test_a_rule_counts_those_that_were_refused_as_hostile(tmp_path: Path) -> None:
+    """Else a client could stop a federation of just as many as the rule needs, by being refused."""
+    settings = toy_settings(
+        "fedavg", tmp_path, train={"rounds": 3}, overrides=("aggregation=trimmed_mean",), rounds=REFUSE
+    )
+    done = run(settings, TouchedEngine(settings, edit=far(2)))
+    assert [entry[:2] for entry in refusals(done)] == [("2", "dark-0")]
+    assert not [name for name, _ in done.events if name == "round skipped"]
+    lost = toy_settings("fedavg", tmp_path / "lost", train={"rounds": 3}, overrides=("aggregation=trimmed_mean",))
+    engine = TouchedEngine(lost, failing=lambda request: request.round == 2 and request.client == "dark-0")
+    assert [entry["needed"] for name, entry in run(lost, engine).events if name == "round skipped"] == [3]
