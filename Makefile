@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup demo deployment-demo compose-demo certificates test test-fast test-slow test-faults test-compose bench lint format doctor clean
+.PHONY: help setup demo deployment-demo compose-demo certificates test test-fast test-portable test-times test-slow test-faults test-compose bench measure lint format doctor clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -36,11 +36,20 @@ compose-demo: ## the same in containers (needs Docker): a node is killed on the 
 certificates: $(STAMP) ## FOLDER=keys HOSTS="fl.example.org" NODES="ward-a ward-b": authority, server certificate, device keys
 	@$(BIN)/goldfinch certificates "$(or $(FOLDER),certificates)" $(addprefix host=,$(HOSTS)) $(addprefix node=,$(NODES))
 
-test: lint test-fast ## style, types, and every test that takes seconds
+test: lint test-fast test-portable ## style, types, and every test that takes seconds
+
+PYTEST := $(BIN)/python -m pytest
+PARALLEL := -n $(or $(JOBS),auto) --maxprocesses 4
 
 test-fast: $(STAMP)
-	$(BIN)/python -m pytest -m "not slow and not processes" -n $(or $(JOBS),auto) --maxprocesses 4
-	$(BIN)/python -m pytest -m "processes and not slow"
+	$(PYTEST) -m "not slow and not processes" $(PARALLEL) $(LISTED)
+	$(PYTEST) -m "processes and not slow" $(LISTED)
+
+test-portable: $(STAMP) ## the conformance suite, one method of each kind, as on a processor without AVX
+	ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 $(PYTEST) tests/conformance -m each_kind $(PARALLEL) $(LISTED)
+
+test-times: LISTED = --durations=20 --durations-min=0.5
+test-times: test-fast test-portable ## the same tests, and the slowest twenty of each part
 
 test-slow: $(STAMP) ## the tests that take minutes
 	$(BIN)/python -m pytest -m slow
@@ -58,6 +67,9 @@ bench: $(STAMP) ## every benchmark of the whole, on an idle machine, into bench/
 	$(BIN)/python bench/round_overhead.py
 	$(BIN)/python bench/scale.py
 	$(BIN)/python bench/scale.py --plot
+
+measure: $(STAMP) ## lines, files of a round, circles of imports, and what should exist once
+	@$(BIN)/python bench/measure.py
 
 lint: $(STAMP) ## ruff, mypy, import contracts
 	$(BIN)/ruff check .

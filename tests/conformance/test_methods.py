@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -24,11 +25,24 @@ from server.run.checkpoint import Checkpoints
 from strategies.core.robust import Median
 
 METHODS = sorted(path.stem for path in (CONF / "method").glob("*.yaml"))
+KINDS = {
+    "one model for all": "fedavg",
+    "a state of its own on every device": "scaffold",
+    "prototypes, clustered": "fpl",
+    "prototypes of several views": "fedapc",
+    "several views of a batch": "fedgca",
+    "layers that stay on the device": "fedrep",
+    "nets on the server, two exchanges": "fedpall",
+    "public images, two exchanges": "fccl_plus",
+}
+"""One method of each kind: these run under a second instruction set too (``make test-portable``)."""
 ROUNDS = 3
 SPOILED = "dark-0"
 
 Baseline = Callable[[str], Run]
-every_method = pytest.mark.parametrize("method", METHODS)
+every_method = pytest.mark.parametrize(
+    "method", [pytest.param(name, marks=[pytest.mark.each_kind] if name in KINDS.values() else []) for name in METHODS]
+)
 
 
 def three_rounds(method: str, folder: Path, **changes: Any) -> Any:
@@ -62,6 +76,12 @@ def assert_finite(done: Run) -> None:
 
 def scores(done: Run) -> list[dict[str, str]]:
     return done.rows("history.csv")
+
+
+@pytest.mark.each_kind
+def test_the_instruction_set_is_the_one_asked_for() -> None:
+    asked = os.environ.get("ATEN_CPU_CAPABILITY", "")
+    assert asked.upper() in ("", torch.backends.cpu.get_cpu_capability())
 
 
 # ---- the run itself --------------------------------------------------------------------------------------------------
