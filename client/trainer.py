@@ -12,6 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from common.data.batches import split_batches
 from common.data.domain import Split
+from common.errors import ConfigError
 from common.prototypes import ClassSums, PrototypeSet, class_means
 from common.seeding import generator
 from common.settings import RunSettings, TrainSettings
@@ -24,12 +25,15 @@ def choose_device(name: str) -> torch.device:
     """The device of ``train.device``: ``auto`` is CUDA where there is one.
 
     Raises:
-        RuntimeError: CUDA was asked for and is not there.
+        ConfigError: CUDA was asked for and is not there.
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise RuntimeError(f"train.device={name}, but no CUDA device is visible here; use train.device=auto or cpu")
+    if name.startswith("cuda") and int(name.partition(":")[2] or 0) >= torch.cuda.device_count():
+        raise ConfigError(
+            f"train.device={name}, but no such CUDA device is visible here; use train.device=auto or cpu, and see "
+            "goldfinch doctor"
+        )
     return torch.device(name)
 
 

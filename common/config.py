@@ -73,9 +73,13 @@ def _parse(overrides: Sequence[str]) -> list[Override]:
         if "=" not in item and not item.startswith("~"):
             raise ConfigError(f"override {item!r} is not of the form key=value")
     try:
-        return OverridesParser.create().parse_overrides(list(overrides))
+        parsed = OverridesParser.create().parse_overrides(list(overrides))
     except HydraException as error:
         raise ConfigError(f"an override cannot be read: {error}") from error
+    several = next((item.input_line for item in parsed if item.is_sweep_override() or item.value() == "*"), None)
+    if several:
+        raise ConfigError(f"{several}: a run has one value of each setting; use sweep: goldfinch sweep {several}")
+    return parsed
 
 
 def _check_group(item: Override, conf: Path) -> bool:

@@ -1,89 +1,173 @@
-"""``goldfinch``: run, sweep, table, report, doctor and the demonstrations."""
+"""``goldfinch``: the commands, their options and their help. A command imports what it needs when it is called."""
 
 from __future__ import annotations
 
-import argparse
 import contextlib
+import inspect
 import logging
 import sys
+import textwrap
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any
+
+import click
+import typer
+from typer.core import TyperCommand, TyperGroup
 
 from common.errors import ConfigError, GoldfinchError, nearest
 from server.commands.signals import Terminated, terminable
 
-if TYPE_CHECKING:  # commands import what they need: torch alone takes seconds
+if TYPE_CHECKING:  # torch alone takes seconds
     from common.settings import RunSettings
     from server.flower.superlink import SimulationLink
 
-USAGE = """goldfinch run [KEY=VALUE ...]     train: method=fpl data=glyphs train.rounds=10 output=DIR; --quiet
-goldfinch sweep KEY=A,B [...]      every combination, e.g. method=* seed=0,1 output=DIR; --jobs N; finished ones skipped
-goldfinch table DIR [DIR ...]      runs side by side over seeds; --rule final|last_n|best_round
-goldfinch report DIR [DIR ...]     one HTML page: curves, confusion, prototypes, cost; --output FILE --tsne --images
-goldfinch reproduce TABLE          a paper's table again, beside what was published; scale=small for two cores
-goldfinch figure KIND DIR [...]    features, cam, heatmap, bars or convergence of runs as PNG; --output FILE
-goldfinch doctor                   what works here, and how to mend what does not
-goldfinch doctor entrance=HOST:PORT ca=FILE   whether a device here may join: server, certificate, clocks
-goldfinch demo [KEY=VALUE ...]     FedAvg and FPL on Ray, side by side, offline, in minutes
-goldfinch deployment-demo          a SuperLink and four SuperNodes as real processes, FPL for three rounds
-goldfinch certificates FOLDER      authority, server certificate, device keys: host=NAME node=NAME, each repeatable
-goldfinch enrol|dismiss FOLDER     let devices take part, or no longer: node=NAME connection=NAME
-goldfinch list [GROUP]             what can be chosen: methods, data sets, models, protocols, engines ..."""
-
 ENGINES = ("inline", "ray", "superlink")
+DISTRIBUTION = "goldfinch"
+
+
+class Commands(TyperGroup):
+    """Goldfinch's commands: errors of the user's are said without a traceback, and an interruption has its own code."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; the exit code is 1 for an error, 130 for Ctrl-C and 143 for SIGTERM."""
+        try:
+            with terminable():
+                return super().invoke(ctx)
+        except GoldfinchError as error:
+            print(f"error: {error}", file=sys.stderr)
+            raise typer.Exit(1) from error
+        except KeyboardInterrupt as error:
+            words = str(error) or "stopped; the last complete round is kept: resume=true goes on"
+            print(f"\n{words}", file=sys.stderr)
+            raise typer.Exit(143 if isinstance(error, Terminated) else 130) from error
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does, but a word that is no command gets the nearest one."""
+        if args[0] not in self.commands and not args[0].startswith("-"):
+            raise ConfigError(f"goldfinch {args[0]}: no such command; {nearest(args[0], self.commands)}")
+        return super().resolve_command(ctx, args)
+
+
+app = typer.Typer(
+    cls=Commands,
+    rich_markup_mode=None,  # rich's help takes longer to import than everything else here
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
+)
+
+
+class Command(TyperCommand):
+    """A command whose help is its docstring, line by line."""
+
+    def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        """Write the docstring as it stands."""
+        formatter.write("\n" + textwrap.indent(inspect.cleandoc(self.help or ""), "  ") + "\n")
+
+
+command = partial(app.command, cls=Command)
+
+
+def words(metavar: str, **more: Any) -> Any:
+    """Positional words; a command's docstring explains them, because typer loses an argument's help with click 8.5."""
+    return typer.Argument(metavar=metavar, hidden=True, **more)
+
+
+def option(*names: str, text: str, **more: Any) -> Any:
+    """An option that says its default in its own words."""
+    return typer.Option(*names, help=text, show_default=False, **more)
+
+
+Settings = Annotated[list[str], words("[KEY=VALUE]...", default_factory=list)]
+Runs = Annotated[list[str], words("DIR...")]
+Rule = Annotated[str, option(text="How a run is scored: final (default), last_n or best_round.", metavar="RULE")]
+Quiet = Annotated[bool, option("--quiet", text="Show nothing; errors are said all the same.")]
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        print(f"goldfinch {version(DISTRIBUTION)}, Flower {version('flwr')}, Python {sys.version.split()[0]}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def _goldfinch(
+    ctx: typer.Context,
+    version: Annotated[  # noqa: ARG001  # its callback has done it
+        bool, option("--version", text="Show the versions and exit.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Federated learning for devices whose data come from different domains, on Flower."""
+    if ctx.invoked_subcommand is None:
+        print(ctx.get_help())
+        raise typer.Exit(2)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; the exit status is 0 only if what was asked for was done."""
-    commands: dict[str, Callable[[list[str]], int]] = {
-        "run": _run,
-        "sweep": _sweep,
-        "table": _table,
-        "report": _report,
-        "reproduce": _reproduce,
-        "figure": _figure,
-        "doctor": _doctor,
-        "list": _list,
-        "demo": _demo,
-        "deployment-demo": _deployment_demo,
-        "certificates": partial(_membership, "certificates"),
-        "enrol": partial(_membership, "enrol"),
-        "dismiss": partial(_membership, "dismiss"),
-    }
-    parser = argparse.ArgumentParser(prog="goldfinch", usage=USAGE, add_help=True)
-    parser.add_argument("command", nargs="?")
-    parser.add_argument("rest", nargs=argparse.REMAINDER)
-    parsed = parser.parse_args(arguments)
-    if parsed.command is None:
-        print(USAGE)
-        return 2
+    given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        if parsed.command not in commands:
-            raise ConfigError(f"goldfinch {parsed.command}: no such command; {nearest(parsed.command, commands)}")
-        with terminable():
-            return commands[parsed.command](parsed.rest)
-    except GoldfinchError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt as error:
-        words = str(error) or "stopped; the last complete round is kept: resume=true goes on"
-        print(f"\n{words}", file=sys.stderr)
-        return 143 if isinstance(error, Terminated) else 130
+        return typer.main.get_command(app).main(given, prog_name="goldfinch", standalone_mode=False) or 0
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
 
 
-def _run(overrides: list[str]) -> int:
-    quiet = "--quiet" in overrides
-    overrides = [item for item in overrides if item != "--quiet"]
+@command("run")
+def _run(
+    overrides: Settings,
+    quiet: Quiet = False,
+    dry_run: Annotated[
+        bool, option("--dry-run", text="Show configuration, clients, samples and bytes a round; train nothing.")
+    ] = False,
+    multirun: Annotated[bool, typer.Option("--multirun", "-m", hidden=True)] = False,
+) -> None:
+    """Train one run.
+
+    goldfinch run method=fpl data=glyphs train.rounds=10 seed=0 output=DIR
+    KEY=VALUE  any setting of conf/; goldfinch list shows what can be chosen
+    resume=true goes on with the run in output=DIR, overwrite=true replaces it
+    """
+    if multirun:
+        raise ConfigError(
+            "a run has one value of each setting; use sweep for several: goldfinch sweep method=fedavg,fpl seed=0,1"
+        )
+    from common.config import compose_config
+
+    composed = compose_config(overrides)  # a mistake is told before torch is imported, which takes seconds
+    if dry_run:
+        from common.settings import settings_of
+        from server.commands.preview import preview
+
+        preview(settings_of(composed))
+        return
     from server.flower.superlink import simulation_link
 
     with simulation_link() if "engine=ray" in overrides else contextlib.nullcontext() as link:
-        from common.settings import load_settings  # seconds in which the SuperLink comes up
+        from common.settings import settings_of  # seconds in which the SuperLink comes up
 
-        run(load_settings(overrides), overrides, quiet=quiet, link=link)
-    return 0
+        run(settings_of(composed), overrides, quiet=quiet, link=link)
+
+
+@command("resume")
+def _resume(folder: Annotated[Path, words("DIR")], overrides: Settings, quiet: Quiet = False) -> None:
+    """Go on with a run, with its own configuration.
+
+    goldfinch resume DIR [train.rounds=20]
+    DIR        the run's folder; its config.yaml says what it is
+    KEY=VALUE  what is to be otherwise from here on, such as more rounds
+    """
+    from common.settings import load_settings
+    from server.commands.recall import overrides_of
+
+    again = [*overrides_of(folder), *overrides, "resume=true", "overwrite=false"]
+    run(load_settings(again), again, quiet=quiet)
 
 
 def run(
@@ -110,100 +194,203 @@ def run(
     engine = settings.engine.get("name")
     if engine not in ENGINES:
         raise ConfigError(f"engine.name={engine!r}; {nearest(str(engine), ENGINES)}")
+    inline = InlineEngine(settings) if engine == "inline" else None  # which refuses a device that is not there
     prepare_output(settings)
     with watching(settings, quiet=quiet) as show:
-        if engine == "inline":
-            conduct(settings, InlineEngine(settings), [show])
+        if inline:
+            conduct(settings, inline, [show])
         elif engine == "ray":
             run_on_ray(settings, overrides, [show], link)
         else:
             run_on_superlink(settings, overrides, [show])
 
 
-def _sweep(arguments: list[str]) -> int:
+@command("sweep")
+def _sweep(
+    overrides: Annotated[list[str], words("KEY=A,B...", default_factory=list)],
+    jobs: Annotated[int, option("--jobs", text="Runs at the same time; 1 by default.", min=1)] = 1,
+) -> None:
+    """Train every combination, then show the table.
+
+    goldfinch sweep method=fedavg,fpl seed=0,1,2 output=DIR
+    KEY=A,B    a setting with several values; method=* is every choice of a group
+    KEY=VALUE  a setting of all runs
+    What is finished is skipped, what was interrupted goes on, what cannot be combined is named.
+    """
+    places = [item for item in overrides if item.startswith("output=")]
+    axes = [item for item in overrides if item not in places]
+    if not axes:
+        raise ConfigError("a sweep needs settings with several values: goldfinch sweep method=fedavg,fpl seed=0,1")
     from server.commands.sweep import sweep
 
-    parser = argparse.ArgumentParser(prog="goldfinch sweep", usage=USAGE)
-    parser.add_argument("--jobs", type=int, default=1)
-    parsed, overrides = parser.parse_known_args(arguments)
-    places = [item for item in overrides if item.startswith("output=")]
-    output = Path(places[-1].partition("=")[2]) if places else Path("outputs", "sweep")
-    sweep([item for item in overrides if item not in places], output, parsed.jobs)
-    return 0
+    sweep(axes, Path(places[-1].partition("=")[2]) if places else Path("outputs", "sweep"), jobs)
 
 
-def _table(arguments: list[str]) -> int:
+@command("table")
+def _table(folders: Runs, rule: Rule = "final") -> None:
+    """Show runs side by side, averaged over seeds.
+
+    DIR  run folders, or folders with runs below them
+    """
     from server.results.table import RULES, print_table
 
-    parser = argparse.ArgumentParser(prog="goldfinch table", usage=USAGE)
-    parser.add_argument("folders", nargs="+")
-    parser.add_argument("--rule", choices=sorted(RULES), default="final")
-    parsed = parser.parse_args(arguments)
-    print_table(parsed.folders, parsed.rule)
-    return 0
+    print_table(folders, _known(rule, RULES))
 
 
-def _report(arguments: list[str]) -> int:
+@command("report")
+def _report(
+    folders: Runs,
+    output: Annotated[Path | None, option(text="The page; report.html in the first folder by default.")] = None,
+    tsne: Annotated[bool, option("--tsne", text="Show the prototypes by t-SNE as well.")] = False,
+    images: Annotated[bool, option("--images", text="Show test images and where the model looked.")] = False,
+) -> None:
+    """Write one HTML page of runs.
+
+    DIR  run folders, or folders with runs below them
+    The page holds curves, confusion, prototypes and cost, and needs no network.
+    """
     from server.results.report.page import write_report
 
-    parser = argparse.ArgumentParser(prog="goldfinch report", usage=USAGE)
-    parser.add_argument("folders", nargs="+")
-    parser.add_argument("--output", type=Path, default=None)
-    parser.add_argument("--tsne", action="store_true")
-    parser.add_argument("--images", action="store_true")
-    parsed = parser.parse_args(arguments)
-    path = write_report(parsed.folders, parsed.output, tsne=parsed.tsne, images=parsed.images)
+    path = write_report(folders, output, tsne=tsne, images=images)
     print(f"wrote {path} ({path.stat().st_size / 1e6:.1f} MB); it needs no network: open it in any browser")
-    return 0
 
 
-def _reproduce(arguments: list[str]) -> int:
+@command("reproduce")
+def _reproduce(table: Annotated[list[str], words("[TABLE] [KEY=VALUE]...", default_factory=list)]) -> None:
+    """Make a paper's table again, beside the published one.
+
+    goldfinch reproduce fpl_digits scale=small
+    TABLE          the table; without it, all are listed
+    scale=         paper (default), or small: a stated reduction for two CPU cores
+    methods=A,B    rows by label or method; all by default
+    seeds=0,1,2    the table's own by default
+    output=DIR     outputs/reproduce/SCALE by default
+    KEY=VALUE      any setting of goldfinch run, for every row
+    """
     from server.commands.reproduce import command
 
-    return command(arguments)
+    command(table)
 
 
-def _figure(arguments: list[str]) -> int:
-    from server.commands.figure import command
+@command("figure")
+def _figure(
+    kind: Annotated[str, words("KIND")],
+    folders: Runs,
+    output: Annotated[Path | None, option(text="The picture; KIND.png in the first folder by default.")] = None,
+    rule: Rule = "final",
+    column: Annotated[str, option(text="heatmap: average (default), worst, spread or a domain.")] = "average",
+    axes: Annotated[str, option(text="heatmap: one or two settings, such as method.contrast,method.temperature.")] = "",
+    samples: Annotated[int | None, option(text="Images per test domain; features: 100, cam: 2 by default.")] = None,
+) -> None:
+    """Draw runs as one picture.
 
-    return command(arguments)
+    KIND  convergence, features, cam, heatmap or bars
+    DIR   run folders, or folders with runs below them
+    """
+    from server.commands.figure import draw
+    from server.results.table import RULES
+
+    draw(kind, folders, output, _known(rule, RULES), column, axes.split(",") if axes else (), samples)
 
 
-def _doctor(arguments: list[str]) -> int:
+@command("doctor")
+def _doctor(entrance: Annotated[list[str], words("[entrance=HOST:PORT [ca=FILE]]", default_factory=list)]) -> None:
+    """Say what works here, and how to mend what does not.
+
+    entrance=HOST:PORT  whether a device here may join that server: certificate, clocks
+    ca=FILE             the authority's certificate, unless the server speaks no TLS
+    """
     from server.commands.doctor import examine
 
-    return examine(arguments)
+    raise typer.Exit(examine(entrance))
 
 
-def _demo(overrides: list[str]) -> int:
+@command("demo")
+def _demo(overrides: Settings) -> None:
+    """Train FedAvg and FPL on Ray, side by side, offline.
+
+    goldfinch demo method=fedprox,fpl output=DIR
+    method=A,B  other methods than these two
+    KEY=VALUE   any setting of goldfinch run, for all of them
+    """
     from server.commands.demo import demo
 
     demo(overrides=overrides)
-    return 0
 
 
-def _deployment_demo(overrides: list[str]) -> int:
+@command("deployment-demo")
+def _deployment_demo(overrides: Settings) -> None:
+    """Train FPL on a SuperLink and four SuperNodes.
+
+    KEY=VALUE  any setting of goldfinch run
+    All are real processes on this machine, and end with the demonstration.
+    """
     from server.commands.demo import deployment_demo
 
     deployment_demo(overrides=overrides)
-    return 0
 
 
-def _membership(command: str, arguments: list[str]) -> int:
-    from server.commands.membership import COMMANDS
+@command("certificates")
+def _certificates(
+    names: Annotated[list[str], words("FOLDER [host=NAME]... [node=NAME]... [days=N]", default_factory=list)],
+) -> None:
+    """Make or renew certificates and devices' keys.
 
-    return COMMANDS[command](arguments)
+    FOLDER     where they are kept
+    host=NAME  a name or address of the server, repeatable
+    node=NAME  a device, repeatable
+    days=N     how long the server's certificate is good for
+    """
+    from server.commands.membership import certificates
+
+    certificates(names)
 
 
-def _list(groups: list[str]) -> int:
-    from common.config import CONF
+Members = Annotated[list[str], words("FOLDER [node=NAME]... [connection=NAME]", default_factory=list)]
 
-    known = {path.name: sorted(item.stem for item in path.glob("*.yaml")) for path in CONF.iterdir() if path.is_dir()}
-    for group in groups or sorted(known):
-        if group not in known:
-            raise ConfigError(f"{group}: no such group; {nearest(group, known)}")
-        print(f"{group:12} {' '.join(known[group])}")
-    return 0
+
+@command("enrol")
+def _enrol(names: Members) -> None:
+    """Let devices take part.
+
+    FOLDER           the folder that goldfinch certificates was given
+    node=NAME        a device, repeatable; all by default
+    connection=NAME  the SuperLink's name in Flower's config.toml
+    """
+    from server.commands.membership import enrol
+
+    enrol(names)
+
+
+@command("dismiss")
+def _dismiss(names: Members) -> None:
+    """Let devices take part no longer.
+
+    FOLDER           the folder that goldfinch certificates was given
+    node=NAME        a device, repeatable
+    connection=NAME  the SuperLink's name in Flower's config.toml
+    """
+    from server.commands.membership import dismiss
+
+    dismiss(names)
+
+
+@command("list")
+def _list(groups: Annotated[list[str], words("[GROUP]...", default_factory=list)]) -> None:
+    """List methods, data sets, models, protocols, engines.
+
+    GROUP  one of them, such as method; all by default
+    """
+    from server.commands.listing import print_choices
+
+    print_choices(groups)
+
+
+def _known(rule: str, rules: Iterable[str]) -> Any:
+    """The rule, if it is one."""
+    if rule not in rules:
+        raise ConfigError(f"--rule {rule}: {nearest(rule, rules)}")
+    return rule
 
 
 if __name__ == "__main__":

@@ -22,22 +22,25 @@ def demo(output: str = "outputs/demo", overrides: Sequence[str] = ()) -> None:
     """FedAvg and FPL on the embedded domains through ``flwr run`` on Ray, then the table and the report.
 
     Args:
-        output: the folder of both runs; ``output=`` among the overrides names it, too.
-        overrides: further settings of both runs.
+        output: the folder of all runs; ``output=`` among the overrides names it, too.
+        overrides: further settings of all runs; ``method=A,B`` names other methods.
 
     Raises:
         GoldfinchError: a run failed.
     """
     console = Console()
-    places = [item.partition("=")[2] for item in overrides if item.startswith("output=")]
-    output = places[-1] if places else output
-    overrides = [item for item in overrides if not item.startswith("output=")]
-    console.print(
-        "Ten devices hold digits of four domains (handwritten, printed, signs, sketch), unevenly and few.\n"
-        "FedAvg averages models; FPL also shares clustered prototypes, so that the rare domain is not drowned.\n"
-    )
+    said = dict(item.partition("=")[::2] for item in overrides if item.startswith(("output=", "method=")))
+    overrides = [item for item in overrides if not item.startswith(("output=", "method="))]
+    output, methods = said.get("output", output), said.get("method", "fedavg,fpl").split(",")
+    for method in methods:  # a mistake is named before the first is trained
+        load_settings([f"method={method}", *overrides])
+    console.print("Ten devices hold digits of four domains (handwritten, printed, signs, sketch), unevenly and few.")
+    if "method" not in said:
+        console.print(
+            "FedAvg averages models; FPL also shares clustered prototypes, which keep the rare domain afloat."
+        )
     folders = []
-    for method in ("fedavg", "fpl"):
+    for method in methods:
         folder = Path(output) / method
         chosen = [
             "experiment=demo",

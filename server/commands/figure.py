@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -16,41 +15,38 @@ from server.plots.style import save
 from server.plots.sweeps import grouped, loss_bars, sensitivity
 from server.reproduction.comparison import averages
 from server.results.entries import Entry, labels, read_entries
-from server.results.table import RULES, find_runs
+from server.results.table import find_runs
 
 KINDS = ("convergence", "features", "cam", "heatmap", "bars")
 
 
-def command(arguments: Sequence[str]) -> int:
-    """``goldfinch figure``.
+def draw(
+    kind: str,
+    folders: Sequence[str],
+    output: Path | None,
+    rule: str = "final",
+    column: str = "average",
+    axes: Sequence[str] = (),
+    samples: int | None = None,
+) -> None:
+    """Draw the runs in and below ``folders``; ``output`` is ``<first folder>/<kind>.png`` unless it is given.
 
     Raises:
         ConfigError: an unknown kind, folders without runs, or runs that the kind cannot show.
     """
-    parser = argparse.ArgumentParser(prog="goldfinch figure", description=__doc__)
-    parser.add_argument("kind", help=", ".join(KINDS))
-    parser.add_argument("folders", nargs="+", help="run folders, or folders with runs below them")
-    parser.add_argument("--output", type=Path, default=None, help="the PNG; default: <first folder>/<kind>.png")
-    parser.add_argument("--rule", choices=sorted(RULES), default="final", help="how runs are scored (heatmap, bars)")
-    parser.add_argument("--column", default="average", help="heatmap: average, worst, spread or a domain")
-    parser.add_argument("--axes", nargs="+", default=(), help="heatmap: one or two settings, such as method.contrast")
-    parser.add_argument("--samples", type=int, default=None, help="images per test domain (features: 100, cam: 2)")
-    chosen = parser.parse_args(list(arguments))
-    if chosen.kind not in KINDS:
-        raise ConfigError(f"goldfinch figure {chosen.kind}: no such kind; {nearest(chosen.kind, KINDS)}")
-    if chosen.samples is not None and chosen.samples < 1:
-        raise ConfigError(f"--samples {chosen.samples}: must be 1 or more")
-    folders = find_runs(chosen.folders)
+    if kind not in KINDS:
+        raise ConfigError(f"goldfinch figure {kind}: no such kind; {nearest(kind, KINDS)}")
+    if samples is not None and samples < 1:
+        raise ConfigError(f"--samples {samples}: must be 1 or more")
+    runs = find_runs(folders)
     kinds: Mapping[str, Callable[[], Figure]] = {
-        "convergence": lambda: curves_of(folders),
-        "features": lambda: _features(folders, chosen.samples or 100),
-        "cam": lambda: _cam(folders, chosen.samples or 2),
-        "heatmap": lambda: sensitivity(read_entries(folders), axes=chosen.axes, rule=chosen.rule, column=chosen.column),
-        "bars": lambda: _bars(folders, chosen.rule),
+        "convergence": lambda: curves_of(runs),
+        "features": lambda: _features(runs, samples or 100),
+        "cam": lambda: _cam(runs, samples or 2),
+        "heatmap": lambda: sensitivity(read_entries(runs), axes=axes, rule=rule, column=column),
+        "bars": lambda: _bars(runs, rule),
     }
-    path = chosen.output or Path(chosen.folders[0]) / f"{chosen.kind}.png"
-    print(f"wrote {save(kinds[chosen.kind](), path)}")
-    return 0
+    print(f"wrote {save(kinds[kind](), output or Path(folders[0]) / f'{kind}.png')}")
 
 
 def names_of(entries: Sequence[Entry]) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from common.errors import ConfigError, nearest
@@ -12,7 +12,7 @@ from server.admission.enrolment import Enrolment
 from server.flower.processes import flower_environment
 
 
-def certificates(arguments: Sequence[str]) -> int:
+def certificates(arguments: Sequence[str]) -> None:
     """``goldfinch certificates FOLDER [host=NAME ...] [node=NAME ...] [days=N]``.
 
     Raises:
@@ -25,10 +25,9 @@ def certificates(arguments: Sequence[str]) -> int:
     for line in ensure(folder, given["host"], given["node"], int(days)).lines:
         print(line)
     print(f"keep {folder / 'authority'} to yourself; give the server server/, and each device its folder of nodes/")
-    return 0
 
 
-def enrol(arguments: Sequence[str]) -> int:
+def enrol(arguments: Sequence[str]) -> None:
     """``goldfinch enrol FOLDER [node=NAME ...] [connection=NAME]``: all devices of the operator's folder unless named.
 
     Raises:
@@ -37,10 +36,9 @@ def enrol(arguments: Sequence[str]) -> int:
     enrolment, names = _enrolment("enrol", arguments)
     for name, outcome in enrolment.enrol(names).items():
         print(f"{name:20} {outcome}")
-    return 0
 
 
-def dismiss(arguments: Sequence[str]) -> int:
+def dismiss(arguments: Sequence[str]) -> None:
     """``goldfinch dismiss FOLDER node=NAME [connection=NAME]``: a device that is lost or leaves.
 
     Raises:
@@ -51,7 +49,6 @@ def dismiss(arguments: Sequence[str]) -> int:
         raise ConfigError("goldfinch dismiss needs node=NAME")
     for name in names:
         print(f"{name:20} {enrolment.dismiss(name)}")
-    return 0
 
 
 def _enrolment(command: str, arguments: Sequence[str]) -> tuple[Enrolment, list[str]]:
@@ -74,6 +71,3 @@ def _parse(command: str, arguments: Sequence[str], keys: Sequence[str]) -> tuple
             raise ConfigError(f"goldfinch {command}: {argument}: {nearest(key, keys)}; written as key=value")
         given[key].append(value)
     return Path(arguments[0]).expanduser(), given
-
-
-COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {"certificates": certificates, "enrol": enrol, "dismiss": dismiss}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -10,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -19,10 +20,11 @@ from pathlib import Path
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from rich.console import Console
+from rich.markup import escape
 
-from common.config import CONF, quoted_override
+from common.config import CONF, compose_config, quoted_override
 from common.errors import ConfigError, GoldfinchError
-from common.settings import RunSettings, load_settings
+from common.settings import RunSettings, settings_of
 from common.storage.files import write_text
 from server.results.entries import read_entries
 from server.results.table import boards, group_rows, markdown, render
@@ -30,6 +32,9 @@ from server.run.conduct import read_summary
 
 INTERRUPTED = (130, 143, -signal.SIGINT, -signal.SIGTERM)
 """Exit codes of a run that somebody stopped: it is not to be started anew."""
+
+LOOK_SECONDS = 1.0
+"""How often a sweep looks how far its runs are."""
 
 
 @dataclass(frozen=True)
@@ -62,24 +67,30 @@ class Job:
         return bool(summary.get("identity") == self.settings.identity and enough)
 
 
-def plan(arguments: Sequence[str], output: Path) -> list[Job]:
+def plan(arguments: Sequence[str], output: Path) -> tuple[list[Job], dict[str, str]]:
     """Every combination of the values in ``arguments`` (``method=fpl,fedavg seed=0,1``; ``*`` is every option).
 
-    All are checked before the first starts.
+    All are checked before the first starts: the runs that fit, and why each of the others cannot be.
 
     Raises:
-        ConfigError: a value is not good; nothing has been run.
+        ConfigError: a key or choice does not exist, or no combination fits; nothing has been run.
     """
     parsed = OverridesParser.create().parse_overrides([_all_options(item) for item in arguments])
     axes = [item for item in parsed if item.is_sweep_override()]
     fixed = [str(item.input_line) for item in parsed if not item.is_sweep_override()]
-    jobs = []
+    jobs, skipped = [], {}
     for values in itertools.product(*(_values(axis) for axis in axes)):
         chosen = [f"{axis.key_or_group}={value}" for axis, value in zip(axes, values, strict=True)]
         folder = output.joinpath(*(re.sub(r"[^\w.+-]+", "-", item) for item in chosen))
         overrides = (*fixed, *chosen, quoted_override("output", folder.absolute()))
-        jobs.append(Job(overrides, load_settings(overrides), " ".join(chosen) or "run"))
-    return jobs
+        label, composed = " ".join(chosen) or "run", compose_config(overrides)
+        try:
+            jobs.append(Job(overrides, settings_of(composed), label))
+        except ConfigError as error:
+            skipped[label] = str(error)
+    if not jobs:
+        raise ConfigError("nothing of the sweep fits:\n  " + "\n  ".join(map(": ".join, skipped.items())))
+    return jobs, skipped
 
 
 def _all_options(item: str) -> str:
@@ -105,16 +116,19 @@ def sweep(arguments: Sequence[str], output: Path, jobs: int = 1) -> None:
         ConfigError: a value is not good, or some runs failed (they are named, with the end of their log).
     """
     console = Console()
-    planned = plan(arguments, output)
+    planned, skipped = plan(arguments, output)
+    for label, reason in skipped.items():
+        console.print(f"skipped: {label}: {reason}", highlight=False)
     waiting = [job for job in planned if not job.finished()]
     console.print(f"{len(planned)} runs, {len(planned) - len(waiting)} finished already; output in {output.absolute()}")
     started = time.perf_counter()
     done = 0
     failures: list[str] = []
     running: dict[str, subprocess.Popen[bytes]] = {}
-    with ThreadPoolExecutor(max(1, jobs)) as pool:
+    with console.status("starting") as status, ThreadPoolExecutor(max(1, jobs)) as pool:
+        show = _Progress(status.update)
         try:
-            for job, problem in pool.map(partial(_run, running=running), waiting):
+            for job, problem in pool.map(partial(_run, running=running, show=show), waiting):
                 done += 1
                 elapsed = time.perf_counter() - started
                 left = elapsed / done * (len(waiting) - done)
@@ -133,10 +147,28 @@ def sweep(arguments: Sequence[str], output: Path, jobs: int = 1) -> None:
         raise ConfigError("some runs failed:\n  " + "\n  ".join(failures))
 
 
-def _run(job: Job, running: dict[str, subprocess.Popen[bytes]]) -> tuple[Job, str]:
+class _Progress:
+    """The last line of each run that goes on, in one place of the terminal."""
+
+    def __init__(self, write: Callable[[str], None]) -> None:
+        self.write, self.lines = write, dict[str, str]()
+
+    def __call__(self, label: str, line: str) -> None:
+        """Show ``line`` for a run from here on; an empty one is none."""
+        self.lines.pop(label, None)
+        if line:
+            self.lines[label] = line
+        self.write(escape("\n".join(f"{label}: {line}" for label, line in list(self.lines.items()))))
+
+
+def _last_line(log: Path) -> str:
+    return log.read_text(errors="replace").strip().rpartition("\n")[2]
+
+
+def _run(job: Job, running: dict[str, subprocess.Popen[bytes]], show: Callable[[str, str], None]) -> tuple[Job, str]:
     job.folder.mkdir(parents=True, exist_ok=True)
     way = "resume=true" if any((job.folder / "checkpoint").glob("*")) else "overwrite=true"
-    command = [sys.executable, "-m", "server.cli", "run", *job.overrides]
+    command = [sys.executable, "-P", "-m", "server.cli", "run", *job.overrides]
     environment = {**os.environ, "OMP_NUM_THREADS": str(job.settings.train.threads)}
     log = job.folder / "run.log"
     for choice in dict.fromkeys([way, "overwrite=true"]):  # an interrupted run of other settings is replaced
@@ -147,14 +179,18 @@ def _run(job: Job, running: dict[str, subprocess.Popen[bytes]]) -> tuple[Job, st
             ) as process,
         ):
             running[job.label] = process
-            code = process.wait()
+            code = None
+            while code is None:
+                show(job.label, _last_line(log))
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    code = process.wait(LOOK_SECONDS)
+        show(job.label, "")
         del running[job.label]
         if code == 0:
             return job, ""
         if code in INTERRUPTED:
             break
-    lines = log.read_text(errors="replace").strip().splitlines()
-    return job, lines[-1] if lines else f"exit code {code}"
+    return job, _last_line(log) or f"exit code {code}"
 
 
 def _score(job: Job) -> str:

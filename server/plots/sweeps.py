@@ -56,7 +56,7 @@ def sensitivity(
             raise ConfigError(f"{key} does not vary between these runs; {nearest(key, known)}")
     if not 1 <= len(keys) <= 2:
         said = f"in {', '.join(keys)}" if keys else "in nothing but the seed"
-        raise ConfigError(f"the runs vary {said}; name one or two settings with --axes KEY [KEY]")
+        raise ConfigError(f"the runs vary {said}; name one or two settings with --axes KEY[,KEY]")
     extra = [key for key in known if key not in keys]
     if extra and axes:
         raise ConfigError(

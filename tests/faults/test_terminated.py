@@ -109,6 +109,6 @@ def test_exit_codes(
     def interrupted(arguments: list[str]) -> int:
         raise error
 
-    monkeypatch.setattr(cli, "_doctor", interrupted)
+    monkeypatch.setattr("server.commands.doctor.examine", interrupted)
     assert cli.main(["doctor"]) == code
     assert words in capsys.readouterr().err

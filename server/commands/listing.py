@@ -1,0 +1,48 @@
+"""``goldfinch list``: the choices of each group of ``conf/`` with a line on each, nothing of them imported."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import re
+import shutil
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+
+from common.config import CONF
+from common.errors import ConfigError, nearest
+
+
+def print_choices(groups: Sequence[str]) -> None:
+    """Print the choices of ``groups``, or of all.
+
+    Raises:
+        ConfigError: there is no such group.
+    """
+    known = {path.name: path for path in sorted(CONF.iterdir()) if path.is_dir()}
+    width = max(60, shutil.get_terminal_size((1000, 24)).columns)  # of no terminal: nothing is cut
+    for group in groups or known:
+        if group not in known:
+            raise ConfigError(f"{group}: no such group; {nearest(group, known)}")
+        print(f"{group}=")
+        for path in sorted(known[group].glob("*.yaml")):
+            print(f"  {path.stem:24} {textwrap.shorten(description(path), width - 27, placeholder=' ...')}".rstrip())
+
+
+def description(path: Path) -> str:
+    """The first sentence of the comment that a choice's file begins with, else of the docstring of its class."""
+    text = path.read_text(encoding="utf-8")
+    comment = [line[1:].strip() for line in itertools.takewhile(lambda line: line.startswith("#"), text.splitlines())]
+    lines = [line for line in comment if not line.startswith("@package")]
+    if lines and lines[0].startswith("goldfinch "):  # a command, and beside it what it is for
+        lines = lines[0].split("  ", maxsplit=1)[1:] or lines[1:]
+    target = re.search(r"^_target_: ([\w.]+)\.(\w+)$", text, re.MULTILINE)
+    said = " ".join(lines).strip(" ()") or (_docstring(target[1], target[2]) if target else "")
+    return re.split(r"(?<=[^.]\.)\s(?=[A-Z])", said, maxsplit=1)[0]
+
+
+def _docstring(module: str, name: str) -> str:
+    tree = ast.parse((CONF.parent / module.replace(".", "/")).with_suffix(".py").read_text(encoding="utf-8"))
+    found = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name]
+    return " ".join((ast.get_docstring(found[0]) or "").split("\n\n")[0].split()) if found else ""

@@ -1,0 +1,237 @@
+"""The command line: help, versions, completion, mistakes in words, exit codes, and what is imported for it."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import torch
+import typer
+from omegaconf import OmegaConf
+
+from common.config import CONF
+from common.settings import load_settings
+from server import cli
+from server.cli import main
+from server.commands import demo as demo_module
+from server.commands import sweep as sweep_module
+from server.commands.listing import description
+from server.commands.recall import overrides_of
+from server.commands.sweep import plan
+
+COMMANDS: dict[str, click.Command] = typer.main.get_command(cli.app).commands  # type: ignore[attr-defined]
+TINY = ["train.rounds=2", "train.local_steps=1", "protocol.samples=24", "rounds.test_samples=8"]
+
+
+def spoken(value: object) -> str | None:
+    return " ".join(value) if isinstance(value, list) else ""
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help_and_describes_its_options(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    command = COMMANDS[name]
+    assert main([name, "--help"]) == 0
+    printed = capsys.readouterr().out
+    first = str(command.help).splitlines()[0]
+    assert first in printed
+    assert len(first) <= 57, "longer ones are cut in the list of commands"
+    for parameter in command.params:
+        if isinstance(parameter, click.Option) and not parameter.hidden:
+            assert parameter.help
+            assert parameter.opts[0] in printed
+        elif isinstance(parameter, click.Argument):
+            words = re.findall(r"[A-Za-z]+", str(parameter.metavar))
+            assert words
+            assert all(word in str(command.help) for word in words), "the docstring explains every word"
+
+
+def test_the_list_of_commands_is_complete_and_uncut(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    printed = capsys.readouterr().out
+    assert "..." not in printed.partition("Commands:")[2]
+    assert all(re.search(rf"^  {name} +\w", printed, re.MULTILINE) for name in COMMANDS)
+    assert main([]) == 2
+    assert capsys.readouterr().out == printed
+
+
+def test_the_version_names_flower_s_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert re.fullmatch(r"goldfinch \d+\.\d+\.\d+, Flower 1\.\d+\.\d+, Python 3\.\d+\.\d+\n", capsys.readouterr().out)
+
+
+def test_commands_and_options_complete(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("_GOLDFINCH_COMPLETE", "complete_bash")
+    for words, wanted in (("goldfinch re", {"resume", "report", "reproduce"}), ("goldfinch report --t", {"--tsne"})):
+        monkeypatch.setenv("COMP_WORDS", words)
+        monkeypatch.setenv("COMP_CWORD", str(words.count(" ")))
+        with pytest.raises(SystemExit):
+            main([])
+        assert set(capsys.readouterr().out.split()) == wanted
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["rnu"], 1, "did you mean 'run'"),
+        (["run", "--qiet"], 2, "--quiet"),
+        (["table"], 2, "DIR"),
+        (["run", "train.round=5"], 1, "did you mean 'rounds'"),
+        (["run", "method=fedavg,fpl"], 1, "use sweep: goldfinch sweep method=fedavg,fpl"),
+        (["run", "method=*"], 1, "use sweep"),
+        (["run", "--multirun", "method=fpl"], 1, "use sweep"),
+        (["run", "-m"], 1, "use sweep"),
+        (["sweep"], 1, "needs settings with several values"),
+        (["sweep", "--jobs", "0", "seed=0,1"], 2, "--jobs"),
+        (["sweep", "output=DIR"], 1, "needs settings with several values"),
+        (["table", "x", "--rule", "finla"], 1, "did you mean 'final'"),
+        (["list", "methods"], 1, "did you mean 'method'"),
+        (["resume", "nowhere"], 1, "holds no run"),
+    ],
+    ids=spoken,
+)
+def test_mistakes_are_named(words: list[str], code: int, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == code
+    assert message in capsys.readouterr().err
+
+
+IMPORTED = """
+import sys
+from server.cli import main
+code = main(sys.argv[1:])
+heavy = {"torch", "flwr", "matplotlib", "hydra", "rich", "numpy"} & set(sys.modules)
+print(code, *sorted(heavy))
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"), [(["--help"], "0"), (["rnu"], "1"), (["run", "train.round=5"], "1 hydra")], ids=spoken
+)
+def test_help_and_mistakes_import_little(words: list[str], expected: str) -> None:
+    result = subprocess.run([sys.executable, "-c", IMPORTED, *words], capture_output=True, text=True, check=True)
+    assert result.stdout.splitlines()[-1] == expected
+
+
+@pytest.mark.parametrize(
+    "group", ["method", "data", "protocol", "model", "aggregation", "engine", "report", "train", "experiment"]
+)
+def test_every_choice_has_a_line_of_description(group: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", group]) == 0
+    lines = capsys.readouterr().out.splitlines()[1:]
+    assert [line.split()[0] for line in lines] == sorted(path.stem for path in (CONF / group).glob("*.yaml"))
+    assert all(len(line.split()) > 2 for line in lines)
+    assert not any("goldfinch " in line for line in lines), "what it is, not how it is called"
+
+
+def test_a_description_is_the_file_s_first_words_or_its_class_s() -> None:
+    assert description(CONF / "method" / "fedavg.yaml").startswith("Cross-entropy on every device")
+    assert description(CONF / "data" / "glyphs.yaml").startswith("Embedded: digits in five styles")
+    assert description(CONF / "experiment" / "fpl_office.yaml").startswith("FPL (CVPR 2023)")
+
+
+# ---- one run ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_dry_run_shows_what_would_be_and_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = tmp_path / "run"
+    assert main(["run", "--dry-run", *TINY, "method=fpl", f"output={place}"]) == 0
+    printed = capsys.readouterr().out
+    assert OmegaConf.to_container(OmegaConf.create(printed)) == load_settings([*TINY, f"output={place}"]).raw
+    assert re.findall(r"(\S+) +(\d+) samples", printed) == [
+        (f"{domain}-0", "24") for domain in ("handwritten", "printed", "signs", "sketch")
+    ]
+    assert not place.exists()
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedproto", "scaffold"])
+def test_the_estimated_bytes_are_those_of_a_run(
+    method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*TINY, f"method={method}", f"output={tmp_path / 'run'}", "rounds.evaluate_every=2"]
+    assert main(["run", "--dry-run", *words]) == 0
+    sizes = re.findall(r"about ([\d,]+) bytes (down|up)", capsys.readouterr().out)
+    estimated = {way: int(number.replace(",", "")) for number, way in sizes}
+    assert main(["run", "--quiet", *words]) == 0
+    moved = json.loads((tmp_path / "run" / "summary.json").read_text())["bytes"]
+    for way, times in (("up", 2), ("down", 3)):  # the last state is sent once more, to be scored
+        assert moved[way] == pytest.approx(estimated[way] * times, rel=0.02)
+
+
+def test_a_run_is_resumed_with_its_own_configuration(tmp_path: Path) -> None:
+    place = tmp_path / "a run, with=signs"
+    odd = ["method=fedproto", "method.consistency=0.5", "seed=3", "rounds.joins={sketch:2}", "protocol.order=first"]
+    quoted = f"output='{place}'"
+    assert main(["run", "--quiet", *TINY, *odd, quoted]) == 0
+    whole = json.loads((place / "summary.json").read_text())
+    again = load_settings(overrides_of(place))
+    assert again.identity == whole["identity"]
+    assert again.output_folder == place
+    assert main(["resume", str(place), "train.rounds=3", "--quiet"]) == 0
+    assert json.loads((place / "summary.json").read_text())["rounds"] == 3
+    assert main(["run", "--quiet", *TINY, *odd, "train.rounds=3", f"output={tmp_path / 'whole'}"]) == 0
+    undisturbed = json.loads((tmp_path / "whole" / "summary.json").read_text())
+    assert json.loads((place / "summary.json").read_text())["state_sha256"] == undisturbed["state_sha256"]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is here")
+def test_a_missing_device_is_said_before_anything_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", *TINY, "train.device=cuda", f"output={tmp_path / 'run'}"]) == 1
+    assert "use train.device=auto or cpu" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+# ---- several ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_demonstration_trains_what_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained: list[str] = []
+
+    def note(settings: Any, overrides: Any, listeners: Any) -> None:
+        trained.append(settings.method.name)
+
+    monkeypatch.setattr(demo_module, "run_on_ray", note)
+    monkeypatch.setattr(demo_module, "print_table", lambda folders: None)
+    monkeypatch.setattr(demo_module, "write_report", lambda folders, path, images: path)
+    assert main(["demo", "method=fedprox,moon", f"output={tmp_path}"]) == 0
+    assert trained == ["fedprox", "moon"]
+    assert main(["demo", "method=fedprox,mooon", f"output={tmp_path}"]) == 1
+    assert len(trained) == 2
+
+
+def test_a_sweep_runs_what_fits_and_names_the_rest(tmp_path: Path) -> None:
+    jobs, skipped = plan(["method=fedavg,single_set", "aggregation=mean,median"], tmp_path)
+    assert [job.label for job in jobs] == [
+        "method=fedavg aggregation=mean",
+        "method=fedavg aggregation=median",
+        "method=single_set aggregation=mean",
+    ]
+    assert list(skipped) == ["method=single_set aggregation=median"]
+    assert "single_set" in skipped["method=single_set aggregation=median"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [(["method=fedavg,fpll"], "did you mean 'fpl'"), (["seed=-1,-2"], "nothing of the sweep fits")],
+)
+def test_a_sweep_with_a_mistake_runs_nothing(
+    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["sweep", *words, f"output={tmp_path / 'sweep'}"]) == 1
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "sweep").exists()
+
+
+def test_a_sweep_shows_how_far_its_runs_are() -> None:
+    shown: list[str] = []
+    progress = sweep_module._Progress(shown.append)
+    progress("seed=0", "round 1/3 [odd]")
+    progress("seed=1", "round 2/3")
+    progress("seed=0", "")
+    assert shown == [r"seed=0: round 1/3 \[odd]", "seed=0: round 1/3 \\[odd]\nseed=1: round 2/3", "seed=1: round 2/3"]
