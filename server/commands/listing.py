@@ -37,6 +37,7 @@ def description(path: Path) -> str:
     lines = [line for line in comment if not line.startswith("@package")]
     if lines and lines[0].startswith("goldfinch "):  # a command, and beside it what it is for
         lines = lines[0].split("  ", maxsplit=1)[1:] or lines[1:]
+    lines = [line for line in lines if not line.startswith("goldfinch ")]
     target = re.search(r"^_target_: ([\w.]+)\.(\w+)$", text, re.MULTILINE)
     said = " ".join(lines).strip(" ()") or (_docstring(target[1], target[2]) if target else "")
     return re.split(r"(?<=[^.]\.)\s(?=[A-Z])", said, maxsplit=1)[0]
