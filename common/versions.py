@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import resource
 import sys
 from functools import lru_cache
 from importlib import metadata
+from pathlib import Path
 
 PACKAGES = (
     "goldfinch",
@@ -22,6 +24,10 @@ PACKAGES = (
 )
 
 
+RESTRICTIONS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA")
+"""Environment variables that keep torch and oneDNN from newer instructions."""
+
+
 @lru_cache(maxsize=1)
 def package_versions() -> dict[str, str]:
     """Version of each package that is installed, and of Python."""
@@ -32,6 +38,26 @@ def package_versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return versions
+
+
+def processor() -> dict[str, str]:
+    """Model and instruction set that torch computes with here, on which a result's last bits depend.
+
+    The two environment variables that restrict it are named where they are set.
+    """
+    import torch
+
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:  # not Linux
+        lines = []
+    model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+    restricted = {name: os.environ[name] for name in RESTRICTIONS if name in os.environ}
+    return {
+        "model": model or platform.processor() or platform.machine(),
+        "instruction_set": torch.backends.cpu.get_cpu_capability(),
+        **restricted,
+    }
 
 
 def peak_bytes() -> int:

@@ -38,6 +38,10 @@ class GlobalState:
         weights, prototypes, extra = split_tensors(tensors)
         return cls(round_number, weights, prototypes, extra)
 
+    def not_finite(self) -> str:
+        """The name of a tensor with values that are NaN or infinite; empty if there is none."""
+        return next((name for name, tensor in self.tensors().items() if not bool(tensor.isfinite().all())), "")
+
     def sha256(self) -> str:
         """SHA-256 over round, names, dtypes, shapes and bytes: equal on every engine for equal states."""
         return tensors_sha256(self.tensors(), f"round={self.round}")

@@ -11,11 +11,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
@@ -56,15 +57,20 @@ class Job:
         """Where the run writes."""
         return self.settings.output_folder
 
-    def finished(self) -> bool:
-        """Whether the folder holds this very run, complete."""
+    def summary(self) -> Mapping[str, Any] | None:
+        """``summary.json``, if the folder holds this very run and it came to its end, with a score or without."""
         try:
             summary = read_summary(self.folder)
         except GoldfinchError:
-            return False
+            return None
         done, asked = summary.get("rounds", 0), self.settings.train.rounds
         enough = done == asked if self.settings.method.scheduled else done >= asked
-        return bool(summary.get("identity") == self.settings.identity and enough)
+        return summary if summary.get("identity") == self.settings.identity and enough else None
+
+    def finished(self) -> bool:
+        """Whether there is nothing left to do."""
+        summary = self.summary()
+        return summary is not None and summary["average"] is not None
 
 
 def plan(arguments: Sequence[str], output: Path) -> tuple[list[Job], dict[str, str]]:
@@ -140,9 +146,9 @@ def sweep(arguments: Sequence[str], output: Path, jobs: int = 1) -> None:
             for process in list(running.values()):
                 process.terminate()  # each keeps its last complete round, and the next sweep goes on from it
             raise
-    finished = [job for job in planned if job.finished()]
-    if finished:
-        _write_tables(finished, output, arguments, console)
+    ended = [job for job in planned if job.summary() is not None]
+    if ended:
+        _write_tables(ended, output, arguments, console)
     if failures:
         raise ConfigError("some runs failed:\n  " + "\n  ".join(failures))
 
@@ -172,6 +178,8 @@ def _run(job: Job, running: dict[str, subprocess.Popen[bytes]], show: Callable[[
     environment = {**os.environ, "OMP_NUM_THREADS": str(job.settings.train.threads)}
     log = job.folder / "run.log"
     for choice in dict.fromkeys([way, "overwrite=true"]):  # an interrupted run of other settings is replaced
+        if job.summary() is not None and choice != way:
+            break  # it came to its end, without a score: from the start it would do the same
         with (
             log.open("w") as stream,
             subprocess.Popen(  # noqa: S603  # our own program, no shell
@@ -190,12 +198,15 @@ def _run(job: Job, running: dict[str, subprocess.Popen[bytes]], show: Callable[[
             return job, ""
         if code in INTERRUPTED:
             break
-    return job, _last_line(log) or f"exit code {code}"
+    lines = log.read_text(errors="replace").strip().splitlines()
+    said = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")] or lines
+    return job, said[-1] if said else f"exit code {code}"
 
 
 def _score(job: Job) -> str:
     summary = read_summary(job.folder)
-    return f"average {summary['average']:.2f}, worst {summary['worst']:.2f}"
+    skipped = f", {summary['rounds_skipped']} of {summary['rounds']} rounds skipped" * bool(summary["rounds_skipped"])
+    return f"average {summary['average']:.2f}, worst {summary['worst']:.2f}{skipped}"
 
 
 def _write_tables(jobs: Sequence[Job], output: Path, arguments: Sequence[str], console: Console) -> None:

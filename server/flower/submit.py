@@ -24,8 +24,8 @@ from server.flower.processes import flower_environment, program
 from server.flower.superlink import CONNECTION, SimulationLink, simulation_link
 from server.trackers.events import Listener
 
-MOST_LINES = 20
-"""Lines of an error's message that are passed on at most: a long list of clients is in the log."""
+MOST_LINES = 60
+"""Lines of an error's message that are passed on at most: a client's traceback fits, a long list is in the log."""
 
 
 @dataclass(frozen=True)

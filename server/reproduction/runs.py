@@ -46,12 +46,12 @@ class Job:
         return self.settings.output_folder
 
     def summary(self) -> Mapping[str, Any] | None:
-        """``summary.json``, if the folder holds this very run and it is complete."""
+        """``summary.json``, if the folder holds this very run, complete and with a score."""
         try:
             found = read_summary(self.folder)
         except GoldfinchError:
             return None
-        same = found.get("identity") == self.settings.identity
+        same = found.get("identity") == self.settings.identity and found["average"] is not None
         return found if same and found.get("rounds") == self.settings.train.rounds else None
 
     def rounds_done(self) -> int:

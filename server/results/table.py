@@ -32,9 +32,16 @@ class Row:
     label: str
     summaries: list[dict[str, Any]] = field(default_factory=list)
 
+    @property
+    def rounds(self) -> str:
+        """Rounds of the run, and how many of them were skipped: a mean over seeds where it differs."""
+        skipped = statistics.fmean(summary["rounds_skipped"] for summary in self.summaries)
+        rounds = str(self.summaries[0]["rounds"])
+        return f"{rounds} ({skipped:g} skipped)" if skipped else rounds
+
     def values(self, column: str, rule: str) -> list[float]:
-        """The column's value in each run: a domain's accuracy, ``average`` or ``worst``."""
-        scores = [summary["scores"][rule] for summary in self.summaries]
+        """The column's value in each run that has one: a domain's accuracy, ``average`` or ``worst``."""
+        scores = [summary["scores"][rule] for summary in self.summaries if rule in summary["scores"]]
         if column in ("average", "worst"):
             return [float(score[column]) for score in scores]
         return [float(score["accuracy"][column]) for score in scores if column in score["accuracy"]]
@@ -92,19 +99,19 @@ def render(rows: Sequence[Row], rule: str) -> Table:
     """A rich table; the best value of each column is bold when there is more than one row."""
     first = rows[0].summaries[0]
     columns = _columns(rows, rule)
-    best = {column: max(row.mean(column, rule) or 0.0 for row in rows) for column in columns}
+    best = _best(rows, columns, rule)
     title = f"{first['data']}, {first['protocol']}, {first['model']}: accuracy in %, {RULES[rule]}"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("method", no_wrap=True)
     for column in [*columns, "rounds", "seeds", "MB"]:
         table.add_column(column, justify="right", no_wrap=True)
     for row in rows:
-        cells = [_cell(row, column, rule, best[column] if len(rows) > 1 else None) for column in columns]
+        cells = [_cell(row, column, rule, best.get(column)) for column in columns]
         megabytes = statistics.fmean(
             (summary["bytes"]["up"] + summary["bytes"]["down"]) / 1e6 for summary in row.summaries
         )
         seeds = ",".join(str(summary["seed"]) for summary in sorted(row.summaries, key=lambda item: item["seed"]))
-        table.add_row(row.label, *cells, str(row.summaries[0]["rounds"]), seeds, f"{megabytes:.1f}")
+        table.add_row(row.label, *cells, row.rounds, seeds, f"{megabytes:.1f}")
     return table
 
 
@@ -112,7 +119,7 @@ def markdown(rows: Sequence[Row], rule: str) -> str:
     """The same table in Markdown, with what a reader needs to judge it above."""
     first = rows[0].summaries[0]
     columns = _columns(rows, rule)
-    best = {column: max(row.mean(column, rule) or 0.0 for row in rows) for column in columns}
+    best = _best(rows, columns, rule)
     lines = [
         f"{first['data']}, protocol {first['protocol']}, model {first['model']}: accuracy in %, {RULES[rule]}; "
         "mean ± standard deviation over seeds.",
@@ -123,18 +130,23 @@ def markdown(rows: Sequence[Row], rule: str) -> str:
     for row in rows:
         cells = []
         for column in columns:
-            text = _cell(row, column, rule, best[column] if len(rows) > 1 else None)
+            text = _cell(row, column, rule, best.get(column))
             cells.append(text.replace("[bold]", "**").replace("[/bold]", "**"))
         seeds = ",".join(str(summary["seed"]) for summary in sorted(row.summaries, key=lambda item: item["seed"]))
-        lead = row.summaries[0]
-        lines.append("| " + " | ".join([row.label, lead["scored"], *cells, str(lead["rounds"]), seeds]) + " |")
+        lines.append("| " + " | ".join([row.label, row.summaries[0]["scored"], *cells, row.rounds, seeds]) + " |")
     return "\n".join(lines)
 
 
 def _columns(rows: Sequence[Row], rule: str) -> list[str]:
     """Domains in the order they appear, then average and worst."""
-    names = dict.fromkeys(name for row in rows for name in row.summaries[0]["scores"][rule]["accuracy"])
-    return [*names, "average", "worst"]
+    scores = [summary["scores"].get(rule, {}) for row in rows for summary in row.summaries]
+    return [*dict.fromkeys(name for score in scores for name in score.get("accuracy", {})), "average", "worst"]
+
+
+def _best(rows: Sequence[Row], columns: Sequence[str], rule: str) -> dict[str, float]:
+    """The highest mean of each column; empty for a single row, which is not the best of anything."""
+    means = {column: [mean for row in rows if (mean := row.mean(column, rule)) is not None] for column in columns}
+    return {column: max(values) for column, values in means.items() if values and len(rows) > 1}
 
 
 def _cell(row: Row, column: str, rule: str, best: float | None) -> str:

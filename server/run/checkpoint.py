@@ -109,6 +109,8 @@ def _read(path: Path) -> Checkpoint:
     state = GlobalState.from_tensors(int(facts["round"]), tensors)
     if tensors_sha256(tensors, f"round={state.round}") != facts["sha256"]:
         raise ValueError("its content does not match its hash")
+    if bad := state.not_finite():
+        raise ValueError(f"{bad} has values that are not finite")
     rounds, seconds = int(facts.get("rounds", 0)), float(facts.get("seconds", 0.0))  # older files lack them
     lengths = under_prefix(LENGTHS, tensors)
     return Checkpoint(

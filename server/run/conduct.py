@@ -18,7 +18,7 @@ from common.errors import ConfigError, EngineError
 from common.metrics import summarise
 from common.settings import RunSettings
 from common.storage.files import write_json, write_text
-from common.versions import package_versions, peak_bytes
+from common.versions import package_versions, peak_bytes, processor
 from server.run.accounting import check_accountant, privacy_report
 from server.run.engine import Engine
 from server.run.rounds import Rounds
@@ -124,7 +124,8 @@ def conduct(
 
     Raises:
         ConfigError: another process writes to the same folder.
-        EngineError: the disk is full or cannot be written, or see :meth:`server.run.rounds.Rounds.run`.
+        EngineError: the disk is full or cannot be written; no round was held, or the last state could not be scored
+            (then there is a summary, without a final score); or see :meth:`server.run.rounds.Rounds.run`.
     """
     folder = settings.output_folder
     folder.mkdir(parents=True, exist_ok=True)
@@ -137,6 +138,8 @@ def conduct(
         finished = _earlier_seconds(settings) if settings.resume else 0.0  # also counts the last scoring
         summary = summary_of(settings, rounds, rounds.seconds() + max(0.0, finished - rounds.earlier_seconds))
         write_json(folder / "summary.json", summary)
+    if rounds.problem:
+        raise EngineError(rounds.problem)
     return summary
 
 
@@ -149,12 +152,18 @@ def _earlier_seconds(settings: RunSettings) -> float:
 
 
 def summary_of(settings: RunSettings, rounds: Rounds, seconds: float) -> dict[str, Any]:
-    """What ``summary.json`` says of a run. Accuracies are in per cent."""
-    scores = rounds.history.round_scores()
-    rules = summarise(scores, settings.rounds.last_rounds)
+    """What ``summary.json`` says of a run. Accuracies are in per cent.
+
+    A run that never held a round has no ``scores``; one whose last state could not be scored has none by the rule
+    ``final``. Their ``average``, ``worst`` and ``spread`` are ``null``.
+    """
+    history = rounds.history
+    rules = summarise(history.round_scores() if rounds.trained else [], settings.rounds.last_rounds)
+    if rounds.problem:
+        rules.pop("final", None)
     final = rules.get("final", {})
     registrations = rounds.registry.registrations
-    private = privacy_report(settings, rounds.history.activity, sends_weights=bool(rounds.server.shared))
+    private = privacy_report(settings, history.activity, sends_weights=bool(rounds.server.shared))
     return {
         "method": settings.method.name,
         "data": settings.data.name,
@@ -164,6 +173,9 @@ def summary_of(settings: RunSettings, rounds: Rounds, seconds: float) -> dict[st
         "identity": settings.identity,
         "configuration": settings.configuration,
         "rounds": rounds.state.round,
+        "rounds_held": len(history.rounds("round done")),
+        "rounds_skipped": len(history.rounds("round skipped")),
+        "answers": history.answers(),
         "scored": "own model" if settings.method.personal else "global model",
         "accuracy": final.get("accuracy", {}),
         "average": final.get("average"),
@@ -171,13 +183,14 @@ def summary_of(settings: RunSettings, rounds: Rounds, seconds: float) -> dict[st
         "spread": final.get("spread"),
         "scores": rules,
         "state_sha256": rounds.state.sha256(),
-        "bytes": rounds.history.bytes_total(),
-        "bytes_by_part": totals(rounds.history.bytes),
+        "bytes": history.bytes_total(),
+        "bytes_by_part": totals(history.bytes),
         **({"privacy": private} if private else {}),
         "wall_seconds": round(seconds, 3),
         "server_peak_bytes": peak_bytes(),
         "clients": {client: registrations[client].samples for client in sorted(registrations)},
         "splits": {client: registrations[client].split for client in sorted(registrations)},
+        "processor": processor(),
         "versions": package_versions(),
     }
 

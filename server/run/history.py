@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -147,6 +148,38 @@ class History:
             entry = (str(row["domain"]), int(row["correct"]), int(row["count"]))
             by_round.setdefault(int(row["round"]), []).append(entry)
         return [RoundScore(number, domain_accuracy(by_round[number])) for number in sorted(by_round)]
+
+    def last_scored(self) -> int:
+        """The last scored round; -1 if none was."""
+        return max((int(row["round"]) for row in self.scores), default=-1)
+
+    def rounds(self, event: str) -> list[int]:
+        """The rounds of all events of that name, such as ``round done``."""
+        with (self.folder / "events.jsonl").open() as stream:
+            found = [_entry(line) for line in stream]
+        return [int(entry["round"]) for entry in found if entry.get("event") == event]
+
+    def answers(self) -> dict[str, int]:
+        """How many answers were admitted for training, clipped ones among them, and how many were not, and why."""
+        found = Counter(row["status"] for row in self.activity)
+        statuses = ("clipped", "refused", "failed", "lost")
+        return {"admitted": found["trained"] + found["clipped"], **{status: found[status] for status in statuses}}
+
+    def commonest_trouble(self) -> str:
+        """The commonest reason why an answer did not count, in words; reasons that differ in numbers are one."""
+        kinds: Counter[tuple[str, str]] = Counter()
+        shown: dict[tuple[str, str], str] = {}
+        count = 0
+        for row in self.activity:
+            if row["status"] in ("refused", "failed", "lost"):
+                kind = row["status"], re.sub(r"\d+(\.\d+)?(e[+-]?\d+)?", "#", row["reason"].replace(row["client"], "#"))
+                kinds[kind] += 1
+                shown.setdefault(kind, f"{row['client']} in round {row['round']}: {row['reason']}")
+                count += 1
+        if not count:
+            return "no client was there to be asked"
+        (kind, times), *_ = kinds.most_common(1)
+        return f"{times} of the {count} answers that are missing were {kind[0]}, such as {shown[kind]}"
 
     def bytes_total(self) -> dict[str, int]:
         """Bytes down to and up from all clients over the run."""

@@ -25,6 +25,9 @@ from strategies.core.method import Client, Method
 MOST_REASON, MOST_TRACEBACK = 2_000, 20_000
 """Characters of a client's own words that go into the record; the other side decides how many it sends."""
 
+MOST_LINES = 40
+"""Lines of a traceback that end a run's error message."""
+
 _REGISTERED = ("client", "domain", "samples", "class_counts", "split", "device", "versions")
 
 
@@ -45,6 +48,10 @@ class Rounds:
     stop: Callable[[], bool] = lambda: False
     state: GlobalState = field(init=False)
     history: History = field(init=False)
+    trained: bool = field(init=False, default=False)
+    """Whether any round has held, in this part of the run or before."""
+    problem: str = field(init=False, default="")
+    """Why a run that came to its end is no success all the same; its summary has no final score."""
 
     def __post_init__(self) -> None:
         self.method: Method = self.settings.method
@@ -55,6 +62,7 @@ class Rounds:
         self.registry = self.federation.registry
         self.server = self.federation.server
         self.refusals: list[str] = []
+        self._outcome: tuple[Sequence[Reply], Sequence[Failure]] = ((), ())
         self.earlier_seconds = 0.0
         self._started = time.perf_counter()
 
@@ -64,10 +72,12 @@ class Rounds:
         """Train until ``train.rounds`` rounds are done, score the last state, return it.
 
         Raises:
-            EngineError: too few clients registered, or too many rounds in a row missed their quorum.
+            EngineError: too few clients registered, too many rounds in a row missed their quorum, every client raised
+                the same, or the state is no longer finite.
             CheckpointError: the run is to be resumed, but the checkpoint is another run's.
         """
         resumed = self._resume()
+        self.trained = resumed is not None
         self._register(self.settings.rounds.registration)
         self._insist_on_quorum()
         if resumed is None:
@@ -89,15 +99,29 @@ class Rounds:
                 return self.state
             held = self._round(number)
             missed = 0 if held else missed + 1
-            self._save()
+            if held or self.trained:  # the first state is a function of the settings: nothing to go on from
+                self.trained = True
+                self._save()
             if missed >= self.settings.rounds.failures:
-                raise EngineError(
-                    f"{missed} rounds in a row missed their quorum; the last reasons are in "
-                    f"{self.history.folder / 'activity.csv'}; the state of round {number} is kept: resume=true goes on"
-                )
-        self._score_last(total)
-        self.history.event("finish", round=self.state.round, sha256=self.state.sha256())
+                raise EngineError(f"{missed} rounds in a row missed their quorum; {self._trouble(number)}")
+        if self.trained:
+            self._score_last(total)
+        if not self.trained:
+            self.problem = f"no round was held, so nothing was trained and there is no score; {self._trouble(total)}"
+        elif self.history.last_scored() < self.history.rounds("round done")[-1]:
+            self.problem = f"no client could score the last state, so there is no final score; {self._trouble(total)}"
+        if self.problem:
+            self.history.event("failed", round=self.state.round, reason=self.problem)
+        else:
+            self.history.event("finish", round=self.state.round, sha256=self.state.sha256())
         return self.state
+
+    def _trouble(self, number: int) -> str:
+        """Why answers did not count, and what is kept."""
+        kept = (
+            f"the state of round {number} is kept: resume=true goes on" if self.trained else "mend that, then run again"
+        )
+        return f"{self.history.commonest_trouble()}; all reasons are in {self.history.folder / 'activity.csv'}; {kept}"
 
     def _resume(self) -> Checkpoint | None:
         checkpoint = self.checkpoints.load() if self.settings.resume else None
@@ -177,6 +201,7 @@ class Rounds:
             closed = self._exchange(participants, score=scoring, train=True)
             updates = closed.updates
             if closed.skipped:
+                self._insist_on_different_reasons(number)
                 self.state = replace(before, round=number)
                 self.history.event(
                     "round skipped", round=number, answered=len(updates), needed=closed.needed, by=closed.by
@@ -185,11 +210,35 @@ class Rounds:
             self.state = closed.state
             participants = [update.client for update in updates]
             uploads += [(update.client.id, update.prototypes) for update in updates]
+        if bad := self.state.not_finite():
+            self.state = replace(before, round=number - 1)
+            raise EngineError(
+                f"the state after round {number} has values in {bad} that are not finite, and training cannot recover "
+                "from that: try a smaller train.learning_rate or train.clip_norm=1; the round before is kept"
+            )
         self.state = replace(self.state, round=number)
         self.history.prototype_log.add(number, self.state.prototypes, uploads)
         seconds = round(time.perf_counter() - started, 3)
         self.history.event("round done", round=number, seconds=seconds, **self.history.round_totals(number))
         return True
+
+    def _insist_on_different_reasons(self, number: int) -> None:
+        """What every client raises alike lies in the method or the settings: further rounds would be the same.
+
+        A single one of several clients may be in a trouble of its own, so two must have been asked where there are two.
+
+        Raises:
+            EngineError: with the traceback that they share.
+        """
+        accepted, failures = self._outcome
+        reasons = {failure.reason if failure.status == "failed" else "" for failure in failures}
+        if accepted or len(reasons) != 1 or "" in reasons or len(failures) < min(2, len(self.registry.expected)):
+            return
+        lines = [line for line in failures[0].traceback.splitlines() if line.strip()]
+        raise EngineError(
+            f"in round {number} every client that was asked raised the same: {reasons.pop()}\n  It would in every "
+            + "\n  ".join(["round, so the run stops; once it is mended, resume=true goes on.", *lines[-MOST_LINES:]])
+        )
 
     def _due(self, number: int) -> bool:
         """Whether round ``number`` scores: every so many rounds, and the last where it scores its own state."""
@@ -218,6 +267,7 @@ class Rounds:
     # ---- the record ------------------------------------------------------------------------------------------------
 
     def _record(self, closed: Outcome[Reply], failures: Sequence[Failure]) -> None:
+        self._outcome = closed.admitted, failures
         number, exchange = self.server.round, self.server.exchange
         late = self.method.scored_at != self.method.exchanges[0]
         scored_round = number if late else number - 1

@@ -99,7 +99,7 @@ class Metrics:
                 self.accuracy.labels(domain).set(value)
             self.average.set(entry["average"])
             self.worst.set(entry["worst"])
-        elif name in ("finish", "stopped"):
+        elif name in ("finish", "failed", "stopped"):
             self.training.set(0)
         elif name == "scores":
             for row in entry["rows"]:

@@ -1,0 +1,231 @@
+"""A run says whether it trained: its summary, its error, its exit code, its row in a table."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.runs import TouchedEngine, run
+from support.toy import toy_settings
+from torch import Tensor
+
+from common.errors import CheckpointError, EngineError
+from common.settings import with_method
+from common.storage.state import GlobalState
+from common.wire.messages import Request
+from common.wire.payload import Payload
+from server.cli import main
+from server.engines.inline import InlineEngine
+from server.run.checkpoint import Checkpoint, Checkpoints
+from server.run.conduct import conduct, prepare_output
+from server.run.engine import Failure, Reply
+from strategies.core.exchange import Batch
+from strategies.core.method import Local, Losses, Server, Update
+from strategies.fedavg import FedAvg
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def summary_in(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "summary.json").read_text())
+    return found
+
+
+def spoiled(request: Request, payload: Payload) -> Payload:
+    """Each client's weights are not finite."""
+    weights = {
+        name: tensor * torch.nan if tensor.is_floating_point() else tensor for name, tensor in payload.weights.items()
+    }
+    return replace(payload, weights=weights)
+
+
+def test_the_summary_counts_rounds_and_answers(tmp_path: Path) -> None:
+    def failing(request: Request) -> bool:
+        return request.train and (request.round, request.client) in {(2, "dark-0"), (2, "noisy-0"), (3, "dark-0")}
+
+    def edit(request: Request, payload: Payload) -> Payload:
+        return (
+            spoiled(request, payload)
+            if request.train and request.round == 1 and request.client == "bright-0"
+            else payload
+        )
+
+    settings = toy_settings("fedavg", tmp_path, train={"rounds": 3})
+    summary = run(settings, TouchedEngine(settings, failing=failing, edit=edit)).summary
+    assert (summary["rounds"], summary["rounds_held"], summary["rounds_skipped"]) == (3, 2, 1)
+    assert summary["answers"] == {"admitted": 2 + 1 + 2, "clipped": 0, "refused": 1, "failed": 3, "lost": 0}
+    assert summary["processor"]["instruction_set"] == torch.backends.cpu.get_cpu_capability()
+
+
+def test_a_run_that_never_held_a_round_is_no_success(tmp_path: Path) -> None:
+    settings = toy_settings("fedavg", tmp_path, train={"rounds": 2})
+    with pytest.raises(
+        EngineError, match=r"no round was held.*6 of the 6 answers that are missing were refused.*not finite"
+    ):
+        run(settings, TouchedEngine(settings, edit=spoiled))
+    summary = summary_in(tmp_path)
+    assert (summary["rounds_held"], summary["rounds_skipped"], summary["answers"]["refused"]) == (0, 2, 6)
+    assert (summary["average"], summary["worst"], summary["scores"], summary["accuracy"]) == (None, None, {}, {})
+    events = [json.loads(line)["event"] for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert events[-1] == "failed"
+    assert "finish" not in events
+    again = run(settings)  # there is nothing in the folder that could be lost
+    assert again.summary["rounds_held"] == 2
+
+
+@dataclass(frozen=True)
+class Broken(FedAvg):
+    """Its loss asks for a term that is not there."""
+
+    def loss(self, batch: Batch, local: Local) -> Losses:
+        terms: dict[str, Tensor] = {}
+        return Losses({"ce": terms["ce"]})
+
+
+def broken(folder: Path, **top: Any) -> Any:
+    return with_method(toy_settings("fedavg", folder, **top), Broken())
+
+
+def test_what_every_client_raises_alike_stops_the_run_with_its_traceback(tmp_path: Path) -> None:
+    settings = broken(tmp_path, train={"rounds": 9})
+    prepare_output(settings)
+    with pytest.raises(EngineError) as caught:
+        conduct(settings, InlineEngine(settings))
+    lines = str(caught.value).splitlines()
+    assert lines[0] == "in round 1 every client that was asked raised the same: KeyError: 'ce'"
+    assert "resume=true" in lines[1]
+    assert all(line.startswith("  ") and line.strip() for line in lines[2:]), "or Flower's log would cut them off"
+    assert 'terms["ce"]' in lines[-3] + lines[-2]
+    assert lines[-1] == "  KeyError: 'ce'"
+    assert not list((tmp_path / "checkpoint").glob("*"))
+
+
+@pytest.mark.parametrize(
+    ("failing", "stops"),
+    [
+        pytest.param(lambda request: True, True, id="all alike"),
+        pytest.param(lambda request: request.client != "dark-0", False, id="one answers"),
+    ],
+)
+def test_only_what_all_raise_stops_a_run_at_once(failing: Any, stops: bool, tmp_path: Path) -> None:
+    settings = toy_settings("fedavg", tmp_path, train={"rounds": 2})
+    engine = TouchedEngine(settings, failing=lambda request: request.train and failing(request))
+    with pytest.raises(EngineError, match="every client that was asked" if stops else "no round was held"):
+        run(settings, engine)
+
+
+def test_a_single_client_s_own_trouble_is_not_the_method_s(tmp_path: Path) -> None:
+    settings = toy_settings("fedavg", tmp_path, train={"rounds": 4}, rounds={"participation": 0.34})
+    done = run(settings, TouchedEngine(settings, failing=lambda request: request.train and request.round == 2))
+    assert done.summary["rounds_skipped"] == 1
+
+
+class NoLastScore(TouchedEngine):
+    """No client can score the last state."""
+
+    def exchange(
+        self, message: Payload, requests: Mapping[str, Request], seconds: float
+    ) -> tuple[list[Reply], list[Failure]]:
+        replies, failures = super().exchange(message, requests, seconds)
+        if any(request.train for request in requests.values()):
+            return replies, failures
+        return [], [Failure(client, "lost", "gone home") for client in requests]
+
+
+def test_a_last_state_that_nobody_scores_has_no_score(tmp_path: Path) -> None:
+    settings = toy_settings("fedavg", tmp_path)
+    with pytest.raises(EngineError, match=r"no client could score the last state.*lost.*gone home.*resume=true"):
+        run(settings, NoLastScore(settings))
+    summary = summary_in(tmp_path)
+    assert (summary["average"], summary["accuracy"], summary["answers"]["lost"]) == (None, {}, 3)
+    assert set(summary["scores"]) == {"last_n", "best_round"}
+    again = run(replace(settings, resume=True))
+    assert again.summary["average"] == run(toy_settings("fedavg", tmp_path / "whole")).summary["average"]
+
+
+@dataclass(frozen=True)
+class Overflowing(FedAvg):
+    """Adds to infinity in the second round."""
+
+    def aggregate(self, state: GlobalState, updates: Sequence[Update], server: Server) -> GlobalState:
+        found = super().aggregate(state, updates, server)
+        if server.round < 2:
+            return found
+        return replace(found, weights={name: tensor / 0 for name, tensor in found.weights.items()})
+
+
+def test_a_state_that_is_not_finite_ends_the_run_at_the_round_before(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match=r"after round 2 has values in weights/.* not finite.*learning_rate"):
+        run(with_method(toy_settings("fedavg", tmp_path, train={"rounds": 4}), Overflowing()))
+    found = Checkpoints(tmp_path / "checkpoint").load()
+    assert found is not None
+    assert found.state.round == 1
+
+
+def test_a_checkpoint_that_is_not_finite_is_passed_over(tmp_path: Path) -> None:
+    def checkpoint(number: int, value: float) -> Checkpoint:
+        return Checkpoint(GlobalState(number, {"w": torch.tensor([1.0, value])}), "run", "fpl", "abcd", 7)
+
+    store = Checkpoints(tmp_path)
+    store.save(checkpoint(2, torch.nan))
+    with pytest.raises(CheckpointError, match="weights/w has values that are not finite"):
+        store.load()
+    store.save(checkpoint(1, 2.0))
+    found = store.load()
+    assert found is not None
+    assert found.state.round == 1
+
+
+# ---- the command line ------------------------------------------------------------------------------------------------
+
+
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "server.cli", *arguments], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+
+
+SMALL = ("engine=inline", "train.rounds=2", "rounds.test_samples=8", "train.local_steps=1", "train.device=cpu")
+
+
+def test_a_sweep_names_the_runs_that_trained_nothing_and_never_prints_them_bold(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*SMALL, "method=fedavg", "train.learning_rate=0.01,1e30", f"output={tmp_path}"]
+    assert main(["sweep", *words]) == 1
+    printed = capsys.readouterr()
+    assert "1 finished" not in printed.out
+    assert "train.learning_rate=1e+30: FAILED: no round was held" in printed.out
+    assert "some runs failed:\n  train.learning_rate=1e+30: no round was held" in printed.err
+    rows = [
+        line for line in (tmp_path / "table.md").read_text().splitlines() if "learning_rate" in line and "|" in line
+    ]
+    good, bad = rows
+    assert good.count("**") >= 4
+    assert "skipped" not in good
+    assert "**" not in bad
+    assert "| - | - | 2 (2 skipped) |" in bad
+    assert main(["sweep", *words]) == 1, "nothing changed, and it is no success the second time either"
+
+
+EXITS = {
+    0: ["list", "method"],
+    1: ["run", "method=fedpol"],
+    2: ["table", "--no-such-option"],
+}
+
+
+@pytest.mark.parametrize("code", EXITS)
+def test_exit_codes_are_those_of_the_documentation(code: int) -> None:
+    """130 and 143 are in tests/faults/test_terminated.py."""
+    table = re.findall(r"^\| (\d+) \|", (ROOT / "docs" / "quickstart.md").read_text(), flags=re.MULTILINE)
+    assert table == ["0", "1", "2", "130", "143"]
+    assert command(*EXITS[code]).returncode == code
