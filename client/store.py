@@ -6,7 +6,6 @@ earlier round, the client goes back to the version from before that round, so th
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
@@ -14,11 +13,15 @@ from typing import Protocol
 from torch import Tensor
 
 from common.errors import DataError
-from common.storage.files import read_tensors, write_tensors, write_text
+from common.storage.files import write_text
+from common.storage.series import Series
 
 KEPT_VERSIONS = 3
 """The server may fall back behind the newest version by its last checkpoint: one round, plus the one in flight."""
 
+
+STATE = "state"
+"""The kind of the series of versions."""
 
 RELEASES = "releases.txt"
 """How many noised uploads a client has made in a run."""
@@ -65,7 +68,7 @@ class MemoryStore:
 
 
 class FileStore:
-    """Versions as safetensors files in one folder, replaced atomically; a damaged newest version is passed over.
+    """Versions as files in one folder that only this user may read; a damaged newest version is passed over.
 
     Args:
         folder: the client's own folder, made on the first save.
@@ -73,7 +76,7 @@ class FileStore:
     """
 
     def __init__(self, folder: Path, per_round: int = 1) -> None:
-        self.folder = folder
+        self.series = Series(folder, STATE, private=True)
         self._keep = KEPT_VERSIONS * per_round
 
     def count_release(self) -> int:
@@ -82,31 +85,17 @@ class FileStore:
         Raises:
             ValueError: the count on disk is not a number; what was released so far is not known.
         """
-        path = self.folder / RELEASES
+        path = self.series.folder / RELEASES
         count = 1 + (int(path.read_text()) if path.exists() else 0)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, f"{count}\n")
+        write_text(path, f"{count}\n", private=True)
         return count
-
-    def _versions(self) -> dict[int, Path]:
-        if not self.folder.is_dir():
-            return {}
-        found = {}
-        for path in self.folder.iterdir():
-            match = re.fullmatch(r"state-(\d{8})\.safetensors", path.name)
-            if match:
-                found[int(match[1])] = path
-        return dict(sorted(found.items()))
 
     def load(self, position: int) -> dict[str, Tensor]:
         """See :class:`Store`."""
-        for version, path in reversed(self._versions().items()):
-            if version < position:
-                try:
-                    return read_tensors(path)[0]
-                except ValueError:
-                    continue
-        return {}
+        try:
+            return self.series.newest(lambda entry: entry.tensors, before=position) or {}
+        except ValueError:  # all are damaged
+            return {}
 
     def save(self, position: int, tensors: Mapping[str, Tensor]) -> None:
         """See :class:`Store`.
@@ -114,18 +103,12 @@ class FileStore:
         Raises:
             DataError: the disk is full or cannot be written; the version before stays.
         """
-        versions = self._versions()
-        for version, path in versions.items():
-            if version > position:
-                path.unlink(missing_ok=True)
-        path = self.folder / f"state-{position:08d}.safetensors"
+        self.series.keep(range(position + 1))
         try:
-            write_tensors(path, tensors)
+            self.series.write(position, tensors)
         except OSError as error:
             raise DataError(
-                f"the client's own state cannot be written to {path}: {error.strerror}; free space on that disk, or "
-                "give the node another state-dir"
+                f"the client's own state cannot be written to {self.series.path(position)}: {error.strerror}; "
+                "free space on that disk, or give the node another state-dir"
             ) from error
-        kept = [version for version in versions if version < position]
-        for version in kept[: max(0, len(kept) - self._keep + 1)]:
-            versions[version].unlink(missing_ok=True)
+        self.series.keep(self.series.numbers()[-self._keep :])

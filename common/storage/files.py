@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,22 +14,28 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 
-def write_bytes(path: Path, content: bytes) -> None:
+def write_bytes(path: Path, content: bytes, *, private: bool = False) -> None:
     """Replace ``path`` by ``content`` atomically; after a crash the old file or the new one is there, never half of it.
+
+    Args:
+        path: the file; its folder is made.
+        content: all of it.
+        private: only this user may read and write it, from its first moment on; else the umask says who may.
 
     Raises:
         OSError: the disk is full or the folder cannot be written; the temporary file is removed.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o666)
     try:
         with os.fdopen(handle, "wb") as stream:
             stream.write(content)
             stream.flush()
             os.fsync(stream.fileno())
-        Path(temporary).replace(path)
+        temporary.replace(path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
     _sync_folder(path.parent)
 
@@ -43,9 +49,9 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def write_text(path: Path, content: str) -> None:
+def write_text(path: Path, content: str, *, private: bool = False) -> None:
     """:func:`write_bytes` of UTF-8 text."""
-    write_bytes(path, content.encode())
+    write_bytes(path, content.encode(), private=private)
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -53,9 +59,11 @@ def write_json(path: Path, content: Any) -> None:
     write_text(path, json.dumps(content, indent=2, sort_keys=True) + "\n")
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
+def write_tensors(
+    path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None, *, private: bool = False
+) -> None:
     """:func:`write_bytes` of named tensors in the safetensors format."""
-    write_bytes(path, safetensors.torch.save(unshared(tensors), dict(metadata or {})))
+    write_bytes(path, safetensors.torch.save(unshared(tensors), dict(metadata or {})), private=private)
 
 
 def unshared(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -273,5 +273,5 @@ def _certificate(path: Path) -> x509.Certificate:
 
 
 def _write(path: Path, content: bytes, *, private: bool) -> None:
-    write_bytes(path, content)  # the temporary file has mode 0600, so a private one is never readable by others
+    write_bytes(path, content, private=private)
     path.chmod(0o600 if private else 0o644)

@@ -19,7 +19,7 @@ from common.errors import CheckpointError, ConfigError
 from common.models.base import Model
 from common.seeding import generator
 from common.settings import RunSettings, settings_of
-from common.storage.files import read_tensors
+from common.storage.series import Series
 from server.run.checkpoint import Checkpoint, Checkpoints
 from server.run.conduct import read_summary
 from server.run.prototype_log import Page, read_pages
@@ -127,10 +127,9 @@ class Run:
             CheckpointError: it is not in the run's folder.
         """
         folder = self.folder / "clients" / self.checkpoint.run / client
-        paths = sorted(folder.glob("state-*.safetensors"))
-        if not paths:
+        tensors = Series(folder, "state").newest(lambda entry: entry.tensors)
+        if tensors is None:
             raise CheckpointError(f"{client}'s own state is not in {folder}: it stays on the device where it was made")
-        tensors = read_tensors(paths[-1])[0]
         return {name[len(_KEPT_MODEL) :]: tensors[name] for name in tensors if name.startswith(_KEPT_MODEL)}
 
     def model_for(self, domain: str) -> Model:

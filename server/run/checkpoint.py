@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
 from common.errors import CheckpointError
-from common.storage.files import read_tensors, write_tensors
-from common.storage.state import GlobalState, tensors_sha256, under_prefix, with_prefix
+from common.storage.series import Entry, Series
+from common.storage.state import GlobalState, under_prefix, with_prefix
 
 LENGTHS = "lengths/"
 """Prefix of what the bound on updates remembers."""
@@ -27,7 +24,7 @@ class Checkpoint:
         state: the global state.
         run: the run's id.
         method, identity, seed: what the run was; another run's checkpoint is refused.
-        rounds: how many rounds the run was to have; 0 if the file does not say.
+        rounds: how many rounds the run was to have.
         seconds: wall seconds of the run so far, parts that crashed included up to their last checkpoint.
         lengths: what the bound on updates remembers, see :class:`strategies.core.bounds.Bounds`.
     """
@@ -37,7 +34,7 @@ class Checkpoint:
     method: str
     identity: str
     seed: int
-    rounds: int = 0
+    rounds: int
     seconds: float = 0.0
     lengths: Mapping[str, Tensor] = field(default_factory=dict)
 
@@ -45,37 +42,18 @@ class Checkpoint:
 class Checkpoints:
     """The last ``keep`` checkpoints of a run in ``folder``, newest last.
 
-    Each is a safetensors file whose metadata holds the run and the state's SHA-256; a file that is torn, or whose
-    content does not match its hash, is passed over for the one before.
+    A file that is torn or changed, or whose values are not finite, is passed over for the one before.
     """
 
     def __init__(self, folder: Path, keep: int = 2) -> None:
-        self.folder, self.keep = folder, keep
-
-    def paths(self) -> list[Path]:
-        """Checkpoint files, oldest first."""
-        if not self.folder.is_dir():
-            return []
-        return sorted(path for path in self.folder.iterdir() if re.fullmatch(r"round-\d{6}\.safetensors", path.name))
+        self.series, self.count = Series(folder), keep
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Write a checkpoint, then drop the oldest beyond ``keep``."""
-        state = checkpoint.state
-        tensors = state.tensors() | with_prefix(LENGTHS, checkpoint.lengths)
-        metadata: dict[str, Any] = {
-            "round": state.round,
-            "run": checkpoint.run,
-            "method": checkpoint.method,
-            "identity": checkpoint.identity,
-            "seed": checkpoint.seed,
-            "rounds": checkpoint.rounds,
-            "seconds": checkpoint.seconds,
-            "sha256": tensors_sha256(tensors, f"round={state.round}"),
-        }
-        path = self.folder / f"round-{state.round:06d}.safetensors"
-        write_tensors(path, tensors, {"goldfinch": json.dumps(metadata, sort_keys=True)})
-        for old in self.paths()[: -self.keep]:
-            old.unlink(missing_ok=True)
+        facts = {name: value for name, value in vars(checkpoint).items() if name not in ("state", "lengths")}
+        tensors = checkpoint.state.tensors() | with_prefix(LENGTHS, checkpoint.lengths)
+        self.series.write(checkpoint.state.round, tensors, facts)
+        self.series.keep(self.series.numbers()[-self.count :])
 
     def load(self) -> Checkpoint | None:
         """The newest good checkpoint, or ``None`` if there are none.
@@ -83,39 +61,23 @@ class Checkpoints:
         Raises:
             CheckpointError: there are checkpoints, but none is good.
         """
-        problems = []
-        for path in reversed(self.paths()):
-            try:
-                return _read(path)
-            except (ValueError, KeyError) as error:
-                problems.append(f"{path.name}: {error}")
-        if problems:
+        try:
+            return self.series.newest(_understand)
+        except ValueError as error:
             raise CheckpointError(
-                f"no checkpoint in {self.folder} is good ({'; '.join(problems)}); start anew with overwrite=true"
-            )
-        return None
+                f"no checkpoint in {self.series.folder} is good ({error}); start anew with overwrite=true"
+            ) from error
 
     def clear(self) -> None:
         """Remove all checkpoints."""
-        for path in self.paths():
-            path.unlink()
+        self.series.keep(())
 
 
-def _read(path: Path) -> Checkpoint:
-    tensors, metadata = read_tensors(path)
-    facts = json.loads(metadata["goldfinch"])
-    if not isinstance(facts, dict):
-        raise ValueError("its facts are not a JSON object")
-    state = GlobalState.from_tensors(int(facts["round"]), tensors)
-    if tensors_sha256(tensors, f"round={state.round}") != facts["sha256"]:
-        raise ValueError("its content does not match its hash")
+def _understand(entry: Entry) -> Checkpoint:
+    state = GlobalState.from_tensors(entry.number, entry.tensors)
     if bad := state.not_finite():
         raise ValueError(f"{bad} has values that are not finite")
-    rounds, seconds = int(facts.get("rounds", 0)), float(facts.get("seconds", 0.0))  # older files lack them
-    lengths = under_prefix(LENGTHS, tensors)
-    return Checkpoint(
-        state, facts["run"], facts["method"], facts["identity"], int(facts["seed"]), rounds, seconds, lengths
-    )
+    return Checkpoint(state, **entry.facts, lengths=under_prefix(LENGTHS, entry.tensors))
 
 
 def check_belongs(checkpoint: Checkpoint, method: str, identity: str, seed: int) -> None:
@@ -144,7 +106,7 @@ def check_length(checkpoint: Checkpoint, rounds: int) -> None:
     Raises:
         CheckpointError: the rounds that are done followed the schedule of a run of another length.
     """
-    if checkpoint.rounds not in (0, rounds):
+    if checkpoint.rounds != rounds:
         raise CheckpointError(
             f"{checkpoint.method} follows a schedule over all rounds, and the {checkpoint.state.round} rounds that are "
             f"done followed that of train.rounds={checkpoint.rounds}; with train.rounds={rounds} the result would be "

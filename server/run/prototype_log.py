@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from common.prototypes import PrototypeSet
-from common.storage.files import read_tensors, write_tensors, write_text
+from common.storage.files import write_text
+from common.storage.series import Series
 from common.storage.state import named_tensors, split_tensors, under_prefix, with_prefix
 
 MOST_ROUNDS = 40
@@ -116,10 +117,8 @@ class PrototypeLog:
     """
 
     def __init__(self, folder: Path, keep_until: int = -1) -> None:
-        self.folder = folder
-        for number, path in _paths(folder).items():
-            if number > keep_until:
-                path.unlink()
+        self.series = Series(folder)
+        self.series.keep(range(keep_until + 1))
 
     def add(self, number: int, prototypes: PrototypeSet, uploads: Sequence[tuple[str, PrototypeSet]]) -> None:
         """Keep a round's prototypes, then thin out older rounds; nothing happens where there are no prototypes.
@@ -145,33 +144,19 @@ class PrototypeLog:
             owners = torch.tensor(owners)[order].tolist()
         tensors = named_tensors({}, prototypes, {"owners": torch.tensor(owners, dtype=torch.int64)})
         tensors |= with_prefix("uploaded/", named_tensors({}, joined, {}))
-        metadata = {"clients": json.dumps([client for client, _ in filled])}
-        write_tensors(self.folder / f"round-{number:06d}.safetensors", tensors, metadata)
-        keep = kept_rounds(number)
-        for old, path in _paths(self.folder).items():
-            if old < number and old not in keep:
-                path.unlink()
-
-
-def _paths(folder: Path) -> dict[int, Path]:
-    if not folder.is_dir():
-        return {}
-    matches = [(re.fullmatch(r"round-(\d{6})\.safetensors", path.name), path) for path in folder.iterdir()]
-    return {int(match[1]): path for match, path in sorted(matches, key=lambda item: item[1].name) if match}
+        self.series.write(number, tensors, {"clients": [client for client, _ in filled]})
+        self.series.keep(kept_rounds(number))
 
 
 def read_pages(folder: Path) -> list[Page]:
     """All rounds that were kept, ascending; files that cannot be read are left out."""
-    found = []
-    for number, path in _paths(folder).items():
-        try:
-            tensors, metadata = read_tensors(path)
+    found, series = [], Series(folder)
+    for number in series.numbers():
+        with contextlib.suppress(ValueError, KeyError):
+            _, tensors, facts = series.read(number)
             _, prototypes, extra = split_tensors(tensors)
             _, uploaded, _ = split_tensors(under_prefix("uploaded/", tensors))
-            clients = tuple(json.loads(metadata["clients"]))
-            found.append(Page(number, prototypes, uploaded, extra["owners"], clients))
-        except (ValueError, KeyError):
-            continue
+            found.append(Page(number, prototypes, uploaded, extra["owners"], tuple(facts["clients"])))
     return found
 
 

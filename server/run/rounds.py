@@ -119,7 +119,7 @@ class Rounds:
     def _trouble(self, number: int) -> str:
         """Why answers did not count, and what is kept."""
         kept = (
-            f"the state of round {number} is kept: resume=true goes on" if self.trained else "mend that, then run again"
+            f"the state of round {number} is kept: resume=true goes on" if self.trained else "mend it, then run again"
         )
         return f"{self.history.commonest_trouble()}; all reasons are in {self.history.folder / 'activity.csv'}; {kept}"
 
@@ -142,16 +142,9 @@ class Rounds:
         return checkpoint
 
     def _save(self) -> None:
-        settings = self.settings
-        checkpoint = Checkpoint(self.state, self.run_id, self.method.name, settings.identity, settings.seed)
-        self.checkpoints.save(
-            replace(
-                checkpoint,
-                rounds=settings.train.rounds,
-                seconds=round(self.seconds(), 3),
-                lengths=self.federation.bounds.lengths,
-            )
-        )
+        settings, seconds = self.settings, round(self.seconds(), 3)
+        facts = (self.run_id, self.method.name, settings.identity, settings.seed, settings.train.rounds, seconds)
+        self.checkpoints.save(Checkpoint(self.state, *facts, self.federation.bounds.lengths))
 
     def seconds(self) -> float:
         """Wall seconds so far; of earlier parts, what their last checkpoint counted."""
@@ -236,8 +229,8 @@ class Rounds:
             return
         lines = [line for line in failures[0].traceback.splitlines() if line.strip()]
         raise EngineError(
-            f"in round {number} every client that was asked raised the same: {reasons.pop()}\n  It would in every "
-            + "\n  ".join(["round, so the run stops; once it is mended, resume=true goes on.", *lines[-MOST_LINES:]])
+            f"in round {number} every client that was asked raised the same: {reasons.pop()}\n  "
+            + "\n  ".join(["It would in every round, so the run stops; resume=true goes on.", *lines[-MOST_LINES:]])
         )
 
     def _due(self, number: int) -> bool:

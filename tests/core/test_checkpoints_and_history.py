@@ -25,7 +25,7 @@ def state(number: int) -> GlobalState:
 
 
 def checkpoint(number: int) -> Checkpoint:
-    return Checkpoint(state(number), "run", "fpl", "abcd", 7)
+    return Checkpoint(state(number), "run", "fpl", "abcd", 7, 12)
 
 
 # ---- checkpoints -----------------------------------------------------------------------------------------------------
@@ -45,7 +45,7 @@ def test_the_last_ones_are_kept_and_saving_again_is_the_same(tmp_path: Path) -> 
     store = Checkpoints(tmp_path, keep=3)
     for number in (*range(1, 12), 11, 11):
         store.save(checkpoint(number))
-    assert [path.name for path in store.paths()] == [f"round-{number:06d}.safetensors" for number in (9, 10, 11)]
+    assert store.series.numbers() == [9, 10, 11]
     store.clear()
     assert store.load() is None
 
@@ -54,7 +54,7 @@ def test_a_file_torn_anywhere_gives_the_one_before(tmp_path: Path) -> None:
     store = Checkpoints(tmp_path)
     store.save(checkpoint(1))
     store.save(checkpoint(2))
-    newest = store.paths()[-1]
+    newest = store.series.path(2)
     whole = newest.read_bytes()
     for place in range(50):
         newest.write_bytes(whole[: place * len(whole) // 50])
@@ -71,7 +71,7 @@ def test_a_flipped_bit_anywhere_gives_the_one_before(tmp_path: Path) -> None:
     store = Checkpoints(tmp_path)
     store.save(checkpoint(1))
     store.save(checkpoint(2))
-    newest = store.paths()[-1]
+    newest = store.series.path(2)
     whole = bytearray(newest.read_bytes())
     for position in range(0, len(whole), 37):
         damaged = bytearray(whole)
@@ -89,7 +89,7 @@ def test_other_files_are_left_alone(tmp_path: Path) -> None:
     store.save(checkpoint(1))
     for name in ("round-000009.safetensors.bak", ".round-000009.safetensors.tmp", "round-9.safetensors", "notes"):
         (tmp_path / name).write_text("mine")
-    assert [path.name for path in store.paths()] == ["round-000001.safetensors"]
+    assert store.series.numbers() == [1]
     store.clear()
     assert len(list(tmp_path.iterdir())) == 4
 
@@ -136,7 +136,7 @@ def test_nothing_in_a_checkpoint_is_code(tmp_path: Path) -> None:
     assert set(tensors) == {
         "weights/w", "weights/n", "prototypes/vectors", "prototypes/labels", "prototypes/weights", "extra/h",
     }  # fmt: skip
-    facts = {"round", "run", "method", "identity", "seed", "rounds", "seconds", "sha256"}
+    facts = {"run", "method", "identity", "seed", "rounds", "seconds", "sha256"}
     assert set(json.loads(metadata["goldfinch"])) == facts
 
 

@@ -60,7 +60,7 @@ def test_only_the_last_versions_are_kept(kind: str, tmp_path: Path) -> None:
     held = [position for position in range(1, 10) if value(store, position) is not None]
     assert held == list(range(8 - KEPT_VERSIONS + 2, 10))
     if isinstance(store, FileStore):
-        assert len(list(store.folder.iterdir())) == KEPT_VERSIONS
+        assert len(list(store.series.folder.iterdir())) == KEPT_VERSIONS
 
 
 def test_a_method_with_more_exchanges_keeps_as_many_rounds(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_a_damaged_newest_version_is_passed_over(tmp_path: Path) -> None:
     store = FileStore(tmp_path)
     save(store, 1)
     save(store, 2)
-    newest = tmp_path / "state-00000002.safetensors"
+    newest = tmp_path / "state-000002.safetensors"
     whole = newest.read_bytes()
     for length in range(0, len(whole), 7):
         newest.write_bytes(whole[:length])
@@ -98,7 +98,7 @@ def test_a_damaged_newest_version_is_passed_over(tmp_path: Path) -> None:
 
 def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
     store = FileStore(tmp_path)
-    for name in ("state-1.safetensors", ".state-00000001.safetensors.x", "notes"):
+    for name in ("state-1.safetensors", ".state-000001.safetensors.x", "notes"):
         (tmp_path / name).write_text("mine")
     for position in range(1, 9):
         save(store, position)

@@ -192,7 +192,7 @@ def test_a_torn_newest_checkpoint_costs_a_round_and_nothing_else(tmp_path: Path)
     """The clients' own states have gone on, too: they must go back with the server."""
     whole = run(toy_settings("fedprox", tmp_path / "whole", train={"rounds": 4}))
     run(toy_settings("fedprox", tmp_path / "torn", train={"rounds": 4}), stop_after=3)
-    newest = Checkpoints(tmp_path / "torn" / "checkpoint").paths()[-1]
+    newest = max((tmp_path / "torn" / "checkpoint").iterdir())
     newest.write_bytes(newest.read_bytes()[:-100])
     again = run(toy_settings("fedprox", tmp_path / "torn", train={"rounds": 4}, resume=True))
     assert kinds(again) == ["round done", "round done", "finish"]
@@ -218,7 +218,7 @@ def test_overwriting_leaves_nothing_of_the_old_run(tmp_path: Path) -> None:
     assert (tmp_path / "clients").is_dir()
     done = run(toy_settings("fedavg", tmp_path, train={"rounds": 1}, overwrite=True))
     assert len(done.rows("activity.csv")) == 6
-    assert [path.name for path in Checkpoints(tmp_path / "checkpoint").paths()] == ["round-000001.safetensors"]
+    assert Checkpoints(tmp_path / "checkpoint").series.numbers() == [1]
     assert not (tmp_path / "clients").exists()
     assert read_summary(tmp_path)["method"] == "fedavg"
 
