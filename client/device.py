@@ -21,9 +21,9 @@ from common.errors import DataError, PayloadError
 from common.privacy import GaussianPrivacy
 from common.prototypes import PrototypeSet
 from common.settings import RunSettings
-from common.versions import package_versions, peak_bytes
+from common.versions import code_sha256, package_versions, peak_bytes
 from common.wire.cast import cast_down, cast_up
-from common.wire.messages import Answer, Registration, Request, code_sha256, header_of
+from common.wire.messages import Answer, Registration, Request, header_of
 from common.wire.payload import Payload
 from strategies.core.method import Client, Local, Method, Trained, Upload, feature_size
 from strategies.core.protection import check_nothing_else
@@ -250,7 +250,7 @@ class Device:
             _MODELS.initial = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
         return _MODELS.model, _MODELS.initial
 
-    def _score(self, local: LocalExchange, request: Request) -> list[dict[str, Any]]:
+    def _score(self, local: LocalExchange, request: Request) -> list[Any]:
         """The scores that were asked for, of the model as it was received or as the method adapts it."""
         adapts = self.method.adapts and bool(request.score)
         before = {name: tensor.clone() for name, tensor in local.model.state_dict().items()} if adapts else {}

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import math
+import re
 import shlex
 import threading
 import types
 import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, TypeVar, dataclass_transform, get_args, get_origin, get_type_hints
 
+import pydantic
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from pydantic import AfterValidator, ConfigDict, Field, ValidationError
+from pydantic.dataclasses import is_pydantic_dataclass
 
 from common.errors import ConfigError, nearest
 
@@ -26,6 +29,30 @@ _HYDRA = threading.Lock()
 """Hydra keeps what it was initialised with in one global object."""
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
+
+T = TypeVar("T")
+
+Positive = Annotated[float, Field(gt=0)]
+NonNegative = Annotated[float, Field(ge=0)]
+Share = Annotated[float, Field(gt=0, le=1)]
+"""In (0, 1]."""
+ZeroToOne = Annotated[float, Field(ge=0, le=1)]
+BelowOne = Annotated[float, Field(ge=0, lt=1)]
+"""In [0, 1)."""
+Fraction = Annotated[float, Field(gt=0, lt=1)]
+"""In (0, 1)."""
+Natural = Annotated[int, Field(ge=0)]
+Count = Annotated[int, Field(ge=1)]
+AtLeastTwo = Annotated[int, Field(ge=2)]
+
+
+def _distinct(values: tuple[str, ...]) -> tuple[str, ...]:
+    check(len(set(values)) == len(values), f"names one twice: {list(values)}")
+    return values
+
+
+Names = Annotated[tuple[str, ...], AfterValidator(_distinct)]
+"""Names of which none comes twice."""
 
 
 def split_overrides(text: str) -> list[str]:
@@ -112,34 +139,87 @@ def _check_key(item: Override, base: dict[str, Any]) -> None:
         node = node[part]
 
 
+@dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
+def checked(target: type[T]) -> type[T]:
+    """Decorator: ``target`` as a frozen dataclass that checks its values by the types of its fields.
+
+    Nothing is lost on the way: 1 is a float, 1.5 is no int, "yes" and 1 are no bool, True is no int; infinite numbers
+    and NaN are refused. Ranges are part of a type, such as :data:`Positive`. What ties several fields together is
+    checked in ``__post_init__``, which raises ``ValueError`` (:func:`check`).
+
+    Raises:
+        ValueError: (pydantic's ``ValidationError``, when an object is made) a value is of another type or out of range.
+    """
+    config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, arbitrary_types_allowed=True)
+    return typing.cast("type[T]", pydantic.dataclasses.dataclass(target, frozen=True, config=config))
+
+
+def check(condition: bool, message: str) -> None:
+    """Raise ``ValueError(message)`` unless ``condition``; for what ties fields together, in ``__post_init__``."""
+    if not condition:
+        raise ValueError(message)
+
+
 def build(node: Mapping[str, Any], where: str, target: type | None = None) -> Any:
-    """The dataclass that ``node`` describes, with every field's type and range checked.
+    """The :func:`checked` object that ``node`` describes.
 
     Args:
         node: keys are field names; ``_target_`` names the class as ``module.Class`` unless ``target`` is given.
         where: the key of ``node`` in the configuration, for messages.
-        target: the dataclass to build.
+        target: the class to build.
 
     Raises:
-        ConfigError: unknown key, wrong type, or a value the class refuses (its ``ValueError``).
+        ConfigError: unknown key, wrong type, or a value the class refuses.
     """
     if target is None:
         target = _import(node.get("_target_"), where)
-    hints = typing.get_type_hints(target)
-    fields = {field.name: field for field in dataclasses.fields(target) if field.init}
-    values: dict[str, Any] = {}
-    for key, value in node.items():
-        if key == "_target_":
-            continue
-        if key not in fields:
-            raise ConfigError(f"{where}.{key}: no such key; {nearest(str(key), fields)}")
-        values[key] = coerce(value, hints[key], f"{where}.{key}")
+    hints = get_type_hints(target)
+    given = {str(key): value for key, value in node.items() if key != "_target_"}
+    values = {key: _read(value, hints.get(key), f"{where}.{key}") for key, value in given.items()}
+    return made(target, values, where)
+
+
+def made(target: type[T], values: Mapping[str, Any], where: str = "") -> T:
+    """``target(**values)``, with a ``ConfigError`` that names every mistake below the key ``where``."""
     try:
         return target(**values)
-    except ConfigError:
-        raise
-    except (ValueError, TypeError) as error:
-        raise ConfigError(f"{where}: {error}") from error
+    except ValidationError as error:
+        raise ConfigError(mistakes(error, target, where)) from error
+
+
+def _read(value: Any, hint: Any, where: str) -> Any:
+    """``value`` with what YAML cannot say, as ``hint`` asks: objects of mappings, tuples of lists, paths of strings."""
+    for option in get_args(hint) if isinstance(hint, types.UnionType) else (hint,):
+        origin, arguments = get_origin(option), get_args(option)
+        if isinstance(value, Mapping) and is_pydantic_dataclass(option):
+            return build(value, where, None if "_target_" in value else option)
+        if isinstance(value, Mapping) and origin in (dict, Mapping):
+            return {str(key): _read(item, arguments[1], f"{where}.{key}") for key, item in value.items()}
+        if isinstance(value, list | tuple) and origin is tuple:
+            return tuple(_read(item, arguments[0], f"{where}[{index}]") for index, item in enumerate(value))
+        if isinstance(value, str) and option is Path:
+            return Path(value)
+    return value
+
+
+def mistakes(error: ValidationError, target: type, where: str = "") -> str:
+    """The first mistakes in ``target``'s values, each with its key, the value, and what is allowed or nearest."""
+    return "; ".join(_mistake(dict(each), target, where) for each in error.errors(include_url=False)[:3])
+
+
+def _mistake(found: dict[str, Any], target: type, where: str) -> str:
+    place, kind, value, told = found["loc"], found["type"], found["input"], found["msg"]
+    key = (where + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)).removeprefix(".")
+    if kind in ("unexpected_keyword_argument", "extra_forbidden"):
+        known = [field.name for field in dataclasses.fields(target)] if len(place) == 1 else ()
+        return f"{key}: no such key; {nearest(str(place[-1]), known)}"
+    if kind == "missing":
+        return f"{key}: a value is missing"
+    if kind == "value_error":
+        return f"{key}: {found['ctx']['error']}".removeprefix(": ")
+    if kind == "literal_error":
+        told = nearest(str(value), re.findall(r"[^\s',]+(?='|$)", found["ctx"]["expected"]))
+    return f"{key}={value!r:.200}: {told.replace('Input should', 'must')}"
 
 
 def _import(path: object, where: str) -> type:
@@ -150,59 +230,6 @@ def _import(path: object, where: str) -> type:
         found = getattr(importlib.import_module(module_name), name)
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"{where}: cannot import {path}: {error}") from error
-    if not dataclasses.is_dataclass(found):
-        raise ConfigError(f"{where}: {path} is not a dataclass")
+    if not is_pydantic_dataclass(found):
+        raise ConfigError(f"{where}: {path} is not a checked dataclass; decorate it with common.config.checked")
     return typing.cast("type", found)
-
-
-def coerce(value: Any, hint: Any, where: str) -> Any:
-    """``value`` as ``hint`` says, without losing anything (1 is a float, 1.5 is no int, "yes" is no bool).
-
-    Raises:
-        ConfigError: the value is of another type.
-    """
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if hint is Any:
-        return value
-    if origin in (types.UnionType, typing.Union):
-        if value is None and type(None) in arguments:
-            return None
-        for option in arguments:
-            try:
-                return coerce(value, option, where)
-            except ConfigError:
-                continue
-        raise ConfigError(f"{where}={value!r}: expected {_name(hint)}")
-    if origin is Literal:
-        if value in arguments:
-            return value
-        raise ConfigError(f"{where}={value!r}: {nearest(str(value), map(str, arguments))}")
-    if origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis and isinstance(value, list | tuple):
-        return tuple(coerce(item, arguments[0], f"{where}[{index}]") for index, item in enumerate(value))
-    if origin in (dict, Mapping):
-        if isinstance(value, Mapping):
-            return {str(key): coerce(item, arguments[1], f"{where}.{key}") for key, item in value.items()}
-    elif isinstance(hint, type):
-        if dataclasses.is_dataclass(hint) and isinstance(value, Mapping):
-            return build(value, where, None if "_target_" in value else hint)
-        if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
-            if not math.isfinite(value):
-                raise ConfigError(f"{where}={value!r}: a number must be finite")
-            return float(value)
-        if hint is Path and isinstance(value, str):
-            return Path(value)
-        if isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
-            return value
-    raise ConfigError(f"{where}={value!r}: expected {_name(hint)}, got {type(value).__name__}")
-
-
-def _name(hint: Any) -> str:
-    if isinstance(hint, type) and typing.get_origin(hint) is None:
-        return hint.__name__
-    return str(hint).replace("typing.", "")
-
-
-def check(condition: bool, message: str) -> None:
-    """Raise ``ValueError(message)`` unless ``condition``; for range checks in ``__post_init__``."""
-    if not condition:
-        raise ValueError(message)

@@ -18,26 +18,25 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from common.config import check
+from common.config import Fraction, NonNegative, Positive, checked
 from common.prototypes import NORM_FLOOR
 
 Unit = Literal["sample", "client"]
 Randomness = Literal["auto", "keyed", "system"]
 
 
-@dataclass(frozen=True)
+@checked
 class NoPrivacy:
     """What devices send is what they computed."""
 
 
-@dataclass(frozen=True)
+@checked
 class GaussianPrivacy:
     """Clipping and Gaussian noise on the device.
 
@@ -55,22 +54,12 @@ class GaussianPrivacy:
     """
 
     unit: Unit = "sample"
-    clip: float = 1.0
-    noise_multiplier: float = 1.0
-    update_clip: float | None = None
-    update_noise_multiplier: float = 1.0
-    delta: float = 1e-5
+    clip: Positive = 1.0
+    noise_multiplier: NonNegative = 1.0
+    update_clip: Positive | None = None
+    update_noise_multiplier: NonNegative = 1.0
+    delta: Fraction = 1e-5
     randomness: Randomness = "auto"
-
-    def __post_init__(self) -> None:
-        check(self.clip > 0, f"clip must be > 0; got {self.clip}")
-        check(self.noise_multiplier >= 0, f"noise_multiplier must be >= 0; got {self.noise_multiplier}")
-        check(self.update_clip is None or self.update_clip > 0, f"update_clip must be > 0; got {self.update_clip}")
-        check(
-            self.update_noise_multiplier >= 0,
-            f"update_noise_multiplier must be >= 0; got {self.update_noise_multiplier}",
-        )
-        check(0 < self.delta < 1, f"delta must be in (0, 1); got {self.delta}")
 
     def mean_deviation(self, count: float) -> float:
         """Standard deviation of the noise on a class mean of ``count`` clipped features (``unit=sample``)."""

@@ -5,23 +5,32 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from common.config import build, check, coerce, compose_config
+from pydantic import Field
+
+from common.config import (
+    AtLeastTwo,
+    BelowOne,
+    Count,
+    Natural,
+    NonNegative,
+    Positive,
+    Share,
+    build,
+    check,
+    checked,
+    compose_config,
+    made,
+)
 from common.errors import ConfigError, nearest
 from common.privacy import GaussianPrivacy, NoPrivacy
 
-NO_PRIVACY = {"_target_": "common.privacy.NoPrivacy"}
-"""conf/privacy/none.yaml, which runs had before there was a choice."""
 
-MEAN = {"_target_": "strategies.core.aggregation.Mean"}
-"""conf/aggregation/mean.yaml, which runs had before there was a choice."""
-
-
-@dataclass(frozen=True)
+@checked
 class TrainSettings:
     """Rounds and local training (conf/train/).
 
@@ -44,38 +53,29 @@ class TrainSettings:
         deterministic: on CUDA, only deterministic algorithms.
     """
 
-    rounds: int = 10
-    epochs: int = 1
-    local_steps: int | None = None
-    batch_size: int = 32
+    rounds: Count = 10
+    epochs: Count = 1
+    local_steps: Count | None = None
+    batch_size: AtLeastTwo = 32
     last_batch: Literal["keep", "drop", "merge"] = "keep"
     optimizer: Literal["sgd", "adam"] = "sgd"
-    learning_rate: float = 0.01
-    momentum: float = 0.9
-    weight_decay: float = 1e-5
-    clip_norm: float | None = None
+    learning_rate: Positive = 0.01
+    momentum: BelowOne = 0.9
+    weight_decay: NonNegative = 1e-5
+    clip_norm: Positive | None = None
     device: str = "auto"
-    threads: int = 1
+    threads: Count = 1
     precision: Literal["float32", "bfloat16"] = "float32"
     channels_last: bool = False
     deterministic: bool = False
 
     def __post_init__(self) -> None:
-        check(self.rounds >= 1, f"rounds must be >= 1; got {self.rounds}")
-        check(self.epochs >= 1, f"epochs must be >= 1; got {self.epochs}")
-        check(self.local_steps is None or self.local_steps >= 1, f"local_steps must be >= 1; got {self.local_steps}")
-        check(self.batch_size >= 2, f"batch_size must be >= 2; got {self.batch_size}")
-        check(self.learning_rate > 0, f"learning_rate must be > 0; got {self.learning_rate}")
-        check(0 <= self.momentum < 1, f"momentum must be in [0, 1); got {self.momentum}")
-        check(self.weight_decay >= 0, f"weight_decay must be >= 0; got {self.weight_decay}")
-        check(self.clip_norm is None or self.clip_norm > 0, f"clip_norm must be > 0; got {self.clip_norm}")
-        check(self.threads >= 1, f"threads must be >= 1; got {self.threads}")
         name, _, index = self.device.partition(":")
         valid = self.device in ("auto", "cpu", "cuda") or (name == "cuda" and index.isdigit())
         check(valid, f"device must be auto, cpu, cuda or cuda:N; got {self.device!r}")
 
 
-@dataclass(frozen=True)
+@checked
 class RoundSettings:
     """How the server conducts rounds (conf/rounds/).
 
@@ -101,44 +101,27 @@ class RoundSettings:
         joins: first round, >= 1, of the domains and clients that are not there from the beginning, by name.
     """
 
-    participation: float = 1.0
-    quorum: float = 0.5
-    deadline: float = 3600.0
-    registration: float = 300.0
-    failures: int = 3
-    last_rounds: int = 5
-    checkpoints: int = 2
-    evaluate_every: int = 1
-    test_samples: int | None = None
-    absence: float = 0.0
+    participation: Share = 1.0
+    quorum: Share = 0.5
+    deadline: Positive = 3600.0
+    registration: Positive = 300.0
+    failures: Count = 3
+    last_rounds: Count = 5
+    checkpoints: AtLeastTwo = 2
+    evaluate_every: Count = 1
+    test_samples: Count | None = None
+    absence: BelowOne = 0.0
     outliers: Literal["clip", "refuse", "off"] = "clip"
-    outlier_factor: float = 1.5
+    outlier_factor: Annotated[float, Field(gt=1)] = 1.5
     transport: Literal["float32", "bfloat16", "float16"] = "float32"
-    joins: dict[str, int] | None = None
-
-    def __post_init__(self) -> None:
-        check(0 < self.participation <= 1, f"participation must be in (0, 1]; got {self.participation}")
-        check(0 < self.quorum <= 1, f"quorum must be in (0, 1]; got {self.quorum}")
-        check(self.deadline > 0, f"deadline must be > 0 seconds; got {self.deadline}")
-        check(self.registration > 0, f"registration must be > 0 seconds; got {self.registration}")
-        check(self.failures >= 1, f"failures must be >= 1; got {self.failures}")
-        check(self.last_rounds >= 1, f"last_rounds must be >= 1; got {self.last_rounds}")
-        check(self.checkpoints >= 2, f"checkpoints must be >= 2; got {self.checkpoints}")
-        check(self.evaluate_every >= 1, f"evaluate_every must be >= 1; got {self.evaluate_every}")
-        check(
-            self.test_samples is None or self.test_samples >= 1, f"test_samples must be >= 1; got {self.test_samples}"
-        )
-        check(0 <= self.absence < 1, f"absence must be in [0, 1); got {self.absence}")
-        check(self.outlier_factor > 1, f"outlier_factor must be > 1; got {self.outlier_factor}")
-        for name, first in (self.joins or {}).items():
-            check(first >= 1, f"joins.{name} must be >= 1, the first round is 1; got {first}")
+    joins: dict[str, Count] | None = None
 
     def sampled(self, clients: int) -> int:
         """How many of so many clients are asked in a round: at least one."""
         return max(1, round(self.participation * clients))
 
 
-@dataclass(frozen=True)
+@checked
 class RunSettings:
     """One run: what is trained on what, how, and where its output goes.
 
@@ -163,14 +146,14 @@ class RunSettings:
     train: TrainSettings
     rounds: RoundSettings
     aggregation: Any
-    seed: int
+    seed: Natural
     output: str
     resume: bool
     overwrite: bool
     engine: Mapping[str, Any]
     report: Mapping[str, Any]
+    privacy: GaussianPrivacy | NoPrivacy
     raw: Mapping[str, Any] = field(repr=False)
-    privacy: GaussianPrivacy | NoPrivacy = field(default_factory=NoPrivacy)
 
     @cached_property
     def identity(self) -> str:
@@ -205,13 +188,6 @@ class RunSettings:
         }.items():
             for key in keys:
                 relevant.get(group, {}).pop(key, None)
-        for holder, key, default in (  # came later: at their defaults a run is the one that it was without them
-            (relevant, "aggregation", MEAN),
-            (relevant, "privacy", NO_PRIVACY),
-            (relevant.get("rounds", {}), "transport", RoundSettings.transport),
-        ):
-            if holder.get(key) == default:
-                del holder[key]
         return hashlib.sha256(json.dumps(relevant, sort_keys=True).encode()).hexdigest()[:16]
 
     @property
@@ -251,30 +227,16 @@ def settings_of(raw: Mapping[str, Any]) -> RunSettings:
     Raises:
         ConfigError: what is wrong, at which key, and the nearest valid choice.
     """
-    for key in ("method", "data", "protocol", "model", "views", "train", "rounds", "engine"):
+    groups = ("method", "data", "protocol", "model", "views", "aggregation", "privacy", "train", "rounds")
+    for key in (*groups, "engine", "report"):
         if not isinstance(raw.get(key), Mapping):
             raise ConfigError(f"no {key} chosen; add {key}=NAME (see conf/{key}/)")
-    seed = coerce(raw["seed"], int, "seed")
-    if seed < 0:
-        raise ConfigError(f"seed={seed}: must be >= 0")
-    settings = RunSettings(
-        method=build(raw["method"], "method"),
-        data=build(raw["data"], "data"),
-        protocol=build(raw["protocol"], "protocol"),
-        model=build(raw["model"], "model"),
-        views=build(raw["views"], "views"),
-        train=build(raw["train"], "train", TrainSettings),
-        rounds=build(raw["rounds"], "rounds", RoundSettings),
-        aggregation=build(raw.get("aggregation") or MEAN, "aggregation"),
-        seed=seed,
-        output=coerce(raw["output"], str | None, "output") or _default_output(raw["choices"], seed),
-        resume=coerce(raw["resume"], bool, "resume"),
-        overwrite=coerce(raw["overwrite"], bool, "overwrite"),
-        engine=raw["engine"],
-        report=raw.get("report") or {},
-        raw=raw,
-        privacy=build(raw.get("privacy") or NO_PRIVACY, "privacy"),
-    )
+    targets = {"train": TrainSettings, "rounds": RoundSettings}
+    values = {key: build(raw[key], key, targets.get(key)) for key in groups}
+    values |= {key: raw[key] for key in ("seed", "output", "resume", "overwrite", "engine", "report")}
+    if values["output"] is None:
+        values["output"] = _default_output(raw["choices"], raw["seed"])
+    settings = made(RunSettings, {**values, "raw": raw})
     clients = settings.protocol.clients(settings.data)  # the protocol's domains must exist in the data set
     settings.aggregation.check(settings.method.name, settings.method.averages, settings.rounds.sampled(len(clients)))
     _check_joins(settings, [name for spec in clients for name in (spec.domain, spec.id)])

@@ -1,7 +1,8 @@
-"""What computes a result, for the record of a run: versions of packages, memory of this process."""
+"""What computes a result, for the record of a run: versions of code and packages, memory of this process."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import resource
@@ -22,6 +23,20 @@ PACKAGES = (
     "safetensors",
     "triton",
 )
+CODE = ("common", "strategies", "client", "server", "conf")
+
+
+@lru_cache(maxsize=1)
+def code_sha256() -> str:
+    """16 hex digits over the application's source and configuration: equal where both sides run the same code."""
+    root = Path(__file__).resolve().parent.parent
+    digest = hashlib.sha256()
+    for package in CODE:
+        for path in sorted((root / package).rglob("*")):
+            if path.suffix in (".py", ".yaml") and "__pycache__" not in path.parts:
+                digest.update(path.relative_to(root).as_posix().encode() + b"\0")
+                digest.update(path.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]
 
 
 RESTRICTIONS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from common.config import check
+from common.config import NonNegative, checked
 from common.losses import cross_entropy, uniform_divergence
 from common.prototypes import PrototypeSet
 from common.storage.state import GlobalState
@@ -27,7 +27,7 @@ from strategies.single_set import SingleSet
 NET = "discriminator"
 
 
-@dataclass(frozen=True)
+@checked
 class ADCOL(SingleSet):
     """Clients keep their models and learn features of which no discriminator can tell whose they are.
 
@@ -50,13 +50,10 @@ class ADCOL(SingleSet):
         server_training: how the server trains D.
     """
 
-    divergence: float = 0.1
+    divergence: NonNegative = 0.1
     discriminator_mode: Literal["train", "eval"] = "train"
     feature_mode: Literal["train", "eval"] = "train"
     server_training: NetTraining = field(default_factory=NetTraining)
-
-    def __post_init__(self) -> None:
-        check(self.divergence >= 0, f"divergence must be >= 0; got {self.divergence}")
 
     def loss(self, batch: Batch, local: Local) -> Losses:
         """Cross-entropy, and how far D is from uniform on the batch's features."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from common.config import check
+from common.config import AtLeastTwo, NonNegative, Positive, check, checked
 from common.data.public import PublicImages, fingerprint
 from common.data.textures import Textures
 from common.errors import DataError, PayloadError
@@ -28,7 +28,7 @@ from strategies.core.method import Batch, Download, Expected, Local, Losses, Met
 OWN = "own/"
 
 
-@dataclass(frozen=True)
+@checked
 class FCCLPlus(Method):
     """FedAvg with two additions: agreement on public, unlabelled images, and distillation from the own previous model.
 
@@ -64,23 +64,19 @@ class FCCLPlus(Method):
     fedavg_at: ClassVar[Mapping[str, Any] | None] = {"correlation": 0.0, "similarity": 0.0, "distillation": 0.0}
 
     public: PublicImages = field(default_factory=lambda: PublicImages(Textures(), "textures"))
-    public_batch: int = 128
-    public_learning_rate: float = 1e-3
+    public_batch: AtLeastTwo = 128
+    public_learning_rate: Positive = 1e-3
     public_mode: Literal["eval", "train"] = "eval"
-    correlation: float = 1.0
-    off_diagonal: float = 0.0051
-    similarity: float = 3.0
-    similarity_temperature: float = 0.02
-    distillation: float = 1.0
-    distillation_temperature: float = 3.0
+    correlation: NonNegative = 1.0
+    off_diagonal: NonNegative = 0.0051
+    similarity: NonNegative = 3.0
+    similarity_temperature: Positive = 0.02
+    distillation: NonNegative = 1.0
+    distillation_temperature: Positive = 3.0
 
     def __post_init__(self) -> None:
-        for name in ("correlation", "off_diagonal", "similarity", "distillation"):
-            check(getattr(self, name) >= 0, f"{name} must be >= 0; got {getattr(self, name)}")
-        for name in ("public_learning_rate", "similarity_temperature", "distillation_temperature"):
-            check(getattr(self, name) > 0, f"{name} must be > 0; got {getattr(self, name)}")
-        fits = self.public_batch >= 2 and self.public.samples % self.public_batch == 0
-        check(fits, f"public_batch={self.public_batch} must be >= 2 and divide public.samples={self.public.samples}")
+        fits = self.public.samples % self.public_batch == 0
+        check(fits, f"public_batch={self.public_batch} must divide public.samples={self.public.samples}")
 
     # ---- on the device ---------------------------------------------------------------------------------------------
 

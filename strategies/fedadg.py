@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from common.config import check
+from common.config import BelowOne, Count, Natural, Positive, checked
 from common.losses import cross_entropy, least_squares_discriminator, least_squares_generator
 from common.models.auxiliary import FeatureDiscriminator, FeatureGenerator, TaskHead, scaled_one_hot
 from common.models.base import Model, initialised
@@ -19,7 +18,7 @@ from strategies.core.method import Batch, Local, Losses, Method, Phase, Server, 
 GENERATOR, DISCRIMINATOR = "generator", "discriminator"
 
 
-@dataclass(frozen=True)
+@checked
 class FedADG(Method):
     """Features of every client and class adversarially aligned with a reference distribution that is learned with them.
 
@@ -57,27 +56,17 @@ class FedADG(Method):
         "weighting": "samples",
     }
 
-    adversarial_epochs: int = 1
-    weight: float = 0.15
-    rate: float = 0.7
-    smoothing: float = 0.01
-    condition: float = 0.6
+    adversarial_epochs: Natural = 1
+    weight: BelowOne = 0.15
+    rate: Positive = 0.7
+    smoothing: BelowOne = 0.01
+    condition: Positive = 0.6
     fidelity: Literal["paper", "released", "released_pacs"] = "paper"
     head: Literal["task", "model"] = "task"
-    noise_size: int | None = None
-    hidden_size: int | None = None
-    discriminator_size: int | None = None
+    noise_size: Count | None = None
+    hidden_size: Count | None = None
+    discriminator_size: Count | None = None
     weighting: Literal["uniform", "samples"] = "uniform"
-
-    def __post_init__(self) -> None:
-        check(self.adversarial_epochs >= 0, f"adversarial_epochs must be >= 0; got {self.adversarial_epochs}")
-        check(0 <= self.weight < 1, f"weight must be in [0, 1); got {self.weight}")
-        check(self.rate > 0, f"rate must be > 0; got {self.rate}")
-        check(0 <= self.smoothing < 1, f"smoothing must be in [0, 1); got {self.smoothing}")
-        check(self.condition > 0, f"condition must be > 0; got {self.condition}")
-        for name in ("noise_size", "hidden_size", "discriminator_size"):
-            size = getattr(self, name)
-            check(size is None or size >= 1, f"{name} must be >= 1; got {size}")
 
     def extend(self, model: nn.Module, client_count: int, seed: int) -> nn.Module:  # noqa: ARG002
         """The network with the paper's head, generator and discriminator beside it."""

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from common.config import check
+from common.config import Natural, NonNegative, Positive, checked
 from common.losses import cross_entropy, prototype_contrast
 from common.prototypes import PrototypeSet, class_means
 from common.storage.state import GlobalState
 from strategies.core.method import Batch, Local, Losses, Method, PrototypeMode, Server, Trained, Update, Upload
 
 
-@dataclass(frozen=True)
+@checked
 class FedAPC(Method):
     """FedAvg plus contrast with global prototypes made of augmented views; ``contrast=0`` is FedAvg.
 
@@ -34,15 +33,10 @@ class FedAPC(Method):
 
     fedavg_at: ClassVar[Mapping[str, Any] | None] = {"contrast": 0.0}
 
-    temperature: float = 0.07
-    contrast: float = 1.0
-    prototype_views: int = 2
+    temperature: Positive = 0.07
+    contrast: NonNegative = 1.0
+    prototype_views: Natural = 2
     weighting: Literal["uniform", "samples"] = "uniform"
-
-    def __post_init__(self) -> None:
-        check(self.temperature > 0, f"temperature must be > 0; got {self.temperature}")
-        check(self.contrast >= 0, f"contrast must be >= 0; got {self.contrast}")
-        check(self.prototype_views >= 0, f"prototype_views must be >= 0; got {self.prototype_views}")
 
     @property
     def prototypes_from(self) -> PrototypeMode:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+from common.config import checked
 from common.storage.state import GlobalState
 from strategies.core.method import Method, Server, Update
 
 
-@dataclass(frozen=True)
+@checked
 class FedAvg(Method):
     """Cross-entropy on every device; the server averages the models.
 

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from common.config import checked
 from common.models.partition import norm_state_names
 from strategies.core.method import Local
 from strategies.fedavg import FedAvg
 
 
-@dataclass(frozen=True)
+@checked
 class FedBN(FedAvg):
     """FedAvg but for batch normalisation, which stays on each device: parameters, running statistics and counters.
 

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from common.config import check
+from common.config import NonNegative, Positive, checked
 from common.prototypes import PrototypeSet
 from common.storage.state import GlobalState
 from strategies.core.method import Download, Local, Method, Server, Trained, Update, Upload
 from strategies.parts import dynamics
 
 
-@dataclass(frozen=True)
+@checked
 class FedDyn(Method):
     """Cross-entropy ``- <lambda_k, w> + (alpha / 2) ||w - w^t||^2``, so that local and global optima agree.
 
@@ -39,14 +38,10 @@ class FedDyn(Method):
 
     fedavg_at: ClassVar[Mapping[str, Any] | None] = {"alpha": 0.0, "weighting": "samples"}
 
-    alpha: float = 0.01
+    alpha: NonNegative = 0.01
     adaptive_alpha: bool = False
-    clip: float | None = None
+    clip: Positive | None = None
     weighting: Literal["uniform", "samples"] = "uniform"
-
-    def __post_init__(self) -> None:
-        check(self.alpha >= 0, f"alpha must be >= 0; got {self.alpha}")
-        check(self.clip is None or self.clip > 0, f"clip must be > 0; got {self.clip}")
 
     def _alpha(self, local: Local) -> float:
         if not self.adaptive_alpha:

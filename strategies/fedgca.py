@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from common.config import check
+from common.config import NonNegative, checked
 from common.losses import cross_entropy, multi_view_consistency
 from common.models.base import Model, ModelError, pool
 from strategies.core.method import Batch, Local, Losses
 from strategies.feddyn import FedDyn
 
 
-@dataclass(frozen=True)
+@checked
 class FedGCA(FedDyn):
     """FedDyn on random-convolution views whose predictions and class activation maps agree with the global model's.
 
@@ -48,17 +47,13 @@ class FedGCA(FedDyn):
     fedavg_at: ClassVar[Mapping[str, Any] | None] = {"alpha": 0.0, "beta": 0.0, "weighting": "samples"}
     multi_view: ClassVar[bool] = True
 
-    alpha: float = 0.1
-    beta: float = 0.1
+    alpha: NonNegative = 0.1
+    beta: NonNegative = 0.1
     form: Literal["bce", "kl"] = "bce"
     predictions: bool = True
     maps: bool = True
     with_global: bool = True
     detach_mean: bool = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check(self.beta >= 0, f"beta must be >= 0; got {self.beta}")
 
     @property
     def _uses_maps(self) -> bool:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from common.config import check
+from common.config import BelowOne, Positive, checked
 from common.prototypes import PrototypeSet
 from common.storage.state import GlobalState, under_prefix, with_prefix
 from strategies.core.method import Method, Server, Update
@@ -17,7 +16,7 @@ from strategies.core.method import Method, Server, Update
 FIRST, SECOND = "first_moment/", "second_moment/"
 
 
-@dataclass(frozen=True)
+@checked
 class FedOpt(Method):
     """FedAvg on the devices; the server steps an optimiser along ``Delta = mean_S w_k - w^t`` (Algorithm 2).
 
@@ -47,18 +46,12 @@ class FedOpt(Method):
     }
 
     optimizer: Literal["sgd", "adam", "yogi", "adagrad"] = "sgd"
-    server_learning_rate: float = 0.5
-    momentum: float = 0.9
-    beta_1: float = 0.9
-    beta_2: float = 0.99
-    epsilon: float = 1e-3
+    server_learning_rate: Positive = 0.5
+    momentum: BelowOne = 0.9
+    beta_1: BelowOne = 0.9
+    beta_2: BelowOne = 0.99
+    epsilon: Positive = 1e-3
     weighting: Literal["uniform", "samples"] = "uniform"
-
-    def __post_init__(self) -> None:
-        check(self.server_learning_rate > 0, f"server_learning_rate must be > 0; got {self.server_learning_rate}")
-        for name in ("momentum", "beta_1", "beta_2"):
-            check(0 <= getattr(self, name) < 1, f"{name} must be in [0, 1); got {getattr(self, name)}")
-        check(self.epsilon > 0, f"epsilon must be > 0; got {self.epsilon}")
 
     def initial_state(self, weights: Mapping[str, Tensor], server: Server) -> GlobalState:
         """First moment 0; second moment ``epsilon^2`` where there is one."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from common.config import check
+from common.config import NonNegative, Positive, Share, ZeroToOne, checked
 from common.errors import PayloadError
 from common.losses import cross_entropy, prototype_contrast, uniform_divergence
 from common.models.partition import norm_state_names
@@ -32,7 +32,7 @@ from strategies.single_set import SingleSet
 AMPLIFIER, CLASSIFIER = "amplifier", "classifier"
 
 
-@dataclass(frozen=True)
+@checked
 class FedPall(SingleSet):
     """Clients keep their bodies, deceive a server's amplifier, agree on prototypes and take over a global classifier.
 
@@ -72,25 +72,18 @@ class FedPall(SingleSet):
 
     exchanges: ClassVar[tuple[str, ...]] = ("train", "mix")
 
-    temperature: float = 3.0
-    contrast: float = 0.1
-    divergence: float = 0.1
+    temperature: Positive = 3.0
+    contrast: NonNegative = 0.1
+    divergence: NonNegative = 0.1
     fidelity: Literal["released", "paper"] = "released"
     denominator: Literal["all", "negatives", "raw"] = "all"
     amplifier_mode: Literal["train", "eval"] = "train"
     feature_mode: Literal["train", "eval"] = "train"
     protection: Literal["none", "gaussian", "mix", "mask", "both"] = "both"
-    mix_low: float = 0.8
-    mask_share: float = 0.9
+    mix_low: ZeroToOne = 0.8
+    mask_share: Share = 0.9
     swap_classifier: bool = True
     server_training: NetTraining = field(default_factory=NetTraining)
-
-    def __post_init__(self) -> None:
-        check(self.temperature > 0, f"temperature must be > 0; got {self.temperature}")
-        check(self.contrast >= 0, f"contrast must be >= 0; got {self.contrast}")
-        check(self.divergence >= 0, f"divergence must be >= 0; got {self.divergence}")
-        check(0 <= self.mix_low <= 1, f"mix_low must be in [0, 1]; got {self.mix_low}")
-        check(0 < self.mask_share <= 1, f"mask_share must be in (0, 1]; got {self.mask_share}")
 
     @property
     def scored_at(self) -> str:

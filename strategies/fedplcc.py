@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
 
-from common.config import check
+from common.config import Natural, NonNegative, Positive, Share, checked
 from common.losses import cross_entropy, prototype_alignment, prototype_contrast
 from common.prototypes import PrototypeSet, cluster_prototypes, normalise_weights
 from common.storage.state import GlobalState
@@ -26,7 +25,7 @@ from strategies.core.method import (
 )
 
 
-@dataclass(frozen=True)
+@checked
 class FedPLCC(Method):
     """Two levels of clustering with counted members: rows count by their share; ``contrast=correction=0`` is FedAvg.
 
@@ -52,23 +51,15 @@ class FedPLCC(Method):
 
     fedavg_at: ClassVar[Mapping[str, Any] | None] = {"contrast": 0.0, "correction": 0.0}
 
-    temperature: float = 0.07
-    alpha: float = 0.5
-    contrast: float = 100.0
-    correction: float = 1000.0
-    fraction: float = 0.5
+    temperature: Positive = 0.07
+    alpha: Share = 0.5
+    contrast: NonNegative = 100.0
+    correction: NonNegative = 1000.0
+    fraction: Share = 0.5
     weighted: bool = True
     weighted_mean: bool = False
     cross_entropy_reduce: Literal["mean", "sum"] = "mean"
-    level: int | None = None
-
-    def __post_init__(self) -> None:
-        check(self.temperature > 0, f"temperature must be > 0; got {self.temperature}")
-        check(0 < self.alpha <= 1, f"alpha must be in (0, 1]; got {self.alpha}")
-        check(self.contrast >= 0, f"contrast must be >= 0; got {self.contrast}")
-        check(self.correction >= 0, f"correction must be >= 0; got {self.correction}")
-        check(0 < self.fraction <= 1, f"fraction must be in (0, 1]; got {self.fraction}")
-        check(self.level is None or self.level >= 0, f"level must be >= 0; got {self.level}")
+    level: Natural | None = None
 
     @property
     def prototypes_from(self) -> PrototypeMode:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from common.config import check
+from common.config import Natural, NonNegative, Positive, Share, checked
 from common.losses import cross_entropy, prototype_alignment, prototype_contrast, prototype_cosine_square
 from common.prototypes import PrototypeSet, cluster_prototypes, unbiased_prototypes
 from common.storage.state import GlobalState
@@ -27,7 +26,7 @@ from strategies.core.method import (
 )
 
 
-@dataclass(frozen=True)
+@checked
 class FedPLVM(Method):
     """Two levels of prototype clustering and a contrast of sparse cosines; ``contrast=correction=0`` is FedAvg.
 
@@ -53,20 +52,13 @@ class FedPLVM(Method):
 
     fedavg_at: ClassVar[Mapping[str, Any] | None] = {"contrast": 0.0, "correction": 0.0, "weighting": "samples"}
 
-    temperature: float = 0.07
-    alpha: float = 0.25
-    contrast: float = 100.0
-    correction: float = 100.0
+    temperature: Positive = 0.07
+    alpha: Share = 0.25
+    contrast: NonNegative = 100.0
+    correction: NonNegative = 100.0
     alpha_in_correction: bool = False
     weighting: Literal["uniform", "samples"] = "uniform"
-    level: int | None = None
-
-    def __post_init__(self) -> None:
-        check(self.temperature > 0, f"temperature must be > 0; got {self.temperature}")
-        check(0 < self.alpha <= 1, f"alpha must be in (0, 1]; got {self.alpha}")
-        check(self.contrast >= 0, f"contrast must be >= 0; got {self.contrast}")
-        check(self.correction >= 0, f"correction must be >= 0; got {self.correction}")
-        check(self.level is None or self.level >= 0, f"level must be >= 0; got {self.level}")
+    level: Natural | None = None
 
     @property
     def prototypes_from(self) -> PrototypeMode:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 
-from common.config import check
+from common.config import Positive, checked
 from common.losses import cross_entropy, prototype_contrast
 from common.prototypes import PrototypeSet, carry_over
 from common.storage.state import GlobalState
 from strategies.core.method import Batch, Local, Losses, Method, PrototypeMode, Server, Update
 
 
-@dataclass(frozen=True)
+@checked
 class FedProc(Method):
     """``a_t CE + (1 - a_t) PCL`` with the global class means; the weight moves from contrast to cross-entropy.
 
@@ -33,14 +32,11 @@ class FedProc(Method):
         keep_missing: keep the last mean of a class that nobody reported (the authors).
     """
 
-    temperature: float = 1.0
+    temperature: Positive = 1.0
     schedule: Literal["official", "rethinkfl"] = "official"
     prototype_mode: Literal["post_eval", "last_epoch_running"] = "post_eval"
     weighting: Literal["samples", "uniform"] = "samples"
     keep_missing: bool = True
-
-    def __post_init__(self) -> None:
-        check(self.temperature > 0, f"temperature must be > 0; got {self.temperature}")
 
     @property
     def scheduled(self) -> bool:

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from common.config import check
+from common.config import NonNegative, checked
 from common.losses import cross_entropy, prototype_mse
 from common.prototypes import PrototypeSet
 from common.storage.state import GlobalState
 from strategies.core.method import Batch, Local, Losses, Method, PrototypeMode, Server, Update
 
 
-@dataclass(frozen=True)
+@checked
 class FedProto(Method):
     """FedAvg plus ``consistency * MSE(z, G^y)`` to the global class means; ``consistency=0`` is FedAvg.
 
@@ -42,14 +41,11 @@ class FedProto(Method):
 
     fedavg_at: ClassVar[Mapping[str, Any] | None] = {"consistency": 0.0}
 
-    consistency: float = 1.0
+    consistency: NonNegative = 1.0
     prototype_mode: Literal["last_epoch_running", "post_eval"] = "last_epoch_running"
     weighting: Literal["uniform", "samples"] = "uniform"
     aggregate_models: bool = True
     predict_with: Literal["classifier", "prototypes"] = "classifier"
-
-    def __post_init__(self) -> None:
-        check(self.consistency >= 0, f"consistency must be >= 0; got {self.consistency}")
 
     @property
     def personal(self) -> bool:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from common.config import check
+from common.config import NonNegative, checked
 from strategies.core.method import Local, Method
 from strategies.parts.edits import pull_towards
 
 
-@dataclass(frozen=True)
+@checked
 class FedProx(Method):
     """FedAvg whose local loss adds ``(mu / 2) ||w - w^t||^2`` over the trainable parameters; ``mu=0`` is FedAvg.
 
@@ -28,12 +27,8 @@ class FedProx(Method):
 
     fedavg_at: ClassVar[Mapping[str, Any] | None] = {"mu": 0.0}
 
-    mu: float = 0.01
-    scale: float = 1.0
-
-    def __post_init__(self) -> None:
-        check(self.mu >= 0, f"mu must be >= 0; got {self.mu}")
-        check(self.scale >= 0, f"scale must be >= 0; got {self.scale}")
+    mu: NonNegative = 0.01
+    scale: NonNegative = 1.0
 
     def edit_gradients(self, local: Local) -> None:
         """``g <- g + mu (w - w^t)``."""

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import nn
 
-from common.config import check
+from common.config import Count, checked
 from common.models.partition import body_names
 from strategies.core.method import Method, Phase
 
 
-@dataclass(frozen=True)
+@checked
 class FedRep(Method):
     """A shared body and a head of its own for each client, trained one after the other (Algorithm 1).
 
@@ -31,13 +30,9 @@ class FedRep(Method):
 
     personal: ClassVar[bool] = True
 
-    head_epochs: int | None = None
-    body_epochs: int = 1
+    head_epochs: Count | None = None
+    body_epochs: Count = 1
     freeze_statistics: bool = False
-
-    def __post_init__(self) -> None:
-        check(self.head_epochs is None or self.head_epochs >= 1, f"head_epochs must be >= 1; got {self.head_epochs}")
-        check(self.body_epochs >= 1, f"body_epochs must be >= 1; got {self.body_epochs}")
 
     def shared_names(self, model: nn.Module) -> set[str]:
         """The body."""

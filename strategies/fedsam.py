@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from common.config import check
+from common.config import NonNegative, checked
 from strategies.core.method import Local, Losses, Method
 from strategies.parts.edits import displace, restore, running_statistics_kept
 
@@ -17,7 +16,7 @@ NORM_FLOOR = 1e-12
 """Added to the gradient's norm before it divides."""
 
 
-@dataclass(frozen=True)
+@checked
 class FedSAM(Method):
     """FedAvg whose local steps are sharpness-aware (SAM: Foret et al., ICLR 2021, Eq. 2 and 3); ``rho=0`` is FedAvg.
 
@@ -36,11 +35,8 @@ class FedSAM(Method):
 
     fedavg_at: ClassVar[Mapping[str, Any] | None] = {"rho": 0.0}
 
-    rho: float = 0.05
+    rho: NonNegative = 0.05
     batch_norm: Literal["first", "both"] = "first"
-
-    def __post_init__(self) -> None:
-        check(self.rho >= 0, f"rho must be >= 0; got {self.rho}")
 
     def step(self, local: Local, images: Tensor, labels: Tensor) -> Losses:
         """Gradient, ascent to the neighbour, gradient there, return, descent."""

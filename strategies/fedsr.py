@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Literal
 
 from torch import Tensor, nn
 
-from common.config import check
+from common.config import Count, Natural, NonNegative, checked
 from common.losses import cross_entropy, feature_norm, gaussian_class_divergence
 from common.models.auxiliary import ClassGaussians, ProbabilisticModel, sample
 from common.models.base import Model, initialised
@@ -18,7 +17,7 @@ GAUSSIANS = "class_gaussians"
 """The module of the model that stays on the device."""
 
 
-@dataclass(frozen=True)
+@checked
 class FedSR(Method):
     """FedAvg of a probabilistic network, with simple features: short ones (L2R), close to a Gaussian per class (CMI).
 
@@ -41,17 +40,11 @@ class FedSR(Method):
         test_samples: draws per test image, >= 0; 0 classifies the mean.
     """
 
-    norm: float = 0.01
-    divergence: float = 0.001
+    norm: NonNegative = 0.01
+    divergence: NonNegative = 0.001
     fidelity: Literal["paper", "released"] = "released"
-    latent_size: int | None = None
-    test_samples: int = 20
-
-    def __post_init__(self) -> None:
-        check(self.norm >= 0, f"norm must be >= 0; got {self.norm}")
-        check(self.divergence >= 0, f"divergence must be >= 0; got {self.divergence}")
-        check(self.latent_size is None or self.latent_size >= 1, f"latent_size must be >= 1; got {self.latent_size}")
-        check(self.test_samples >= 0, f"test_samples must be >= 0; got {self.test_samples}")
+    latent_size: Count | None = None
+    test_samples: Natural = 20
 
     def extend(self, model: nn.Module, client_count: int, seed: int) -> nn.Module:  # noqa: ARG002
         """The model's backbone under a Gaussian layer and a linear classifier, beside the class Gaussians."""

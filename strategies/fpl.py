@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from common.config import check
+from common.config import Natural, NonNegative, Positive, checked
 from common.losses import cross_entropy, prototype_contrast, prototype_mse
 from common.prototypes import PrototypeSet, cluster_prototypes, unbiased_prototypes
 from common.storage.state import GlobalState
 from strategies.core.method import Batch, Local, Losses, Method, PrototypeMode, Server, Update
 
 
-@dataclass(frozen=True)
+@checked
 class FPL(Method):
     """FedAvg plus contrast with cluster prototypes (CPCL) and consistency with unbiased ones (UPCR).
 
@@ -37,20 +36,14 @@ class FPL(Method):
 
     fedavg_at: ClassVar[Mapping[str, Any] | None] = {"contrast": 0.0, "consistency": 0.0}
 
-    temperature: float = 0.02
-    contrast: float = 1.0
-    consistency: float = 1.0
+    temperature: Positive = 0.02
+    contrast: NonNegative = 1.0
+    consistency: NonNegative = 1.0
     consistency_reduce: Literal["mean", "sum"] = "mean"
     prototype_mode: Literal["last_epoch_running", "post_eval"] = "last_epoch_running"
     clusters: Literal["finch", "global"] = "finch"
     target: Literal["unbiased", "global"] = "unbiased"
-    level: int | None = None
-
-    def __post_init__(self) -> None:
-        check(self.temperature > 0, f"temperature must be > 0; got {self.temperature}")
-        check(self.contrast >= 0, f"contrast must be >= 0; got {self.contrast}")
-        check(self.consistency >= 0, f"consistency must be >= 0; got {self.consistency}")
-        check(self.level is None or self.level >= 0, f"level must be >= 0; got {self.level}")
+    level: Natural | None = None
 
     @property
     def prototypes_from(self) -> PrototypeMode:

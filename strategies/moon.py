@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from common.config import check
+from common.config import Natural, NonNegative, Positive, checked
 from common.losses import cross_entropy, model_contrast
 from common.models.auxiliary import with_projection
 from common.models.base import Model, initialised
@@ -19,7 +18,7 @@ from strategies.core.method import Batch, Local, Losses, Method, Trained, Upload
 PREVIOUS = "previous/"
 
 
-@dataclass(frozen=True)
+@checked
 class MOON(Method):
     """FedAvg plus ``mu`` times the model contrast; ``mu=0`` is FedAvg.
 
@@ -43,15 +42,10 @@ class MOON(Method):
 
     fedavg_at: ClassVar[Mapping[str, Any] | None] = {"mu": 0.0}
 
-    mu: float = 5.0
-    temperature: float = 0.5
-    projection: int = 0
+    mu: NonNegative = 5.0
+    temperature: Positive = 0.5
+    projection: Natural = 0
     frozen_mode: Literal["eval", "train"] = "eval"
-
-    def __post_init__(self) -> None:
-        check(self.mu >= 0, f"mu must be >= 0; got {self.mu}")
-        check(self.temperature > 0, f"temperature must be > 0; got {self.temperature}")
-        check(self.projection >= 0, f"projection must be >= 0; got {self.projection}")
 
     def extend(self, model: nn.Module, client_count: int, seed: int) -> nn.Module:  # noqa: ARG002
         """The model, with a projection head if asked for."""

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import islice
 
 import torch
 from torch import Tensor
 
-from common.config import check
+from common.config import Natural, NonNegative, Positive, checked
 from common.data.batches import split_batches
 from strategies.core.method import Local, Losses, Method
 from strategies.parts.edits import displace, restore
 
 
-@dataclass(frozen=True)
+@checked
 class PerFedAvg(Method):
     """FedAvg of a model that is to be good one gradient step away (Eq. 3), by first-order MAML (FO).
 
@@ -34,14 +33,9 @@ class PerFedAvg(Method):
         adapt_steps: steps with ``inner_rate`` before each score, >= 0.
     """
 
-    inner_rate: float | None = None
-    outer_rate: float | None = None
-    adapt_steps: int = 0
-
-    def __post_init__(self) -> None:
-        check(self.inner_rate is None or self.inner_rate >= 0, f"inner_rate must be >= 0; got {self.inner_rate}")
-        check(self.outer_rate is None or self.outer_rate > 0, f"outer_rate must be > 0; got {self.outer_rate}")
-        check(self.adapt_steps >= 0, f"adapt_steps must be >= 0; got {self.adapt_steps}")
+    inner_rate: NonNegative | None = None
+    outer_rate: Positive | None = None
+    adapt_steps: Natural = 0
 
     @property
     def personal(self) -> bool:

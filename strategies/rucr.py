@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from common.config import check
+from common.config import Count, Natural, NonNegative, Positive, check, checked
 from common.losses import cross_entropy, prototype_contrast
 from common.prototypes import PrototypeSet, class_means, normalise_rows
 from common.storage.state import GlobalState, under_prefix, with_prefix
@@ -19,7 +19,7 @@ from strategies.parts.server_nets import NetTraining, train_net
 HEAD, SYNTHETIC = "head.", "synthetic/"
 
 
-@dataclass(frozen=True)
+@checked
 class RUCR(Method):
     """FedAvg with features pulled to shared class means, and a classifier re-balanced on mixed features.
 
@@ -52,26 +52,19 @@ class RUCR(Method):
     fedavg_at: ClassVar[Mapping[str, float] | None] = {"contrast": 0.0, "rebalance_epochs": 0}
     exchanges: ClassVar[tuple[str, ...]] = ("train", "rebalance")
 
-    temperature: float = 1.0
-    contrast: float = 0.1
-    per_class: int = 50
+    temperature: Positive = 1.0
+    contrast: NonNegative = 0.1
+    per_class: Count = 50
     mix_low: float = 0.2
     mix_high: float = 0.8
-    rebalance_epochs: int | None = None
-    rebalance_rate: float = 0.01
-    rebalance_last: int | None = None
+    rebalance_epochs: Natural | None = None
+    rebalance_rate: Positive = 0.01
+    rebalance_last: Count | None = None
     feed_back: bool = True
 
     def __post_init__(self) -> None:
-        check(self.temperature > 0, f"temperature must be > 0; got {self.temperature}")
-        check(self.contrast >= 0, f"contrast must be >= 0; got {self.contrast}")
-        check(self.per_class >= 1, f"per_class must be >= 1; got {self.per_class}")
         in_order = 0 <= self.mix_low <= self.mix_high <= 1
         check(in_order, f"0 <= mix_low <= mix_high <= 1 must hold; got {self.mix_low} and {self.mix_high}")
-        epochs, last = self.rebalance_epochs, self.rebalance_last
-        check(epochs is None or epochs >= 0, f"rebalance_epochs must be >= 0; got {epochs}")
-        check(self.rebalance_rate > 0, f"rebalance_rate must be > 0; got {self.rebalance_rate}")
-        check(last is None or last >= 1, f"rebalance_last must be >= 1; got {last}")
 
     @property
     def scheduled(self) -> bool:

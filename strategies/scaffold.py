@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from common.config import check
+from common.config import Positive, ZeroToOne, checked
 from common.errors import ConfigError
 from common.prototypes import PrototypeSet
 from common.storage.state import GlobalState, under_prefix, with_prefix
@@ -30,7 +29,7 @@ def effective_steps(steps: int, momentum: float) -> float:
     return (steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)
 
 
-@dataclass(frozen=True)
+@checked
 class SCAFFOLD(Method):
     """Local steps along ``g - c_k + c``, which takes the client's drift out; ``control=0`` is FedAvg.
 
@@ -51,13 +50,9 @@ class SCAFFOLD(Method):
 
     fedavg_at: ClassVar[Mapping[str, Any] | None] = {"control": 0.0, "weighting": "samples"}
 
-    server_learning_rate: float = 1.0
-    control: float = 1.0
+    server_learning_rate: Positive = 1.0
+    control: ZeroToOne = 1.0
     weighting: Literal["uniform", "samples"] = "uniform"
-
-    def __post_init__(self) -> None:
-        check(self.server_learning_rate > 0, f"server_learning_rate must be > 0; got {self.server_learning_rate}")
-        check(0 <= self.control <= 1, f"control must be in [0, 1]; got {self.control}")
 
     def edit_gradients(self, local: Local) -> None:
         """``g <- g + control (c - c_k)``."""

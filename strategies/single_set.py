@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import nn
 
+from common.config import checked
 from strategies.core.method import Method
 
 
-@dataclass(frozen=True)
+@checked
 class SingleSet(Method):
     """Each client trains its own model on its own data for all rounds; all begin with the same weights.
 

@@ -25,7 +25,7 @@ from typing import NoReturn
 from client.resident.frames import LEAVE, Question, Reply, read_question, receive_frame, send_frame, send_reply
 from client.resident.place import Process, peer
 from common.errors import PayloadError
-from common.wire.messages import code_sha256
+from common.versions import code_sha256
 
 WATCH_SECONDS = 0.5
 

@@ -21,7 +21,7 @@ from typing import Any
 from client.resident.frames import LEAVE, Question, Reply, read_reply, receive_frame, send_frame, send_question
 from client.resident.place import Process, peer, remove_left_overs, socket_of
 from common.errors import EngineError, PayloadError
-from common.wire.messages import code_sha256
+from common.versions import code_sha256
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 IDLE_SECONDS = 900.0

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import lru_cache
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor
 
-from common.config import check
+from common.config import Positive, ZeroToOne, check, checked
 
 # Columns of the uniform draws; every sample always consumes all of them, so that switching one part on or off
 # leaves the other parts' draws as they were.
@@ -22,7 +23,7 @@ _ERASED_AREA = (0.02, 0.33)  # share of the image, as in Zhong et al., "Random E
 _ERASED_RATIO = (0.3, 3.3)  # height over width
 
 
-@dataclass(frozen=True)
+@checked
 class Augmentation:
     """Random crop, flip, rotation and erasing for training; normalisation for both.
 
@@ -37,21 +38,16 @@ class Augmentation:
         std: likewise, > 0.
     """
 
-    crop_padding: int = 0
+    crop_padding: Annotated[int, Field(ge=0, le=256)] = 0
     flip: bool = False
-    rotation: float = 0.0
-    erasing: float = 0.0
+    rotation: Annotated[float, Field(ge=0, le=180)] = 0.0
+    erasing: ZeroToOne = 0.0
     mean: tuple[float, ...] = (0.485, 0.456, 0.406)
-    std: tuple[float, ...] = (0.229, 0.224, 0.225)
+    std: tuple[Positive, ...] = (0.229, 0.224, 0.225)
 
     def __post_init__(self) -> None:
-        check(0 <= self.crop_padding <= 256, f"crop_padding must be in 0..256; got {self.crop_padding}")
-        check(0 <= self.rotation <= 180, f"rotation must be in 0..180 degrees; got {self.rotation}")
-        check(0 <= self.erasing <= 1, f"erasing is a probability in 0..1; got {self.erasing}")
         for name, values in (("mean", self.mean), ("std", self.std)):
             check(len(values) in (1, 3), f"{name} must have one or three values; got {list(values)}")
-            check(all(math.isfinite(value) for value in values), f"{name} must be finite; got {list(values)}")
-        check(all(value > 0 for value in self.std), f"std must be > 0; got {list(self.std)}")
 
     def train(self, images: Tensor, generator: torch.Generator) -> Tensor:
         """A randomly changed, normalised copy.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -11,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from common.config import Names, checked
 from common.data.cache import cached
 from common.data.digit_files import (
     Arrays,
@@ -53,7 +53,7 @@ _PLACES: dict[str, tuple[tuple[str, ...], str]] = {
 }
 
 
-@dataclass(frozen=True)
+@checked
 class Digits(DataSource):
     """Digits from ``<root>[/digits]/<set>``; see ``layout``.
 
@@ -69,7 +69,7 @@ class Digits(DataSource):
     name: ClassVar[str] = "digits"
     known_domains: ClassVar[tuple[str, ...]] = tuple(_PLACES)
 
-    domains: tuple[str, ...] = ("mnist", "usps", "svhn", "mnist_m")
+    domains: Names = ("mnist", "usps", "svhn", "mnist_m")
     split: Literal["standard", "pooled"] = "standard"
 
     @property

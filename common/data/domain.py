@@ -10,14 +10,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
-from common.config import check
+from common.config import Names, check, checked
 from common.data.augmentation import Augmentation
 from common.errors import DataError, nearest
+
+ImageSize = Annotated[int, Field(ge=8, le=512)]
+"""Side of square images, pixels."""
 
 DATA_VARIABLE = "GOLDFINCH_DATA"
 _load_lock = threading.Lock()
@@ -96,7 +100,7 @@ class Domain:
         return Split(torch.cat([self.train.images, self.test.images]), torch.cat([self.train.labels, self.test.labels]))
 
 
-@dataclass(frozen=True)
+@checked
 class DataSource(ABC):
     """A data set made of domains; its fields say which, how large, and where the files are.
 
@@ -110,15 +114,13 @@ class DataSource(ABC):
     name: ClassVar[str]
     known_domains: ClassVar[tuple[str, ...]] = ()
 
-    domains: tuple[str, ...]
-    image_size: int = 32
+    domains: Names
+    image_size: ImageSize = 32
     augmentation: Augmentation = field(default_factory=Augmentation)
     root: str | None = None
 
     def __post_init__(self) -> None:
         check(len(self.domains) > 0, "domains must name at least one domain")
-        check(len(set(self.domains)) == len(self.domains), f"domains names one twice: {list(self.domains)}")
-        check(8 <= self.image_size <= 512, f"image_size must be in 8..512; got {self.image_size}")
         for domain in self.domains:
             # Domain names become client ids and folder names.
             plain = domain.strip() == domain != "" and not domain.startswith(".") and not set(domain) & set("/\\:\n")

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from common.config import check
+from pydantic import Field
+
+from common.config import Names, checked
+from common.data.domain import ImageSize
 from common.data.image_folders import ImageFolders, SplitRule
 
 
-@dataclass(frozen=True)
+@checked
 class DomainNet(ImageFolders):
     """``<root>[/DomainNet]/<domain>/<class>/*.jpg`` with the published ``<domain>_train.txt`` and ``_test.txt``.
 
@@ -25,10 +27,10 @@ class DomainNet(ImageFolders):
     list_files: ClassVar[tuple[tuple[str, str], ...]] = (("{domain}_train.txt", "{domain}_test.txt"),)
     list_folders: ClassVar[tuple[str, ...]] = ("splits",)
 
-    domains: tuple[str, ...] = known_domains
-    image_size: int = 64
+    domains: Names = known_domains
+    image_size: ImageSize = 64
     split: SplitRule = "lists"
-    classes: tuple[str, ...] = (
+    classes: Annotated[Names, Field(min_length=2)] = (
         "bird",
         "feather",
         "headphones",
@@ -40,10 +42,6 @@ class DomainNet(ImageFolders):
         "wine_glass",
         "zebra",
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check(len(set(self.classes)) == len(self.classes) >= 2, "classes must be at least two different names")
 
     @property
     def class_names(self) -> tuple[str, ...]:

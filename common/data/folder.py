@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
 import torch
 
-from common.config import check
-from common.data.domain import DATA_VARIABLE, DataSource, Domain, Split
+from common.config import Fraction, Names, checked
+from common.data.domain import DATA_VARIABLE, DataSource, Domain, ImageSize, Split
 from common.data.image_files import class_folders, decode, image_files
 from common.data.image_folders import Files, per_class_fraction
 from common.errors import DataError, nearest
@@ -17,7 +16,7 @@ from common.errors import DataError, nearest
 _PARTS = (("train",), ("test", "val", "valid", "validation"))
 
 
-@dataclass(frozen=True)
+@checked
 class Folder(DataSource):
     """``<root>/<domain>/<class>/<image>``, or ``<root>/<domain>/{train,test}/<class>/<image>``.
 
@@ -33,10 +32,10 @@ class Folder(DataSource):
 
     name: ClassVar[str] = "folder"
 
-    domains: tuple[str, ...] = ()
-    image_size: int = 32
-    classes: tuple[str, ...] = ()
-    train_fraction: float = 0.8
+    domains: Names = ()
+    image_size: ImageSize = 32
+    classes: Names = ()
+    train_fraction: Fraction = 0.8
 
     def __post_init__(self) -> None:
         if not self.domains:
@@ -47,8 +46,6 @@ class Folder(DataSource):
                 )
             object.__setattr__(self, "domains", tuple(path.name for path in _directories(Path(self.root).expanduser())))
         super().__post_init__()
-        check(len(set(self.classes)) == len(self.classes), f"classes names one twice: {list(self.classes)}")
-        check(0 < self.train_fraction < 1, f"train_fraction must be in (0, 1); got {self.train_fraction}")
 
     @property
     def class_names(self) -> tuple[str, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -12,7 +11,7 @@ import torch
 from PIL import features
 from torch import Tensor
 
-from common.config import check
+from common.config import Names, check, checked
 from common.data.cache import cached
 from common.data.domain import DataSource, Domain, Split
 from common.data.glyph_rendering import SIZE, blur, font_glyphs, neighbourhood, noise_field, sample, warp
@@ -42,7 +41,7 @@ _SLANTED = (
 Style = Callable[[np.random.Generator, np.ndarray, bool], np.ndarray]
 
 
-@dataclass(frozen=True)
+@checked
 class Glyphs(DataSource):
     """Ten digits, 32x32 RGB, in up to five domains of different sizes.
 
@@ -60,7 +59,7 @@ class Glyphs(DataSource):
     name: ClassVar[str] = "glyphs"
     known_domains: ClassVar[tuple[str, ...]] = ("handwritten", "printed", "signs", "sketch", "blended")
 
-    domains: tuple[str, ...] = ("handwritten", "printed", "signs", "sketch")
+    domains: Names = ("handwritten", "printed", "signs", "sketch")
 
     def __post_init__(self) -> None:
         super().__post_init__()

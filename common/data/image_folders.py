@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
 import torch
 
-from common.config import check
+from common.config import Fraction, checked
 from common.data.domain import DataSource, Domain, Split, search_roots
 from common.data.image_files import class_folders, decode, normal_name, subdirectory
 from common.errors import DataError
@@ -18,7 +17,7 @@ Files = list[tuple[Path, int]]
 SplitRule = Literal["index_rule", "lists", "per_class_fraction"]
 
 
-@dataclass(frozen=True)
+@checked
 class ImageFolders(DataSource):
     """Base of the data sets in class folders.
 
@@ -36,12 +35,8 @@ class ImageFolders(DataSource):
     list_folders: ClassVar[tuple[str, ...]] = ()  # beside the domains, may hold the list files
 
     split: SplitRule = "index_rule"
-    train_fraction: float = 0.8
+    train_fraction: Fraction = 0.8
     rounding: Literal["round", "floor"] = "round"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check(0 < self.train_fraction < 1, f"train_fraction must be in (0, 1); got {self.train_fraction}")
 
     def lists(self, directory: Path, domain: str) -> tuple[Path, Path]:
         """The list files of the train and of the test split of ``domain``, around its directory.

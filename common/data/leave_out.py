@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
-from common.config import check
+from common.config import Names, check, checked
 from common.data.domain import DataSource, Domain, Split
 from common.data.protocols import ClientSpec, OneClientPerDomain
 from common.errors import ConfigError, nearest
 
 
-@dataclass(frozen=True, kw_only=True)
+@checked
 class LeaveOut(OneClientPerDomain):
     """One client for each domain but those left out, which are scored all the same.
 
@@ -21,14 +20,12 @@ class LeaveOut(OneClientPerDomain):
         unseen: what is scored of an unseen domain: its ``test`` split, or the ``whole`` domain.
     """
 
-    leave_out: tuple[str, ...] = ()
+    leave_out: Names = ()
     score: Literal["unseen", "all"] = "all"
     unseen: Literal["test", "whole"] = "test"
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         check(self.unseen == "test" or bool(self.leave_out), "unseen=whole needs leave_out to name the domains")
-        check(len(set(self.leave_out)) == len(self.leave_out), f"leave_out names one twice: {list(self.leave_out)}")
 
     def left_out(self, data: DataSource) -> tuple[str, ...]:
         """The unseen domains.

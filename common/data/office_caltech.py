@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
+from common.config import Names, checked
 from common.data.image_folders import ImageFolders
 
 
-@dataclass(frozen=True)
+@checked
 class OfficeCaltech(ImageFolders):
     """``<root>[/office_caltech_10]/<domain>/<class>/<image>.jpg``; complete: 1123, 958, 295 and 157 images.
 
@@ -31,7 +31,7 @@ class OfficeCaltech(ImageFolders):
         "projector": ("video_projector",),
     }
 
-    domains: tuple[str, ...] = known_domains
+    domains: Names = known_domains
 
     @property
     def class_names(self) -> tuple[str, ...]:

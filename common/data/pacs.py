@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
+from common.config import Names, checked
+from common.data.domain import ImageSize
 from common.data.image_folders import ImageFolders, SplitRule
 
 
-@dataclass(frozen=True)
+@checked
 class PACS(ImageFolders):
     """``<root>[/PACS]/<domain>/<class>/<image>``; complete: 2048, 2344, 1670 and 3929 images.
 
@@ -27,8 +28,8 @@ class PACS(ImageFolders):
     )
     list_folders: ClassVar[tuple[str, ...]] = ("pacs_label", "PACS_label", "splits")
 
-    domains: tuple[str, ...] = known_domains
-    image_size: int = 64
+    domains: Names = known_domains
+    image_size: ImageSize = 64
     split: SplitRule = "lists"
 
     @property

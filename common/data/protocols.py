@@ -6,13 +6,14 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
-from common.config import check
+from common.config import Count, Natural, Share, check, checked
 from common.data.domain import DataSource, Domain, Split
 from common.errors import ConfigError, DataError, nearest
 from common.seeding import generator, numpy_generator
@@ -31,7 +32,7 @@ class ClientSpec:
         return f"{self.domain}-{self.index}"
 
 
-@dataclass(frozen=True, kw_only=True)
+@checked
 class Protocol(ABC):
     """Who holds what. The same protocol, seed and data give the same split on every machine.
 
@@ -83,7 +84,7 @@ class Protocol(ABC):
         return torch.randperm(len(domain.train), generator=generator(self._seed(seed), "partition", domain.name))
 
 
-@dataclass(frozen=True, kw_only=True)
+@checked
 class OneClientPerDomain(Protocol):
     """One client per domain (FedPLCC, FedPall): ``min(samples, available)`` samples of its train split.
 
@@ -94,14 +95,10 @@ class OneClientPerDomain(Protocol):
         order: ``random``, or ``first``: the leading samples of the train split, as FedPall's digits.
     """
 
-    samples: int | None = None
-    fraction: float = 1.0
+    samples: Count | None = None
+    fraction: Share = 1.0
     balanced: bool = False
     order: Literal["random", "first"] = "random"
-
-    def __post_init__(self) -> None:
-        check(self.samples is None or self.samples >= 1, f"samples must be at least 1; got {self.samples}")
-        check(0 < self.fraction <= 1, f"fraction must be in (0, 1]; got {self.fraction}")
 
     def clients(self, data: DataSource) -> tuple[ClientSpec, ...]:
         """One client for each domain."""
@@ -122,7 +119,7 @@ class OneClientPerDomain(Protocol):
         return order[:count].sort().values
 
 
-@dataclass(frozen=True, kw_only=True)
+@checked
 class Allocation(Protocol):
     """An explicit number of clients per domain, each with a share of it, without replacement (FPL, FedAPC).
 
@@ -135,16 +132,13 @@ class Allocation(Protocol):
             FPL's Office code does so.
     """
 
-    counts: dict[str, int]
-    fraction: float = 0.01
-    fractions: dict[str, float] = field(default_factory=dict)
+    counts: dict[str, Natural] = field(default_factory=dict)
+    fraction: Share = 0.01
+    fractions: dict[str, Share] = field(default_factory=dict)
     ensure_every_class: bool = False
 
     def __post_init__(self) -> None:
-        check(all(count >= 0 for count in self.counts.values()), f"counts must not be negative; got {self.counts}")
         check(sum(self.counts.values()) > 0, "counts must give at least one client")
-        for value in (self.fraction, *self.fractions.values()):
-            check(0 < value <= 1, f"fractions must be in (0, 1]; got {value}")
         for domain, count in self.counts.items():
             total = count * self.fractions.get(domain, self.fraction)
             check(total <= 1 + 1e-9, f"{domain}: {count} clients would take {total:.4g} of the domain; at most 1")
@@ -173,7 +167,7 @@ class Allocation(Protocol):
         return parts[client.index].sort().values
 
 
-@dataclass(frozen=True, kw_only=True)
+@checked
 class Dirichlet(Protocol):
     """A label split of one source domain; the global model is scored on the domains nobody trained on (FedGCA).
 
@@ -190,17 +184,14 @@ class Dirichlet(Protocol):
     """
 
     domain: str | None = None
-    client_count: int = 10
-    alpha: float = 0.3
+    client_count: Count = 10
+    alpha: Annotated[float, Field(ge=0.001, le=1e6)] = 0.3
     samples: int | None = None
-    least: int = 10
+    least: Count = 10
     score: Literal["others", "all"] = "others"
     unseen: Literal["test", "whole"] = "test"
 
     def __post_init__(self) -> None:
-        check(self.client_count >= 1, f"client_count must be at least 1; got {self.client_count}")
-        check(0.001 <= self.alpha <= 1e6, f"alpha must be in 0.001..1e6; got {self.alpha}")
-        check(self.least >= 1, f"least must be at least 1; got {self.least}")
         check(self.unseen == "test" or self.domain is not None, "unseen=whole needs protocol.domain to name the source")
         check(
             self.samples is None or self.samples >= self.client_count * self.least,

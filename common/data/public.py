@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from common.config import check
+from common.config import AtLeastTwo, check, checked
 from common.data.domain import DataSource
 from common.errors import DataError
 from common.seeding import generator
 
 
-@dataclass(frozen=True)
+@checked
 class PublicImages:
     """Some of the training images of one domain of any data set; its labels are never looked at.
 
@@ -26,10 +25,9 @@ class PublicImages:
 
     source: DataSource
     domain: str
-    samples: int = 512
+    samples: AtLeastTwo = 512
 
     def __post_init__(self) -> None:
-        check(self.samples >= 2, f"samples must be >= 2; got {self.samples}")
         check(self.domain in self.source.domains, f"domain {self.domain!r} is none of {list(self.source.domains)}")
 
     def load(self, root: str | None = None) -> Tensor:

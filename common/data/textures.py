@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from common.config import Names, checked
 from common.data.cache import cached
 from common.data.domain import DataSource, Domain, Split
 from common.data.glyph_rendering import SIZE, noise_field, sample
@@ -18,7 +18,7 @@ _VERSION = 1  # raise when a pixel changes: it is the seed, and part of the cach
 _COUNT = {"train": 1024, "test": 64}
 
 
-@dataclass(frozen=True)
+@checked
 class Textures(DataSource):
     """1024 (and 64 test) images of two coloured textures, one seen through the random patches of the other.
 
@@ -29,7 +29,7 @@ class Textures(DataSource):
     name: ClassVar[str] = "textures"
     known_domains: ClassVar[tuple[str, ...]] = ("textures",)
 
-    domains: tuple[str, ...] = ("textures",)
+    domains: Names = ("textures",)
 
     @property
     def class_names(self) -> tuple[str, ...]:

@@ -9,19 +9,29 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Annotated
 
 import torch
+from pydantic import AfterValidator, Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from common.config import check
+from common.config import Count, Natural, NonNegative, ZeroToOne, check, checked
 
 SPREAD_FLOOR = 1e-5
 """Added to a channel's variance before its root is divided by."""
 
 
-@dataclass(frozen=True)
+def _odd(size: int) -> int:
+    check(size % 2 == 1, f"{size} is even; images keep their size only under odd kernels")
+    return size
+
+
+KernelSize = Annotated[Count, AfterValidator(_odd)]
+KernelSizes = Annotated[tuple[KernelSize, ...], Field(min_length=1)]
+
+
+@checked
 class Views(ABC):
     """How a batch is extended.
 
@@ -29,10 +39,7 @@ class Views(ABC):
         count: J, the number of extra views of every image, >= 0; 0 leaves batches as they are.
     """
 
-    count: int = 0
-
-    def __post_init__(self) -> None:
-        check(self.count >= 0, f"count of views must be >= 0; got {self.count}")
+    count: Natural = 0
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
         """``[(1 + count) * B, C, H, W]``: the images themselves, then one whole batch per view, in the same order.
@@ -55,7 +62,7 @@ class Views(ABC):
         """One view ``[B, C, H, W]`` of ``images [B, C, H, W]``."""
 
 
-@dataclass(frozen=True)
+@checked
 class NoViews(Views):
     """No extra views."""
 
@@ -67,7 +74,7 @@ class NoViews(Views):
         return images
 
 
-@dataclass(frozen=True)
+@checked
 class RandConv(Views):
     """Convolution with a random kernel, fresh for every view and batch (Xu et al., ICLR 2021).
 
@@ -82,21 +89,12 @@ class RandConv(Views):
         random_repeats: draw the passes uniformly from 1..repeats for every view.
     """
 
-    count: int = 1
-    kernel_sizes: tuple[int, ...] = (1, 3, 5, 7)
+    count: Natural = 1
+    kernel_sizes: KernelSizes = (1, 3, 5, 7)
     mix: bool = True
-    identity_probability: float = 0.0
-    repeats: int = 1
+    identity_probability: ZeroToOne = 0.0
+    repeats: Count = 1
     random_repeats: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_kernel_sizes(self.kernel_sizes)
-        check(
-            0.0 <= self.identity_probability <= 1.0,
-            f"identity_probability must be in [0, 1]; got {self.identity_probability}",
-        )
-        check(self.repeats >= 1, f"repeats must be >= 1; got {self.repeats}")
 
     def view(self, images: Tensor, generator: torch.Generator) -> Tensor:
         """The convolved (and mixed) images, or the images themselves."""
@@ -110,7 +108,7 @@ class RandConv(Views):
         return torch.lerp(images, convolved, _uniform(generator)) if self.mix else convolved
 
 
-@dataclass(frozen=True)
+@checked
 class ProgressiveRandConv(Views):
     """One random convolution block, applied again and again (Pro-RandConv, Choi et al., CVPR 2023).
 
@@ -128,19 +126,12 @@ class ProgressiveRandConv(Views):
         contrast: standard deviation of scales and shifts; 0 leaves standardised images and applies no tanh.
     """
 
-    count: int = 1
-    kernel_size: int = 3
-    repeats: int = 10
+    count: Natural = 1
+    kernel_size: KernelSize = 3
+    repeats: Count = 10
     smoothing: bool = True
-    offset: float = 0.2
-    contrast: float = 0.5
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_kernel_sizes((self.kernel_size,))
-        check(self.repeats >= 1, f"repeats must be >= 1; got {self.repeats}")
-        check(self.offset >= 0, f"offset must be >= 0 pixels; got {self.offset}")
-        check(self.contrast >= 0, f"contrast must be >= 0; got {self.contrast}")
+    offset: NonNegative = 0.2
+    contrast: NonNegative = 0.5
 
     def view(self, images: Tensor, generator: torch.Generator) -> Tensor:
         """The images after L passes through one random block."""
@@ -164,7 +155,7 @@ class ProgressiveRandConv(Views):
         return (spread * fields)[None].to(images.device, images.dtype)
 
 
-@dataclass(frozen=True)
+@checked
 class AugMix(Views):
     """AugMix's mixing (Hendrycks et al., ICLR 2020) with random convolutions as the operations.
 
@@ -178,16 +169,10 @@ class AugMix(Views):
         kernel_sizes: odd sizes, one drawn uniformly per convolution.
     """
 
-    count: int = 1
-    chains: int = 3
-    depth: int = 3
-    kernel_sizes: tuple[int, ...] = (1, 3, 5, 7)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_kernel_sizes(self.kernel_sizes)
-        check(self.chains >= 1, f"chains must be >= 1; got {self.chains}")
-        check(self.depth >= 1, f"depth must be >= 1; got {self.depth}")
+    count: Natural = 1
+    chains: Count = 3
+    depth: Count = 3
+    kernel_sizes: KernelSizes = (1, 3, 5, 7)
 
     def view(self, images: Tensor, generator: torch.Generator) -> Tensor:
         """The convex mixture of the images and their chains."""
@@ -262,12 +247,6 @@ def smooth_fields(count: int, height: int, width: int, generator: torch.Generato
 def _memory_format(images: Tensor) -> torch.memory_format:
     last = images.is_contiguous(memory_format=torch.channels_last) and not images.is_contiguous()
     return torch.channels_last if last else torch.contiguous_format
-
-
-def _check_kernel_sizes(sizes: tuple[int, ...]) -> None:
-    check(len(sizes) > 0, "kernel_sizes must name at least one size")
-    odd = all(size >= 1 and size % 2 == 1 for size in sizes)
-    check(odd, f"kernel sizes must be odd and >= 1, so that images keep their size; got {list(sizes)}")
 
 
 def _uniform(generator: torch.Generator) -> float:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
 from torch import nn
 
+from common.config import checked
 from common.models.base import Model, ModelError, MultilayerHead, Norm, initialised
 from common.models.digits import DigitBackbone, DigitPooledBackbone, FedBNDigitBackbone
 from common.models.pretrained import load_pretrained
@@ -16,7 +16,7 @@ from common.models.residual import ResidualBackbone
 from common.models.small import SmallBackbone
 
 
-@dataclass(frozen=True)
+@checked
 class ModelSpec(ABC):
     """A network that can be built for any number of classes, image size and seed."""
 
@@ -53,7 +53,7 @@ def _linear(backbone: nn.Module, feature_size: int, class_count: int) -> Model:
     return Model(backbone, nn.Linear(feature_size, class_count), feature_size, class_count)
 
 
-@dataclass(frozen=True)
+@checked
 class Small(ModelSpec):
     """Five convolutions to 128 features, 136,730 parameters with 10 classes: for runs on a few CPU cores.
 
@@ -68,7 +68,7 @@ class Small(ModelSpec):
         return _linear(SmallBackbone(self.norm), SmallBackbone.feature_size, class_count)
 
 
-@dataclass(frozen=True)
+@checked
 class ResNet10(ModelSpec):
     """The ResNet-10 of FPL (FedAPC and FedPLCC too): 512 features, 4,903,242 parameters with 10 classes.
 
@@ -91,7 +91,7 @@ class ResNet10(ModelSpec):
         return _linear(backbone, backbone.feature_size, class_count)
 
 
-@dataclass(frozen=True)
+@checked
 class ResNet10PLVM(ModelSpec):
     """The ResNet-10 of FedPLVM's own code: 512 features, 4,906,314 parameters with 10 classes, for 64x64 and up.
 
@@ -109,7 +109,7 @@ class ResNet10PLVM(ModelSpec):
         return _linear(backbone, backbone.feature_size, class_count)
 
 
-@dataclass(frozen=True)
+@checked
 class TorchvisionResNet(ModelSpec):
     """torchvision's ResNet-18 (512 features) or ResNet-50 (2048 features), with a linear or a multilayer head.
 
@@ -139,7 +139,7 @@ class TorchvisionResNet(ModelSpec):
         return Model(backbone, MultilayerHead(size, class_count, norm=self.norm), size, class_count)
 
 
-@dataclass(frozen=True)
+@checked
 class DigitCNN(ModelSpec):
     """RandConv's digit network: 1024 features, 4,547,466 parameters at 32x32; no class activation maps."""
 
@@ -149,7 +149,7 @@ class DigitCNN(ModelSpec):
         return _linear(DigitBackbone(image_size), DigitBackbone.feature_size, class_count)
 
 
-@dataclass(frozen=True)
+@checked
 class DigitCNNPooled(ModelSpec):
     """The digit network with global average pooling, so that class activation maps exist: 256 features, 507,530."""
 
@@ -159,7 +159,7 @@ class DigitCNNPooled(ModelSpec):
         return _linear(DigitPooledBackbone(), DigitPooledBackbone.feature_size, class_count)
 
 
-@dataclass(frozen=True)
+@checked
 class FedBNDigit(ModelSpec):
     """FedBN's digit network: 512 features, 14,219,210 parameters at 28x28 with 10 classes; no class activation maps.
 

@@ -6,33 +6,33 @@ scores, the update and what they cost. Both travel as :class:`~common.wire.paylo
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
-from functools import lru_cache
-from pathlib import Path
-from typing import Any, TypeVar
+from dataclasses import asdict
+from typing import Annotated, Any, NotRequired, TypeVar
 
+from pydantic import FailFast, Field, ValidationError
+from typing_extensions import TypedDict  # pydantic takes typing's own from Python 3.12 on
+
+from common.config import checked, mistakes
 from common.errors import PayloadError
 
-PACKAGES = ("common", "strategies", "client", "server", "conf")
+Integer = Annotated[int, Field(gt=-(2**63), lt=2**63)]
+Number = Annotated[float, Field(gt=-1e300, lt=1e300)]
+"""Larger numbers measure nothing."""
 
 
-@lru_cache(maxsize=1)
-def code_sha256() -> str:
-    """16 hex digits over the application's source and configuration: equal where both sides run the same code."""
-    root = Path(__file__).resolve().parents[2]
-    digest = hashlib.sha256()
-    for package in PACKAGES:
-        for path in sorted((root / package).rglob("*")):
-            if path.suffix in (".py", ".yaml") and "__pycache__" not in path.parts:
-                digest.update(path.relative_to(root).as_posix().encode() + b"\0")
-                digest.update(path.read_bytes() + b"\0")
-    return digest.hexdigest()[:16]
+class Score(TypedDict):
+    """How a model does on one domain: samples, right ones, mean loss, and ``[K][K]`` counts, true class first."""
+
+    domain: str
+    count: Integer
+    correct: Integer
+    loss: Number
+    confusion: NotRequired[Any]
 
 
-@dataclass(frozen=True)
+@checked
 class Request:
     """What the server asks of one device in one exchange.
 
@@ -47,23 +47,23 @@ class Request:
         client_index: position of the client among them, by id.
         train: whether to take part in the exchange, or only to score.
         score: domains whose test sets this device scores.
-        code: the server's :func:`code_sha256`.
+        code: the server's :func:`common.versions.code_sha256`.
     """
 
     run: str
     identity: str
     method: str
-    round: int
+    round: Integer
     exchange: str
     client: str
-    client_count: int
-    client_index: int
+    client_count: Integer
+    client_index: Integer
     train: bool
-    score: list[str]
-    code: str = field(default_factory=code_sha256)
+    score: Annotated[list[str], FailFast()]
+    code: str
 
 
-@dataclass(frozen=True)
+@checked
 class Answer:
     """What a device says besides tensors.
 
@@ -72,7 +72,7 @@ class Answer:
         samples: training samples N_k.
         class_counts: training samples per class.
         trained: whether the answer carries an update.
-        scores: one entry per scored domain: domain, count, correct, loss, confusion.
+        scores: one entry per scored domain.
         losses: mean of each loss term over the last local epoch.
         steps: optimiser steps.
         seconds: wall seconds by phase: load, score, train, save.
@@ -83,22 +83,22 @@ class Answer:
 
     run: str
     method: str
-    round: int
+    round: Integer
     exchange: str
     client: str
-    samples: int
-    class_counts: list[int]
+    samples: Integer
+    class_counts: Annotated[list[Integer], FailFast()]
     trained: bool
-    scores: list[dict[str, Any]]
-    losses: dict[str, float]
-    steps: int
-    seconds: dict[str, float]
-    peak_bytes: int
+    scores: Annotated[list[Score], FailFast()]
+    losses: dict[str, Number]
+    steps: Integer
+    seconds: dict[str, Number]
+    peak_bytes: Integer
     device: str
-    releases: int = 0
+    releases: Integer
 
 
-@dataclass(frozen=True)
+@checked
 class Registration:
     """What a device says of itself before the first round.
 
@@ -116,9 +116,9 @@ class Registration:
 
     client: str
     domain: str
-    samples: int
-    class_counts: list[int]
-    scores: list[str]
+    samples: Integer
+    class_counts: Annotated[list[Integer], FailFast()]
+    scores: Annotated[list[str], FailFast()]
     split: str
     identity: str
     code: str
@@ -145,36 +145,7 @@ def read_header(kind: type[Message], header: Mapping[str, Any]) -> Message:
     Raises:
         PayloadError: a field is missing, unknown, or of another type.
     """
-    names = {item.name: str(item.type) for item in fields(kind)}
-    if set(header) != set(names):
-        missing, unknown = sorted(set(names) - set(header)), sorted(set(header) - set(names))
-        raise PayloadError(f"the message's header lacks {missing} and has unknown {unknown}")
-    for name, declared in names.items():
-        if not _fits(header[name], declared):
-            raise PayloadError(f"the message's header says {name}={header[name]!r:.200}; expected {declared}")
-    return kind(**header)
-
-
-def _fits(value: object, declared: str) -> bool:
-    """Whether ``value`` is of the type written as ``declared``, its members too; numbers finite, integers 64-bit."""
-    outer, _, inner = declared.partition("[")
-    if declared == "Any":
-        return True
-    if isinstance(value, bool) or outer == "bool":
-        return isinstance(value, bool) and outer == "bool"
-    if outer == "float":
-        return isinstance(value, int | float) and abs(value) < MOST_FLOAT
-    if outer == "int":
-        return isinstance(value, int) and abs(value) < 2**63
-    if outer == "list":
-        return isinstance(value, list) and all(_fits(item, inner.removesuffix("]")) for item in value)
-    if outer == "dict":
-        _, _, member = inner.removesuffix("]").partition(", ")
-        return isinstance(value, dict) and all(
-            isinstance(key, str) and _fits(item, member) for key, item in value.items()
-        )
-    return outer == "str" and isinstance(value, str)
-
-
-MOST_FLOAT = 1e300
-"""Larger numbers, infinities and not-a-numbers measure nothing."""
+    try:
+        return kind(**header)
+    except ValidationError as error:
+        raise PayloadError(f"the message's header is wrong: {mistakes(error, kind)}") from error

@@ -11,7 +11,6 @@ from typing import cast, get_args
 
 from rich.console import Console
 
-from common.config import coerce
 from common.data.protocols import combined_hash
 from common.errors import ConfigError
 from common.storage.files import write_bytes, write_json, write_text
@@ -105,7 +104,7 @@ def parse(arguments: Sequence[str]) -> Request:
 def _seed(word: str) -> int:
     if not word.strip().isdigit():
         raise ConfigError(f"seeds={word!r}: expected whole numbers such as seeds=0,1,2")
-    return cast("int", coerce(int(word), int, "seeds"))
+    return int(word)
 
 
 def reproduce(request: Request, console: Console | None = None) -> Path:

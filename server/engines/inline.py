@@ -5,12 +5,11 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Protocol
 
 from hydra.utils import get_method
 
-from common.config import build, check
+from common.config import Count, build, checked
 from common.data.protocols import ClientSpec
 from common.errors import GoldfinchError
 from common.settings import RunSettings
@@ -29,7 +28,7 @@ class LocalDevice(Protocol):
         """The answer to a request; its header is an :class:`~common.wire.messages.Answer`."""
 
 
-@dataclass(frozen=True)
+@checked
 class InlineSettings:
     """conf/engine/inline.yaml.
 
@@ -45,10 +44,7 @@ class InlineSettings:
     name: str
     device: str
     wire: bool = False
-    workers: int = 1
-
-    def __post_init__(self) -> None:
-        check(self.workers >= 1, f"workers must be >= 1; got {self.workers}")
+    workers: Count = 1
 
 
 class InlineEngine:

@@ -9,8 +9,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from common.versions import package_versions
-from common.wire.messages import PACKAGES
+from common.versions import CODE, package_versions
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -39,7 +38,7 @@ def write_bundle(folder: Path) -> Path:
     Its dependencies are empty on purpose: they are installed already, and Flower would fetch them again for every run.
     """
     folder.mkdir(parents=True)
-    for package in PACKAGES:
+    for package in CODE:
         shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
     version = package_versions().get("goldfinch", "0.1.0")
     (folder / "pyproject.toml").write_text(PYPROJECT.format(version=version))

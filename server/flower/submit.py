@@ -12,11 +12,10 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common.config import build, check, quoted_override
+from common.config import Count, ZeroToOne, build, checked, quoted_override
 from common.errors import EngineError
 from common.settings import RunSettings
 from server.flower.bundle import write_bundle
@@ -28,7 +27,7 @@ MOST_LINES = 60
 """Lines of an error's message that are passed on at most: a client's traceback fits, a long list is in the log."""
 
 
-@dataclass(frozen=True)
+@checked
 class RaySettings:
     """conf/engine/ray.yaml.
 
@@ -39,15 +38,11 @@ class RaySettings:
     """
 
     name: str
-    actors: int | None = None
-    gpus: float = 0.0
-
-    def __post_init__(self) -> None:
-        check(self.actors is None or self.actors >= 1, f"actors must be >= 1; got {self.actors}")
-        check(0 <= self.gpus <= 1, f"gpus must be in [0, 1]; got {self.gpus}")
+    actors: Count | None = None
+    gpus: ZeroToOne = 0.0
 
 
-@dataclass(frozen=True)
+@checked
 class SuperLinkSettings:
     """conf/engine/superlink.yaml.
 

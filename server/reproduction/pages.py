@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from common.data.protocols import combined_hash
-from common.versions import package_versions
-from common.wire.messages import code_sha256
+from common.versions import code_sha256, package_versions
 from server.reproduction.comparison import Comparison, Line, Order
 from server.results.table import RULES
 

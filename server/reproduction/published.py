@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
 from omegaconf import OmegaConf
 
-from common.config import build, check
+from common.config import build, check, checked
 from common.errors import ConfigError, nearest
 
 PUBLISHED = Path(__file__).resolve().parent / "published"
@@ -20,7 +20,7 @@ Scale = Literal["paper", "small"]
 Rule = Literal["final", "last_n", "best_round"]
 
 
-@dataclass(frozen=True)
+@checked
 class Reduction:
     """What ``scale=small`` changes.
 
@@ -36,7 +36,7 @@ class Reduction:
     stand_ins: dict[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@checked
 class PublishedRow:
     """One row of a table.
 
@@ -67,7 +67,7 @@ class PublishedRow:
         return sum(known) / len(known) if known and len(known) == len(self.cells) else self.average
 
 
-@dataclass(frozen=True)
+@checked
 class Sweep:
     """A grid of hyper-parameters, each point of which is a row.
 
@@ -95,7 +95,7 @@ class Sweep:
         return tuple(rows)
 
 
-@dataclass(frozen=True)
+@checked
 class PublishedTable:
     """One table, or one data set of it; its name is that of its file in ``conf/experiment/``.
 

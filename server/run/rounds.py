@@ -312,7 +312,7 @@ class Rounds:
             score = RoundScore(scored_round, accuracy)
             self.history.event("score", round=scored_round, accuracy=accuracy, average=score.average, worst=score.worst)
 
-    def _score_row(self, number: int, reply: Reply, entry: dict[str, Any]) -> dict[str, Any]:
+    def _score_row(self, number: int, reply: Reply, entry: Mapping[str, Any]) -> dict[str, Any]:
         return {
             "round": number,
             "client": reply.client,

@@ -7,11 +7,12 @@ import importlib
 import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
-from common.config import build, check
+from pydantic import Field
+
+from common.config import build, checked
 from common.errors import ConfigError
 from common.settings import RunSettings
 from server.trackers.events import Listener
@@ -29,7 +30,7 @@ class Tracker(Protocol):
         """Write out what is pending."""
 
 
-@dataclass(frozen=True)
+@checked
 class Report:
     """conf/report/csv.yaml, and what every other tracker has too.
 
@@ -38,12 +39,8 @@ class Report:
         prometheus_address: network address it listens on; ``0.0.0.0`` is every one, as a container needs.
     """
 
-    prometheus_port: int | None = None
+    prometheus_port: Annotated[int, Field(gt=0, lt=65536)] | None = None
     prometheus_address: str = "127.0.0.1"
-
-    def __post_init__(self) -> None:
-        port = self.prometheus_port
-        check(port is None or 0 < port < 65536, f"prometheus_port must be in 1..65535; got {port}")
 
     def require(self) -> None:
         """Check that the library is there.
@@ -150,7 +147,7 @@ class Guard:
             listener("tracker failed", {"tracker": kind, "reason": f"{type(error).__name__}: {error}"})
 
 
-@dataclass(frozen=True)
+@checked
 class Scalar:
     """One number of one round.
 

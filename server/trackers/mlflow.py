@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from common.config import checked
 from common.settings import RunSettings
 from server.trackers.base import Report, Tracker, flat, library, scalars
 
@@ -16,7 +16,7 @@ LONGEST_PARAMETER = 500
 RUN_TAG = "goldfinch.run"
 
 
-@dataclass(frozen=True)
+@checked
 class MLflow(Report):
     """conf/report/mlflow.yaml.
 

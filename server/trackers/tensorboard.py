@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from common.config import checked
 from common.settings import RunSettings
 from server.trackers.base import Report, Tracker, flat, library, scalars
 
 
-@dataclass(frozen=True)
+@checked
 class TensorBoard(Report):
     """conf/report/tensorboard.yaml.
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
 
+from common.config import checked
 from common.settings import RunSettings
 from server.trackers.base import Report, Tracker, library, scalars
 
 
-@dataclass(frozen=True)
+@checked
 class WeightsAndBiases(Report):
     """conf/report/wandb.yaml.
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from common.config import checked
 from common.prototypes import PrototypeSet, unbiased_prototypes
 from strategies.core.exchange import Update
 
@@ -59,7 +59,7 @@ def _weighted_sum(parts: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
     return result.view(first.shape)
 
 
-@dataclass(frozen=True)
+@checked
 class Mean:
     """The average: what a method does unless a rule of :mod:`strategies.core.robust` stands in for it.
 

@@ -14,6 +14,7 @@ from common.errors import PayloadError
 from common.seeding import generator
 from common.settings import RunSettings, TrainSettings
 from common.storage.state import GlobalState
+from common.versions import code_sha256
 from common.wire.cast import cast_down, cast_up
 from common.wire.messages import Answer, Request
 from common.wire.payload import Payload
@@ -178,6 +179,7 @@ class Federation:
                 client_index=client.index,
                 train=client.id in training,
                 score=duties.get(client.id, []),
+                code=code_sha256(),
             )
             for client in self.server.clients
             if client.id in training or client.id in duties

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -81,18 +80,15 @@ class Gate:
         """Scores are what was asked for, and arithmetically possible."""
         if answer.trained != request.train:
             raise PayloadError("the answer carries no update" if request.train else "an update came unasked")
-        domains = [entry.get("domain") for entry in answer.scores if isinstance(entry, dict)]
+        domains = [entry["domain"] for entry in answer.scores]
         if domains != list(request.score):
             raise PayloadError(f"scores of {domains} came; asked for {request.score}")
         for entry in answer.scores:
-            count: Any = entry.get("count")
-            correct: Any = entry.get("correct")
-            loss: Any = entry.get("loss")
-            whole = isinstance(count, int) and isinstance(correct, int)
-            if not whole or not 0 <= correct <= count or not 1 <= count <= MOST_SAMPLES:
-                raise PayloadError(f"the score of {entry['domain']} claims {correct!r:.20} correct of {count!r:.20}")
-            if not isinstance(loss, float | int) or not 0 <= loss <= MOST_LOSS:
-                raise PayloadError(f"the score of {entry['domain']} has loss {loss!r:.20}")
+            count, correct, loss = entry["count"], entry["correct"], entry["loss"]
+            if not 0 <= correct <= count or not 1 <= count <= MOST_SAMPLES:
+                raise PayloadError(f"the score of {entry['domain']} claims {correct} correct of {count}")
+            if not 0 <= loss <= MOST_LOSS:
+                raise PayloadError(f"the score of {entry['domain']} has loss {loss}")
 
     def _check_prototypes(self, prototypes: PrototypeSet | None, client: Client) -> PrototypeSet:
         if not self.expected.prototypes:

@@ -10,11 +10,11 @@ the device answers with an upload, and the server aggregates the uploads into th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
+from common.config import checked
 from common.losses import cross_entropy
 from common.prototypes import PrototypeSet
 from common.storage.state import GlobalState
@@ -53,7 +53,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True)
+@checked
 class Method:
     """Base of every method. As it stands it is FedAvg (McMahan et al., 2017): cross-entropy, average by samples."""
 

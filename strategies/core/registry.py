@@ -9,7 +9,8 @@ import torch
 
 from common.seeding import generator
 from common.settings import RunSettings
-from common.wire.messages import Registration, code_sha256
+from common.versions import code_sha256
+from common.wire.messages import Registration
 from strategies.core.method import Client
 
 

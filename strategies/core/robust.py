@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
 
-from common.config import check
+from common.config import Count, Natural, checked
 from common.errors import ConfigError
 from common.prototypes import PrototypeSet, class_means
 from strategies.core.aggregation import Mean, average
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     pass
 
 
-@dataclass(frozen=True)
+@checked
 class RobustRule(Mean, ABC):
     """What the rules have in common: prototypes are treated class by class, one row per client.
 
@@ -121,7 +121,7 @@ def _middle(values: Tensor) -> Tensor:
     return (ordered[(len(values) - 1) // 2].double() + ordered[len(values) // 2].double()) / 2
 
 
-@dataclass(frozen=True)
+@checked
 class CoordinateRule(RobustRule):
     """A rule that looks at each number by itself, such as one weight of the net over all clients."""
 
@@ -138,7 +138,7 @@ class CoordinateRule(RobustRule):
         return combined
 
 
-@dataclass(frozen=True)
+@checked
 class Median(CoordinateRule):
     """The coordinate-wise median (Yin et al., ICML 2018): bears fewer than half hostile clients.
 
@@ -157,7 +157,7 @@ class Median(CoordinateRule):
         return _nearest(table, len(table) // 2 + 1)
 
 
-@dataclass(frozen=True)
+@checked
 class TrimmedMean(CoordinateRule):
     """The coordinate-wise mean without the ``attackers`` largest and smallest values (Yin et al., ICML 2018).
 
@@ -168,10 +168,7 @@ class TrimmedMean(CoordinateRule):
         attackers: hostile clients to bear in a round, >= 0; more than twice as many must answer.
     """
 
-    attackers: int = 1
-
-    def __post_init__(self) -> None:
-        check(self.attackers >= 0, f"attackers must be >= 0; got {self.attackers}")
+    attackers: Natural = 1
 
     @property
     def _name(self) -> str:
@@ -197,7 +194,7 @@ class TrimmedMean(CoordinateRule):
         return _nearest(table, len(table) - self._trimmed(len(table)))
 
 
-@dataclass(frozen=True)
+@checked
 class Krum(RobustRule):
     """The update whose nearest others are nearest (Krum), or the mean of several (multi-Krum; Blanchard et al., 2017).
 
@@ -210,12 +207,8 @@ class Krum(RobustRule):
         keep: clients that are kept, >= 1; ``null`` keeps n - f (multi-Krum).
     """
 
-    attackers: int = 1
-    keep: int | None = 1
-
-    def __post_init__(self) -> None:
-        check(self.attackers >= 0, f"attackers must be >= 0; got {self.attackers}")
-        check(self.keep is None or self.keep >= 1, f"keep must be >= 1, or null for all but attackers; got {self.keep}")
+    attackers: Natural = 1
+    keep: Count | None = 1
 
     @property
     def _name(self) -> str:

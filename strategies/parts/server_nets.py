@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from common.config import check
+from common.config import BelowOne, Count, NonNegative, Positive, checked
 from common.data.batches import split_batches
 from common.losses import cross_entropy
 from common.models.auxiliary import Discriminator
@@ -24,7 +23,7 @@ from strategies.core.method import Local, Server
 MOMENTUM = "momentum/"
 
 
-@dataclass(frozen=True)
+@checked
 class NetTraining:
     """How a net trains on features: SGD, batches of the run's ``train.batch_size``.
 
@@ -35,16 +34,10 @@ class NetTraining:
         weight_decay: L2 coefficient, >= 0.
     """
 
-    epochs: int = 3
-    learning_rate: float = 0.01
-    momentum: float = 0.9
-    weight_decay: float = 1e-5
-
-    def __post_init__(self) -> None:
-        check(self.epochs >= 1, f"epochs must be >= 1; got {self.epochs}")
-        check(self.learning_rate > 0, f"learning_rate must be > 0; got {self.learning_rate}")
-        check(0 <= self.momentum < 1, f"momentum must be in [0, 1); got {self.momentum}")
-        check(self.weight_decay >= 0, f"weight_decay must be >= 0; got {self.weight_decay}")
+    epochs: Count = 3
+    learning_rate: Positive = 0.01
+    momentum: BelowOne = 0.9
+    weight_decay: NonNegative = 1e-5
 
 
 def train_net(

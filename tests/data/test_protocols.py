@@ -188,7 +188,7 @@ def test_too_few_samples_are_an_error_with_a_way_out() -> None:
         (lambda: OneClientPerDomain(samples=0), "samples"),
         (lambda: OneClientPerDomain(fraction=0.0), "fraction"),
         (lambda: Allocation(counts={}), "at least one client"),
-        (lambda: Allocation(counts={"sketch": -1, "signs": 2}), "negative"),
+        (lambda: Allocation(counts={"sketch": -1, "signs": 2}), "counts.sketch"),
         (lambda: Allocation(counts={"sketch": 6}, fraction=0.2), "sketch: 6 clients would take 1.2"),
         (lambda: Dirichlet(alpha=0.0), "alpha"),
         (lambda: Dirichlet(samples=20), "cannot give"),

@@ -16,7 +16,7 @@ from support.simulations import SMALL, simulation
 
 from common.errors import EngineError
 from common.settings import load_settings
-from common.wire.messages import PACKAGES
+from common.versions import CODE
 from server.cli import main
 from server.commands.deployment import LocalDeployment, one_node_per_client
 from server.engines.inline import InlineEngine
@@ -73,7 +73,7 @@ def left_running(folder: Path) -> list[str]:
 
 def stale_copy(folder: Path) -> Path:
     """A checkout of another version, in a folder from which somebody works."""
-    for package in PACKAGES:
+    for package in CODE:
         shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
     changed = folder / "strategies" / "fpl.py"
     changed.write_text(changed.read_text() + "\n# another version\n")

@@ -26,7 +26,7 @@ from client.resident.caller import Caller
 from client.resident.frames import Reply
 from client.resident.place import Process, of_node, peer
 from common.errors import EngineError
-from common.wire.messages import PACKAGES
+from common.versions import CODE
 from common.wire.payload import decode
 from strategies.core.codec import read_registrations
 
@@ -145,7 +145,7 @@ def test_it_leaves_when_the_caller_it_works_for_is_gone(asked: Asked) -> None:
 def test_other_code_is_replaced_and_its_own_code_is_what_runs(asked: Asked, tmp_path: Path) -> None:
     """Both ways: a trainer of the copy gives way to one of this checkout, and the other way round."""
     copy = tmp_path / "copy"
-    for package in PACKAGES:
+    for package in CODE:
         shutil.copytree(ROOT / package, copy / package, ignore=shutil.ignore_patterns("__pycache__"))
     with (copy / "common" / "errors.py").open("a") as stream:
         stream.write("# another version\n")
@@ -153,7 +153,7 @@ def test_other_code_is_replaced_and_its_own_code_is_what_runs(asked: Asked, tmp_
     def ask_from(root: Path) -> str:
         code = (
             "import sys; from client.resident.caller import Caller; from client.resident.frames import Question\n"
-            "from client.resident.place import process; from common.wire.messages import code_sha256\n"
+            "from client.resident.place import process; from common.versions import code_sha256\n"
             "node, overrides, state = sys.argv[1:]; configuration = {'domain': 'sketch', 'state-dir': state}\n"
             "reply = Caller(process(int(node)), configuration).ask(Question('register', 7, overrides, configuration))\n"
             "print(reply.ok, code_sha256(), code_sha256() in reply.text)"
