@@ -14,6 +14,7 @@ from common.losses import cross_entropy, uniform_divergence
 from common.prototypes import PrototypeSet
 from common.storage.state import GlobalState
 from strategies.core.method import Batch, Download, Expected, Local, Losses, Server, Trained, Update, Upload
+from strategies.parts.protected_features import feature_pass
 from strategies.parts.server_nets import (
     NetTraining,
     initial_net,
@@ -91,8 +92,3 @@ class ADCOL(SingleSet):
 def owners_of(updates: Sequence[Update]) -> Tensor:
     """``[N]`` int64: index of the client of each uploaded feature."""
     return torch.cat([torch.full((len(update.extra["features"]),), update.client.index) for update in updates])
-
-
-def feature_pass(local: Local, mode: Literal["train", "eval"]) -> tuple[Tensor, Tensor]:
-    """Features and labels of the training split: augmented with batch statistics, or plain in evaluation mode."""
-    return local.features(augmented=1, training_mode=True) if mode == "train" else local.features()

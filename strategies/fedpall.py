@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 from typing import ClassVar, Literal
@@ -10,15 +9,15 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from common.config import NonNegative, Positive, Share, ZeroToOne, checked
-from common.errors import PayloadError
+from common.config import NonNegative, Positive, checked
 from common.losses import cross_entropy, prototype_contrast, uniform_divergence
 from common.models.partition import norm_state_names
-from common.prototypes import PrototypeSet, class_means, normalise_rows, unbiased_prototypes
+from common.prototypes import PrototypeSet
 from common.storage.state import GlobalState, under_prefix
-from strategies.adcol import feature_pass, owners_of
-from strategies.core.method import Batch, Download, Expected, Local, Losses, Server, Shape, Trained, Update, Upload
-from strategies.parts.edits import running_statistics_kept
+from strategies.adcol import owners_of
+from strategies.core.method import Batch, Download, Local, Losses, Server, Update
+from strategies.parts.class_means import class_means_of
+from strategies.parts.protected_features import ProtectedFeatures
 from strategies.parts.server_nets import (
     NetTraining,
     initial_net,
@@ -33,39 +32,23 @@ AMPLIFIER, CLASSIFIER = "amplifier", "classifier"
 
 
 @checked
-class FedPall(SingleSet):
+class FedPall(ProtectedFeatures, SingleSet):
     """Clients keep their bodies, deceive a server's amplifier, agree on prototypes and take over a global classifier.
 
     Two exchanges a round. ``train``: each client takes over the global classifier but for its batch norm, trains on
     cross-entropy + ``contrast`` * InfoNCE with the global prototypes (Eq. 7) + ``divergence`` * KL between the
     amplifier's opinion whose feature it is and uniform (Eq. 6), and sends class means; the server makes the prototypes
-    of the round (Eq. 4). ``mix``: each client's own model is scored, and it sends its features mixed with the
-    prototypes and masked (Eq. 8-9); on these the server trains the classifier (labels) and the amplifier (clients).
-    ``contrast=divergence=0`` without ``swap_classifier`` is SingleSet.
-
-    Payload: up, class means and counts, then ``[N_k, D]`` protected features and ``[N_k]`` labels; down, amplifier,
-    classifier without batch norm, and the prototypes in both exchanges, so that a client that sat out has them.
-    Client state: its whole model. Scored on each client's own model before the next classifier arrives.
-    **Privacy: the label of every training sample leaves the device, with a masked mixture of its feature and the
-    prototype of its class.** Mixture and mask were measured to lower mutual information, they are no guarantee.
-
-    ``fidelity=released`` is the default because the released code made the tables. Where they differ, ``paper`` takes
-    KL(amplifier || uniform), whose gradient saturates, instead of KL(uniform || amplifier); local means as they are,
-    instead of at unit length; and one mixing share and an independent Bernoulli mask per sample, instead of one share
-    (two decimals) and one mask with exactly ``mask_share`` ones per client and round.
+    of the round (Eq. 4). ``mix``: each client's own model is scored, and it sends protected features; on these the
+    server trains the classifier (labels) and the amplifier (clients). ``contrast=divergence=0`` without
+    ``swap_classifier`` is SingleSet. Paper, code, payload and privacy: docs/methods.md.
 
     Args:
         temperature: tau > 0 (released: 3).
         contrast: delta, weight of InfoNCE, >= 0. Office-10, PACS: 0.1; Digits: 0.7 (the paper says 0.3, see #30).
         divergence: mu, weight of the KL term, >= 0. Office-10, PACS: 0.1; Digits: 0.3 (the paper says 0.7).
-        fidelity: see above.
         denominator: InfoNCE over all classes; over the ``negatives`` only (Eq. 7); or over all with the prototypes'
             lengths kept there (``raw``, released). The default is the sound one; lengths are at most 1.
         amplifier_mode: batch norm of the amplifier on the device: batch statistics (released), or running ones.
-        feature_mode: augmented batches with their own statistics (``train``, released), or plain in evaluation mode.
-        protection: what happens to features before they leave: nothing, Gaussian noise N(0, 1), mixture, mask, both.
-        mix_low: smallest share of the own feature in a mixture, in [0, 1]; the largest is 1.
-        mask_share: beta, share of feature dimensions that are sent, in (0, 1].
         swap_classifier: whether clients take over the global classifier.
         server_training: how the server trains classifier and amplifier.
     """
@@ -75,13 +58,8 @@ class FedPall(SingleSet):
     temperature: Positive = 3.0
     contrast: NonNegative = 0.1
     divergence: NonNegative = 0.1
-    fidelity: Literal["released", "paper"] = "released"
     denominator: Literal["all", "negatives", "raw"] = "all"
     amplifier_mode: Literal["train", "eval"] = "train"
-    feature_mode: Literal["train", "eval"] = "train"
-    protection: Literal["none", "gaussian", "mix", "mask", "both"] = "both"
-    mix_low: ZeroToOne = 0.8
-    mask_share: Share = 0.9
     swap_classifier: bool = True
     server_training: NetTraining = field(default_factory=NetTraining)
 
@@ -89,8 +67,6 @@ class FedPall(SingleSet):
     def scored_at(self) -> str:
         """After training, before the next classifier."""
         return "mix"
-
-    # ---- on the device ---------------------------------------------------------------------------------------------
 
     def begin(self, local: Local) -> None:
         """Take over the global classifier; its batch norm stays the client's own."""
@@ -112,45 +88,10 @@ class FedPall(SingleSet):
             )
         if self.divergence:
             net = received_discriminator(AMPLIFIER, local, training_mode=self.amplifier_mode == "train")
-            direction: Literal["prediction_first", "uniform_first"] = (
-                "prediction_first" if self.fidelity == "paper" else "uniform_first"
-            )
-            terms["divergence"] = self.divergence * uniform_divergence(net(batch.features), direction)
+            opinion, paper = net(batch.features), self.fidelity == "paper"
+            kl = uniform_divergence(opinion, "prediction_first" if paper else "uniform_first")
+            terms["divergence"] = self.divergence * kl
         return Losses(terms)
-
-    def upload(self, local: Local, trained: Trained) -> Upload:  # noqa: ARG002
-        """The client's class means (Eq. 3)."""
-        return Upload(prototypes=class_means(*feature_pass(local, self.feature_mode), local.class_count))
-
-    def respond(self, local: Local) -> Upload:
-        """Features of the same pass, protected, and their labels."""
-        with running_statistics_kept(local.model):  # they moved in the first pass already
-            features, labels = feature_pass(local, self.feature_mode)
-        protected = self.protect(features, labels, local.prototypes, local.generator("protection"))
-        return Upload(weights={}, extra={"features": protected, "labels": labels})
-
-    def protect(self, features: Tensor, labels: Tensor, prototypes: PrototypeSet, draws: torch.Generator) -> Tensor:
-        """``mask * (share * z + (1 - share) * G^y)`` (Eq. 8-9), ``[N, D]``; share in [mix_low, 1], mask of 0 and 1."""
-        count, size = features.shape
-        per_sample = self.fidelity == "paper"
-        if self.protection == "gaussian":
-            return features + torch.randn(count, size, generator=draws).to(features)
-        if self.protection in ("mix", "both"):
-            table, _ = prototypes.rows_per_class(1 + max([*prototypes.classes, int(labels.max())]))
-            share = self.mix_low + (1 - self.mix_low) * torch.rand(count if per_sample else 1, 1, generator=draws)
-            share = (share if per_sample else (100 * share).round() / 100).to(features)
-            features = share * features + (1 - share) * table[labels]
-        if self.protection in ("mask", "both"):
-            if per_sample:
-                mask = torch.rand(count, size, generator=draws) < self.mask_share
-            else:
-                ones = math.floor(self.mask_share * size + 1e-9)  # 0.29 * 100 is 28.999999999999996
-                mask = torch.zeros(1, size, dtype=torch.bool)
-                mask[0, torch.randperm(size, generator=draws)[:ones]] = True
-            features = features * mask.to(features)
-        return features
-
-    # ---- on the server ---------------------------------------------------------------------------------------------
 
     def initial_state(self, weights: Mapping[str, Tensor], server: Server) -> GlobalState:
         """An amplifier with weights of the seed; the classifier is the initial model's."""
@@ -167,38 +108,13 @@ class FedPall(SingleSet):
         taken = {name: tensor for name, tensor in classifier.items() if name.partition("/")[2] not in own}
         return Download(prototypes=state.prototypes, extra={**sent_net(AMPLIFIER, state.extra), **taken})
 
-    def expects(self, server: Server) -> Expected:
-        """``train``: class means. ``mix``: one feature and label per training sample."""
-        if server.exchange == "train":
-            return Expected(weights=False, prototypes=True)
-        rows: Mapping[str, tuple[torch.dtype, Shape]] = {
-            "features": (torch.float32, ("samples", server.feature_size)),
-            "labels": (torch.int64, ("samples",)),
-        }
-        return Expected(weights=False, extra=rows)
-
-    def inspect(self, update: Update, server: Server) -> None:
-        """The labels are as many of each class as the client registered."""
-        labels = update.extra.get("labels")
-        if labels is not None:
-            known = labels[(labels >= 0) & (labels < server.class_count)]
-            if tuple(torch.bincount(known, minlength=server.class_count).tolist()) != update.client.class_counts:
-                raise PayloadError("the features' labels are not those of the classes that the client registered")
-
     def aggregate(self, state: GlobalState, updates: Sequence[Update], server: Server) -> GlobalState:
         """``train``: prototypes (Eq. 4). ``mix``: classifier by label, then amplifier by client."""
         if server.exchange == "train":
-            return replace(state, prototypes=self._prototypes(updates))
-        features = torch.cat([update.extra["features"] for update in updates])
-        labels = torch.cat([update.extra["labels"] for update in updates])
+            return replace(state, prototypes=class_means_of(updates, server, unit=self.fidelity == "released"))
+        features, labels = (torch.cat([update.extra[name] for update in updates]) for name in ("features", "labels"))
         head, amplifier = server.new_model().get_submodule("head"), new_discriminator(AMPLIFIER, server)
         how, extra = self.server_training, state.extra
         nets = retrain(CLASSIFIER, head, extra, features, labels, how, server)
         nets |= retrain(AMPLIFIER, amplifier, extra, features, owners_of(updates), how, server)
         return replace(state, extra=nets)
-
-    def _prototypes(self, updates: Sequence[Update]) -> PrototypeSet:
-        """``G^c = sum_k n_k^c m_k^c / sum_k n_k^c``, of local means at unit length or (paper) as they are."""
-        means = PrototypeSet.concatenate([update.prototypes for update in updates])
-        vectors = means.vectors if self.fidelity == "paper" else normalise_rows(means.vectors)
-        return unbiased_prototypes(PrototypeSet(vectors, means.labels, means.weights), sample_weighted=True)

@@ -9,30 +9,26 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from common.config import Count, Natural, NonNegative, Positive, check, checked
+from common.config import NonNegative, Positive, checked
 from common.losses import cross_entropy, prototype_contrast
-from common.prototypes import PrototypeSet, class_means, normalise_rows
-from common.storage.state import GlobalState, under_prefix, with_prefix
-from strategies.core.method import Batch, Download, Expected, Local, Losses, Method, Server, Trained, Update, Upload
-from strategies.parts.server_nets import NetTraining, train_net
+from common.prototypes import PrototypeSet, class_means
+from common.storage.state import GlobalState, with_prefix
+from strategies.core.method import Batch, Download, Expected, Local, Losses, Server, Update, Upload
+from strategies.parts.class_means import class_means_of
+from strategies.parts.rebalancing import REBALANCED, Rebalancing
 
-HEAD, SYNTHETIC = "head.", "synthetic/"
+HEAD = "head."
 
 
 @checked
-class RUCR(Method):
+class RUCR(Rebalancing):
     """FedAvg with features pulled to shared class means, and a classifier re-balanced on mixed features.
 
     Two exchanges a round. ``train``: cross-entropy + ``contrast * CE(cos(z, G) / temperature + log r_y on the true
     class)``, with r the classes' shares of all samples; the models are averaged. ``rebalance``: the averaged model is
-    scored; each client retrains its classifier on ``per_class`` mixtures ``share * G^c + (1 - share) * z / ||z||`` for
-    every class, with features z of its own samples under the model of ``train``; the averaged classifier is the next
-    round's. In the same exchange it sends class means under the averaged model: they make the next G (the mean, by
-    samples, of local means at unit length). The first round has no G and is FedAvg's. ``contrast=rebalance_epochs=0``
-    is FedAvg.
-
-    The defaults are FedPall's run. The official code: ``temperature=0.15 contrast=0.9 per_class=100 mix_low=0.35
-    mix_high=0.95 rebalance_epochs=50 rebalance_last=20 feed_back=false``.
+    scored; each client retrains its classifier on synthetic features; the averaged classifier is the next round's. In
+    the same exchange it sends class means under the averaged model: they make the next G. The first round has no G and
+    is FedAvg's. ``contrast=rebalance_epochs=0`` is FedAvg. The official code's values: docs/methods.md.
 
     Payload: up, the model, then one vector and count per class and the classifier; down, the model, with G, then the
     averaged model. Client state: the synthetic features between the exchanges. **Privacy: class means of features and
@@ -41,12 +37,6 @@ class RUCR(Method):
     Args:
         temperature: tau > 0.
         contrast: weight of the contrast with G, >= 0.
-        per_class: synthetic features per class, >= 1.
-        mix_low, mix_high: a share of G is drawn from (mix_low, mix_high] for each synthetic feature.
-        rebalance_epochs: epochs over the synthetic features, >= 0; ``None`` takes the run's local epochs.
-        rebalance_rate: learning rate of plain SGD, > 0; the classifier's batch norm keeps its statistics.
-        rebalance_last: re-balance in the last so many rounds only; ``None`` in all.
-        feed_back: whether the re-balanced classifier is trained on (FedPall), or only scored.
     """
 
     fedavg_at: ClassVar[Mapping[str, float] | None] = {"contrast": 0.0, "rebalance_epochs": 0}
@@ -54,59 +44,8 @@ class RUCR(Method):
 
     temperature: Positive = 1.0
     contrast: NonNegative = 0.1
-    per_class: Count = 50
-    mix_low: float = 0.2
-    mix_high: float = 0.8
-    rebalance_epochs: Natural | None = None
-    rebalance_rate: Positive = 0.01
-    rebalance_last: Count | None = None
-    feed_back: bool = True
-
-    def __post_init__(self) -> None:
-        in_order = 0 <= self.mix_low <= self.mix_high <= 1
-        check(in_order, f"0 <= mix_low <= mix_high <= 1 must hold; got {self.mix_low} and {self.mix_high}")
-
-    @property
-    def scheduled(self) -> bool:
-        """Which rounds are the last depends on how many there are."""
-        return self.rebalance_last is not None
-
-    @property
-    def scored_at(self) -> str:
-        """The averaged model before re-balancing (FedPall), or with the re-balanced classifier."""
-        return "rebalance" if self.feed_back else "train"
-
-    @property
-    def adapts(self) -> bool:
-        """A classifier that is not trained on is put in for the score."""
-        return not self.feed_back
-
-    def adapt(self, local: Local) -> None:
-        """Put the re-balanced classifier in."""
-        local.model.load_state_dict(under_prefix("rebalanced/", local.extra), strict=False)
-
-    def _due(self, number: int, rounds: int) -> bool:
-        """Whether round ``number`` re-balances."""
-        return number > 1 and (self.rebalance_last is None or number > rounds - self.rebalance_last)
 
     # ---- on the device ---------------------------------------------------------------------------------------------
-
-    def begin(self, local: Local) -> None:
-        """Draw the synthetic features, while the model is the shared one."""
-        if self._due(local.round, local.rounds) and len(local.prototypes):
-            local.cached("synthetic", lambda: self.synthesise(local.features()[0], local))
-
-    def synthesise(self, features: Tensor, local: Local) -> dict[str, Tensor]:
-        """``per_class`` mixtures for each class of G: ``features [K' * per_class, D]`` and ``labels``."""
-        prototypes, draws = local.prototypes, local.generator("synthesise")
-        wanted = prototypes.labels.repeat_interleave(self.per_class)
-        own = normalise_rows(features)[
-            torch.randint(len(features), (len(wanted),), generator=draws).to(features.device)
-        ]
-        share = self.mix_high - (self.mix_high - self.mix_low) * torch.rand(len(wanted), 1, generator=draws)
-        share = share.to(features)
-        rows = prototypes.vectors.repeat_interleave(self.per_class, dim=0)
-        return with_prefix(SYNTHETIC, {"features": share * rows + (1 - share) * own, "labels": wanted})
 
     def loss(self, batch: Batch, local: Local) -> Losses:
         """Cross-entropy, and the contrast with G once there is one."""
@@ -126,30 +65,22 @@ class RUCR(Method):
             terms["contrast"] = self.contrast * total / len(batch.labels)
         return Losses(terms)
 
-    def upload(self, local: Local, trained: Trained) -> Upload:  # noqa: ARG002
-        """The model; the synthetic features stay."""
-        return Upload(local=local.cached("synthetic", dict))
-
     def respond(self, local: Local) -> Upload:
         """Class means under the averaged model, and its classifier, re-balanced."""
         means = class_means(*local.features(), local.class_count)
-        if not self._due(local.round, local.rounds):
+        if not self.due(local.round, local.rounds):
             return Upload(weights={}, prototypes=means)
         head = local.model.get_submodule("head")
-        epochs = local.train.epochs if self.rebalance_epochs is None else self.rebalance_epochs
-        synthetic = under_prefix(SYNTHETIC, local.kept)
-        if epochs and synthetic:
-            training = NetTraining(epochs, self.rebalance_rate, momentum=0.0, weight_decay=0.0)
-            features, labels = synthetic["features"], synthetic["labels"]
-            draws = local.generator("rebalance")
-            train_net(head.eval(), features, labels, training, draws, batch_size=local.train.batch_size)
+        self.rebalance(head, local)
         return Upload(weights={}, prototypes=means, extra=with_prefix(HEAD, head.state_dict()))
 
     # ---- on the server ---------------------------------------------------------------------------------------------
 
     def download(self, state: GlobalState, server: Server) -> Download:
         """The model; for training also G, and the classifier that is scored if it is another."""
-        return Download(state.weights) if server.exchange == "rebalance" else Download(*_all_of(state))
+        if server.exchange == "rebalance":
+            return Download(state.weights)
+        return Download(state.weights, state.prototypes, state.extra)
 
     def expects(self, server: Server) -> Expected:
         """``train``: the model. ``rebalance``: class means and, when it is due, a classifier."""
@@ -157,25 +88,18 @@ class RUCR(Method):
             return Expected()
         heads = {name: tensor for name, tensor in server.shared.items() if name.startswith(HEAD)}
         specs = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in heads.items()}
-        return Expected(False, True, extra=specs if self._due(server.round, server.rounds) else {})
+        return Expected(False, True, extra=specs if self.due(server.round, server.rounds) else {})
 
     def aggregate(self, state: GlobalState, updates: Sequence[Update], server: Server) -> GlobalState:
         """Average the models; then the classifiers, and the class means to G."""
         if server.exchange == "train":
             return replace(state, weights=server.aggregation.average(updates))
-        sets = [update.prototypes for update in updates]
-        unit = [PrototypeSet(normalise_rows(each.vectors), each.labels, each.weights) for each in sets]
-        means = server.aggregation.class_means(unit, sample_weighted=True)
-        state = replace(state, prototypes=means, extra={})
+        state = replace(state, prototypes=class_means_of(updates, server), extra={})
         shares = [update.samples for update in updates]
         heads = server.aggregation.combine([update.extra for update in updates], shares)
         if self.feed_back:
             return replace(state, weights={**state.weights, **heads})
-        return replace(state, extra=with_prefix("rebalanced/", heads))
-
-
-def _all_of(state: GlobalState) -> tuple[Mapping[str, Tensor], PrototypeSet, Mapping[str, Tensor]]:
-    return state.weights, state.prototypes, state.extra
+        return replace(state, extra=with_prefix(REBALANCED, heads))
 
 
 def _table(prototypes: PrototypeSet, class_count: int) -> tuple[PrototypeSet, Tensor]:

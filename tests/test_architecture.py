@@ -198,7 +198,7 @@ def test_a_method_is_one_short_file_and_one_short_yaml(path: Path) -> None:
     assert method.name == path.stem
     source = Path(inspect.getfile(type(method)))
     assert source == ROOT / "strategies" / f"{path.stem}.py"
-    assert len(source.read_text().splitlines()) <= 250
+    assert len(source.read_text().splitlines()) <= 120
     code = [line for line in source.read_text().splitlines() if line.strip()]
     assert len(significant(path.read_text())) <= 15
     assert len(code) - documentation_lines(source) <= 150
