@@ -26,7 +26,7 @@ from bench.ratios import Ratio, append, compare, in_turn, quantity
 from common.models.specs import Small, TorchvisionResNet
 from common.prototypes import PrototypeSet, cluster_prototypes
 from common.seeding import generator
-from strategies.core.aggregation import MEAN
+from strategies.core.aggregation import Mean
 from strategies.core.exchange import Client, Update
 
 CLASSES, FEATURES = 10, 512
@@ -56,7 +56,7 @@ def aggregation(count: int, repeats: int, spec: Small | TorchvisionResNet) -> li
     shape = f"clients={count} values={values} prototypes={count * CLASSES}x{FEATURES}"
 
     def ours() -> object:
-        return MEAN.average(updates), prototypes(updates)
+        return Mean().average(updates), prototypes(updates)
 
     def flower() -> object:
         return flower_aggregate(arrays)

@@ -120,6 +120,3 @@ class Mean:
     def rows(self, sets: Sequence[PrototypeSet]) -> PrototypeSet:
         """The participants' rows that a clustering is made of: all of them, by class and then in client order."""
         return PrototypeSet.concatenate(sets)
-
-
-MEAN = Mean()

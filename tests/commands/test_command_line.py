@@ -104,13 +104,15 @@ IMPORTED = """
 import sys
 from server.cli import main
 code = main(sys.argv[1:])
-heavy = {"torch", "flwr", "matplotlib", "hydra", "rich", "numpy"} & set(sys.modules)
+heavy = {"torch", "flwr", "matplotlib", "hydra", "rich", "numpy", "pydantic"} & set(sys.modules)
 print(code, *sorted(heavy))
 """
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"), [(["--help"], "0"), (["rnu"], "1"), (["run", "train.round=5"], "1 hydra")], ids=spoken
+    ("words", "expected"),
+    [(["--help"], "0"), (["rnu"], "1"), (["run", "train.round=5"], "1 hydra pydantic")],
+    ids=spoken,
 )
 def test_help_and_mistakes_import_little(words: list[str], expected: str) -> None:
     result = subprocess.run([sys.executable, "-c", IMPORTED, *words], capture_output=True, text=True, check=True)

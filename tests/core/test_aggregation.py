@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from common.seeding import derive, generator, numpy_generator
-from strategies.core.aggregation import MEAN, average
+from strategies.core.aggregation import Mean, average
 from strategies.core.method import Client, Update
 from strategies.parts.edits import add_linear, pull_towards
 
@@ -106,7 +106,7 @@ def updates() -> list[Update]:
 
 
 def test_weights_by_samples_or_equal() -> None:
-    by_samples, equal = MEAN.average(updates()), MEAN.average(updates(), uniform=True)
+    by_samples, equal = Mean().average(updates()), Mean().average(updates(), uniform=True)
     rows = [update.weights["w"] for update in updates()]
     assert torch.allclose(by_samples["w"], (10 * rows[0] + 30 * rows[1] + 7 * rows[2]) / 47, atol=1e-6)
     assert torch.allclose(equal["w"], (rows[0] + rows[1] + rows[2]) / 3, atol=1e-6)
@@ -114,7 +114,7 @@ def test_weights_by_samples_or_equal() -> None:
 
 def test_sorted_by_client_the_order_of_arrival_does_not_matter() -> None:
     found = {
-        MEAN.average(sorted(order, key=lambda update: update.client.id))["w"].numpy().tobytes()
+        Mean().average(sorted(order, key=lambda update: update.client.id))["w"].numpy().tobytes()
         for order in permutations(updates())
     }
     assert len(found) == 1

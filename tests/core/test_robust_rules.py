@@ -20,7 +20,7 @@ from common.config import CONF
 from common.errors import ConfigError
 from common.prototypes import PrototypeSet
 from common.seeding import generator
-from strategies.core.aggregation import MEAN, Mean, average
+from strategies.core.aggregation import Mean, average
 from strategies.core.robust import Krum, Median, TrimmedMean
 
 State = dict[str, torch.Tensor]
@@ -146,7 +146,7 @@ def test_nothing_trimmed_is_the_mean_with_equal_weights() -> None:
 
 def test_totals_are_sums_or_as_many_times_the_rule() -> None:
     given = [{"w": state["w"]} for state in states(5)]
-    assert torch.allclose(MEAN.totals(given)["w"], sum(state["w"].double() for state in given))
+    assert torch.allclose(Mean().totals(given)["w"], sum(state["w"].double() for state in given))
     assert torch.allclose(Median().totals(given)["w"], 5 * Median().combine(given, [1.0] * 5)["w"].double())
 
 
@@ -172,7 +172,7 @@ def test_as_many_as_assumed_do_not_move_it_out_of_the_honest_range(name: str, va
             assert bool(((found >= low) & (found <= high)).all())
 
 
-@pytest.mark.parametrize(("rule", "hostile"), [(Median(), 4), (TrimmedMean(1), 2), (Krum(1), 5), (MEAN, 1)])
+@pytest.mark.parametrize(("rule", "hostile"), [(Median(), 4), (TrimmedMean(1), 2), (Krum(1), 5), (Mean(), 1)])
 def test_more_than_that_do(rule: Mean, hostile: int) -> None:
     """The bound is real: colluding clients beyond it get their way."""
     liars = [{**state, "w": torch.full((3, 2), 1e6)} for state in states(1) * hostile]
@@ -314,15 +314,9 @@ def test_settings_that_cannot_be(overrides: list[str], reason: str) -> None:
         composed("method=fedavg", "engine=inline", *overrides)
 
 
-def test_the_default_is_the_run_that_it_was_before_there_was_a_choice() -> None:
+def test_the_rule_and_the_bound_belong_to_the_run() -> None:
     plain = composed("method=fedavg", "engine=inline")
     assert plain.identity == composed("method=fedavg", "engine=inline", "aggregation=mean").identity
     assert plain.identity != composed("method=fedavg", "engine=inline", "aggregation=median").identity
     assert plain.identity != composed("method=fedavg", "engine=inline", "rounds.outlier_factor=9").identity
     assert plain.identity != composed("method=fedavg", "engine=inline", "rounds.outliers=refuse").identity
-    older = dict(plain.raw)
-    older.pop("aggregation")
-    from common.settings import settings_of
-
-    assert settings_of(older).identity == plain.identity
-    assert settings_of(older).aggregation == MEAN

@@ -50,7 +50,16 @@ def tensors_of(reply: Reply) -> dict[str, list[Any]]:
 
 
 def test_the_thin_process_imports_no_torch() -> None:
-    heavy = ("torch", "torchvision", "safetensors", "hydra", "omegaconf", "common.settings", "client.device")
+    heavy = (
+        "torch",
+        "torchvision",
+        "pydantic",
+        "safetensors",
+        "hydra",
+        "omegaconf",
+        "common.settings",
+        "client.device",
+    )
     code = f"import sys, client.app; print([name for name in {heavy!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -10,7 +10,7 @@ from support.toy import toy_settings
 from torch import nn
 
 from client.store import FileStore
-from strategies.core.aggregation import MEAN
+from strategies.core.aggregation import Mean
 from strategies.feddyn import FedDyn
 from strategies.parts import dynamics
 
@@ -41,7 +41,7 @@ def test_the_server_follows_algorithm_1():
 
 def test_buffers_are_the_mean_and_have_no_h():
     state = run_server(FedDyn(alpha=ALPHA), ROUNDS)[-1]
-    mean = MEAN.average(ROUNDS[-1], uniform=True)
+    mean = Mean().average(ROUNDS[-1], uniform=True)
     assert all(torch.equal(state.weights[name], mean[name]) for name in BUFFERS)
     assert set(state.extra) == {"h/" + name for name in PARAMETERS}
 
@@ -49,7 +49,7 @@ def test_buffers_are_the_mean_and_have_no_h():
 def test_weighting_chooses_the_mean():
     uniform = run_server(FedDyn(alpha=ALPHA), ROUNDS[:1])[-1]
     samples = run_server(FedDyn(alpha=ALPHA, weighting="samples"), ROUNDS[:1])[-1]
-    mean = MEAN.average(ROUNDS[0])
+    mean = Mean().average(ROUNDS[0])
     assert torch.equal(samples.weights["norm.running_mean"], mean["norm.running_mean"])
     assert not torch.allclose(samples.weights["layer.weight"], uniform.weights["layer.weight"])
     assert torch.equal(samples.extra["h/layer.weight"], uniform.extra["h/layer.weight"])

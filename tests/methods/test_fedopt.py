@@ -8,7 +8,7 @@ import pytest
 import torch
 from support.halves import BUFFERS, PARAMETERS, elements, model_state, run_server, updates
 
-from strategies.core.aggregation import MEAN
+from strategies.core.aggregation import Mean
 from strategies.fedopt import FedOpt
 
 ROUNDS = [updates(1), updates(2, who=(0, 2)), updates(3)]
@@ -53,7 +53,7 @@ def test_sgd_is_torch_s_sgd_on_the_pseudo_gradient():
     parameter = torch.nn.Parameter(model_state("initial")["layer.weight"].double())
     optimizer = torch.optim.SGD([parameter], lr=RATE, momentum=MOMENTUM)
     for sent in ROUNDS:
-        mean = MEAN.average(sent, uniform=True)["layer.weight"].double()
+        mean = Mean().average(sent, uniform=True)["layer.weight"].double()
         parameter.grad = parameter.detach() - mean
         optimizer.step()
     found = run_server(make("sgd"), ROUNDS)[-1].weights["layer.weight"]
@@ -70,7 +70,7 @@ def test_yogi_s_second_moment_goes_both_ways():
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "yogi", "adagrad"])
 def test_buffers_are_the_mean_and_have_no_moment(optimizer):
     state = run_server(make(optimizer), ROUNDS)[-1]
-    mean = MEAN.average(ROUNDS[-1], uniform=True)
+    mean = Mean().average(ROUNDS[-1], uniform=True)
     assert all(torch.equal(state.weights[name], mean[name]) for name in BUFFERS)
     moments = 1 if optimizer == "sgd" else 2
     assert len(state.extra) == moments * len(PARAMETERS)
@@ -80,7 +80,7 @@ def test_step_one_without_momentum_is_the_average_bit_for_bit():
     method = FedOpt(server_learning_rate=1.0, momentum=0.0, weighting="samples")
     states = run_server(method, ROUNDS)
     for sent, state in zip(ROUNDS, states[1:], strict=True):
-        mean = MEAN.average(sent)
+        mean = Mean().average(sent)
         assert all(torch.equal(state.weights[name], mean[name]) for name in mean)
 
 

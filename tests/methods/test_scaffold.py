@@ -11,7 +11,7 @@ from support.toy import toy_settings
 from client.store import FileStore
 from common.errors import ConfigError
 from common.settings import TrainSettings
-from strategies.core.aggregation import MEAN
+from strategies.core.aggregation import Mean
 from strategies.scaffold import SCAFFOLD, effective_steps
 
 
@@ -40,7 +40,7 @@ def test_the_server_follows_algorithm_1(rate):
 
 def test_buffers_are_the_mean():
     state = run_server(SCAFFOLD(server_learning_rate=0.5), ROUNDS)[-1]
-    mean = MEAN.average(ROUNDS[-1], uniform=True)
+    mean = Mean().average(ROUNDS[-1], uniform=True)
     assert all(torch.equal(state.weights[name], mean[name]) for name in BUFFERS)
     assert set(state.extra) == {"control/" + name for name in PARAMETERS}
 

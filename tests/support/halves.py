@@ -13,7 +13,7 @@ from common.prototypes import PrototypeSet
 from common.seeding import generator
 from common.settings import TrainSettings
 from common.storage.state import GlobalState
-from strategies.core.aggregation import MEAN, Mean
+from strategies.core.aggregation import Mean
 from strategies.core.method import Client, Method, Update
 
 CLASSES, FEATURES = 3, 4
@@ -52,7 +52,7 @@ class Half:
     round: int = 1
     rounds: int = 10
     train: TrainSettings = field(default_factory=TrainSettings)
-    aggregation: Mean = MEAN
+    aggregation: Mean = field(default_factory=Mean)
 
 
 def updates(
