@@ -11,15 +11,26 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Annotated, Any, NotRequired, TypeVar
 
-from pydantic import FailFast, Field, ValidationError
+from pydantic import BeforeValidator, FailFast, Field, ValidationError
 from typing_extensions import TypedDict  # pydantic takes typing's own from Python 3.12 on
 
-from common.config import checked, mistakes
+from common.config import check, checked, mistakes
 from common.errors import PayloadError
 
 Integer = Annotated[int, Field(gt=-(2**63), lt=2**63)]
 Number = Annotated[float, Field(gt=-1e300, lt=1e300)]
 """Larger numbers measure nothing."""
+
+MOST_ENTRIES = 1000
+"""Of a mapping in a header: pydantic lists every mistake, and a hostile header could hold a million."""
+
+
+def _few(value: object) -> object:
+    check(not isinstance(value, Mapping) or len(value) <= MOST_ENTRIES, f"more than {MOST_ENTRIES} entries")
+    return value
+
+
+Few = BeforeValidator(_few)
 
 
 class Score(TypedDict):
@@ -89,10 +100,10 @@ class Answer:
     samples: Integer
     class_counts: Annotated[list[Integer], FailFast()]
     trained: bool
-    scores: Annotated[list[Score], FailFast()]
-    losses: dict[str, Number]
+    scores: Annotated[list[Annotated[Score, Few]], FailFast()]
+    losses: Annotated[dict[str, Number], Few]
     steps: Integer
-    seconds: dict[str, Number]
+    seconds: Annotated[dict[str, Number], Few]
     peak_bytes: Integer
     device: str
     releases: Integer
@@ -123,7 +134,7 @@ class Registration:
     identity: str
     code: str
     device: str
-    versions: dict[str, str]
+    versions: Annotated[dict[str, str], Few]
 
 
 def header_of(message: Request | Answer | Registration) -> dict[str, Any]:
@@ -146,6 +157,8 @@ def read_header(kind: type[Message], header: Mapping[str, Any]) -> Message:
         PayloadError: a field is missing, unknown, or of another type.
     """
     try:
+        _few(header)
         return kind(**header)
-    except ValidationError as error:
-        raise PayloadError(f"the message's header is wrong: {mistakes(error, kind)}") from error
+    except ValueError as error:
+        told = mistakes(error, kind) if isinstance(error, ValidationError) else error
+        raise PayloadError(f"the message's header is wrong: {told}") from error

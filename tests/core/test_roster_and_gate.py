@@ -258,6 +258,8 @@ FURTHER: dict[str, tuple[Change, str]] = {
     "seconds are a list": (header(seconds={"train": [1]}), "seconds"),
     "steps are endless": (header(steps=10**30), "steps"),
     "device is a number": (header(device=3), "device"),
+    "losses without end": (header(losses={str(i): 0.0 for i in range(1001)}), "losses: more than 1000 entries"),
+    "fields without end": (header(**{f"f{i}": 0 for i in range(1001)}), "more than 1000 entries"),
     "a field too many": (header(admin=True), "admin: no such key"),
     "two rows of a class": (
         lambda payload: replace(
