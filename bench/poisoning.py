@@ -282,9 +282,10 @@ def table(outcomes: Sequence[Outcome]) -> str:
                 if not mine:
                     continue
                 by_rule = {rule: [x for x in mine if x.aggregation == rule and x.bound == "on"] for rule in RULES}
-                without = [item for item in mine if item.aggregation == "mean" and item.bound == "off"]
+                without = [x for x in mine if x.aggregation == "mean" and x.bound == "off"]
+                without += [x for x in by_rule["mean"] if not x.clipped]  # where nothing was cut it is the same run
                 clipped = sum(item.clipped for item in by_rule["mean"])
-                cells = [cell(without or by_rule["mean"]), *(cell(by_rule[rule]) for rule in RULES)]
+                cells = [cell(without), *(cell(by_rule[rule]) for rule in RULES)]
                 lines.append(f"| {federation} | {method} | {attack} | {clipped} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 

@@ -120,14 +120,14 @@ class Gate:
 
     def _check_model(self, weights: Mapping[str, Tensor]) -> None:
         """What no training leaves: negative counters, variances that are not positive, a net of zeros: no gradient."""
+        trained = [tensor for name, tensor in weights.items() if name in self.server.parameters]
+        if trained and not any(bool(tensor.any()) for tensor in trained):
+            raise PayloadError("all parameters are zero")
         for name, tensor in weights.items():
             if not tensor.is_floating_point() and bool((tensor < 0).any()):
                 raise PayloadError(f"{name} has negative values; it counts")
             if name.endswith("running_var") and bool((tensor <= 0).any()):
                 raise PayloadError(f"{name} has values that are not positive; it measures a variance")
-        trained = [tensor for name, tensor in weights.items() if name in self.server.parameters]
-        if trained and not any(bool(tensor.any()) for tensor in trained):
-            raise PayloadError("all parameters are zero")
 
     def _check_values(self, name: str, tensor: Tensor) -> None:
         if not tensor.is_floating_point() or not tensor.numel():
