@@ -30,6 +30,35 @@ from common.errors import ConfigError, nearest
 from common.privacy import GaussianPrivacy, NoPrivacy
 
 
+NOT_THE_RESULT = (
+    *("engine", "report", "output", "resume", "overwrite", "experiment", "choices", "data.root", "train.device"),
+    *("rounds.deadline", "rounds.registration", "rounds.failures", "rounds.checkpoints"),
+)
+"""Settings, and groups of them, that do not change what comes out of a run."""
+
+MAY_GO_ON_OTHERWISE = ("train.rounds", "rounds.last_rounds", "rounds.evaluate_every", "rounds.test_samples")
+"""Settings that change the result, but not the rounds that are done: a run may go on with other values."""
+
+
+def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings as ``a.b.c`` keys; lists stay values."""
+    found: dict[str, Any] = {}
+    for key, value in settings.items():
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return found
+
+
+def result_settings(raw: Mapping[str, Any], without: Sequence[str] = ()) -> dict[str, Any]:
+    """Every setting that changes what comes out of a run, as ``a.b.c`` keys.
+
+    Args:
+        raw: the composed configuration.
+        without: further settings, or groups of them, to leave out.
+    """
+    left_out = tuple(f"{name}." for name in (*NOT_THE_RESULT, *without))
+    return {key: value for key, value in flat(raw).items() if not f"{key}.".startswith(left_out)}
+
+
 @checked
 class TrainSettings:
     """Rounds and local training (conf/train/).
@@ -159,8 +188,7 @@ class RunSettings:
     def identity(self) -> str:
         """16 hex digits over everything that changes the result; a checkpoint of another identity is refused.
 
-        The number of rounds is left out, so that a finished run can be continued; so are engine, report, output, device
-        and time limits, which do not change the result.
+        What a run may go on with another value of is left out.
         """
         return self._digest(())
 
@@ -170,25 +198,8 @@ class RunSettings:
         return self._digest(("seed",))
 
     def _digest(self, without: tuple[str, ...]) -> str:
-        relevant = json.loads(json.dumps(self.raw, default=str))
-        for key in ("engine", "report", "output", "resume", "overwrite", "experiment", "choices", *without):
-            relevant.pop(key, None)
-        for group, keys in {
-            "train": ("rounds", "device"),
-            "rounds": (
-                "deadline",
-                "registration",
-                "failures",
-                "last_rounds",
-                "checkpoints",
-                "evaluate_every",
-                "test_samples",
-            ),
-            "data": ("root",),
-        }.items():
-            for key in keys:
-                relevant.get(group, {}).pop(key, None)
-        return hashlib.sha256(json.dumps(relevant, sort_keys=True).encode()).hexdigest()[:16]
+        relevant = result_settings(self.raw, MAY_GO_ON_OTHERWISE + without)
+        return hashlib.sha256(json.dumps(relevant, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
     @property
     def choices(self) -> Mapping[str, str]:

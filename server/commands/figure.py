@@ -14,8 +14,7 @@ from server.plots.curves import Point, convergence
 from server.plots.style import save
 from server.plots.sweeps import grouped, loss_bars, sensitivity
 from server.reproduction.comparison import averages
-from server.results.entries import Entry, labels, read_entries
-from server.results.table import find_runs
+from server.results.run import Run, find_runs, labels
 
 KINDS = ("convergence", "features", "cam", "heatmap", "bars")
 
@@ -43,20 +42,20 @@ def draw(
         "convergence": lambda: curves_of(runs),
         "features": lambda: _features(runs, samples or 100),
         "cam": lambda: _cam(runs, samples or 2),
-        "heatmap": lambda: sensitivity(read_entries(runs), axes=axes, rule=rule, column=column),
+        "heatmap": lambda: sensitivity(runs, axes=axes, rule=rule, column=column),
         "bars": lambda: _bars(runs, rule),
     }
     print(f"wrote {save(kinds[kind](), output or Path(folders[0]) / f'{kind}.png')}")
 
 
-def names_of(entries: Sequence[Entry]) -> list[str]:
+def names_of(runs: Sequence[Run]) -> list[str]:
     """Labels of runs: those of the table that ``goldfinch reproduce`` made of them, else method and settings."""
     known: dict[Path, str] = {}
-    for folder in {entry.folder.absolute().parents[2] for entry in entries if len(entry.folder.absolute().parents) > 2}:
+    for folder in {run.folder.absolute().parents[2] for run in runs if len(run.folder.absolute().parents) > 2}:
         for path in sorted(folder.glob("*.json")):
             known |= _labels_in(path)
-    found = [known.get(entry.folder.absolute()) for entry in entries]
-    return [name for name in found if name] if all(found) else labels(entries)
+    found = [known.get(run.folder.absolute()) for run in runs]
+    return [name for name in found if name] if all(found) else labels(runs)
 
 
 def _labels_in(path: Path) -> dict[Path, str]:
@@ -67,43 +66,41 @@ def _labels_in(path: Path) -> dict[Path, str]:
         return {}
 
 
-def _bars(folders: Sequence[Path], rule: str) -> Figure:
-    entries = read_entries(folders)
-    return loss_bars(entries, names_of(entries), rule)
+def _bars(runs: Sequence[Run], rule: str) -> Figure:
+    return loss_bars(runs, names_of(runs), rule)
 
 
-def curves_of(folders: Sequence[Path]) -> Figure:
+def curves_of(runs: Sequence[Run]) -> Figure:
     """Average accuracy by round of runs, seeds of one label together."""
-    entries = read_entries(folders)
     curves: dict[str, dict[int, Point]] = {}
-    for label, members in grouped(entries, names_of(entries)).items():
+    for label, members in grouped(runs, names_of(runs)).items():
         by_round: dict[int, list[float]] = {}
-        for entry in members:
-            for number, average in averages(entry.folder).items():
+        for run in members:
+            for number, average in averages(run.folder).items():
                 by_round.setdefault(number, []).append(average)
         curves[label] = {
             number: (statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
             for number, values in sorted(by_round.items())
         }
-    first = entries[0].summary
+    first = runs[0].summary
     return convergence(curves, f"{first['data']}, {first['protocol']}")
 
 
-def _features(folders: Sequence[Path], samples: int) -> Figure:
+def _features(runs: Sequence[Run], samples: int) -> Figure:
     from server.plots.maps import feature_map
-    from server.results.run import Run
 
-    if len(folders) != 1:
-        raise ConfigError(f"features shows one run; {len(folders)} were found: {', '.join(map(str, folders[:5]))}")
-    return feature_map(Run.open(folders[0]), samples)
+    if len(runs) != 1:
+        raise ConfigError(
+            f"features shows one run; {len(runs)} were found: {', '.join(str(run.folder) for run in runs[:5])}"
+        )
+    return feature_map(runs[0], samples)
 
 
-def _cam(folders: Sequence[Path], samples: int) -> Figure:
+def _cam(runs: Sequence[Run], samples: int) -> Figure:
     from server.plots.maps import activation_maps
-    from server.results.run import Run
 
-    names = names_of(read_entries(folders))
+    names = names_of(runs)
     repeated = [
-        f"{name}, {folder.name}" if names.count(name) > 1 else name for name, folder in zip(names, folders, strict=True)
+        f"{name}, {run.folder.name}" if names.count(name) > 1 else name for name, run in zip(names, runs, strict=True)
     ]
-    return activation_maps([(name, Run.open(folder)) for name, folder in zip(repeated, folders, strict=True)], samples)
+    return activation_maps(list(zip(repeated, runs, strict=True)), samples)

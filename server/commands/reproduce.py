@@ -21,8 +21,7 @@ from server.reproduction.comparison import Comparison, Line
 from server.reproduction.pages import Picture, as_html, as_markdown, compose
 from server.reproduction.published import PublishedTable, Scale, published_table, published_tables
 from server.reproduction.runs import Job, check_names, execute, plan
-from server.results.entries import read_entries, varying
-from server.run.conduct import read_summary
+from server.results.run import Run, varying
 
 HELP = """goldfinch reproduce TABLE [scale=small|paper] [methods=A,B] [seeds=0,1,2] [output=DIR] [KEY=VALUE ...]
 
@@ -179,9 +178,9 @@ def draw(comparison: Comparison, name: str) -> list[Picture]:
         pictures.append(Picture(content, f"{name}-bars.png", "test accuracy by domain"))
     for place, sweep in enumerate(table.sweeps, 1):
         mine = [line for line in finished if set(line.row.point) == set(sweep.axes)]
-        entries = read_entries([line.folders[seed] for line in mine for seed in line.summaries])
-        if set(varying(entries)) == set(sweep.axes):
-            heat = sensitivity(entries, axes=list(sweep.axes), rule=table.rule, names=sweep.names)
+        runs = [Run(line.folders[seed]) for line in mine for seed in line.summaries]
+        if set(varying(runs)) == set(sweep.axes):
+            heat = sensitivity(runs, axes=list(sweep.axes), rule=table.rule, names=sweep.names)
             pictures.append(Picture(png(heat), f"{name}-sweep-{place}.png", ", ".join(sweep.names.values())))
     return pictures
 
@@ -212,7 +211,7 @@ def _information(folder: Path) -> float:
     """The estimate for a run, kept in ``mutual_information.json`` beside the state it is of."""
     from server.results.information import information_of_run
 
-    path, state = folder / "mutual_information.json", read_summary(folder)["state_sha256"]
+    path, state = folder / "mutual_information.json", Run.open(folder).summary["state_sha256"]
     if path.exists():
         kept = json.loads(path.read_text())
         if kept["state_sha256"] == state:

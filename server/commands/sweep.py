@@ -27,9 +27,8 @@ from common.config import CONF, compose_config, quoted_override
 from common.errors import ConfigError, GoldfinchError
 from common.settings import RunSettings, settings_of
 from common.storage.files import write_text
-from server.results.entries import read_entries
+from server.results.run import Run
 from server.results.table import boards, group_rows, markdown, render
-from server.run.conduct import read_summary
 
 INTERRUPTED = (130, 143, -signal.SIGINT, -signal.SIGTERM)
 """Exit codes of a run that somebody stopped: it is not to be started anew."""
@@ -60,7 +59,7 @@ class Job:
     def summary(self) -> Mapping[str, Any] | None:
         """``summary.json``, if the folder holds this very run and it came to its end, with a score or without."""
         try:
-            summary = read_summary(self.folder)
+            summary = Run.open(self.folder).summary
         except GoldfinchError:
             return None
         done, asked = summary.get("rounds", 0), self.settings.train.rounds
@@ -204,14 +203,14 @@ def _run(job: Job, running: dict[str, subprocess.Popen[bytes]], show: Callable[[
 
 
 def _score(job: Job) -> str:
-    summary = read_summary(job.folder)
+    summary = Run.open(job.folder).summary
     skipped = f", {summary['rounds_skipped']} of {summary['rounds']} rounds skipped" * bool(summary["rounds_skipped"])
     return f"average {summary['average']:.2f}, worst {summary['worst']:.2f}{skipped}"
 
 
 def _write_tables(jobs: Sequence[Job], output: Path, arguments: Sequence[str], console: Console) -> None:
     text = [f"`goldfinch sweep {' '.join(arguments)}`", ""]
-    for members in boards(read_entries([job.folder for job in jobs])):
+    for members in boards([Run(job.folder) for job in jobs]):
         rows = group_rows(members)
         table = render(rows, "final")
         needed = Console(width=1000).measure(table).maximum

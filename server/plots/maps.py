@@ -106,7 +106,7 @@ def feature_map(run: Run, per_domain: int = 100) -> Figure:
 
 
 def _stages(run: Run, size: int) -> list[tuple[str, PrototypeSet]]:
-    pages = [page for page in run.pages() if len(page.prototypes) and page.prototypes.feature_size == size]
+    pages = [page for page in run.pages if len(page.prototypes) and page.prototypes.feature_size == size]
     if not pages:
         last = run.checkpoint.state
         fits = last.prototypes.feature_size == size

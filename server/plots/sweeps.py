@@ -12,16 +12,18 @@ from matplotlib.figure import Figure
 from common.errors import ConfigError, nearest
 from server.plots.curves import Point, bars
 from server.plots.style import COLOURS, HEAT, new_figure, plain
-from server.results.entries import Entry, brief, varying
+from server.results.run import Run, brief, varying
 
 
-def score(entry: Entry, rule: str, column: str) -> float:
+def score(run: Run, rule: str, column: str) -> float:
     """A domain's accuracy, ``average``, ``worst`` or ``spread`` of a run, in per cent.
 
     Raises:
         ConfigError: the run has no such column.
     """
-    found = entry.summary["scores"][rule]
+    found = run.summary["scores"].get(rule)
+    if found is None:
+        raise ConfigError(f"{run.folder} has no score by the rule {rule}: leave it out")
     if column in ("average", "worst", "spread"):
         return float(found[column])
     if column not in found["accuracy"]:
@@ -30,7 +32,7 @@ def score(entry: Entry, rule: str, column: str) -> float:
 
 
 def sensitivity(
-    entries: Sequence[Entry],
+    runs: Sequence[Run],
     *,
     axes: Sequence[str] = (),
     rule: str = "final",
@@ -40,7 +42,7 @@ def sensitivity(
     """A heat map over two hyper-parameters, or a line over one.
 
     Args:
-        entries: the runs of a sweep; runs that differ in the seed alone are averaged.
+        runs: the runs of a sweep; runs that differ in the seed alone are averaged.
         axes: keys of the horizontal and of the vertical axis; empty takes the keys that vary.
         rule: how a run is scored.
         column: what is shown.
@@ -49,8 +51,8 @@ def sensitivity(
     Raises:
         ConfigError: the runs vary in none or more than two settings, or an axis is not among these.
     """
-    keys = list(axes) or varying(entries)
-    known = varying(entries)
+    keys = list(axes) or varying(runs)
+    known = varying(runs)
     for key in keys:
         if key not in known:
             raise ConfigError(f"{key} does not vary between these runs; {nearest(key, known)}")
@@ -63,12 +65,12 @@ def sensitivity(
             f"the runs also differ in {', '.join(extra)}; choose runs that differ in {', '.join(keys)} only"
         )
     cells: dict[tuple[Any, ...], list[float]] = {}
-    for entry in entries:
-        place = tuple(entry.settings.get(key) for key in keys)
-        cells.setdefault(place, []).append(score(entry, rule, column))
+    for run in runs:
+        place = tuple(run.options.get(key) for key in keys)
+        cells.setdefault(place, []).append(score(run, rule, column))
     means = {place: statistics.fmean(values) for place, values in cells.items()}
     values = [sorted({place[index] for place in means}, key=_order) for index in range(len(keys))]
-    title = f"{entries[0].summary['method']} on {entries[0].summary['data']}: {column}, %"
+    title = f"{runs[0].summary['method']} on {runs[0].summary['data']}: {column}, %"
     shown = [(names or {}).get(key, key) for key in keys]
     return _heat(shown, values, means, title) if len(keys) == 2 else _line(shown[0], values[0], means, title)
 
@@ -122,32 +124,32 @@ def _line(key: str, values: Sequence[Any], means: Mapping[tuple[Any, ...], float
     return figure
 
 
-def grouped(entries: Sequence[Entry], names: Sequence[str]) -> dict[str, list[Entry]]:
+def grouped(runs: Sequence[Run], names: Sequence[str]) -> dict[str, list[Run]]:
     """Runs by label; the seeds of one label together."""
-    found: dict[str, list[Entry]] = {}
-    for entry, name in zip(entries, names, strict=True):
-        found.setdefault(name, []).append(entry)
+    found: dict[str, list[Run]] = {}
+    for run, name in zip(runs, names, strict=True):
+        found.setdefault(name, []).append(run)
     return found
 
 
-def loss_bars(entries: Sequence[Entry], names: Sequence[str], rule: str = "final") -> Figure:
+def loss_bars(runs: Sequence[Run], names: Sequence[str], rule: str = "final") -> Figure:
     """Accuracy per domain and on average, one bar for each label, with the deviation over seeds."""
     groups = [
-        *dict.fromkeys(name for entry in entries for name in entry.summary["scores"][rule]["accuracy"]),
+        *dict.fromkeys(name for run in runs for name in run.summary["scores"][rule]["accuracy"]),
         "average",
     ]
     series: dict[str, list[Point | None]] = {}
-    for label, members in grouped(entries, names).items():
+    for label, members in grouped(runs, names).items():
         points: list[Point | None] = []
         for group in groups:
-            having = [entry for entry in members if group == "average" or group in _accuracy(entry, rule)]
-            values = [score(entry, rule, group) for entry in having]
+            having = [run for run in members if group == "average" or group in _accuracy(run, rule)]
+            values = [score(run, rule, group) for run in having]
             spread = statistics.stdev(values) if len(values) > 1 else None
             points.append((statistics.fmean(values), spread) if values else None)
         series[label] = points
-    return bars(groups, series, f"{entries[0].summary['data']}, {entries[0].summary['protocol']}")
+    return bars(groups, series, f"{runs[0].summary['data']}, {runs[0].summary['protocol']}")
 
 
-def _accuracy(entry: Entry, rule: str) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = entry.summary["scores"][rule]["accuracy"]
+def _accuracy(run: Run, rule: str) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = run.summary["scores"][rule]["accuracy"]
     return found

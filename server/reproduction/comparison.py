@@ -12,7 +12,7 @@ from typing import Any
 from scipy.stats import spearmanr
 
 from server.reproduction.published import PublishedRow, PublishedTable, Scale
-from server.run.history import read_rows
+from server.results.run import Run
 
 MEGABYTE = 1e6
 
@@ -243,13 +243,8 @@ def agreement(pairs: Sequence[tuple[float, float]]) -> Order:
 
 def averages(folder: Path, domains: Sequence[str] = ()) -> dict[int, float]:
     """Mean accuracy over ``domains`` (all that were scored, if empty) by round, from a run's ``history.csv``."""
-    by_round: dict[int, dict[str, list[float]]] = {}
-    for row in read_rows(folder / "history.csv"):
-        by_round.setdefault(int(row["round"]), {}).setdefault(row["domain"], []).append(
-            100.0 * int(row["correct"]) / max(1, int(row["count"]))
-        )
     return {
-        number: statistics.fmean(statistics.fmean(scores[name]) for name in domains or scores)
-        for number, scores in sorted(by_round.items())
-        if all(name in scores for name in domains)
+        score.round: statistics.fmean(score.accuracy[name] for name in domains or score.accuracy)
+        for score in Run(folder).round_scores
+        if all(name in score.accuracy for name in domains)
     }

@@ -17,8 +17,9 @@ from common.config import quoted_override
 from common.errors import CheckpointError, ConfigError, GoldfinchError, nearest
 from common.settings import RunSettings, load_settings
 from server.reproduction.published import PublishedRow, PublishedTable, Scale, method_of
+from server.results.run import Run
 from server.run.checkpoint import Checkpoints
-from server.run.conduct import conduct, prepare_output, read_summary
+from server.run.conduct import conduct, prepare_output
 from server.trackers.events import Listener
 
 ENGINES = ("inline", "ray")
@@ -48,7 +49,7 @@ class Job:
     def summary(self) -> Mapping[str, Any] | None:
         """``summary.json``, if the folder holds this very run, complete and with a score."""
         try:
-            found = read_summary(self.folder)
+            found = Run.open(self.folder).summary
         except GoldfinchError:
             return None
         same = found.get("identity") == self.settings.identity and found["average"] is not None
@@ -166,7 +167,7 @@ def _conduct(job: Job, listener: Listener) -> Mapping[str, Any]:
         if settings.engine["name"] == "inline":
             return conduct(settings, InlineEngine(settings), [listener])
         run_on_ray(settings, [*job.overrides, f"resume={resume}", f"overwrite={not resume}"], [listener])
-        return read_summary(job.folder)
+        return Run.open(job.folder).summary
 
 
 @dataclass

@@ -1,8 +1,10 @@
-"""A run opened again from its folder: settings, state, models, data; for figures and measures after the fact."""
+"""The one reader of a run's folder: its files, what they say, and its models and data again; and what to call runs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -10,19 +12,22 @@ from typing import Any
 
 import torch
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 from torch import Tensor
+from yaml import YAMLError
 
-from common.config import compose_config
+from common.config import build
 from common.data.domain import Split
 from common.data.protocols import ClientSpec, test_subset
-from common.errors import CheckpointError, ConfigError
+from common.errors import CheckpointError, ConfigError, GoldfinchError
+from common.metrics import RoundScore, summarise
 from common.models.base import Model
 from common.seeding import generator
-from common.settings import RunSettings, settings_of
+from common.settings import RunSettings, result_settings, settings_of
 from common.storage.series import Series
 from server.run.checkpoint import Checkpoint, Checkpoints
-from server.run.conduct import read_summary
-from server.run.prototype_log import Page, read_pages
+from server.run.history import read_events, read_rows, round_scores
+from server.run.prototype_log import Page, read_confusions, read_pages
 from strategies.core.federation import Federation
 from strategies.core.method import Method
 
@@ -30,39 +35,187 @@ EVALUATION_BATCH = 256
 _KEPT_MODEL = "model/"  # how a device names the unshared part of its model in its own state
 
 
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError, OmegaConfBaseException, YAMLError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
+
+
 @dataclass(frozen=True)
 class Run:
-    """A finished run.
+    """A run's folder, finished or not, each file read when it is asked for.
+
+    Every property raises :class:`~common.errors.ConfigError` where its file is missing or damaged.
 
     Args:
         folder: where it was written.
-        settings: what it was.
-        summary: its ``summary.json``.
     """
 
     folder: Path
-    settings: RunSettings
-    summary: Mapping[str, Any]
 
     @classmethod
     def open(cls, folder: Path | str) -> Run:
-        """Read a run's folder.
+        """A finished run.
 
         Raises:
-            ConfigError: the folder holds no finished run, or its configuration is of another version of Goldfinch.
+            ConfigError: the folder holds none.
         """
-        folder = Path(folder)
-        summary = read_summary(folder)
+        run = cls(Path(folder))
+        if not run.summary:
+            raise ConfigError(f"{folder} holds no finished run: summary.json is missing")
+        return run
+
+    # ---- its files -------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def summary(self) -> Mapping[str, Any]:
+        """``summary.json``; empty where there is none, as the run has not finished."""
+        path = self.folder / "summary.json"
+        if not path.exists():
+            return {}
+        with _reading(path):
+            content = json.loads(path.read_text())
+        if not isinstance(content, dict) or not content:
+            raise ConfigError(f"{path} is not a run's summary")
+        return content
+
+    @cached_property
+    def config(self) -> Mapping[str, Any]:
+        """``config.yaml``."""
+        path = self.folder / "config.yaml"
+        with _reading(path):
+            content = OmegaConf.to_container(OmegaConf.load(path))
+        if not isinstance(content, dict) or "_target_" not in (content.get("method") or {}):
+            raise ConfigError(f"{path} is not a run's configuration")
+        return {str(key): value for key, value in content.items()}
+
+    @cached_property
+    def options(self) -> Mapping[str, Any]:
+        """Every setting that changes the result, the seed left out, as ``a.b.c`` keys."""
+        return result_settings(self.config, ("seed",))
+
+    @cached_property
+    def scores(self) -> Sequence[Mapping[str, Any]]:
+        """Rows of ``history.csv``."""
+        with _reading(self.folder / "history.csv"):
+            return read_rows(self.folder / "history.csv")
+
+    @cached_property
+    def activity(self) -> Sequence[Mapping[str, Any]]:
+        """Rows of ``activity.csv``."""
+        with _reading(self.folder / "activity.csv"):
+            return read_rows(self.folder / "activity.csv")
+
+    @cached_property
+    def events(self) -> Sequence[Mapping[str, Any]]:
+        """Lines of ``events.jsonl``."""
+        with _reading(self.folder / "events.jsonl"):
+            return read_events(self.folder / "events.jsonl")
+
+    @cached_property
+    def confusions(self) -> Sequence[Mapping[str, Any]]:
+        """Lines of ``confusion.jsonl``."""
+        with _reading(self.folder / "confusion.jsonl"):
+            return read_confusions(self.folder / "confusion.jsonl")
+
+    @cached_property
+    def pages(self) -> Sequence[Page]:
+        """The prototypes of the rounds that were kept."""
+        return read_pages(self.folder / "prototypes")
+
+    # ---- what they say ---------------------------------------------------------------------------------------------
+
+    @property
+    def title(self) -> str:
+        """The method's name as papers write it: its class."""
+        return str(self.config["method"]["_target_"]).rpartition(".")[2]
+
+    @property
+    def seed(self) -> int:
+        """The run's seed."""
+        return int(self.config["seed"])
+
+    @property
+    def board(self) -> tuple[str, str, str]:
+        """Data, protocol and model: what runs must share to be compared."""
+        choices = self.config.get("choices", {})
+        return tuple(str(choices.get(key, "")) for key in ("data", "protocol", "model"))  # type: ignore[return-value]  # three
+
+    @cached_property
+    def round_scores(self) -> list[RoundScore]:
+        """Accuracy per domain of every scored round, ascending."""
+        return round_scores(self.scores)
+
+    @cached_property
+    def rules(self) -> dict[str, dict[str, Any]]:
+        """The scores under each rule, as in ``summary.json``; of an unfinished run, of the rounds it has."""
+        if self.status in ("finished", "failed") and "scores" in self.summary:
+            return dict(self.summary["scores"])
+        last = int(self.config.get("rounds", {}).get("last_rounds", 5))
+        return summarise(self.round_scores, last)
+
+    @property
+    def domains(self) -> list[str]:
+        """Scored domains in the data set's order, then by name."""
+        present = {domain for score in self.round_scores for domain in score.accuracy}
+        known = [str(name) for name in self.config["data"].get("domains") or []]
+        return [name for name in known if name in present] + sorted(present - set(known))
+
+    @property
+    def registrations(self) -> dict[str, Mapping[str, Any]]:
+        """The last registration of each client, by its id."""
+        found = {str(entry["client"]): entry for entry in self.events if entry["event"] == "registered"}
+        return dict(sorted(found.items()))
+
+    @cached_property
+    def class_names(self) -> list[str]:
+        """The classes' names; their numbers where the data set is not described here."""
+        counts = [len(entry["class_counts"]) for entry in self.registrations.values()]
+        counts += [int(line["classes"]) for line in self.confusions[:1]]
         try:
-            raw = OmegaConf.to_container(OmegaConf.load(folder / "config.yaml"))
-        except OSError as error:
-            raise ConfigError(f"{folder}: config.yaml is missing") from error
-        if not isinstance(raw, dict):
-            raise ConfigError(f"{folder / 'config.yaml'} is not a run's configuration")
-        whole = {str(key): value for key, value in raw.items()}
-        defaults = compose_config([])["rounds"]
-        whole["rounds"] = {**defaults, **whole.get("rounds", {})}  # keys that are newer than the run
-        return cls(folder, settings_of({**whole, "output": str(folder)}), summary)
+            names = [str(name) for name in build(self.config["data"], "data").class_names]
+        except (GoldfinchError, OSError, AttributeError):
+            names = []
+        return names if not counts or len(names) == counts[0] else [str(index) for index in range(counts[0])]
+
+    @property
+    def rounds(self) -> int:
+        """Rounds completed."""
+        return max((int(entry["round"]) for entry in self.events if entry["event"] == "round done"), default=0)
+
+    @cached_property
+    def personal(self) -> bool:
+        """Whether clients were scored each with its own model, not all with one."""
+        if "scored" in self.summary:
+            return bool(self.summary["scored"] == "own model")
+        try:
+            return bool(build(self.config["method"], "method").personal)
+        except GoldfinchError:
+            return False
+
+    @property
+    def yaml(self) -> str:
+        """``config.yaml`` again."""
+        return OmegaConf.to_yaml(OmegaConf.create(dict(self.config)))
+
+    @property
+    def status(self) -> str:
+        """``finished``, ``stopped``, ``failed``, or ``unfinished``: it goes on still, or was broken off."""
+        for entry in reversed(self.events):
+            if entry["event"] in ("finish", "stopped", "failed"):
+                return str(entry["event"]).replace("finish", "finished")
+            if entry["event"] in ("start", "resume", "round"):
+                break
+        return "unfinished"
+
+    # ---- what it was made of ---------------------------------------------------------------------------------------
+
+    @cached_property
+    def settings(self) -> RunSettings:
+        """The settings again, as objects: imports what ``config.yaml`` names."""
+        return settings_of({**self.config, "output": str(self.folder)})
 
     @property
     def method(self) -> Method:
@@ -98,10 +251,6 @@ class Run:
         """The domains that were scored."""
         domains: tuple[str, ...] = tuple(self.settings.protocol.test_domains(self.settings.data))
         return domains
-
-    def pages(self) -> list[Page]:
-        """The prototypes of the rounds that were kept."""
-        return read_pages(self.folder / "prototypes")
 
     def model(self, client: str | None = None) -> Model:
         """The global model, or, where methods leave parts of it on devices, a client's; in evaluation mode.
@@ -164,3 +313,47 @@ class Run:
         augmentation = self.settings.data.augmentation
         passes = [model(augmentation.test(images)) for images in split.images.split(EVALUATION_BATCH)]
         return torch.cat([features for features, _ in passes]), torch.cat([logits for _, logits in passes])
+
+
+def find_runs(folders: Sequence[str], *, finished: bool = True) -> list[Run]:
+    """The runs in and below ``folders``, each once.
+
+    Raises:
+        ConfigError: a folder is not there, or holds no run; or its ``config.yaml`` cannot be read.
+    """
+    found: dict[Path, Run] = {}
+    mark = "summary.json" if finished else "events.jsonl"
+    for text in folders:
+        if not Path(text).is_dir():
+            raise ConfigError(f"{text} is not a folder")
+        runs = [Run(path.parent) for path in sorted(Path(text).rglob(mark)) if (path.parent / "config.yaml").exists()]
+        if not runs:
+            what = "finished run" if finished else "run"
+            raise ConfigError(f"{text} holds no {what} (no config.yaml with {mark} in it or below it)")
+        for run in runs:
+            found.setdefault(run.folder.resolve(), run)
+    return [run for run in found.values() if run.config]
+
+
+def varying(runs: Sequence[Run]) -> list[str]:
+    """The keys that differ between the runs, most values first, then by name."""
+    keys = dict.fromkeys(key for run in runs for key in run.options)
+    values = {key: {repr(run.options.get(key)) for run in runs} for key in keys}
+    return sorted((key for key in keys if len(values[key]) > 1), key=lambda key: (-len(values[key]), key))
+
+
+def labels(runs: Sequence[Run], most: int | None = None) -> list[str]:
+    """A label for each run: the method, and at ``most`` so many settings that tell runs of one method apart."""
+    found = []
+    for run in runs:
+        method = str(run.summary["method"])
+        twins = [other for other in runs if other.summary["method"] == method]
+        keys = varying(twins)
+        parts = [f"{key.rpartition('.')[2]}={brief(run.options.get(key))}" for key in keys[:most]]
+        found.append(", ".join([method, *parts]))
+    return found
+
+
+def brief(value: Any) -> str:
+    """A setting's value in few letters."""
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -5,15 +5,13 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from common.errors import ConfigError
-from server.results.entries import Entry, labels, read_entries
+from server.results.run import Run, find_runs, labels
 
 RULES = {"final": "last round", "last_n": "mean of the last rounds", "best_round": "best round by test score"}
 MOST_SETTINGS = 4
@@ -52,33 +50,15 @@ class Row:
         return statistics.fmean(values) if values else None
 
 
-def find_runs(folders: Sequence[str]) -> list[Path]:
-    """Run folders among ``folders`` and below them.
-
-    Raises:
-        ConfigError: a folder is not there, or holds no finished run.
-    """
-    found: list[Path] = []
-    for text in folders:
-        folder = Path(text)
-        if not folder.is_dir():
-            raise ConfigError(f"{text} is not a folder")
-        runs = sorted(path.parent for path in folder.rglob("summary.json"))
-        if not runs:
-            raise ConfigError(f"{text} holds no finished run (no summary.json in it or below it)")
-        found += [run for run in runs if run not in found]
-    return found
-
-
-def group_rows(entries: Sequence[Entry]) -> list[Row]:
+def group_rows(runs: Sequence[Run]) -> list[Row]:
     """One row per method and settings, named by the settings in which it differs from its namesakes, seeds together."""
     rows: dict[str, Row] = {}
-    first: dict[str, Entry] = {}
-    for entry in entries:
-        summary = entry.summary
+    first: dict[str, Run] = {}
+    for run in runs:
+        summary = run.summary
         key = " ".join(str(summary[part]) for part in ("method", "data", "protocol", "configuration", "rounds"))
         row = rows.setdefault(key, Row(str(summary["method"])))
-        first.setdefault(key, entry)
+        first.setdefault(key, run)
         twin = any(
             other["seed"] == summary["seed"] and other["state_sha256"] == summary["state_sha256"]
             for other in row.summaries
@@ -160,11 +140,11 @@ def _cell(row: Row, column: str, rule: str, best: float | None) -> str:
     return f"[bold]{text}[/bold]" if best is not None and mean >= best - 1e-9 else text
 
 
-def boards(entries: Sequence[Entry]) -> list[list[Entry]]:
+def boards(runs: Sequence[Run]) -> list[list[Run]]:
     """Runs that can stand in one table: the same data set and protocol."""
-    groups: dict[tuple[str, str], list[Entry]] = {}
-    for entry in entries:
-        groups.setdefault((entry.summary["data"], entry.summary["protocol"]), []).append(entry)
+    groups: dict[tuple[str, str], list[Run]] = {}
+    for run in runs:
+        groups.setdefault((run.summary["data"], run.summary["protocol"]), []).append(run)
     return list(groups.values())
 
 
@@ -175,7 +155,7 @@ def print_table(folders: Sequence[str], rule: str = "final") -> None:
         ConfigError: there is nothing to show.
     """
     console = Console()
-    for members in boards(read_entries(find_runs(folders))):
+    for members in boards(find_runs(folders)):
         table = render(group_rows(members), rule)
         needed = Console(width=1000).measure(table).maximum
         Console(width=max(console.width, needed)).print(table)  # a table cut short is worse than one that wraps

@@ -193,21 +193,3 @@ def summary_of(settings: RunSettings, rounds: Rounds, seconds: float) -> dict[st
         "processor": processor(),
         "versions": package_versions(),
     }
-
-
-def read_summary(folder: Path) -> dict[str, Any]:
-    """``summary.json`` of a finished run.
-
-    Raises:
-        ConfigError: there is none.
-    """
-    path = folder / "summary.json"
-    try:
-        content = json.loads(path.read_text())
-    except OSError as error:
-        raise ConfigError(f"{folder} holds no finished run: {path.name} is missing") from error
-    except ValueError as error:
-        raise ConfigError(f"{path} is not JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path} is not a run's summary")
-    return content

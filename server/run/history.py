@@ -8,7 +8,7 @@ import json
 import re
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -143,11 +143,7 @@ class History:
 
     def round_scores(self) -> list[RoundScore]:
         """Accuracy per domain of every scored round, ascending."""
-        by_round: dict[int, list[tuple[str, int, int]]] = {}
-        for row in self.scores:
-            entry = (str(row["domain"]), int(row["correct"]), int(row["count"]))
-            by_round.setdefault(int(row["round"]), []).append(entry)
-        return [RoundScore(number, domain_accuracy(by_round[number])) for number in sorted(by_round)]
+        return round_scores(self.scores)
 
     def last_scored(self) -> int:
         """The last scored round; -1 if none was."""
@@ -155,9 +151,8 @@ class History:
 
     def rounds(self, event: str) -> list[int]:
         """The rounds of all events of that name, such as ``round done``."""
-        with (self.folder / "events.jsonl").open() as stream:
-            found = [_entry(line) for line in stream]
-        return [int(entry["round"]) for entry in found if entry.get("event") == event]
+        found = read_events(self.folder / "events.jsonl")
+        return [int(entry["round"]) for entry in found if entry["event"] == event]
 
     def answers(self) -> dict[str, int]:
         """How many answers were admitted for training, clipped ones among them, and how many were not, and why."""
@@ -188,6 +183,21 @@ class History:
             for way in total:
                 total[way] += int(row.get(f"bytes_{way}") or 0)
         return total
+
+
+def round_scores(rows: Iterable[Mapping[str, Any]]) -> list[RoundScore]:
+    """Accuracy per domain of every round in rows of ``history.csv``, ascending."""
+    by_round: dict[int, list[tuple[str, int, int]]] = {}
+    for row in rows:
+        entry = (str(row["domain"]), int(row["correct"]), int(row["count"]))
+        by_round.setdefault(int(row["round"]), []).append(entry)
+    return [RoundScore(number, domain_accuracy(by_round[number])) for number in sorted(by_round)]
+
+
+def read_events(path: Path) -> list[dict[str, Any]]:
+    """The lines of ``events.jsonl``; one that a crash cut short is left out."""
+    with path.open() as stream:
+        return [entry for line in stream if (entry := _entry(line))]
 
 
 def stream_rows(path: Path) -> Iterator[dict[str, Any]]:

@@ -199,14 +199,3 @@ def _activity(row: Mapping[str, Any]) -> list[Scalar]:
         if what in ("seconds", "bytes") and which and value not in ("", None):
             found[f"{what}/{which}/{client}"] = value
     return [Scalar(tag, number, float(value)) for tag, value in found.items()]
-
-
-def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings as ``a.b.c`` keys; lists stay values."""
-    found: dict[str, Any] = {}
-    for key, value in settings.items():
-        if isinstance(value, Mapping):
-            found |= flat(value, f"{prefix}{key}.")
-        else:
-            found[f"{prefix}{key}"] = value
-    return found

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from common.config import checked
-from common.settings import RunSettings
-from server.trackers.base import Report, Tracker, flat, library, scalars
+from common.settings import RunSettings, flat
+from server.trackers.base import Report, Tracker, library, scalars
 
 
 @checked

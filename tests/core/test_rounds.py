@@ -18,8 +18,9 @@ from common.settings import with_method
 from common.storage.state import GlobalState
 from common.wire.messages import Registration, Request
 from common.wire.payload import Payload
+from server.results.run import Run
 from server.run.checkpoint import Checkpoints
-from server.run.conduct import prepare_output, read_summary
+from server.run.conduct import prepare_output
 from server.run.engine import Failure, Reply
 from server.run.history import read_rows
 from server.run.rounds import Rounds
@@ -220,7 +221,7 @@ def test_overwriting_leaves_nothing_of_the_old_run(tmp_path: Path) -> None:
     assert len(done.rows("activity.csv")) == 6
     assert Checkpoints(tmp_path / "checkpoint").series.numbers() == [1]
     assert not (tmp_path / "clients").exists()
-    assert read_summary(tmp_path)["method"] == "fedavg"
+    assert Run.open(tmp_path).summary["method"] == "fedavg"
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
@@ -234,7 +235,7 @@ def test_a_folder_without_a_summary_is_named(text: str | None, tmp_path: Path) -
     if text is not None:
         (tmp_path / "summary.json").write_text(text)
     with pytest.raises(ConfigError, match=r"summary"):
-        read_summary(tmp_path)
+        Run.open(tmp_path)
 
 
 def test_scores_come_every_so_many_rounds_and_at_the_end(tmp_path: Path) -> None:

@@ -23,7 +23,8 @@ from server.engines.inline import InlineEngine
 from server.flower.bundle import ROOT
 from server.flower.processes import Child, Processes
 from server.flower.submit import run_on_ray
-from server.run.conduct import conduct, prepare_output, read_summary
+from server.results.run import Run
+from server.run.conduct import conduct, prepare_output
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 STATEFUL = "moon"
@@ -92,7 +93,7 @@ def test_ray_gives_the_inline_state(method: str, inline: Any, tmp_path: Path, mo
     settings = load_settings(overrides)
     prepare_output(settings)
     run_on_ray(settings, overrides, [lambda name, _: events.append(name)])
-    assert_equal(read_summary(tmp_path / "run"), inline(method))
+    assert_equal(Run.open(tmp_path / "run").summary, inline(method))
     assert events.count("round done") == 2
     assert "finish" in events
 
@@ -153,7 +154,7 @@ def test_a_deployment_gives_the_inline_state(
     with LocalDeployment(tmp_path / "flower", nodes, secure=False) as deployment:
         deployment.run(settings, overrides)
         assert len(list(sockets.rglob("*.sock"))) == 2
-    assert_equal(read_summary(tmp_path / "run"), inline(STATEFUL))
+    assert_equal(Run.open(tmp_path / "run").summary, inline(STATEFUL))
     kept = list((tmp_path / "flower").rglob("state-*.safetensors"))
     assert {path.parent.name for path in kept} == {"handwritten-0", "printed-0", "signs-0", "sketch-0"}
     assert not left_running(tmp_path)
@@ -169,7 +170,7 @@ def test_nodes_serve_run_after_run_and_say_what_is_wrong(inline: Any, tmp_path: 
             settings = load_settings(overrides)
             prepare_output(settings)
             deployment.run(settings, overrides)
-            assert_equal(read_summary(tmp_path / name), inline("fpl"))
+            assert_equal(Run.open(tmp_path / name).summary, inline("fpl"))
         (tmp_path / "empty").mkdir()
         missing = ["data=office_caltech", f"data.root={tmp_path / 'empty'}"]
         overrides = chosen("fpl", tmp_path / "third", "engine=superlink", *missing)

@@ -18,8 +18,9 @@ from client.store import FileStore
 from common.errors import ConfigError, DataError, EngineError
 from common.settings import RunSettings
 from server.engines.inline import InlineEngine
+from server.results.run import Run as FinishedRun
 from server.run.checkpoint import Checkpoints
-from server.run.conduct import conduct, prepare_output, read_summary, run_lock
+from server.run.conduct import conduct, prepare_output, run_lock
 
 ROUNDS = 4
 
@@ -65,7 +66,7 @@ def test_a_limit_on_file_sizes_is_named(undisturbed: Run, tmp_path: Path) -> Non
     assert "File too large; raise the limit on the size of files (ulimit -f)" in (tmp_path / "said").read_text()
     process = forked(go_on, str(tmp_path / "run"), "fpl", ROUNDS)
     process.join(PATIENCE)
-    assert read_summary(tmp_path / "run")["state_sha256"] == undisturbed.sha256
+    assert FinishedRun.open(tmp_path / "run").summary["state_sha256"] == undisturbed.sha256
 
 
 def test_a_read_only_folder_is_named_before_anything_runs(tmp_path: Path) -> None:

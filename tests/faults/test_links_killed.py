@@ -17,7 +17,8 @@ from common.errors import EngineError
 from common.settings import load_settings
 from server.commands.deployment import LocalDeployment, one_node_per_client
 from server.engines.inline import InlineEngine
-from server.run.conduct import conduct, prepare_output, read_summary
+from server.results.run import Run
+from server.run.conduct import conduct, prepare_output
 
 pytestmark = [pytest.mark.slow, pytest.mark.processes, pytest.mark.timeout(6 * 3600)]
 ROUNDS = 3
@@ -97,7 +98,7 @@ def test_killed_servers_and_superlinks(tmp_path: Path) -> None:
             assert len(said) == 1, "the run went on as if nothing had happened"
             assert "resume=true goes on" in said[0]
             whole(deployment, output, "resume=true")
-            found = read_summary(output)
+            found = Run.open(output).summary
             what = "server process" if victim == server else f"SuperLink, its server process gone in {orphaned:.1f} s"
             print(f"\n{what}, killed in round {number}: told after {told:.1f} s: {said[0].splitlines()[0]}", flush=True)
             assert found["state_sha256"] == expected["state_sha256"]

@@ -19,15 +19,16 @@ from server.results.report.activation_maps import (
     find_examples,
     trained_model,
 )
-from server.results.report.records import RunRecord, arrange, read_record
+from server.results.report.records import arrange
+from server.results.run import Run
 
 
 @pytest.fixture(scope="module")
-def record(finished_runs: Path) -> RunRecord:
-    return read_record(finished_runs / "fpl-0")
+def record(finished_runs: Path) -> Run:
+    return Run(finished_runs / "fpl-0")
 
 
-def test_the_net_is_the_one_that_was_scored(record: RunRecord) -> None:
+def test_the_net_is_the_one_that_was_scored(record: Run) -> None:
     model, data = trained_model(record), Toy()
     for domain in record.domains:
         test = data.load(domain).test
@@ -37,7 +38,7 @@ def test_the_net_is_the_one_that_was_scored(record: RunRecord) -> None:
         assert accuracy == pytest.approx(record.round_scores[-1].accuracy[domain])
 
 
-def test_examples_are_wrong_ones_first_and_show_the_evidence(record: RunRecord) -> None:
+def test_examples_are_wrong_ones_first_and_show_the_evidence(record: Run) -> None:
     model, data = trained_model(record), Toy()
     test = data.load("noisy").test
     examples = find_examples(model, test.images, test.labels, data.augmentation.test)
@@ -76,13 +77,13 @@ def test_methods_without_one_shared_net_say_so(tmp_path: Path) -> None:
     settings = toy_settings("fedproto", tmp_path / "run", train={"rounds": 1})
     run(settings)
     with pytest.raises(UnseenError, match="all clients share"):
-        trained_model(read_record(tmp_path / "run"))
-    (look,) = activation_maps(arrange([read_record(tmp_path / "run")]))
+        trained_model(Run(tmp_path / "run"))
+    (look,) = activation_maps(arrange([Run(tmp_path / "run")]))
     assert look["says"].startswith("No images: this method")
     assert look["domains"] == {}
 
 
-def test_maps_of_few_cells_are_said_to_be_coarse(record: RunRecord) -> None:
+def test_maps_of_few_cells_are_said_to_be_coarse(record: Run) -> None:
     assert "2 x 2 cells" in coarseness((2, 2))
     assert coarseness((4, 4)) == ""
     (look,) = activation_maps(arrange([record]))

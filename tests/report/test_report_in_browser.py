@@ -12,7 +12,8 @@ from chromium import Browser, find_chromium
 from PIL import Image
 
 from server.results.report.page import render, write_report
-from server.results.report.records import arrange, find_records
+from server.results.report.records import arrange
+from server.results.run import find_runs
 
 pytestmark = pytest.mark.skipif(find_chromium() is None, reason="Chromium is not installed")
 
@@ -195,7 +196,7 @@ def test_bars_and_points_tell_their_numbers_and_follow_the_rule(opened: Browser)
 
 
 def test_long_names_wrap(browser: Browser, finished_runs: Path, tmp_path: Path) -> None:
-    boards = arrange(find_records([str(finished_runs)]))
+    boards = arrange(find_runs([str(finished_runs)], finished=False))
     boards[0].groups[0].label = "FedAvg with a name of many words, such as a sweep over three settings gives it"
     path = tmp_path / "report.html"
     path.write_text(render(boards))

@@ -37,15 +37,16 @@ from server.results.report.plots import (
     train_losses,
 )
 from server.results.report.prototypes import prototype_map, prototype_numbers
-from server.results.report.records import arrange, find_records, read_record
+from server.results.report.records import arrange
 from server.results.report.results import client_rows, cost, mean, score_rows, values
+from server.results.run import Run, find_runs
 from server.results.templates import counted, duration, listing, size
 from server.run.prototype_log import Page
 
 
 @pytest.fixture(scope="module")
 def boards(finished_runs: Path) -> Any:
-    return arrange(find_records([str(finished_runs)]))
+    return arrange(find_runs([str(finished_runs)], finished=False))
 
 
 @pytest.fixture(scope="module")
@@ -67,23 +68,23 @@ def test_namesakes_are_told_apart_by_what_differs(tmp_path: Path) -> None:
     for contrast in (0.5, 2.0):
         settings = toy_settings("fpl", tmp_path / f"fpl-{contrast}", hyper={"contrast": contrast}, train={"rounds": 1})
         run(settings)
-    (board,) = arrange(find_records([str(tmp_path)]))
+    (board,) = arrange(find_runs([str(tmp_path)], finished=False))
     assert sorted(group.label for group in board.groups) == ["FPL, contrast 0.5", "FPL, contrast 2.0"]
 
 
 def test_the_same_folder_twice_is_one_run(finished_runs: Path) -> None:
-    assert len(find_records([str(finished_runs / "fpl-0"), str(finished_runs / "fpl-0")])) == 1
+    assert len(find_runs([str(finished_runs / "fpl-0"), str(finished_runs / "fpl-0")], finished=False)) == 1
 
 
 def test_no_runs_is_an_error_that_says_so(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="holds no run"):
-        find_records([str(tmp_path)])
+        find_runs([str(tmp_path)], finished=False)
     with pytest.raises(ConfigError, match="is not a folder"):
-        find_records([str(tmp_path / "nowhere")])
+        find_runs([str(tmp_path / "nowhere")], finished=False)
     (tmp_path / "events.jsonl").write_text("")
     (tmp_path / "config.yaml").write_text("just: [broken")
     with pytest.raises(ConfigError, match="cannot be read as a run"):
-        find_records([str(tmp_path)])
+        find_runs([str(tmp_path)], finished=False)
 
 
 def test_an_interrupted_run_is_reported_as_far_as_it_came(tmp_path: Path) -> None:
@@ -91,7 +92,7 @@ def test_an_interrupted_run_is_reported_as_far_as_it_came(tmp_path: Path) -> Non
     (tmp_path / "run" / "summary.json").unlink()
     with (tmp_path / "run" / "events.jsonl").open("a") as stream:
         stream.write('{"event": "rou')  # killed while writing
-    record = read_record(tmp_path / "run")
+    record = Run(tmp_path / "run")
     assert (record.status, record.rounds) == ("stopped", 2)
     page = write_report([str(tmp_path)]).read_text()
     assert "was stopped and can go on with resume=true" in page
@@ -104,7 +105,7 @@ def test_a_run_that_failed_says_why_in_its_headline(tmp_path: Path) -> None:
     last = {"event": "failed", "time": 1.0, "round": 1, "reason": "two rounds <b>in a row</b> missed their quorum"}
     events.write_text("\n".join([*kept, json.dumps(last)]))
     (tmp_path / "run" / "summary.json").unlink()
-    assert read_record(tmp_path / "run").status == "failed"
+    assert Run(tmp_path / "run").status == "failed"
     page = write_report([str(tmp_path)]).read_text()
     said = "FPL failed after round 1: two rounds &lt;b&gt;in a row&lt;/b&gt; missed their quorum"
     assert f'<p class="bad">{said}</p>' in page
@@ -117,7 +118,7 @@ def test_clipped_updates_count_as_trained_and_are_shown(tmp_path: Path) -> None:
     run(toy_settings("fedavg", tmp_path / "run", train={"rounds": 2}))
     path = tmp_path / "run" / "activity.csv"
     path.write_text(path.read_text().replace(",trained,", ",clipped,", 2))
-    rows = client_rows(read_record(tmp_path / "run"))
+    rows = client_rows(Run(tmp_path / "run"))
     assert sum(row["answers"].get("clipped", 0) for row in rows) == 2
     assert [row["trouble"] for row in rows] == [0] * len(rows)
     cells = re.search(
@@ -183,7 +184,7 @@ def test_scores_on_own_models_are_marked_and_not_ranked_with_those_on_one(boards
     own = tmp_path / "fedbn" / "summary.json"  # the best of all, on models of its own
     summary = json.loads(own.read_text())
     assert summary["scored"] == "own model"
-    (board,) = arrange(find_records([str(tmp_path)]))
+    (board,) = arrange(find_runs([str(tmp_path)], finished=False))
     rows = {group.label: cells for group, cells in score_rows(board, "final")}
     assert not any(cell["best"] for cell in rows["FedBN"])
     for place in range(len(DOMAINS) + 2):
@@ -397,7 +398,7 @@ def test_runs_of_different_data_are_not_compared(finished_runs: Path, tmp_path: 
     shutil.copytree(finished_runs / "fpl-0", tmp_path / "two")
     config = tmp_path / "two" / "config.yaml"
     config.write_text(config.read_text().replace("data: toy", "data: other"))
-    boards = arrange(find_records([str(tmp_path)]))
+    boards = arrange(find_runs([str(tmp_path)], finished=False))
     assert [board.data for board in boards] == ["toy", "other"]
     page = write_report([str(tmp_path)]).read_text()
     assert page.count("<p>One run of toy") == 1

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from common.errors import ConfigError
-from server.results.entries import Entry
-from server.results.table import boards, find_runs, group_rows, markdown
+from server.results.run import Run, find_runs
+from server.results.table import boards, group_rows, markdown
 
 
-def entry(average: float, seed: int = 0, method: str = "fpl", data: str = "toy", **settings: Any) -> Entry:
+def entry(average: float, seed: int = 0, method: str = "fpl", data: str = "toy", **settings: Any) -> Run:
     accuracy = {"a": average - 1, "b": average + 1}
     score = {"accuracy": accuracy, "average": average, "worst": average - 1, "spread": 1.0}
     summary = {
@@ -29,7 +29,9 @@ def entry(average: float, seed: int = 0, method: str = "fpl", data: str = "toy",
         "scores": {"final": score},
         "bytes": {"up": 1, "down": 1},
     }
-    return Entry(Path("x"), {"method._target_": method, **settings}, summary)
+    run = Run(Path("x"))
+    vars(run).update(options={"method._target_": method, **settings}, summary=summary)
+    return run
 
 
 def test_seeds_share_a_row_with_their_sample_deviation() -> None:
@@ -74,5 +76,5 @@ def test_data_sets_do_not_share_a_table() -> None:
 def test_what_holds_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is not a folder"):
         find_runs([str(tmp_path / "nowhere")])
-    with pytest.raises(ConfigError, match=r"no summary\.json"):
+    with pytest.raises(ConfigError, match=r"no config\.yaml with summary\.json"):
         find_runs([str(tmp_path)])

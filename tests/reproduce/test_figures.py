@@ -22,9 +22,7 @@ from server.plots.curves import bars, convergence
 from server.plots.maps import activation_maps, class_colours, embed, feature_map
 from server.plots.style import COLOURS, line_style, png
 from server.plots.sweeps import loss_bars, sensitivity
-from server.results.entries import Entry, labels, read_entries, varying
-from server.results.run import Run
-from server.run.conduct import read_summary
+from server.results.run import Run, labels, varying
 from tests.support.runs import run
 from tests.support.toy import CLASSES, DOMAINS, toy_settings
 
@@ -93,10 +91,10 @@ def test_mistakes_are_named(words: list[str], message: str, folder: Path, capsys
 
 
 def test_curves_are_the_means_over_seeds_of_history(folder: Path) -> None:
-    figure = curves_of([folder / "fpl-0", folder / "fpl-1", folder / "fedavg"])
+    figure = curves_of([Run(folder / "fpl-0"), Run(folder / "fpl-1"), Run(folder / "fedavg")])
     drawn = {line.get_label(): line.get_xydata() for line in figure.axes[0].get_lines()}
     assert set(drawn) == {"fpl", "fedavg"}
-    last = [read_summary(folder / name)["average"] for name in ("fpl-0", "fpl-1")]
+    last = [Run.open(folder / name).summary["average"] for name in ("fpl-0", "fpl-1")]
     assert drawn["fpl"][-1].tolist() == pytest.approx([2, sum(last) / 2])
     assert len(drawn["fpl"]) == 3  # before the first round, after each of the two
 
@@ -121,27 +119,29 @@ def test_the_same_figure_gives_the_same_bytes() -> None:
 
 
 def test_labels_say_what_tells_runs_apart_and_take_the_tables_where_there_is_one(folder: Path, tmp_path: Path) -> None:
-    entries = read_entries([folder / "fpl-0", folder / "fpl-1", folder / "fedavg"])
+    entries = [Run(folder / "fpl-0"), Run(folder / "fpl-1"), Run(folder / "fedavg")]
     assert labels(entries) == ["fpl", "fpl", "fedavg"]
     other = toy_settings("fpl", tmp_path / "runs" / "fpl-x" / "seed-0", hyper={"temperature": 0.5})
     run(other)
-    both = read_entries([folder / "fpl-0", other.output_folder])
+    both = [Run(folder / "fpl-0"), Run(other.output_folder)]
     assert labels(both) == ["fpl, temperature=0.02", "fpl, temperature=0.5"]
     rows = [{"label": "FPL (warm)", "folders": {"0": str(other.output_folder)}}]
     (tmp_path / "table.json").write_text(json.dumps({"rows": rows}))
-    assert names_of(read_entries([other.output_folder])) == ["FPL (warm)"]
+    assert names_of([Run(other.output_folder)]) == ["FPL (warm)"]
 
 
 # ---- sweeps ----------------------------------------------------------------------------------------------------------
 
 
-def entry(average: float, seed: int = 0, **settings: Any) -> Entry:
+def entry(average: float, seed: int = 0, **settings: Any) -> Run:
     scores = {"final": {"accuracy": {"a": average, "b": average}, "average": average, "worst": average, "spread": 0.0}}
     summary = {"method": "fedpall", "data": "toy", "protocol": "p", "seed": seed, "scores": scores}
-    return Entry(Path("x"), {"method.mu": 0.1, "method.delta": 0.1, **settings}, summary)
+    run = Run(Path("x"))
+    vars(run).update(options={"method.mu": 0.1, "method.delta": 0.1, **settings}, summary=summary)
+    return run
 
 
-def grid_of(entries: Sequence[Entry], **options: Any) -> np.ndarray:
+def grid_of(entries: Sequence[Run], **options: Any) -> np.ndarray:
     figure = sensitivity(entries, **options)
     return np.asarray(figure.axes[0].get_images()[0].get_array())
 
@@ -181,7 +181,7 @@ def test_a_sweep_that_varies_in_more_is_refused() -> None:
 
 
 def test_loss_bars_of_runs(folder: Path) -> None:
-    figure = loss_bars(read_entries([folder / "fpl-0", folder / "fedavg"]), ["both", "neither"])
+    figure = loss_bars([Run(folder / "fpl-0"), Run(folder / "fedavg")], ["both", "neither"])
     assert {"both", "neither", "average", *DOMAINS} <= set(texts(figure))
     assert len(figure.axes[0].patches) == 2 * (len(DOMAINS) + 1)
 

@@ -17,7 +17,7 @@ from server.commands.reproduce import Request, compare, parse, reproduce
 from server.reproduction import runs
 from server.reproduction.published import PublishedRow, PublishedTable, Reduction, Sweep
 from server.reproduction.runs import Job, duration, execute, plan
-from server.run.conduct import read_summary
+from server.results.run import Run
 
 DOMAINS = {"handwritten": "by hand", "printed": "print", "signs": "signs", "sketch": "sketch"}
 TINY = (
@@ -81,7 +81,7 @@ def test_the_numbers_on_the_page_are_those_of_the_runs(done: tuple[Request, Path
     _, path, _ = done
     content = json.loads(path.with_suffix(".json").read_text())
     for row in content["rows"]:
-        scores = [read_summary(Path(folder))["scores"]["final"] for folder in row["folders"].values()]
+        scores = [Run.open(Path(folder)).summary["scores"]["final"] for folder in row["folders"].values()]
         assert len(scores) == 2
         mean = sum(score["average"] for score in scores) / 2
         assert row["average"] == pytest.approx(mean)
@@ -148,7 +148,7 @@ def test_an_interrupted_run_goes_on_to_the_same_state(
     assert "1 runs, 0 finished already; 1 rounds to do" in said(console)
     mine = next(iter((tmp_path / "runs").rglob("summary.json")))
     twin = next(path for path in (done[0].folder / "runs").glob("fpl-*/seed-0"))
-    assert read_summary(mine.parent)["state_sha256"] == read_summary(twin)["state_sha256"]
+    assert Run.open(mine.parent).summary["state_sha256"] == Run.open(twin).summary["state_sha256"]
 
 
 def test_a_run_that_fails_is_named_and_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

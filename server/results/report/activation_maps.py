@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from common.config import build
 from common.errors import GoldfinchError
 from common.models.base import Model
-from server.results.report.records import Board, RunRecord, run_name
+from server.results.report.records import Board, run_name
+from server.results.run import Run
 from server.run.checkpoint import Checkpoints
 from strategies.core.method import Method
 
@@ -90,7 +91,7 @@ def coarseness(cells: tuple[int, int]) -> str:
     )
 
 
-def trained_model(run: RunRecord) -> Model:
+def trained_model(run: Run) -> Model:
     """The net as the newest checkpoint has it, in evaluation mode.
 
     Raises:

@@ -8,7 +8,7 @@ from typing import Any
 
 from common.config import compose_config, quoted_override
 from common.errors import GoldfinchError
-from server.trackers.base import flat
+from common.settings import flat
 
 PLACES = ("output", "resume", "overwrite", "data.root", "choices.", "report.")
 

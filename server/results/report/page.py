@@ -17,7 +17,8 @@ from common.versions import package_versions
 from server.results.report import plots, results
 from server.results.report.activation_maps import activation_maps
 from server.results.report.command import repeat_command
-from server.results.report.records import Board, arrange, find_records
+from server.results.report.records import Board, arrange
+from server.results.run import find_runs
 from server.results.templates import templates
 
 HERE = Path(__file__).resolve().parent
@@ -39,7 +40,7 @@ def write_report(
     Raises:
         ConfigError: there is no run, or the file cannot be written.
     """
-    boards = arrange(find_records(folders))
+    boards = arrange(find_runs(folders, finished=False))
     path = output or Path(folders[0]) / "report.html"
     try:
         write_text(path, render(boards, tsne=tsne, images=images))

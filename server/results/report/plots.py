@@ -15,8 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from server.results.report.prototypes import prototype_map, prototype_numbers
-from server.results.report.records import Board, RunRecord, run_name
+from server.results.report.records import Board, run_name
 from server.results.report.results import cost, values
+from server.results.run import Run
 
 MOST_CELLS = 150_000
 """Numbers of one run's confusion matrices in the page; rounds are thinned until they are no more."""
@@ -182,7 +183,7 @@ def _wide(kind: str, title: str, rows: list[Plot], board: Board) -> Plot:
 
 
 def _over_seeds(
-    board: Board, field: str, curves: Callable[[RunRecord], Curves], form: Mapping[str, Any], **more: str
+    board: Board, field: str, curves: Callable[[Run], Curves], form: Mapping[str, Any], **more: str
 ) -> list[Plot]:
     """A row for each group and each of the ``curves`` of its runs: mean and deviation over the runs, round by round."""
     rows = []
@@ -209,7 +210,7 @@ def _short(value: float) -> float:
     return float(f"{value:.6g}")
 
 
-def _detailed(boards: Sequence[Board]) -> list[tuple[str, RunRecord]]:
+def _detailed(boards: Sequence[Board]) -> list[tuple[str, Run]]:
     total = sum(len(board.runs) for board in boards)
     most = None if total <= MOST_DETAILED else 1
     return [(run_name(group, run), run) for board in boards for group in board.groups for run in group.runs[:most]]
@@ -218,7 +219,7 @@ def _detailed(boards: Sequence[Board]) -> list[tuple[str, RunRecord]]:
 # ---- a run's numbers by round ----------------------------------------------------------------------------------------
 
 
-def accuracy_curves(run: RunRecord) -> Curves:
+def accuracy_curves(run: Run) -> Curves:
     """Test accuracy in per cent on average, on the worst domain, and on each."""
     scores = run.round_scores
     found = {AVERAGE: {score.round: score.average for score in scores}}
@@ -228,7 +229,7 @@ def accuracy_curves(run: RunRecord) -> Curves:
     return found
 
 
-def loss_curves(run: RunRecord) -> Curves:
+def loss_curves(run: Run) -> Curves:
     """Test loss on average over domains, and on each; several clients of a domain count once each."""
     seen: dict[str, dict[int, list[float]]] = {}
     for row in run.scores:
@@ -239,7 +240,7 @@ def loss_curves(run: RunRecord) -> Curves:
     return {AVERAGE: average, **found}
 
 
-def train_losses(run: RunRecord) -> Curves:
+def train_losses(run: Run) -> Curves:
     """Each loss term's mean over clients, weighted by their samples."""
     sums: dict[str, dict[int, tuple[float, float]]] = {}
     for row in run.activity:
@@ -254,7 +255,7 @@ def train_losses(run: RunRecord) -> Curves:
     }
 
 
-def _round_bytes(run: RunRecord) -> Curves:
+def _round_bytes(run: Run) -> Curves:
     found: dict[str, Points] = {"bytes down a round": {}, "bytes up a round": {}}
     for row in run.activity:
         number = int(row["round"])
@@ -265,12 +266,12 @@ def _round_bytes(run: RunRecord) -> Curves:
     return found
 
 
-def _round_seconds(run: RunRecord) -> Curves:
+def _round_seconds(run: Run) -> Curves:
     done = {int(entry["round"]): float(entry["seconds"]) for entry in run.events if entry["event"] == "round done"}
     return {"seconds a round": done}
 
 
-def confusion_data(run: RunRecord) -> dict[str, Any] | None:
+def confusion_data(run: Run) -> dict[str, Any] | None:
     """``rounds``, and by domain one flat ``[K * K]`` matrix per round (true class first); ``None`` if none were kept.
 
     Several clients that scored one domain, each its own model, are added up.

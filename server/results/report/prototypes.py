@@ -12,7 +12,7 @@ from sklearn.decomposition import PCA
 from sklearn.manifold import TSNE
 
 from common.prototypes import unbiased_prototypes
-from server.results.report.records import RunRecord
+from server.results.run import Run
 from server.run.prototype_log import Page
 
 MOST_POINTS = 400
@@ -24,7 +24,7 @@ MOST_TSNE = 800
 Matrix = NDArray[np.float64]
 
 
-def prototype_map(record: RunRecord, *, tsne: bool = False) -> dict[str, Any] | None:
+def prototype_map(record: Run, *, tsne: bool = False) -> dict[str, Any] | None:
     """Coordinates of every kept round's prototypes, all placed together, so that rounds may be compared.
 
     Vectors are brought to unit length first, since the losses compare directions. ``None`` if there are no prototypes.
@@ -127,7 +127,7 @@ def _split(points: Matrix, blocks: Sequence[Matrix]) -> list[Any]:
     ]
 
 
-def prototype_numbers(record: RunRecord) -> dict[str, Any] | None:
+def prototype_numbers(record: Run) -> dict[str, Any] | None:
     """Counts, drift and agreement of prototypes over the kept rounds.
 
     ``count``: rows of the global set. ``drift``: mean over classes of the cosine distance of the class's mean from the

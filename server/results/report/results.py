@@ -8,7 +8,8 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from server.results.report.records import Board, Group, RunRecord
+from server.results.report.records import Board, Group
+from server.results.run import Run
 from server.results.templates import duration, listing, size
 from server.trackers.events import describe
 
@@ -48,7 +49,7 @@ def mean(group: Group, column: str, rule: str = "final") -> float | None:
 
 def title(boards: Sequence[Board]) -> str:
     """The page's title."""
-    labels = list(dict.fromkeys(group.runs[0].method for board in boards for group in board.groups))
+    labels = list(dict.fromkeys(group.runs[0].title for board in boards for group in board.groups))
     shown = listing(labels) if len(labels) <= 4 else f"{len(labels)} methods"
     return f"{shown} on {listing(list(dict.fromkeys(board.data for board in boards)))}"
 
@@ -87,7 +88,7 @@ def key_figures(boards: Sequence[Board]) -> list[tuple[str, str, str]]:
     return figures
 
 
-def _wall(run: RunRecord) -> float:
+def _wall(run: Run) -> float:
     return float(run.events[-1]["time"]) - float(run.events[0]["time"]) if run.events else 0.0
 
 
@@ -115,7 +116,7 @@ def score_rows(board: Board, rule: str) -> Iterator[tuple[Group, list[dict[str, 
         yield group, cells
 
 
-def client_rows(run: RunRecord) -> list[dict[str, Any]]:
+def client_rows(run: Run) -> list[dict[str, Any]]:
     """What each client brought and cost over the run; ``answers`` are counted by status."""
     rows: dict[str, dict[str, Any]] = {client: _client(client, entry) for client, entry in run.registrations.items()}
     for row in run.activity:
@@ -144,7 +145,7 @@ def _client(client: str, entry: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def cost(run: RunRecord) -> dict[str, dict[str, float]]:
+def cost(run: Run) -> dict[str, dict[str, float]]:
     """Totals of a run: ``seconds`` over clients by phase, and ``bytes`` by what they carried."""
 
     def total(column: str) -> float:
@@ -168,7 +169,7 @@ def group_costs(board: Board, what: str) -> list[dict[str, Any]]:
     return found
 
 
-def event_rows(run: RunRecord) -> list[dict[str, str | bool]]:
+def event_rows(run: Run) -> list[dict[str, str | bool]]:
     """Events other than the ordinary round's: ``time`` (UTC), ``name``, ``line``, ``traceback``, and ``trouble``."""
     rows: list[dict[str, str | bool]] = []
     for entry in run.events:
@@ -183,7 +184,7 @@ def event_rows(run: RunRecord) -> list[dict[str, str | bool]]:
     return rows
 
 
-def headline(run: RunRecord) -> str:
+def headline(run: Run) -> str:
     """What became of a run, and of one that did not end well why: its last event out of the ordinary."""
     told = [str(row["line"]) for row in event_rows(run) if row["trouble"]]
     if run.status == "failed":
@@ -194,8 +195,8 @@ def headline(run: RunRecord) -> str:
 def differing_settings(groups: Sequence[Group]) -> list[tuple[str, list[str]]]:
     """Settings in which the groups differ, each with its value in every group."""
     found = []
-    for key in dict.fromkeys(key for group in groups for key in group.runs[0].settings):
-        shown = [_setting(group.runs[0].settings, key) for group in groups]
+    for key in dict.fromkeys(key for group in groups for key in group.runs[0].options):
+        shown = [_setting(group.runs[0].options, key) for group in groups]
         if not key.endswith("_target_") and len(set(shown)) > 1:
             found.append((key, shown))
     return found
@@ -206,7 +207,7 @@ def _setting(settings: Mapping[str, Any], key: str) -> str:
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
-def versions(runs: Sequence[RunRecord]) -> dict[str, list[str]]:
+def versions(runs: Sequence[Run]) -> dict[str, list[str]]:
     """Versions of packages on the server."""
     pairs = dict.fromkeys(
         (str(name), str(value)) for run in runs for name, value in run.summary.get("versions", {}).items()
@@ -214,6 +215,6 @@ def versions(runs: Sequence[RunRecord]) -> dict[str, list[str]]:
     return {name: sorted(value for other, value in pairs if other == name) for name, _ in pairs}
 
 
-def splits(runs: Sequence[RunRecord]) -> list[tuple[str, str]]:
+def splits(runs: Sequence[Run]) -> list[tuple[str, str]]:
     """Each client with the SHA-256 of its split; twice if runs differ in it."""
     return list(dict.fromkeys(pair for run in runs for pair in run.summary.get("splits", {}).items()))
