@@ -10,6 +10,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import yaml
+from omegaconf import OmegaConf
 from pydantic import Field
 
 from common.config import (
@@ -46,6 +48,22 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in settings.items():
         found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
     return found
+
+
+def yaml_of(raw: Mapping[str, Any]) -> str:
+    """The composed configuration as ``config.yaml`` has it."""
+    return OmegaConf.to_yaml(OmegaConf.create(dict(raw)))
+
+
+def differing(raw: Mapping[str, Any], path: Path) -> list[str]:
+    """The settings that change the rounds which are done, and are not as ``config.yaml`` at ``path`` has them."""
+    if not path.exists():
+        return []
+    recorded = yaml.safe_load(path.read_text())
+    before, now = (
+        result_settings(content, MAY_GO_ON_OTHERWISE) for content in (recorded, yaml.safe_load(yaml_of(raw)))
+    )
+    return sorted(key for key in before | now if before.get(key) != now.get(key))
 
 
 def result_settings(raw: Mapping[str, Any], without: Sequence[str] = ()) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -80,8 +80,8 @@ def _understand(entry: Entry) -> Checkpoint:
     return Checkpoint(state, **entry.facts, lengths=under_prefix(LENGTHS, entry.tensors))
 
 
-def check_belongs(checkpoint: Checkpoint, method: str, identity: str, seed: int) -> None:
-    """Refuse to go on from another run's checkpoint.
+def check_belongs(checkpoint: Checkpoint, method: str, identity: str, seed: int, differ: Sequence[str] = ()) -> None:
+    """Refuse to go on from another run's checkpoint; ``differ`` are the settings that are not as they were.
 
     Raises:
         CheckpointError: method, seed or settings differ.
@@ -95,8 +95,8 @@ def check_belongs(checkpoint: Checkpoint, method: str, identity: str, seed: int)
         raise CheckpointError(f"the checkpoint is of seed {checkpoint.seed}, this run has {seed}")
     if checkpoint.identity != identity:
         raise CheckpointError(
-            "the checkpoint was made with other settings (data, model, training or method options): "
-            "compare config.yaml in the output folder, or choose another output="
+            f"the checkpoint was made with other settings ({', '.join(differ) or 'see config.yaml beside it'}): "
+            "set them as they were, or choose another output="
         )
 
 

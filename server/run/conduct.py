@@ -12,11 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-
 from common.errors import ConfigError, EngineError
 from common.metrics import summarise
-from common.settings import RunSettings
+from common.settings import RunSettings, yaml_of
 from common.storage.files import write_json, write_text
 from common.versions import package_versions, peak_bytes, processor
 from server.run.accounting import check_accountant, privacy_report
@@ -35,6 +33,8 @@ def prepare_output(settings: RunSettings) -> None:
             work in it, or it cannot be written; or the chosen report's library is missing.
     """
     folder = settings.output_folder
+    if settings.resume and settings.overwrite:
+        raise ConfigError("resume=true goes on with a run and overwrite=true replaces it: choose one")
     report_of(settings)
     check_accountant(settings)
     if folder.is_dir():
@@ -52,7 +52,7 @@ def prepare_output(settings: RunSettings) -> None:
             (folder / "summary.json").unlink(missing_ok=True)
             if not settings.resume:  # an old run's client states are of no use to any other
                 shutil.rmtree(folder / "clients", ignore_errors=True)
-            write_text(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(dict(settings.raw))))
+            write_text(folder / "config.yaml", yaml_of(settings.raw))
     except OSError as error:
         raise ConfigError(f"cannot write to {folder}: {error.strerror}; choose another output=") from error
 
@@ -130,12 +130,12 @@ def conduct(
     folder = settings.output_folder
     folder.mkdir(parents=True, exist_ok=True)
     with run_lock(folder), storage_errors(folder), tracking(settings, listeners) as told:
+        finished = _earlier_seconds(settings) if settings.resume else 0.0  # also counts the last scoring
         rounds = Rounds(settings, engine, told, stop)
         try:
             rounds.run()
         finally:
             engine.close()
-        finished = _earlier_seconds(settings) if settings.resume else 0.0  # also counts the last scoring
         summary = summary_of(settings, rounds, rounds.seconds() + max(0.0, finished - rounds.earlier_seconds))
         write_json(folder / "summary.json", summary)
     if rounds.problem:

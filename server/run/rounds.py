@@ -12,7 +12,8 @@ from typing import Any
 from common.errors import EngineError
 from common.metrics import RoundScore, domain_accuracy
 from common.prototypes import PrototypeSet
-from common.settings import RunSettings
+from common.settings import RunSettings, differing, yaml_of
+from common.storage.files import write_text
 from common.storage.state import GlobalState
 from server.run.checkpoint import Checkpoint, Checkpoints, check_belongs, check_length
 from server.run.engine import Engine, Failure, Reply
@@ -129,9 +130,14 @@ class Rounds:
             self.checkpoints.clear()
             self.history = History(self.settings.output_folder, listeners=self.listeners)
             return None
-        check_belongs(checkpoint, self.method.name, self.settings.identity, self.settings.seed)
+        settings, folder = self.settings, self.settings.output_folder
+        differ = differing(settings.raw, folder / "config.yaml")
+        check_belongs(checkpoint, self.method.name, settings.identity, settings.seed, differ)
         if self.method.scheduled:
             check_length(checkpoint, self.settings.train.rounds)
+        write_text(folder / "config.yaml", yaml_of(settings.raw))  # more rounds, say, from here on
+        if checkpoint.state.round < settings.train.rounds:
+            (folder / "summary.json").unlink(missing_ok=True)  # it is no longer the end of the run
         self.state, self.run_id, self.earlier_seconds = checkpoint.state, checkpoint.run, checkpoint.seconds
         self.federation.bounds.lengths = dict(checkpoint.lengths)
         done = self.state.round

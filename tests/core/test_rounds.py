@@ -32,6 +32,15 @@ def failing_in(*rounds: int, clients: Sequence[str] = ("dark-0", "noisy-0")) -> 
     return lambda request: request.train and request.round in rounds and request.client in clients
 
 
+def interrupted_in(number: int) -> Any:
+    def failing(request: Request) -> bool:
+        if request.round == number:
+            raise KeyboardInterrupt
+        return False
+
+    return failing
+
+
 def kinds(done: Any) -> list[str]:
     return [name for name, _ in done.events if name in ("round done", "round skipped", "stopped", "finish")]
 
@@ -165,6 +174,21 @@ def test_a_finished_run_can_be_lengthened(tmp_path: Path) -> None:
     assert longer.rows("history.csv") == long.rows("history.csv")
 
 
+def test_the_record_follows_a_run_that_goes_on(tmp_path: Path) -> None:
+    run(toy_settings("fpl", tmp_path, train={"rounds": 2}))
+    longer = toy_settings("fpl", tmp_path, train={"rounds": 4}, resume=True)
+    with pytest.raises(KeyboardInterrupt):
+        run(longer, TouchedEngine(longer, failing=interrupted_in(4)))
+    assert not (tmp_path / "summary.json").exists(), "a run that was broken off is not finished"
+    assert Run(tmp_path).config["train"]["rounds"] == 4
+    assert run(longer).summary["rounds"] == 4
+
+
+def test_going_on_and_replacing_are_not_asked_together(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="choose one"):
+        run(toy_settings("fpl", tmp_path, resume=True, overwrite=True))
+
+
 def test_a_run_on_a_schedule_is_not_lengthened(tmp_path: Path) -> None:
     """FedProc weighs its terms by round / rounds: more rounds would be neither the short run nor the long one."""
     short = run(toy_settings("fedproc", tmp_path, train={"rounds": 2}), stop_after=1)
@@ -209,7 +233,7 @@ def test_another_run_s_folder_is_not_touched(tmp_path: Path) -> None:
         run(toy_settings("fedavg", tmp_path, resume=True))
     with pytest.raises(CheckpointError, match="seed 0, this run has 1"):
         run(toy_settings("fpl", tmp_path, resume=True, seed=1))
-    with pytest.raises(CheckpointError, match="other settings"):
+    with pytest.raises(CheckpointError, match=r"other settings \(train.learning_rate\)"):
         run(toy_settings("fpl", tmp_path, resume=True, train={"learning_rate": 0.5}))
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
