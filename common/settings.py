@@ -31,7 +31,6 @@ from common.config import (
 from common.errors import ConfigError, nearest
 from common.privacy import GaussianPrivacy, NoPrivacy
 
-
 NOT_THE_RESULT = (
     *("engine", "report", "output", "resume", "overwrite", "experiment", "choices", "data.root", "train.device"),
     *("rounds.deadline", "rounds.registration", "rounds.failures", "rounds.checkpoints"),
