@@ -235,6 +235,11 @@ def scored(**changes: Any) -> Change:
     return header(scores=[{"domain": "dark", "count": 16, "correct": 4, "loss": 1.5, **changes}])
 
 
+def of_class_one(vectors: torch.Tensor, weights: torch.Tensor) -> Change:
+    rows = PrototypeSet(vectors, torch.ones(len(vectors), dtype=torch.int64), weights)
+    return lambda payload: replace(payload, prototypes=rows)
+
+
 FURTHER: dict[str, tuple[Change, str]] = {
     "another run": (header(run="old"), "stale"),
     "another method": (header(method="fedavg"), "stale"),
@@ -261,25 +266,9 @@ FURTHER: dict[str, tuple[Change, str]] = {
     "losses without end": (header(losses={str(i): 0.0 for i in range(1001)}), "losses: more than 1000 entries"),
     "fields without end": (header(**{f"f{i}": 0 for i in range(1001)}), "more than 1000 entries"),
     "a field too many": (header(admin=True), "admin: no such key"),
-    "two rows of a class": (
-        lambda payload: replace(
-            payload,
-            prototypes=PrototypeSet(torch.ones(2, 128), torch.tensor([1, 1]), torch.ones(2)),
-        ),
-        "2 prototypes of class 1; at most 1",
-    ),
-    "more mass than samples": (
-        lambda payload: replace(
-            payload, prototypes=PrototypeSet(torch.ones(1, 128), torch.tensor([1]), torch.tensor([6.5]))
-        ),
-        "weigh 6.5; 6 samples exist",
-    ),
-    "far too large": (
-        lambda payload: replace(
-            payload, prototypes=PrototypeSet(torch.full((1, 128), 1e9), torch.tensor([1]), torch.ones(1))
-        ),
-        "norm",
-    ),
+    "two rows of a class": (of_class_one(torch.ones(2, 128), torch.ones(2)), "2 prototypes of class 1; at most 1"),
+    "more mass than samples": (of_class_one(torch.ones(1, 128), torch.tensor([6.5])), "weigh 6.5; 6 samples exist"),
+    "far too large": (of_class_one(torch.full((1, 128), 1e9), torch.ones(1)), "norm"),
 }
 
 

@@ -370,28 +370,22 @@ def test_augmix_weights_differ_between_images():
 
 
 @pytest.mark.parametrize(
-    ("node", "message"),
+    ("name", "node", "message"),
     [
-        ({"_target_": "common.data.views.RandConv", "count": -1}, "views.count=-1: must be greater than or equal to 0"),
-        ({"_target_": "common.data.views.RandConv", "kernel_sizes": [2]}, "odd"),
-        ({"_target_": "common.data.views.RandConv", "kernel_sizes": []}, "at least 1 item"),
-        (
-            {"_target_": "common.data.views.RandConv", "identity_probability": 1.5},
-            "identity_probability=1.5: must be less than or equal to 1",
-        ),
-        ({"_target_": "common.data.views.RandConv", "repeats": 0}, "repeats=0: must be greater"),
-        ({"_target_": "common.data.views.RandConv", "counts": 1}, "did you mean 'count'"),
-        ({"_target_": "common.data.views.NoViews", "count": 1}, "views=none"),
-        ({"_target_": "common.data.views.ProgressiveRandConv", "kernel_size": 4}, "odd"),
-        ({"_target_": "common.data.views.ProgressiveRandConv", "offset": -0.1}, "offset"),
-        ({"_target_": "common.data.views.ProgressiveRandConv", "contrast": -1}, "contrast"),
-        ({"_target_": "common.data.views.AugMix", "chains": 0}, "chains=0: must be greater"),
-        ({"_target_": "common.data.views.AugMix", "depth": 0}, "depth=0: must be greater"),
+        ("RandConv", {"count": -1, "repeats": 0}, "views.count=-1: must be .*repeats=0: must be greater"),
+        ("RandConv", {"kernel_sizes": [2]}, "odd"),
+        ("RandConv", {"kernel_sizes": []}, "at least 1 item"),
+        ("RandConv", {"identity_probability": 1.5}, "identity_probability=1.5: must be less than or equal to 1"),
+        ("RandConv", {"counts": 1}, "did you mean 'count'"),
+        ("NoViews", {"count": 1}, "views=none"),
+        ("ProgressiveRandConv", {"kernel_size": 4}, "odd"),
+        ("ProgressiveRandConv", {"offset": -0.1, "contrast": -1}, "offset=-0.1: .*contrast=-1: "),
+        ("AugMix", {"chains": 0, "depth": 0}, "chains=0: must be greater.*depth=0: must be greater"),
     ],
 )
-def test_values_out_of_range_are_refused(node, message):
+def test_values_out_of_range_are_refused(name, node, message):
     with pytest.raises(ConfigError, match=message):
-        build(node, "views")
+        build({"_target_": f"common.data.views.{name}", **node}, "views")
 
 
 @pytest.mark.cuda
