@@ -43,30 +43,6 @@ class Store(Protocol):
         """
 
 
-class MemoryStore:
-    """A store for tests and benchmarks: gone with the process."""
-
-    def __init__(self) -> None:
-        self._versions: dict[int, dict[str, Tensor]] = {}
-        self._releases = 0
-
-    def count_release(self) -> int:
-        """See :class:`Store`."""
-        self._releases += 1
-        return self._releases
-
-    def load(self, position: int) -> dict[str, Tensor]:
-        """See :class:`Store`."""
-        earlier = [version for version in self._versions if version < position]
-        return dict(self._versions[max(earlier)]) if earlier else {}
-
-    def save(self, position: int, tensors: Mapping[str, Tensor]) -> None:
-        """See :class:`Store`."""
-        kept = {version: self._versions[version] for version in sorted(self._versions) if version < position}
-        kept[position] = {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
-        self._versions = dict(list(kept.items())[-KEPT_VERSIONS:])
-
-
 class FileStore:
     """Versions as files in one folder that only this user may read; a damaged newest version is passed over.
 

@@ -44,7 +44,7 @@ class FedBN(FedAvg):
         """Everything but batch norm."""
         if self.layers == "name":
             return {name for name in model.state_dict() if "bn" not in name}
-        return set(model.state_dict()) - norm_state_names(model, "batch")
+        return set(model.state_dict()) - norm_state_names(model)
 
     @property
     def adapts(self) -> bool:

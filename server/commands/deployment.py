@@ -15,8 +15,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
-import httpx
-
 from common.errors import EngineError
 from common.settings import RunSettings
 from common.storage.files import write_text
@@ -148,14 +146,6 @@ class LocalDeployment:
         """
         neutral = Path(tempfile.mkdtemp(dir=self.folder))
         submit(settings, overrides, CONNECTION, flower_environment(self.home), neutral, {}, listeners)
-
-    def healthy(self) -> bool:
-        """Whether the SuperLink answers."""
-        try:
-            url = f"{self._scheme}://{self.address}/health"
-            return httpx.get(url, timeout=2.0, verify=self._verify()).is_success
-        except httpx.HTTPError:
-            return False
 
     @property
     def _scheme(self) -> str:

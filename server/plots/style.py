@@ -19,8 +19,6 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">")
 HEAT = "cividis"
 """A colour map of even lightness that looks the same to colour-blind readers."""
 
-GREY = "#666666"
-
 
 def line_style(index: int) -> dict[str, Any]:
     """Colour, dash and marker of the ``index``-th series: pairs of colour and dash repeat only after 28."""

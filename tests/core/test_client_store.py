@@ -4,16 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 import torch
 
-from client.store import KEPT_VERSIONS, FileStore, MemoryStore, Store
-
-KINDS = ["memory", "files"]
-
-
-def make(kind: str, folder: Path) -> Store:
-    return MemoryStore() if kind == "memory" else FileStore(folder / "client")
+from client.store import KEPT_VERSIONS, FileStore, Store
 
 
 def value(store: Store, position: int) -> float | None:
@@ -25,18 +18,16 @@ def save(store: Store, position: int) -> None:
     store.save(position, {"w": torch.tensor(float(position))})
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_round_reads_what_came_before_it(kind: str, tmp_path: Path) -> None:
-    store = make(kind, tmp_path)
+def test_a_round_reads_what_came_before_it(tmp_path: Path) -> None:
+    store = FileStore(tmp_path)
     assert store.load(1) == {}
     for position in (1, 2, 5):
         save(store, position)
     assert [value(store, position) for position in (1, 2, 3, 5, 6, 99)] == [None, 1, 2, 2, 5, 5]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_going_back_undoes_the_future(kind: str, tmp_path: Path) -> None:
-    store = make(kind, tmp_path)
+def test_going_back_undoes_the_future(tmp_path: Path) -> None:
+    store = FileStore(tmp_path)
     for position in (1, 2, 3):
         save(store, position)
     store.save(2, {"w": torch.tensor(-2.0)})
@@ -44,23 +35,20 @@ def test_going_back_undoes_the_future(kind: str, tmp_path: Path) -> None:
     assert value(store, 2) == 1
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_saving_a_position_again_replaces_it(kind: str, tmp_path: Path) -> None:
-    store = make(kind, tmp_path)
+def test_saving_a_position_again_replaces_it(tmp_path: Path) -> None:
+    store = FileStore(tmp_path)
     save(store, 1)
     store.save(1, {"w": torch.tensor(9.0)})
     assert value(store, 2) == 9
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_only_the_last_versions_are_kept(kind: str, tmp_path: Path) -> None:
-    store = make(kind, tmp_path)
+def test_only_the_last_versions_are_kept(tmp_path: Path) -> None:
+    store = FileStore(tmp_path)
     for position in range(1, 9):
         save(store, position)
     held = [position for position in range(1, 10) if value(store, position) is not None]
     assert held == list(range(8 - KEPT_VERSIONS + 2, 10))
-    if isinstance(store, FileStore):
-        assert len(list(store.series.folder.iterdir())) == KEPT_VERSIONS
+    assert len(list(tmp_path.iterdir())) == KEPT_VERSIONS
 
 
 def test_a_method_with_more_exchanges_keeps_as_many_rounds(tmp_path: Path) -> None:
@@ -70,9 +58,8 @@ def test_a_method_with_more_exchanges_keeps_as_many_rounds(tmp_path: Path) -> No
     assert len(list(tmp_path.iterdir())) == 3 * KEPT_VERSIONS
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_is_kept_is_a_copy(kind: str, tmp_path: Path) -> None:
-    store = make(kind, tmp_path)
+def test_what_is_kept_is_a_copy(tmp_path: Path) -> None:
+    store = FileStore(tmp_path)
     tensor = torch.ones(2, requires_grad=True)
     store.save(1, {"w": tensor, "same": tensor, "none": torch.zeros(0, 3)})
     with torch.no_grad():

@@ -18,7 +18,7 @@ from support.toy import CLASSES, Toy, toy_settings
 
 from client.device import Device
 from client.privacy import Protection
-from client.store import FileStore, MemoryStore
+from client.store import FileStore
 from client.trainer import LocalExchange, build_model
 from common.data.protocols import ClientSpec
 from common.errors import ConfigError, PayloadError
@@ -150,7 +150,7 @@ def test_noise_repeats_in_simulation_and_never_on_a_device_of_its_own(tmp_path: 
 
 def test_a_device_is_its_own_unless_it_is_said_to_play_others(tmp_path: Path) -> None:
     settings = private("fpl", tmp_path)
-    store = MemoryStore()
+    store = FileStore(tmp_path / "device")
     assert not Device(settings, ClientSpec("bright", 0), lambda run: store).simulated
     assert all(device.simulated for device in TouchedEngine(settings).inner.devices.values())
 

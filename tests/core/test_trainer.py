@@ -13,7 +13,7 @@ from support.toy import CLASSES, Toy, toy_settings
 from torch import Tensor, nn
 
 from client.device import Device
-from client.store import MemoryStore
+from client.store import FileStore
 from client.trainer import LocalExchange, build_model, choose_device
 from common.data.protocols import ClientSpec
 from common.errors import ConfigError, DataError, PayloadError
@@ -259,8 +259,8 @@ def test_bfloat16_trains_and_keeps_weights_and_prototypes_in_float32(tmp_path: P
 # ---- the device ------------------------------------------------------------------------------------------------------
 
 
-def device(settings: RunSettings, domain: str = "bright", **more: Any) -> tuple[Device, MemoryStore]:
-    store = MemoryStore()
+def device(settings: RunSettings, domain: str = "bright", **more: Any) -> tuple[Device, FileStore]:
+    store = FileStore(settings.output_folder / "device")
     return Device(settings, ClientSpec(domain, 0), lambda run: store, **more), store
 
 

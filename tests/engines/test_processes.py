@@ -178,7 +178,7 @@ def test_nodes_serve_run_after_run_and_say_what_is_wrong(inline: Any, tmp_path: 
         prepare_output(settings)
         with pytest.raises(EngineError, match=r"only 0 of 4 clients registered"):
             deployment.run(settings, overrides)
-        assert deployment.healthy()
+        assert all(child.process.poll() is None for child in deployment.children.values())
     assert not left_running(tmp_path)
 
 

@@ -2,10 +2,8 @@ import pytest
 from torch import nn
 
 from common.models.partition import (
+    COUNTER,
     body_names,
-    buffer_names,
-    counter_names,
-    head_names,
     norm_state_names,
     parameter_names,
 )
@@ -31,30 +29,27 @@ def test_shortcut_normalisation_of_resnet50_is_found():
 def test_parts_cover_the_state_without_overlap(spec):
     model = spec.build(10, 32, 0)
     everything = set(model.state_dict())
-    assert body_names(model) | head_names(model) == everything
-    assert not body_names(model) & head_names(model)
-    assert parameter_names(model) | buffer_names(model) == everything
-    assert not parameter_names(model) & buffer_names(model)
-    assert buffer_names(model) < norm_state_names(model) < everything
-    assert counter_names(model) < buffer_names(model)
-    assert len(buffer_names(model)) == 3 * len(counter_names(model))
+    assert everything - body_names(model) == {name for name in everything if name.startswith("head.")}
+    buffers = everything - parameter_names(model)
+    assert buffers < norm_state_names(model) < everything
+    assert {name.rpartition(".")[2] for name in buffers} == {"running_mean", "running_var", COUNTER}
 
 
 def test_names_of_the_small_network():
     model = Small().build(10, 32, 0)
-    assert head_names(model) == {"head.weight", "head.bias"}
-    assert counter_names(model) == {f"backbone.bn{index}.num_batches_tracked" for index in range(1, 6)}
+    assert set(model.state_dict()) - body_names(model) == {"head.weight", "head.bias"}
+    assert {name for name in norm_state_names(model) if name.endswith(COUNTER)} == {
+        f"backbone.bn{index}.num_batches_tracked" for index in range(1, 6)
+    }
 
 
-def test_group_norm_counts_only_when_asked():
+def test_group_norm_does_not_count():
     model = ResNet10("group").build(10, 32, 0)
     assert norm_state_names(model) == set()
-    names = norm_state_names(model, "all")
-    assert len(names) == 2 * 12  # stem, four blocks of two, three shortcuts
-    assert buffer_names(model) == counter_names(model) == set()
+    assert set(model.state_dict()) == parameter_names(model)
 
 
-def test_all_kinds_of_normalisation_by_type():
+def test_batch_norm_is_known_by_its_type():
     module = nn.Sequential(
         nn.Conv2d(3, 4, 1),
         nn.InstanceNorm2d(4, affine=True),
@@ -71,8 +66,6 @@ def test_all_kinds_of_normalisation_by_type():
         "5.weight",
         "5.bias",
     }
-    extra = {"1.weight", "1.bias", "2.weight", "2.bias", "3.weight"}
-    assert norm_state_names(module, "all") == norm_state_names(module) | extra
 
 
 def test_a_normalisation_layer_alone_has_plain_names():
