@@ -39,7 +39,7 @@ certificates: $(STAMP) ## FOLDER=keys HOSTS="fl.example.org" NODES="ward-a ward-
 test: lint test-fast test-portable ## style, types, and every test that takes seconds
 
 PYTEST := $(BIN)/python -m pytest
-PARALLEL := -n $(or $(JOBS),auto) --maxprocesses 4
+PARALLEL := -n $(or $(JOBS),auto) --maxprocesses 4 --dist loadfile # what the tests of a file share is made once
 
 test-fast: $(STAMP)
 	$(PYTEST) -m "not slow and not processes" $(PARALLEL) $(LISTED)

@@ -39,7 +39,7 @@ KINDS = {
 ROUNDS = 3
 SPOILED = "dark-0"
 
-Baseline = Callable[[str], Run]
+Baseline = Callable[..., Run]
 every_method = pytest.mark.parametrize(
     "method", [pytest.param(name, marks=[pytest.mark.each_kind] if name in KINDS.values() else []) for name in METHODS]
 )
@@ -51,14 +51,15 @@ def three_rounds(method: str, folder: Path, **changes: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def baseline(tmp_path_factory: pytest.TempPathFactory) -> Baseline:
-    """Three undisturbed rounds of a method, run once."""
-    runs: dict[str, Run] = {}
+    """Three undisturbed rounds of a method, run once for all tests that compare with them."""
+    runs: dict[tuple[Any, ...], Run] = {}
 
-    def of(method: str) -> Run:
-        if method not in runs:
-            settings = three_rounds(method, tmp_path_factory.mktemp(method))
-            runs[method] = run(settings, TouchedEngine(settings))
-        return runs[method]
+    def of(method: str, *overrides: str, seed: int = 0) -> Run:
+        key = (method, overrides, seed)
+        if key not in runs:
+            settings = three_rounds(method, tmp_path_factory.mktemp(method), overrides=overrides, seed=seed)
+            runs[key] = run(settings, TouchedEngine(settings))
+        return runs[key]
 
     return of
 
@@ -122,7 +123,8 @@ def test_the_first_round_needs_no_prototypes(method: str, baseline: Baseline) ->
 
 @every_method
 def test_it_learns(method: str, tmp_path: Path) -> None:
-    settings = toy_settings(method, tmp_path, train={"rounds": 8, "epochs": 2})
+    """Margin: of all methods under the instruction sets default, AVX2 and AVX-512, the worst is 13 points above."""
+    settings = toy_settings(method, tmp_path, train={"rounds": 6, "epochs": 2})
     averages = run(settings).averages()
     best, chance = max(averages[1:]), 100 / 4
     # who scores within a round has no score of the untrained model
@@ -152,40 +154,30 @@ def test_recorded_bytes_are_the_encoded_bytes(method: str, baseline: Baseline) -
 
 
 @every_method
-def test_the_knob_at_zero_is_fedavg(method: str, tmp_path: Path) -> None:
+def test_the_knob_at_zero_is_fedavg(method: str, baseline: Baseline, tmp_path: Path) -> None:
     settings = composed(f"method={method}", "engine=inline", "train.device=cpu")
     if settings.method.fedavg_at is None:
         pytest.skip(f"{method} does not claim to contain FedAvg")
     views = ("views=randconv",) if settings.method.multi_view else ()
     done = run(three_rounds(method, tmp_path / "method", hyper=settings.method.fedavg_at))
-    plain = run(three_rounds("fedavg", tmp_path / "fedavg", overrides=views))
-    ours, theirs = last_state(done).weights, last_state(plain).weights
+    ours, theirs = last_state(done).weights, last_state(baseline("fedavg", *views)).weights
     shared = {name: ours[name] for name in theirs}
     assert tensors_sha256(shared) == tensors_sha256(theirs)
-    moved = run(three_rounds("fedavg", tmp_path / "moved", overrides=views, seed=1))
-    assert tensors_sha256(last_state(moved).weights) != tensors_sha256(theirs)
+    moved = last_state(baseline("fedavg", *views, seed=1)).weights
+    assert tensors_sha256(moved) != tensors_sha256(theirs)
 
 
 # ---- one result, however it comes about ------------------------------------------------------------------------------
 
 
 @every_method
-def test_the_order_of_arrival_does_not_matter(method: str, baseline: Baseline, tmp_path: Path) -> None:
-    settings = three_rounds(method, tmp_path)
-    turned = run(settings, TouchedEngine(settings, arrival=lambda replies: list(reversed(replies))))
-    assert turned.sha256 == baseline(method).sha256
-
-
-@every_method
-def test_the_wire_does_not_matter(method: str, baseline: Baseline, tmp_path: Path) -> None:
-    wired = run(three_rounds(method, tmp_path, engine={"wire": True}))
-    assert wired.sha256 == baseline(method).sha256
-    assert wired.summary["bytes"]["down"] == baseline(method).summary["bytes"]["down"]
-
-
-@every_method
-def test_the_number_of_workers_does_not_matter(method: str, baseline: Baseline, tmp_path: Path) -> None:
-    assert run(three_rounds(method, tmp_path, engine={"workers": 2})).sha256 == baseline(method).sha256
+def test_the_wire_the_number_of_workers_and_the_order_of_arrival_do_not_matter(
+    method: str, baseline: Baseline, tmp_path: Path
+) -> None:
+    settings = three_rounds(method, tmp_path, engine={"wire": True, "workers": 2})
+    other = run(settings, TouchedEngine(settings, arrival=lambda replies: list(reversed(replies))))
+    assert other.sha256 == baseline(method).sha256
+    assert other.summary["bytes"]["down"] == baseline(method).summary["bytes"]["down"]
 
 
 @every_method
@@ -212,9 +204,11 @@ def crash_in_round(number: int, last_exchange: str) -> Callable[[Request, Payloa
 
 @every_method
 @pytest.mark.parametrize("participation", [1.0, 0.5], ids=["all", "half"])
-def test_a_crashed_run_goes_on_bit_for_bit(method: str, participation: float, tmp_path: Path) -> None:
+def test_a_crashed_run_goes_on_bit_for_bit(
+    method: str, participation: float, baseline: Baseline, tmp_path: Path
+) -> None:
     make = partial(three_rounds, method, rounds={"participation": participation})
-    whole = run(make(tmp_path / "whole"))
+    whole = baseline(method) if participation == 1 else run(make(tmp_path / "whole"))
     settings = make(tmp_path / "crashed")
     engine = TouchedEngine(settings, edit=crash_in_round(2, settings.method.exchanges[-1]))
     with pytest.raises(CrashError):
@@ -238,9 +232,9 @@ def test_a_crashed_run_goes_on_bit_for_bit(method: str, participation: float, tm
 @every_method
 @pytest.mark.parametrize("domain", ["bright", "noisy"], ids=["all classes", "a class is missing"])
 def test_one_client_is_a_federation(method: str, domain: str, tmp_path: Path) -> None:
-    done = run(three_rounds(method, tmp_path, data=Toy(domains=(domain,))))
+    done = run(toy_settings(method, tmp_path, train={"rounds": 2}, data=Toy(domains=(domain,))))
     assert_finite(done)
-    assert done.summary["rounds"] == ROUNDS
+    assert done.summary["rounds"] == 2
 
 
 @every_method
