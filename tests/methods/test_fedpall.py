@@ -307,30 +307,6 @@ def test_the_last_round_is_scored_whatever_the_interval(rounds, scored, tmp_path
     assert {row["round"] for row in run(settings).rows("history.csv")} == set(scored)
 
 
-@pytest.mark.parametrize("exchange_name", ["train", "mix"])
-def test_a_server_that_dies_within_a_round_goes_on_bit_for_bit(exchange_name, tmp_path):
-    """At the end of ``train`` the devices are ahead of the checkpoint by half a round."""
-
-    class DiedError(Exception):
-        pass
-
-    def edit(request, payload):
-        if request.train and request.round == 2 and request.exchange == exchange_name:
-            raise DiedError
-        return payload
-
-    def make(folder, **more):
-        return toy_settings("fedpall", tmp_path / folder, train={"rounds": 3}, **more)
-
-    whole = run(make("whole"))
-    with pytest.raises(DiedError):
-        run(make("dies"), TouchedEngine(make("dies"), edit=edit))
-    resumed = run(make("dies", resume=True))
-    assert resumed.sha256 == whole.sha256
-    first, second = kept(tmp_path / "whole"), kept(tmp_path / "dies")
-    assert all(torch.equal(second[client][name], t) for client in first for name, t in first[client].items())
-
-
 @pytest.mark.parametrize(
     "hyper",
     [

@@ -169,25 +169,6 @@ def test_synthetic_features_stay_on_the_device(tmp_path):
         assert len(item.reply.payload.prototypes) == sum(count > 0 for count in item.reply.answer.class_counts)
 
 
-@pytest.mark.parametrize("exchange_name", ["train", "rebalance"])
-def test_a_server_that_dies_within_a_round_goes_on_bit_for_bit(exchange_name, tmp_path):
-    class DiedError(Exception):
-        pass
-
-    def edit(request, payload):
-        if request.train and request.round == 2 and request.exchange == exchange_name:
-            raise DiedError
-        return payload
-
-    def make(folder, **more):
-        return toy_settings("rucr", tmp_path / folder, train={"rounds": 3}, **more)
-
-    whole = run(make("whole"))
-    with pytest.raises(DiedError):
-        run(make("dies"), TouchedEngine(make("dies"), edit=edit))
-    assert run(make("dies", resume=True)).sha256 == whole.sha256
-
-
 @pytest.mark.parametrize(
     "hyper",
     [
