@@ -1,27 +1,24 @@
-"""The Flower ServerApp: settings from the run's overrides, and the round loop as Flower's Server."""
+"""The Flower ServerApp: settings from the run's overrides, and the round loop over Flower's Grid."""
 
 from __future__ import annotations
 
 from flwr.app import Context
-from flwr.server import ServerAppComponents, ServerConfig, SimpleClientManager
-from flwr.serverapp import ServerApp
+from flwr.serverapp import Grid, ServerApp
+from flwr.superlink.grid.inmemory_grid import InMemoryGrid
 
 from common.config import split_overrides
 from common.settings import load_settings
-from server.engines.flower import RoundServer
-from server.run.conduct import prepare_output
+from server.engines.flower import FlowerEngine
+from server.run.conduct import conduct, prepare_output
 from server.trackers.events import plain_lines
 
+app = ServerApp()
 
-def server_fn(context: Context) -> ServerAppComponents:
-    """Check the settings and the output folder, then hand Flower the server."""
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Check the settings and the output folder, then run all rounds."""
     settings = load_settings(split_overrides(str(context.run_config.get("overrides", ""))))
     prepare_output(settings)
-    server = RoundServer(settings, SimpleClientManager(), [plain_lines(settings)])
-    return ServerAppComponents(
-        server=server,
-        config=ServerConfig(num_rounds=settings.train.rounds, round_timeout=settings.rounds.deadline),
-    )
-
-
-app = ServerApp(server_fn=server_fn)
+    engine = FlowerEngine(grid, simulated=isinstance(grid, InMemoryGrid))
+    conduct(settings, engine, [plain_lines(settings)])

@@ -1,143 +1,136 @@
-"""The Flower engine: clients behind SuperNodes, simulated by Ray or deployed, through Flower's legacy Server."""
+"""The Flower engine: clients behind SuperNodes, simulated or deployed, reached by one loop through its Grid."""
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from queue import Empty, SimpleQueue
-from threading import Thread
+from math import inf
 from typing import TypeVar
 
-from flwr.common import Code
-from flwr.server import History as FlowerHistory
-from flwr.server.client_manager import ClientManager
-from flwr.server.client_proxy import ClientProxy
-from flwr.server.server import Server
+from flwr.app import Message, MessageType, RecordDict
+from flwr.common import Code, GetPropertiesIns
+from flwr.common.constant import ErrorCode, MessageTypeLegacy
+from flwr.compat.common.recorddict_compat import (
+    fitins_to_recorddict,
+    getpropertiesins_to_recorddict,
+    recorddict_to_fitres,
+    recorddict_to_getpropertiesres,
+)
+from flwr.serverapp.grid import Grid
 
 from common.errors import EngineError, PayloadError
-from common.settings import RunSettings
-from common.wire.messages import Registration, Request
+from common.wire.messages import Registration, Request, request_text
 from common.wire.payload import Payload, encode
-from server.engines.prompt_grid import promptly
-from server.run.conduct import conduct
+from server.engines.messages import Inbox
 from server.run.engine import Failure, Reply
-from server.trackers.events import Listener
-from strategies.core.flower import FlowerStrategy, ask_registrations, fit_res_to_answer, request_to_fit_ins
+from strategies.core.flower import fit_res_to_answer, properties_to_registrations, request_to_fit_ins
 
-POLL_SECONDS = 2.0
-LOOK_SECONDS = 0.2
 GRACE_SECONDS = 5.0
-"""What an answer may be late: Flower looks for answers every three seconds."""
+"""How long the parts of an answer that came in time may take."""
 
-DEAD_ACTOR = ("ActorDiedError", "ActorUnavailableError", "actor died", "ActorPool is empty")
-Item = TypeVar("Item")
-Result = TypeVar("Result")
+PATIENCE_SECONDS, LONGEST_PATIENCE_SECONDS = 20.0, 3600.0
+"""What a node has to register; twice as much each time it is asked again, which a tenth of that later it is."""
 
+SHORTEST_LOOK, MORE_TO_COME, LONGEST_LOOK = 0.02, 0.1, 3.0
+LATE, LOOKING = 0.05, 0.1
+"""An answer that took t seconds lies at most 0.05 t, and looking takes at most a tenth of the time."""
 
-def no_answer(seconds: float, *_: object) -> Exception:
-    """What became of a node that did not answer in time."""
-    return TimeoutError(f"no complete answer within {seconds:.0f} s")
-
-
-def each(
-    items: Sequence[Item], work: Callable[[Item], Result], seconds: float, late: Callable[[Item], Result]
-) -> list[Result]:
-    """What ``work`` gives for every item, or ``late`` where that takes longer than ``seconds``.
-
-    All items are worked on at once: Flower's own pool has cpu + 4 threads, so few clients would block the rest. Flower
-    heeds its own timeout only between two looks for answers: the parts of one whose sender died over it are waited for
-    up to two hours. Such a thread is left behind, and does not keep the process from ending.
-
-    Raises:
-        Exception: what ``work`` raised first.
-    """
-    ended: SimpleQueue[tuple[int, Future[Result]]] = SimpleQueue()
-
-    def one(index: int, item: Item) -> None:
-        future: Future[Result] = Future()
-        try:
-            future.set_result(work(item))
-        except BaseException as error:  # raised again where it is waited for
-            future.set_exception(error)
-        ended.put((index, future))
-
-    for index, item in enumerate(items):
-        Thread(target=one, args=(index, item), name=f"node-{index}", daemon=True).start()
-    end = time.monotonic() + seconds
-    found: dict[int, Result] = {}
-    while len(found) < len(items) and time.monotonic() < end:
-        # in short waits: a signal that a thread of Flower's raises when the SuperLink is gone is seen only between them
-        with contextlib.suppress(Empty):
-            index, future = ended.get(timeout=LOOK_SECONDS)
-            found[index] = future.result()
-    return [found[index] if index in found else late(item) for index, item in enumerate(items)]
+Outcome = TypeVar("Outcome")
 
 
 class FlowerEngine:
     """Reaches the clients that Flower's nodes host.
 
     Args:
-        manager: Flower's client manager, whose ``all()`` asks the SuperLink for the nodes that are online.
+        grid: Flower's way to the nodes.
+        simulated: the nodes are Flower's simulation on Ray.
     """
 
-    def __init__(self, manager: ClientManager) -> None:
-        self.manager = manager
-        self._nodes: dict[str, str] = {}
-        self._asked: set[str] = set()
+    def __init__(self, grid: Grid, *, simulated: bool = False) -> None:
+        self.grid, self.simulated = grid, simulated
+        self._inbox = Inbox(grid)
+        self._online: set[int] = set()
+        self._nodes: dict[str, int] = {}  # of clients
+        self._due: dict[int, float] = {}  # when to ask a node for its clients; never while it is asked, or has answered
+        self._lost: dict[int, int] = {}  # how often a node's answer got lost
+        self._asked: dict[str, int] = {}  # nodes by the message that asks them
+        self._answered: dict[int, list[Registration] | Failure] = {}
 
     # ---- registration ----------------------------------------------------------------------------------------------
 
     def register(self, expected: Sequence[str], seconds: float) -> tuple[list[Registration], list[Failure]]:
         """See :class:`server.run.engine.Engine`. Nodes answer once; a node that restarts is a new one.
 
-        A node whose answer got lost is asked again. Waiting ends early when so many nodes refused that no client is
-        left to wait for.
+        What came during the rounds is here at once. Only while a client lacks a node is waited: ``seconds``, and for
+        nodes that were never asked before. A node whose answer got lost is asked again, ever more rarely. Waiting ends
+        early when so many nodes refused that no client is left to wait for.
         """
         found: dict[str, Registration] = {}
-        failures: dict[str, Failure] = {}
-        refused: set[str] = set()
-        end = time.monotonic() + seconds
+        failures: dict[int, Failure] = {}
+        began = time.monotonic()
+        end = new_end = began + seconds
         while True:
-            online = self.manager.all()
-            self._asked &= set(online)
-            fresh = sorted(set(online) - self._asked)
-            left = max(end - time.monotonic(), POLL_SECONDS * 10)
-            proxies = [promptly(online[node], len(fresh)) for node in fresh]
-            outcomes = each(proxies, partial(self._ask, seconds=left), left + GRACE_SECONDS, partial(no_answer, left))
-            for node, outcome in zip(fresh, outcomes, strict=True):
-                if isinstance(outcome, Exception):
-                    failures[node] = Failure(f"node {node}", "lost", str(outcome))
-                    continue
-                self._asked.add(node)
+            looked = time.monotonic()
+            if self._invite(end - looked):
+                new_end = max(end, looked + PATIENCE_SECONDS + GRACE_SECONDS)
+            for identity, message in self._inbox.pull(set(self._asked)):
+                self._note(identity, message)
+            for node, outcome in sorted(self._answered.items()):
                 failures.pop(node, None)
-                if isinstance(outcome, str):
-                    refused.add(node)
-                    failures[node] = Failure(f"node {node}", "refused", outcome)
+                if isinstance(outcome, Failure):
+                    failures[node] = outcome
                     continue
                 for registration in outcome:
-                    other = self._nodes.get(registration.client)
-                    if other is not None and other != node and other in online:
+                    other = self._nodes.get(registration.client, node)
+                    if other != node and other in self._online:
                         reason = f"nodes {other} and {node} both claim to be it"
                         failures[node] = Failure(registration.client, "refused", reason)
                         continue
                     self._nodes[registration.client] = node
                     found[registration.client] = registration
-            complete = set(expected) <= set(found) or len(refused) >= len(set(expected) - set(found))
-            if complete or time.monotonic() >= end:
-                return list(found.values()), list(failures.values())
-            time.sleep(min(POLL_SECONDS, max(0.0, end - time.monotonic())))
+            self._answered.clear()
+            absent = {client for client, node in self._nodes.items() if node not in self._online}
+            absent = (absent | set(expected)) - set(found)
+            refused = sum(failure.status == "refused" for failure in failures.values())
+            until = new_end if not all(self._lost[node] for node in self._asked.values()) else end
+            if refused >= len(absent) or time.monotonic() >= until:
+                break
+            _pause(began, looked, until)
+        if absent and seconds:
+            for node in self._asked.values():
+                failures.setdefault(node, Failure(f"node {node}", "lost", "it has not answered yet"))
+        return list(found.values()), list(failures.values())
 
-    def _ask(self, proxy: ClientProxy, seconds: float) -> list[Registration] | str | Exception:
-        """A node's registrations, its own refusal, or how Flower lost it."""
-        try:
-            return ask_registrations(proxy, seconds)
-        except PayloadError as error:
-            return str(error)
-        except Exception as error:  # whatever Flower raises when a message does not come back
-            return error
+    def _invite(self, seconds: float) -> bool:
+        """Ask the nodes whose turn it is for their clients; whether one of them is asked for the first time."""
+        self._online = set(self.grid.get_node_ids())
+        now = time.monotonic()
+        for node in self._due.keys() - self._online - set(self._asked.values()):
+            self._due[node] = now  # when it returns
+        due = [node for node in sorted(self._online) if self._due.get(node, now) <= now]
+        new = any(node not in self._lost for node in due)
+        content = getpropertiesins_to_recorddict(GetPropertiesIns({}))
+        kind, messages = MessageTypeLegacy.GET_PROPERTIES, []
+        for node in due:
+            self._lost.setdefault(node, 0)
+            messages.append(Message(content, node, kind, ttl=max(seconds, self._patience(node))))
+        for node, identity in zip(due, self._push(messages), strict=True):
+            self._due[node] = inf if identity else now + self._patience(node) / 10
+            self._asked |= {identity: node} if identity else {}
+        return new
+
+    def _patience(self, node: int) -> float:
+        return min(LONGEST_PATIENCE_SECONDS, PATIENCE_SECONDS * 2.0 ** self._lost[node])
+
+    def _note(self, identity: str, message: Message | None) -> None:
+        """What a node says when it is asked for its clients."""
+        node = self._asked.pop(identity)
+        outcome = self._outcome(f"node {node}", message, _registrations)
+        self._answered[node] = outcome
+        if isinstance(outcome, Failure) and outcome.status == "lost":
+            self._due[node] = time.monotonic() + self._patience(node) / 10
+            self._lost[node] += 1
 
     # ---- exchanges -------------------------------------------------------------------------------------------------
 
@@ -150,69 +143,105 @@ class FlowerEngine:
             EngineError: a Ray actor died; Flower does not replace it, so every later round would lose clients.
         """
         blob = encode(message)
-        online = {node: promptly(proxy, len(requests)) for node, proxy in self.manager.all().items()}
-        send = partial(self._send, blob=blob, online=online, seconds=seconds)
-        asked = [requests[client] for client in sorted(requests)]
-        outcomes = each(
-            asked, send, seconds + GRACE_SECONDS, lambda late: Failure(late.client, "lost", str(no_answer(seconds)))
-        )
-        replies = [outcome for outcome in outcomes if isinstance(outcome, Reply)]
-        failures = [outcome for outcome in outcomes if isinstance(outcome, Failure)]
-        for failure in failures:
-            if any(sign in failure.reason + failure.traceback for sign in DEAD_ACTOR):
+        self._online = set(self.grid.get_node_ids())
+        clients = [client for client in sorted(requests) if self._nodes.get(client) in self._online]
+        messages = self._messages(blob, [requests[client] for client in clients], seconds)
+        waiting = dict(zip(self._push(messages), clients, strict=True))
+        del messages
+        waiting.pop("", None)
+        offline = sorted(requests.keys() - set(waiting.values()))
+        failures = [Failure(client, "lost", "its node is offline", sent=False) for client in offline]
+        replies: list[Reply] = []
+        for identity, answer in self._answers(set(waiting), seconds):
+            request = requests[waiting.pop(identity)]
+            outcome = self._outcome(request.client, answer, partial(_reply, request, len(blob)))
+            if isinstance(outcome, Failure):
+                failures.append(outcome)
+            else:
+                replies.append(outcome)
+        reason = f"no complete answer within {seconds:.0f} s"
+        return replies, failures + [Failure(client, "lost", reason) for client in waiting.values()]
+
+    def _messages(self, blob: bytes, requests: Sequence[Request], seconds: float) -> list[Message]:
+        """The requests as Flower's messages, which share one record of tensors: it is held, hashed and sent once."""
+        contents = [fitins_to_recorddict(request_to_fit_ins(blob, request), keep_input=True) for request in requests]
+        messages: list[Message] = []
+        for request, content in zip(requests, contents, strict=True):
+            content.update(contents[0].array_records)
+            node, group = self._nodes[request.client], str(request.round)
+            messages.append(Message(content, node, MessageType.TRAIN, ttl=seconds, group_id=group))
+        return messages
+
+    def _push(self, messages: Sequence[Message]) -> list[str]:
+        """Send; the ids under which the messages were taken, empty where one was not."""
+        taken = set(self.grid.push_messages(messages)) if messages else set()
+        identities = [message.metadata.message_id for message in messages]
+        return [identity if identity in taken else "" for identity in identities]
+
+    def _answers(self, waiting: set[str], seconds: float) -> Iterator[tuple[str, Message | None]]:
+        """Answers to these messages as they come, until all are there or the time is over."""
+        began = time.monotonic()
+        end = began + seconds + GRACE_SECONDS
+        while waiting:
+            looked, came = time.monotonic(), False
+            for identity, message in self._inbox.pull(waiting | self._asked.keys()):
+                if identity in self._asked:
+                    self._note(identity, message)
+                    continue
+                waiting.discard(identity)
+                came = True
+                yield identity, message
+            if time.monotonic() >= end:
+                return
+            if waiting:
+                _pause(began, looked, end, MORE_TO_COME if came else LONGEST_LOOK)
+
+    def _outcome(
+        self, name: str, message: Message | None, read: Callable[[RecordDict], Outcome | Failure]
+    ) -> Outcome | Failure:
+        """What ``read`` makes of an answer, or what became of it.
+
+        Raises:
+            EngineError: Ray lost it. Flower's simulation has codes for all that a client raises, whatever that says.
+        """
+        if message is None:
+            return Failure(name, "lost", "its answer got lost on the way")
+        if message.has_error():
+            if self.simulated and message.error.code == ErrorCode.UNKNOWN:
                 raise EngineError(
-                    f"the Ray actor that trained {failure.client} died, most likely for want of memory; "
+                    f"the Ray actor that trained {name} died, most likely for want of memory; "
                     "go on with resume=true and fewer actors (engine.actors=1)"
                 )
-        return replies, failures
-
-    def _send(
-        self, request: Request, *, blob: bytes, online: Mapping[str, ClientProxy], seconds: float
-    ) -> Reply | Failure:
-        client = request.client
-        proxy = online.get(self._nodes.get(client, ""))
-        if proxy is None:
-            return Failure(client, "lost", "its node is offline", sent=False)
-        instruction = request_to_fit_ins(blob, request)
+            return Failure(name, "lost", message.error.reason or f"Flower's error {message.error.code}")
         try:
-            result = proxy.fit(instruction, timeout=seconds, group_id=request.round)
-        except Exception as error:  # Flower's errors carry no client, so they are caught where it is known
-            return Failure(client, "lost", str(error))
-        if result.status.code != Code.OK:
-            return Failure(client, "failed", result.status.message, str(result.metrics.get("traceback", "")))
-        try:
-            answer, payload, size = fit_res_to_answer(result)
+            return read(message.content)
         except PayloadError as error:
-            size = sum(len(tensor) for tensor in result.parameters.tensors)
-            return Failure(client, "refused", str(error), bytes_up=size)
-        down = len(blob) + len(str(instruction.config["request"]))
-        return Reply(client, answer, payload, down, size)
+            return Failure(name, "refused", str(error))
+        except Exception as error:  # whatever Flower raises over records that are not what they should be
+            return Failure(name, "refused", f"not the answer of a Goldfinch client: {error!r}")
 
     def close(self) -> None:
         """Nothing to release: the nodes are Flower's."""
 
 
-class RoundServer(Server):
-    """Flower's Server with Goldfinch's round loop in place of its own.
+def _registrations(content: RecordDict) -> list[Registration]:
+    return properties_to_registrations(recorddict_to_getpropertiesres(content))
 
-    Args:
-        settings: the run's settings.
-        client_manager: Flower's client manager.
-        listeners: told of every event.
-    """
 
-    def __init__(self, settings: RunSettings, client_manager: ClientManager, listeners: Sequence[Listener]) -> None:
-        super().__init__(client_manager=client_manager, strategy=FlowerStrategy(settings.method, settings))
-        self.settings, self.listeners = settings, listeners
+def _reply(request: Request, size: int, content: RecordDict) -> Reply | Failure:
+    """What a client answers to ``request``, which went with ``size`` bytes of tensors."""
+    client, result = request.client, recorddict_to_fitres(content, keep_input=False)
+    if result.status.code != Code.OK:
+        return Failure(client, "failed", result.status.message, str(result.metrics.get("traceback", "")))
+    try:
+        answer, payload, size_up = fit_res_to_answer(result)
+    except PayloadError as error:
+        return Failure(client, "refused", str(error), bytes_up=sum(map(len, result.parameters.tensors)))
+    return Reply(client, answer, payload, size + len(request_text(request)), size_up)
 
-    def fit(self, num_rounds: int, timeout: float | None) -> tuple[FlowerHistory, float]:  # noqa: ARG002
-        """All rounds; the settings say how many and how long, so Flower's arguments are not used."""
-        started = time.perf_counter()
-        summary = conduct(self.settings, FlowerEngine(self.client_manager()), self.listeners)
-        history = FlowerHistory()
-        for name, value in summary["accuracy"].items():
-            history.add_metrics_distributed_fit(summary["rounds"], {f"accuracy {name}": value})
-        return history, time.perf_counter() - started
 
-    def disconnect_all_clients(self, timeout: float | None) -> None:
-        """Nothing: nodes outlive a run."""
+def _pause(began: float, looked: float, end: float, longest: float = LONGEST_LOOK) -> None:
+    """Wait until the next look; see :data:`LATE`."""
+    now = time.monotonic()
+    pause = min(longest, max(SHORTEST_LOOK, LATE * (now - began), (now - looked) / LOOKING))
+    time.sleep(max(0.0, min(pause, end - now)))

@@ -89,13 +89,12 @@ def refusal_to_properties(reason: str) -> GetPropertiesRes:
     return GetPropertiesRes(Status(Code.GET_PROPERTIES_NOT_IMPLEMENTED, reason), {})
 
 
-def ask_registrations(proxy: ClientProxy, seconds: float | None) -> list[Registration]:
-    """Ask a node which clients it hosts: one in a deployment, several where a simulation has fewer nodes than clients.
+def properties_to_registrations(result: GetPropertiesRes) -> list[Registration]:
+    """The clients that a node hosts: one in a deployment, several where a simulation has fewer nodes than clients.
 
     Raises:
         PayloadError: it does not answer as a Goldfinch client; the message holds its own words.
     """
-    result = proxy.get_properties(GetPropertiesIns({}), timeout=seconds, group_id=None)
     text = result.properties.get("registrations")
     if result.status.code != Code.OK or not isinstance(text, str):
         raise PayloadError(result.status.message or "the node does not answer as a Goldfinch client")
@@ -177,7 +176,8 @@ class FlowerStrategy(Strategy):
 
     def _register(self, node: str, proxy: ClientProxy) -> None:
         try:
-            registrations = ask_registrations(proxy, None)
+            result = proxy.get_properties(GetPropertiesIns({}), timeout=None, group_id=None)
+            registrations = properties_to_registrations(result)
         except (PayloadError, ValueError) as error:
             log(WARNING, "node %s was not admitted: %s", node, error)
             return

@@ -10,22 +10,27 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flwr.common import Code, FitIns, FitRes, GetPropertiesIns, GetPropertiesRes, Parameters, Status
-from support.nodes import OVERRIDES, Manager, Node, deployment, request, simulation, through
+import torch
+from flwr.app import Error, Message
+from flwr.common import Code, FitRes, GetPropertiesIns, GetPropertiesRes, Parameters, Status
+from flwr.common.constant import ErrorCode
+from flwr.compat.common.recorddict_compat import recorddict_to_fitins
+from support.grids import Deployment, Simulation, scripted
+from support.nodes import OVERRIDES, Node, deployment, request, simulation, through
 
 from client import node as client_node
 from common.config import CONF
 from common.errors import EngineError, PayloadError
 from common.settings import RunSettings, load_settings
-from common.wire.messages import Request
+from common.wire.messages import Registration, Request, request_text
 from common.wire.payload import TENSOR_TYPE, Payload, encode
 from server.engines import flower as flower_engine
-from server.engines.flower import FlowerEngine
+from server.engines.flower import PATIENCE_SECONDS, FlowerEngine
 from server.engines.inline import InlineEngine
 from server.run.conduct import conduct, prepare_output
 from strategies.core.flower import (
-    ask_registrations,
     failure_to_fit_res,
+    properties_to_registrations,
     refusal_to_properties,
     request_to_fit_ins,
 )
@@ -45,14 +50,19 @@ def test_nodes_and_inline_give_the_same_state_however_clients_are_spread(method:
     overrides = [*OVERRIDES, f"method={method}"]
     expected = through(InlineEngine, overrides, tmp_path / "inline")
     ways: dict[str, Callable[[RunSettings], FlowerEngine]] = {
-        "a node per client": lambda settings: FlowerEngine(simulation(3, settings_overrides(settings))),
-        "two nodes": lambda settings: FlowerEngine(simulation(2, settings_overrides(settings))),
-        "more nodes than clients": lambda settings: FlowerEngine(simulation(5, settings_overrides(settings))),
-        "a deployment": lambda settings: FlowerEngine(deployment(tmp_path / "state", settings_overrides(settings))),
+        "a node per client": lambda settings: FlowerEngine(Simulation(*simulated(3, settings))),
+        "two nodes": lambda settings: FlowerEngine(Simulation(*simulated(2, settings))),
+        "more nodes than clients": lambda settings: FlowerEngine(Simulation(*simulated(5, settings))),
+        "a deployment": lambda settings: FlowerEngine(
+            Deployment(*deployment(tmp_path / "state", settings_overrides(settings)).nodes.values())
+        ),
     }
 
     def settings_overrides(settings: RunSettings) -> list[str]:
         return [*overrides, f"output={settings.output}"]
+
+    def simulated(count: int, settings: RunSettings) -> list[Node]:
+        return list(simulation(count, settings_overrides(settings)).nodes.values())
 
     for way, engine in ways.items():
         found = through(engine, overrides, tmp_path / way.replace(" ", "-"))
@@ -67,7 +77,7 @@ def test_a_rounded_transport_gives_the_same_state_through_flower(tmp_path: Path)
     overrides = [*OVERRIDES, "method=scaffold", "rounds.transport=bfloat16"]
     expected = through(InlineEngine, overrides, tmp_path / "inline")
     manager = deployment(tmp_path / "state", [*overrides, f"output={tmp_path / 'nodes'}"])
-    found = through(lambda _: FlowerEngine(manager), overrides, tmp_path / "nodes")
+    found = through(lambda _: FlowerEngine(Deployment(*manager.nodes.values())), overrides, tmp_path / "nodes")
     assert found["state_sha256"] == expected["state_sha256"]
     assert found["bytes"]["up"] == pytest.approx(expected["bytes"]["up"], rel=0.01)  # seconds differ in digits
     exact = through(InlineEngine, overrides[:-1], tmp_path / "exact")
@@ -75,104 +85,146 @@ def test_a_rounded_transport_gives_the_same_state_through_flower(tmp_path: Path)
     assert found["bytes"]["up"] < 0.6 * exact["bytes"]["up"]
 
 
-# ---- many at once ----------------------------------------------------------------------------------------------------
+# ---- one exchange ----------------------------------------------------------------------------------------------------
+
+GRIDS = pytest.mark.parametrize("grid", [Simulation, Deployment])
 
 
-class Waiting:
-    """Answers only when all of its kind have been asked: Flower's own pool would never get there."""
-
-    def __init__(self, cid: str, barrier: threading.Barrier) -> None:
-        self.cid, self.barrier = cid, barrier
-
-    def fit(self, ins: FitIns, timeout: float | None, group_id: int | None) -> FitRes:
-        self.barrier.wait(20)
-        return failure_to_fit_res(Code.FIT_NOT_IMPLEMENTED, "all were asked", "")
+def engine_of(grid: Any, *clients: str) -> FlowerEngine:
+    """An engine that knows which node each client is on."""
+    engine = FlowerEngine(grid, simulated=isinstance(grid, Simulation))
+    engine._nodes = dict(zip(clients, grid.world.nodes, strict=False))
+    return engine
 
 
-def test_all_clients_are_in_flight_at_once() -> None:
-    barrier = threading.Barrier(40)
-    engine = FlowerEngine(Manager(*(Waiting(str(index), barrier) for index in range(40))))  # type: ignore[arg-type]
-    engine._nodes = {f"c{index}": str(index) for index in range(40)}
-    _, failures = engine.exchange(Payload({}), {client: request(client) for client in engine._nodes}, 30)
-    assert [failure.reason for failure in failures] == ["all were asked"] * 40
+def asked(*clients: str) -> dict[str, Request]:
+    return {client: request(client) for client in clients}
 
 
-class Stuck:
-    """A node whose answer never becomes complete, whatever timeout Flower was given."""
-
-    def __init__(self, cid: str, released: threading.Event) -> None:
-        self.cid, self.released = cid, released
-
-    def get_properties(self, ins: GetPropertiesIns, timeout: float | None, group_id: int | None) -> GetPropertiesRes:
-        self.released.wait(60)
-        return GetPropertiesRes(Status(Code.OK, ""), {})
-
-    def fit(self, ins: FitIns, timeout: float | None, group_id: int | None) -> FitRes:
-        self.released.wait(60)
-        return failure_to_fit_res(Code.FIT_NOT_IMPLEMENTED, "too late", "")
+REFUSAL = failure_to_fit_res(Code.FIT_NOT_IMPLEMENTED, "DataError: no images", "Traceback ...")
 
 
-def test_an_answer_that_stays_incomplete_holds_no_round(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@GRIDS
+def test_all_clients_are_asked_at_once(grid: Any) -> None:
+    """The 40 answer only when all have been asked; no thread is started for any of them."""
+    waiting: list[Message] = []
+    threads = threading.active_count()
+
+    def answer(message: Message) -> Message | None:
+        waiting.append(message)
+        assert threading.active_count() <= threads + 2, "Flower's own two that push parts"
+        return scripted(REFUSAL)(message) if len(waiting) >= 40 else None
+
+    names = [f"c{index:02}" for index in range(40)]
+    there = grid(*[answer] * 40)
+    _, failures = engine_of(there, *names).exchange(Payload({}), asked(*names), 1.0)
+    assert len(waiting) == 40
+    assert sorted(failure.status for failure in failures) == ["failed"] + ["lost"] * 39
+
+
+def test_requests_share_one_record_of_tensors() -> None:
+    names = ("a", "b", "c")
+    engine = engine_of(Simulation(*[scripted(REFUSAL)] * 3), *names)
+    engine.exchange(Payload({}, {"w": torch.ones(1000)}), asked(*names), 5)
+    sent = engine.grid.world.seen
+    assert len({id(message.content.array_records["fitins.parameters"]) for message in sent}) == 1
+    assert {recorddict_to_fitins(message.content, True).config["request"] for message in sent} == {
+        request_text(request(name)) for name in names
+    }
+    parts = Deployment(*[scripted(REFUSAL)] * 3)
+    engine_of(parts, *names).exchange(Payload({}, {"w": torch.ones(1000)}), asked(*names), 5)
+    shared, own = 3, 3  # chunk, array and their record; the request, the content, and the message
+    assert parts.calls.count("PushObject") == shared + own * len(names)
+
+
+def test_an_answer_that_stays_incomplete_holds_no_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its node died over the upload: the others are heard at once, and the round ends at its deadline."""
     monkeypatch.setattr(flower_engine, "GRACE_SECONDS", 0.2)
-    monkeypatch.setattr(flower_engine, "POLL_SECONDS", 0.05)
-    released = threading.Event()
-    engine = FlowerEngine(Manager(Stuck("1", released), Waiting("2", threading.Barrier(1))))  # type: ignore[arg-type]
-    engine._nodes = {"a": "1", "b": "2"}
+    grid = Deployment(scripted(REFUSAL), held=1)
+    engine = engine_of(grid, "a")
     began = time.monotonic()
-    _, failures = engine.exchange(Payload({}), {"a": request("a"), "b": request("b")}, 0.3)
-    registrations, missing = FlowerEngine(Manager(Stuck("1", released))).register(["a"], 0.3)  # type: ignore[arg-type]
-    assert time.monotonic() - began < 20
-    released.set()
-    assert [(failure.client, failure.status, failure.reason) for failure in failures] == [
-        ("a", "lost", "no complete answer within 0 s"),
-        ("b", "failed", "all were asked"),
-    ]
-    assert not registrations
-    assert [failure.status for failure in missing] == ["lost"]
+    assert engine.exchange(Payload({}), asked("a"), 0.2)[1][0].reason == "no complete answer within 0 s"
+    assert time.monotonic() - began < 10
+    grid.held = 0
+    grid.world.join(scripted(REFUSAL))
+    engine._nodes["b"] = list(grid.world.nodes)[1]
+    _, failures = engine.exchange(Payload({}), asked("b"), 5)
+    assert [failure.reason for failure in failures] == ["DataError: no images"]
+    assert len(engine._inbox._announced) == 0, "nothing is kept of what nobody waits for"
 
 
-def test_a_signal_that_another_thread_raises_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_whose_parts_come_late_is_taken_whole() -> None:
+    class Slow(Deployment):
+        def work(self) -> None:
+            super().work()
+            if self.calls.count("PullObject") > 1:
+                self.release()
+
+    grid = Slow(scripted(REFUSAL), held=3)
+    threading.Timer(0.3, grid.release).start()
+    _, failures = engine_of(grid, "a").exchange(Payload({}), asked("a"), 20)
+    assert [failure.reason for failure in failures] == ["DataError: no images"]
+
+
+def test_parts_that_make_no_message_are_that_client_s_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> None:
+        raise KeyError("no such part")
+
+    monkeypatch.setattr("server.engines.messages.inflate_object_from_contents", broken)
+    _, failures = engine_of(Deployment(scripted(REFUSAL)), "a").exchange(Payload({}), asked("a"), 5)
+    assert [(failure.status, failure.reason) for failure in failures] == [("lost", "its answer got lost on the way")]
+
+
+class Clock:
+    """Time that passes only while somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def test_how_often_answers_are_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At most 5 % late, at most 3 s late, and in an hour not much more looks than Flower's own."""
+    for arrival in (0.0, 5.0, 40.0, 3600.0):
+        clock, looks = Clock(), 0
+        monkeypatch.setattr(flower_engine, "time", clock)
+        engine = FlowerEngine(Simulation())
+
+        def pull(_: set[str], clock: Clock = clock, arrival: float = arrival) -> Any:
+            nonlocal looks
+            looks += 1
+            return [("a", None)] if clock.now >= arrival else []
+
+        monkeypatch.setattr(engine._inbox, "pull", pull)
+        assert [key for key, _ in engine._answers({"a"}, 1e9)] == ["a"]
+        assert clock.now - arrival <= min(3.0, max(0.02, 0.06 * arrival)) + 1e-6
+        assert looks <= arrival / 3.0 + 120
+
+
+def test_a_signal_that_another_thread_raises_ends_the_wait() -> None:
     """As Flower's watch of the SuperLink does; Python sees it in the main thread only, and only when that wakes."""
 
     def interrupt(*_: object) -> None:
         raise InterruptedError("the SuperLink is gone")
 
-    released = threading.Event()
+    engine = engine_of(Simulation(scripted(None)), "a")
     before = signal.signal(signal.SIGUSR1, interrupt)
     threading.Timer(0.5, signal.raise_signal, [signal.SIGUSR1]).start()
     began = time.monotonic()
     try:
         with pytest.raises(InterruptedError):
-            flower_engine.each([1], lambda _: released.wait(60), 60, lambda _: False)
+            engine.exchange(Payload({}), asked("a"), 60)
     finally:
         signal.signal(signal.SIGUSR1, before)
-        released.set()
     assert time.monotonic() - began < 30
 
 
 # ---- what goes wrong -------------------------------------------------------------------------------------------------
-
-
-class Scripted:
-    """A node that does what it is told."""
-
-    cid = "1"
-
-    def __init__(self, answer: Any) -> None:
-        self.answer = answer
-
-    def _act(self) -> Any:
-        if isinstance(self.answer, Exception):
-            raise self.answer
-        return self.answer
-
-    def fit(self, ins: FitIns, timeout: float | None, group_id: int | None) -> FitRes:
-        result: FitRes = self._act()
-        return result
-
-    def get_properties(self, ins: GetPropertiesIns, timeout: float | None, group_id: int | None) -> GetPropertiesRes:
-        result: GetPropertiesRes = self._act()
-        return result
 
 
 def ok(parameters: Parameters) -> FitRes:
@@ -180,24 +232,23 @@ def ok(parameters: Parameters) -> FitRes:
 
 
 OUTCOMES: dict[str, tuple[Any, str, str]] = {
-    "its own error": (
-        failure_to_fit_res(Code.FIT_NOT_IMPLEMENTED, "DataError: no images", "Traceback ..."), "failed", "no images",
-    ),
-    "node lost": (ValueError("Message Unavailable"), "lost", "Message Unavailable"),
+    "its own error": (REFUSAL, "failed", "no images"),
+    "node lost": (Error(ErrorCode.NODE_UNAVAILABLE, "Node Unavailable"), "lost", "Node Unavailable"),
+    "no answer": (None, "lost", "expired"),
+    "another kind of answer": (refusal_to_properties("what?"), "refused", "not the answer of a Goldfinch client"),
     "not our bytes": (ok(Parameters([b"x"], TENSOR_TYPE)), "refused", "truncated"),
     "another type": (ok(Parameters([b"x"], "numpy.ndarray")), "refused", "numpy.ndarray"),
     "no tensors": (ok(Parameters([], TENSOR_TYPE)), "refused", "got 0"),
-    "many tensors": (ok(Parameters([b"", b""], TENSOR_TYPE)), "refused", "got 2"),
+    "many tensors": (ok(Parameters([b"", b"x"], TENSOR_TYPE)), "refused", "got 2"),
     "no header": (ok(Parameters([encode(Payload({"hello": 1}))], TENSOR_TYPE)), "refused", "lacks"),
 }  # fmt: skip
 
 
+@GRIDS
 @pytest.mark.parametrize("case", OUTCOMES)
-def test_what_a_node_gives_back_is_named(case: str) -> None:
+def test_what_a_node_gives_back_is_named(grid: Any, case: str) -> None:
     answer, status, reason = OUTCOMES[case]
-    engine = FlowerEngine(Manager(Scripted(answer)))  # type: ignore[arg-type]
-    engine._nodes = {"c": "1"}
-    replies, failures = engine.exchange(Payload({}), {"c": request("c")}, 5)
+    replies, failures = engine_of(grid(scripted(answer)), "c").exchange(Payload({}), asked("c"), 1.0)
     assert not replies
     assert [(failure.client, failure.status) for failure in failures] == [("c", status)]
     assert reason in failures[0].reason
@@ -205,19 +256,51 @@ def test_what_a_node_gives_back_is_named(case: str) -> None:
         assert failures[0].traceback == "Traceback ..."
 
 
-def test_a_client_without_a_node_is_lost() -> None:
-    engine = FlowerEngine(Manager())  # type: ignore[arg-type]
-    _, failures = engine.exchange(Payload({}), {"c": request("c")}, 5)
-    assert (failures[0].status, failures[0].reason) == ("lost", "its node is offline")
+@GRIDS
+def test_a_client_without_a_node_is_lost(grid: Any) -> None:
+    there = grid(scripted(REFUSAL))
+    engine = engine_of(there, "c")
+    there.world.leave(engine._nodes["c"])
+    _, failures = engine.exchange(Payload({}), asked("c", "d"), 5)
+    assert [(item.status, item.reason, item.sent) for item in failures] == [("lost", "its node is offline", False)] * 2
+
+
+DEAD = "ActorDiedError: the actor died. ActorPool is empty"
 
 
 def test_a_dead_actor_ends_the_run_with_a_way_out() -> None:
-    engine = FlowerEngine(Manager(Scripted(ValueError("ActorDiedError: the actor died"))))  # type: ignore[arg-type]
-    engine._nodes = {"c": "1"}
+    """Flower's simulation gives this code to all that is neither the ClientApp's error nor its import's."""
+    engine = engine_of(Simulation(scripted(Error(ErrorCode.UNKNOWN, "anything"))), "c")
     with pytest.raises(EngineError, match=r"Ray actor that trained c died.*resume=true"):
-        engine.exchange(Payload({}), {"c": request("c")}, 5)
+        engine.exchange(Payload({}), asked("c"), 5)
 
 
+@GRIDS
+@pytest.mark.parametrize(
+    "answer",
+    [
+        failure_to_fit_res(Code.FIT_NOT_IMPLEMENTED, DEAD, DEAD),
+        Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, DEAD),
+        Error(ErrorCode.LOAD_CLIENT_APP_EXCEPTION, DEAD),
+    ],
+    ids=["a result", "an exception", "an import"],
+)
+def test_a_client_s_words_end_nothing(grid: Any, answer: Any) -> None:
+    _, failures = engine_of(grid(scripted(answer)), "c").exchange(Payload({}), asked("c"), 5)
+    assert [failure.client for failure in failures] == ["c"]
+    assert DEAD in failures[0].reason
+
+
+def test_a_device_cannot_speak_for_ray() -> None:
+    grid = Deployment(scripted(Error(ErrorCode.UNKNOWN, DEAD)))
+    _, failures = engine_of(grid, "c").exchange(Payload({}), asked("c"), 5)
+    assert [(failure.status, failure.reason) for failure in failures] == [("lost", DEAD)]
+
+
+# ---- registration ----------------------------------------------------------------------------------------------------
+
+
+@GRIDS
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
@@ -227,61 +310,112 @@ def test_a_dead_actor_ends_the_run_with_a_way_out() -> None:
         (GetPropertiesRes(Status(Code.OK, ""), {"registrations": "[1]"}), "not a list of objects"),
         (GetPropertiesRes(Status(Code.OK, ""), {"registrations": "[{}]"}), "lacks"),
         (GetPropertiesRes(Status(Code.OK, ""), {"registrations": "[" * 100_000}), "not JSON"),
-        (ValueError("node went away"), "node went away"),
+        (REFUSAL, "not the answer of a Goldfinch client"),
+        (Error(ErrorCode.NODE_UNAVAILABLE, "node went away"), "node went away"),
     ],
     ids=["refused", "nothing", "cut short", "numbers", "an empty object", "nested deeply", "went away"],
 )
-def test_a_registration_that_cannot_be_read_is_that_node_s_refusal(answer: Any, reason: str) -> None:
-    engine = FlowerEngine(Manager(Scripted(answer)))  # type: ignore[arg-type]
+def test_a_registration_that_cannot_be_read_is_that_node_s_refusal(grid: Any, answer: Any, reason: str) -> None:
+    there = grid(scripted(answer))
+    engine = FlowerEngine(there)
     found, failures = engine.register(["c"], 0.0)
     assert not found
-    assert [failure.client for failure in failures] == ["node 1"]
+    assert [failure.client for failure in failures] == [f"node {next(iter(there.world.nodes))}"]
     assert reason in failures[0].reason
-    assert bool(engine.register(["c"], 0.0)[1]) == isinstance(answer, ValueError), (
-        "only a lost answer is asked for again"
-    )
+    assert engine.register(["c"], 0.0)[1] == [], "nobody is asked again at once"
 
 
-class Forgetful(Node):
-    """Its first answer gets lost."""
+class Turns:
+    """Answers with one after another."""
 
-    lost = False
+    def __init__(self, *answers: Any) -> None:
+        self.answers = list(answers)
 
-    def get_properties(self, ins: GetPropertiesIns, timeout: float | None, group_id: int | None) -> GetPropertiesRes:
-        if not self.lost:
-            self.lost = True
-            raise ValueError("Message Unavailable")
-        return super().get_properties(ins, timeout, group_id)
+    def __call__(self, message: Message) -> Message | None:
+        return self.answers.pop(0)(message)
 
 
-def test_a_lost_registration_is_asked_for_again(tmp_path: Path) -> None:
-    node = Forgetful("1", {"domain": "sketch", "state-dir": str(tmp_path)}, [*OVERRIDES, f"output={tmp_path}"])
-    found, failures = FlowerEngine(Manager(node)).register(["sketch-0"], 20.0)  # type: ignore[arg-type]
+def node_of(folder: Path, cid: str = "1") -> Node:
+    return Node(cid, {"domain": "sketch", "state-dir": str(folder / cid)}, [*OVERRIDES, f"output={folder}"])
+
+
+@GRIDS
+def test_a_lost_registration_is_asked_for_again(grid: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flower_engine, "PATIENCE_SECONDS", 1.0)
+    lost = scripted(Error(ErrorCode.MESSAGE_UNAVAILABLE, "Message Unavailable"))
+    found, failures = FlowerEngine(grid(Turns(lost, node_of(tmp_path)))).register(["sketch-0"], 20.0)
     assert [item.client for item in found] == ["sketch-0"]
     assert failures == []
 
 
-def test_nobody_waits_when_all_have_refused() -> None:
-    nodes = [Scripted(refusal_to_properties("no data")), Scripted(refusal_to_properties("no data"))]
-    nodes[1].cid = "2"
-    engine = FlowerEngine(Manager(*nodes))  # type: ignore[arg-type]
+@GRIDS
+def test_a_silent_node_is_waited_for_once_and_stalls_no_round(
+    grid: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is asked ever more rarely, and what others answer during a round is there at the next."""
+    clock = Clock()
+    monkeypatch.setattr(flower_engine, "time", clock)
+    there = grid(scripted(None), node_of(tmp_path))
+    engine = FlowerEngine(there)
+    silent = next(iter(there.world.nodes))
+    found, failures = engine.register(["sketch-0", "printed-0"], 60.0)
+    assert [item.client for item in found] == ["sketch-0"]
+    assert [(item.client, item.reason) for item in failures] == [(f"node {silent}", "it has not answered yet")]
+    assert 60.0 <= clock.now < 60.0 + PATIENCE_SECONDS
+    began, rounds = clock.now, 200
+    for _ in range(rounds):
+        assert engine.register(["printed-0"], 0.0) == ([], [])
+        clock.now += 30.0
+    assert clock.now - began == 30.0 * rounds, "no round waited"
+    assert sum(message.metadata.dst_node_id == silent for message in there.world.seen) < 12
+
+
+def test_a_node_that_joins_during_a_round_is_there_at_the_next(tmp_path: Path) -> None:
+    late = Turns(scripted(None))
+    grid = Simulation(scripted(REFUSAL))
+    engine = engine_of(grid, "a")
+    engine._due = dict.fromkeys(grid.world.nodes, float("inf"))
+    engine._lost = dict.fromkeys(grid.world.nodes, 0)
+    joined = grid.world.join(late)
+    held: list[Message] = []
+
+    def slow(message: Message) -> Message | None:
+        held.append(message)
+        return None
+
+    late.answers = [slow]
+    assert engine.register([], 0.0) == ([], [])
+    assert engine._asked
+    reply = node_of(tmp_path)(held[0])
+    assert reply is not None
+    reply.metadata.__dict__["_message_id"] = "answer"
+    grid.state.store_message_res(reply)
+    engine.exchange(Payload({}), asked("a"), 5)
+    assert [item.client for item in engine.register([], 0.0)[0]] == ["sketch-0"]
+    assert engine._nodes["sketch-0"] == joined
+
+
+@GRIDS
+def test_nobody_waits_when_all_have_refused(grid: Any) -> None:
+    engine = FlowerEngine(grid(*[scripted(refusal_to_properties("no data"))] * 2))
     started = time.monotonic()
     assert len(engine.register(["a", "b"], 60.0)[1]) == 2
     assert time.monotonic() - started < 30
 
 
-def test_two_nodes_cannot_be_the_same_client(tmp_path: Path) -> None:
-    overrides = [*OVERRIDES, f"output={tmp_path}"]
-    nodes = [Node(cid, {"domain": "sketch", "state-dir": str(tmp_path / cid)}, overrides) for cid in ("1", "2")]
-    manager = Manager(*nodes)
-    engine = FlowerEngine(manager)  # type: ignore[arg-type]
+@GRIDS
+def test_two_nodes_cannot_be_the_same_client(grid: Any, tmp_path: Path) -> None:
+    there = grid(node_of(tmp_path, "1"), node_of(tmp_path, "2"))
+    one, two = sorted(there.world.nodes)
+    engine = FlowerEngine(there)
     found, failures = engine.register(["sketch-0"], 0.0)
     assert [item.client for item in found] == ["sketch-0"]
-    assert "nodes 1 and 2 both claim to be it" in failures[0].reason
-    del manager.nodes["1"], manager.nodes["2"]
-    manager.nodes["3"] = Node("3", {"domain": "sketch", "state-dir": str(tmp_path / "1")}, overrides)
+    assert f"nodes {one} and {two} both claim to be it" in failures[0].reason
+    there.world.leave(one)
+    there.world.leave(two)
+    third = there.world.join(node_of(tmp_path, "1"))
     assert [item.client for item in engine.register([], 0.0)[0]] == ["sketch-0"]
-    assert engine._nodes == {"sketch-0": "3"}
+    assert engine._nodes == {"sketch-0": third}
 
 
 NODES: dict[str, tuple[dict[str, Any], str]] = {
@@ -293,16 +427,20 @@ NODES: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+def registrations_of(node: Node) -> list[Registration]:
+    return properties_to_registrations(node.get_properties(GetPropertiesIns({}), None, None))
+
+
 @pytest.mark.parametrize("case", NODES)
 def test_a_node_says_what_its_configuration_lacks(case: str) -> None:
     config, reason = NODES[case]
     with pytest.raises(PayloadError, match=reason):
-        ask_registrations(Node("1", config, OVERRIDES), None)  # type: ignore[arg-type]
+        registrations_of(Node("1", config, OVERRIDES))
 
 
 def test_a_node_that_cannot_read_its_settings_says_so() -> None:
     with pytest.raises(PayloadError, match="ConfigError: method=nope: no such choice"):
-        ask_registrations(Node("1", {"domain": "sketch"}, ["method=nope"]), None)  # type: ignore[arg-type]
+        registrations_of(Node("1", {"domain": "sketch"}, ["method=nope"]))
 
 
 def test_other_code_is_refused_on_both_sides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -316,4 +454,4 @@ def test_other_code_is_refused_on_both_sides(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr("strategies.core.registry.code_sha256", lambda: "1" * 16)
     prepare_output(settings)
     with pytest.raises(EngineError, match="install the same Goldfinch"):
-        conduct(settings, FlowerEngine(Manager(node)))  # type: ignore[arg-type]
+        conduct(settings, FlowerEngine(Deployment(node)))

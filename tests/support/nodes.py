@@ -1,14 +1,14 @@
-"""SuperNodes without processes: objects that carry real Flower messages to the ClientApp's client."""
+"""SuperNodes without processes: objects that hand Flower's messages to the ClientApp, and its calls to the client."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from flwr.app import Context, RecordDict
+from flwr.app import Context, Message, RecordDict
 from flwr.common import FitIns, FitRes, GetPropertiesIns, GetPropertiesRes
 
-from client.app import FlowerClient
+from client.app import FlowerClient, app
 from common.settings import load_settings
 from common.wire.messages import Request
 from server.run.conduct import conduct, prepare_output
@@ -24,11 +24,14 @@ OVERRIDES = [
 
 
 class Node:
-    """A SuperNode as Flower's server sees it: a proxy. Behind it is the ClientApp's client."""
+    """A SuperNode: called with a message (see :mod:`support.grids`), or as a proxy of Flower's legacy server."""
 
     def __init__(self, cid: str, config: dict[str, Any], overrides: list[str]) -> None:
         self.cid = cid
         self.context = Context(1, int(cid), config, RecordDict(), {"overrides": " ".join(overrides)})
+
+    def __call__(self, message: Message) -> Message | None:
+        return app(message=message, context=self.context)
 
     def get_properties(self, ins: GetPropertiesIns, timeout: float | None, group_id: int | None) -> GetPropertiesRes:
         return FlowerClient(self.context).get_properties(ins)
