@@ -1,0 +1,356 @@
+"""Rounds of many participants through a real SuperLink: seconds, processor time and memory of its processes.
+
+    python bench/light_nodes.py --nodes 200                              # five rounds that count
+    python bench/light_nodes.py --nodes 100 500 --secure                 # TLS, signed calls, enrolled keys
+    python bench/light_nodes.py --nodes 200 --against ../earlier         # this checkout and another one, in turn
+    python bench/light_nodes.py --dry-run                                # three nodes, writes nothing
+
+The nodes are light: threads of one process that speak Flower's Fleet API as SuperNodes do. Each activates with a key of
+its own, signs its calls, looks for messages every three seconds, pulls every part of a message and pushes every part of
+its answer; but it answers at once, with the model it was sent, and starts no process. Server and SuperLink are those of
+a deployment. FedAvg with the small net of 136,730 parameters.
+
+A round is from the end of the one before to its own end; the first two, in which nodes register, do not count.
+Processor seconds are those of the SuperLink and of the server process over these rounds, memory is the most they held.
+Appends rows to bench/results/light_nodes.csv.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, os.environ.get("CHECKOUT") or str(Path(__file__).resolve().parent.parent))  # not what is installed
+
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+from flwr.app import Message
+from flwr.app.message import remove_content_from_message
+from flwr.common.constant import MessageTypeLegacy
+from flwr.common.serde import message_to_proto
+from flwr.compat.common.recorddict_compat import (
+    fitres_to_recorddict,
+    getpropertiesres_to_recorddict,
+    recorddict_to_fitins,
+)
+from flwr.proto import fleet_pb2, heartbeat_pb2, message_pb2
+from flwr.proto.node_pb2 import Node
+from flwr.supercore.inflatable.inflatable_object import (
+    get_all_nested_objects,
+    get_object_tree,
+    iterate_object_tree,
+    no_object_id_recompute,
+)
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpInterceptor
+from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
+from flwr.supernode.fleet_http_client import FleetHttpClient
+from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+
+from common.settings import RunSettings, load_settings
+from common.wire.messages import Answer, Registration, code_sha256, header_of
+from common.wire.payload import Payload
+from server.commands.deployment import LocalDeployment
+from server.run.conduct import prepare_output
+from strategies.core.flower import answer_to_fit_res, fit_ins_to_request, registrations_to_properties
+
+CHECKOUT = Path(sys.path[0])
+RESULTS = Path(__file__).parent / "results" / "light_nodes.csv"
+EVERY = 3.0
+"""Seconds between two looks of a SuperNode."""
+
+SKIPPED = 2
+SAMPLES = 32
+Key = tuple[ec.EllipticCurvePrivateKey, ec.EllipticCurvePublicKey]
+
+
+class LightNode:
+    """One node.
+
+    Args:
+        address: the SuperLink's ``host:port``, or that of the proxy before it.
+        certificate: the certificate of who signed its; ``None`` without TLS.
+        key: the node's own.
+        registered: whether the key is enrolled; otherwise the node registers itself.
+        client: the client that it plays.
+    """
+
+    def __init__(
+        self, address: str, certificate: str | None, key: Key, client: Registration, *, registered: bool
+    ) -> None:
+        self.client, public = client, public_key_to_bytes(key[1])
+        interceptors = [RuntimeVersionHttpInterceptor(component_name="SuperNode"), NodeAuthHttpInterceptor(*key)]
+        self.link = FleetHttpClient.from_server_address(address, certificate is None, certificate, interceptors)
+        if not registered:
+            self.link.RegisterNode(fleet_pb2.RegisterNodeFleetRequest(public_key=public))
+        request = fleet_pb2.ActivateNodeRequest(public_key=public, heartbeat_interval=30.0)
+        self.node = Node(node_id=self.link.ActivateNode(request).node_id)
+        self.beat = time.monotonic()
+        self.answered = 0
+
+    def look(self) -> bool:
+        """One look for a message; whether there was one, which is answered."""
+        if time.monotonic() - self.beat > 10:
+            self.link.SendNodeHeartbeat(heartbeat_pb2.SendNodeHeartbeatRequest(node=self.node, heartbeat_interval=30.0))
+            self.beat = time.monotonic()
+        pulled = self.link.PullMessages(fleet_pb2.PullMessagesRequest(node=self.node))
+        for head, tree in zip(pulled.messages_list, pulled.message_object_trees, strict=True):
+            self._send(self._reply(self._receive(head, tree)))
+            self.answered += 1
+        return bool(pulled.messages_list)
+
+    def _receive(self, head: Any, tree: Any) -> Message:
+        identity, run = head.metadata.message_id, head.metadata.run_id
+        parts: dict[str, bytes] = {}
+        for name in dict.fromkeys(part.object_id for part in iterate_object_tree(tree)):
+            request = message_pb2.PullObjectRequest(node=self.node, run_id=run, object_id=name)
+            while not (found := self.link.PullObject(request)).object_available:
+                time.sleep(1.0)  # as Flower's own first wait
+            parts[name] = found.object_content
+        received = message_pb2.ConfirmMessageReceivedRequest(node=self.node, run_id=run, message_object_id=identity)
+        self.link.ConfirmMessageReceived(received)
+        message = inflate_object_from_contents(identity, parts)
+        assert isinstance(message, Message)
+        message.metadata.__dict__["_message_id"] = identity
+        return message
+
+    def _reply(self, message: Message) -> Message:
+        if message.metadata.message_type == MessageTypeLegacy.GET_PROPERTIES:
+            return Message(getpropertiesres_to_recorddict(registrations_to_properties([self.client])), reply_to=message)
+        request, payload = fit_ins_to_request(recorddict_to_fitins(message.content, keep_input=False))
+        answer = Answer(
+            request.run, request.method, request.round, request.exchange, request.client,
+            SAMPLES, self.client.class_counts, request.train, [], {}, 1, {}, 0, "light",
+        )  # fmt: skip
+        result = answer_to_fit_res(Payload(header_of(answer), payload.weights if request.train else {}))
+        return Message(fitres_to_recorddict(result, keep_input=True), reply_to=message)
+
+    def _send(self, reply: Message) -> None:
+        run = reply.metadata.run_id
+        with no_object_id_recompute():
+            reply.metadata.__dict__["_message_id"] = reply.object_id
+            tree, parts = get_object_tree(reply), get_all_nested_objects(reply)
+            head = message_to_proto(remove_content_from_message(reply))
+        pushed = self.link.PushMessages(
+            fleet_pb2.PushMessagesRequest(
+                node=self.node, messages_list=[head], message_object_trees=[tree], clientapp_runtime_list=[0.0]
+            )
+        )
+        for name in pushed.objects_to_push:
+            self.link.PushObject(
+                message_pb2.PushObjectRequest(
+                    node=self.node,
+                    run_id=run,
+                    object_id=name,
+                    object_content=parts[name].deflate(),
+                    session_id=pushed.session_id,
+                )
+            )
+
+
+class LightNodes:
+    """Many nodes, looked after by a few threads.
+
+    Args:
+        nodes: all of them.
+        threads: that many are at work at the same time.
+    """
+
+    def __init__(self, nodes: list[LightNode], threads: int) -> None:
+        self.nodes = nodes
+        self._due = [(time.monotonic() + EVERY * place / len(nodes), node) for place, node in enumerate(nodes)]
+        self._lock, self._end = threading.Lock(), threading.Event()
+        self._threads = [threading.Thread(target=self._work, daemon=True) for _ in range(min(threads, len(nodes)))]
+
+    def __enter__(self) -> LightNodes:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _work(self) -> None:
+        while not self._end.is_set():
+            with self._lock:
+                due, node = self._due.pop(0)  # nobody else looks for it now
+            if self._end.wait(max(0.0, due - time.monotonic())):
+                return
+            try:
+                again = node.look()
+            except Exception as error:  # a call that failed is made again, as a SuperNode does
+                print(f"{node.client.client}: {error!r}", file=sys.stderr)
+                again = False
+            with self._lock:
+                self._due.append((time.monotonic() + (0.0 if again else EVERY), node))
+                self._due.sort(key=lambda item: item[0])
+
+
+class LightDeployment(LocalDeployment):
+    """A SuperLink with the keys of its nodes, but no node's process."""
+
+    def start_node(self, name: str) -> Any:
+        """Nothing."""
+
+
+class Meter:
+    """Processor seconds and memory of a SuperLink and the server process it starts, twice a second."""
+
+    def __init__(self, link: int) -> None:
+        self.link = link
+        self.seen: list[tuple[float, dict[str, float]]] = []
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Meter:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._end.wait(0.5):
+            with contextlib.suppress(OSError, IndexError, ValueError):
+                found = dict(self._of("superlink", self.link))
+                for pid in descendants(self.link):
+                    if "flwr-serverapp" in Path(f"/proc/{pid}/cmdline").read_text():
+                        found |= dict(self._of("server", pid))
+                self.seen.append((time.time(), found))
+
+    def _of(self, name: str, pid: int) -> Iterator[tuple[str, float]]:
+        words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        yield f"{name} processor", (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+        yield f"{name} memory", int(words[21]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+    def between(self, begun: float, ended: float) -> Mapping[str, float]:
+        """Processor seconds that were used, and the most memory that was held, MiB."""
+        inside = [values for when, values in self.seen if begun <= when <= ended]
+        found = {}
+        for name in inside[-1] if inside else ():
+            values = [one[name] for one in inside if name in one]
+            found[name] = max(values) if name.endswith("memory") else values[-1] - values[0]
+        return found
+
+
+def descendants(pid: int) -> Iterator[int]:
+    """All processes that ``pid`` started, and those they started."""
+    for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        yield int(word)
+        yield from descendants(int(word))
+
+
+def settings_of(nodes: int, rounds: int, output: Path) -> tuple[RunSettings, list[str]]:
+    """A run of so many clients, and its overrides."""
+    domains = ("handwritten", "printed", "signs", "sketch")
+    counts = ", ".join(f"{name}: {len(range(place, nodes, 4))}" for place, name in enumerate(domains))
+    shares = ", ".join(f"{name}: {1 / nodes}" for name in domains if name != "signs")
+    chosen = [
+        "method=fedavg", "model=small", "tuned=none", "engine=superlink", "protocol=glyphs_uneven",
+        f"protocol.counts={{{counts}}}", f"protocol.fractions={{{shares}}}", f"protocol.fraction={1 / nodes}",
+        "rounds.evaluate_every=100000", f"train.rounds={rounds}", "rounds.registration=600", "rounds.deadline=600", "train.device=cpu",
+        f"output={output}",
+    ]  # fmt: skip
+    return load_settings(chosen), chosen
+
+
+def one(nodes: int, rounds: int, *, secure: bool, threads: int) -> dict[str, Any]:
+    """A run of ``rounds`` rounds that count."""
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="light-nodes-")))
+        output = folder / "run"
+        settings, chosen = settings_of(nodes, rounds + SKIPPED, output)
+        specs = settings.protocol.clients(settings.data)
+        names: dict[str, dict[str, object]] = {spec.id: {} for spec in specs} if secure else {}
+        deployment = stack.enter_context(LightDeployment(folder / "flower", names, secure=secure))
+        light: list[LightNode] = []
+        for spec in specs:
+            counts = [SAMPLES // settings.data.class_count] * settings.data.class_count
+            counts[0] += SAMPLES - sum(counts)
+            client = Registration(
+                spec.id, spec.domain, SAMPLES, counts, [], "0" * 64, settings.identity, code_sha256(), "light", {}
+            )
+            certificate, key = None, generate_key_pairs()
+            if secure:
+                private: Any = load_ssh_private_key(deployment.certificates.node_key(spec.id).read_bytes(), None)
+                certificate, key = str(deployment.certificates.operator / "ca.crt"), (private, private.public_key())
+            light.append(LightNode(deployment.address, certificate, key, client, registered=secure))
+        prepare_output(settings)
+        link = deployment.children["superlink"].process.pid
+        with Meter(link) as meter, LightNodes(light, threads):
+            deployment.run(settings, chosen)
+        events = [json.loads(line) for line in (output / "events.jsonl").read_text().splitlines()]
+        ends = [event["time"] for event in events if event["event"] == "round done"][SKIPPED - 1 :]
+        lost = sum(event["event"] in ("client lost", "client failed", "client refused") for event in events)
+        found = meter.between(ends[0], ends[-1])
+        per_round = {
+            name: value if name.endswith("memory") else value / rounds for name, value in sorted(found.items())
+        }
+        return {"seconds": [after - before for before, after in pairwise(ends)], "lost": lost, **per_round}
+
+
+def main() -> None:
+    """Measure what the command line asks for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nodes", type=int, nargs="+", default=[200])
+    parser.add_argument("--rounds", type=int, default=5, help="rounds that count")
+    parser.add_argument("--repeats", type=int, default=1, help="runs of each variant, in turn")
+    parser.add_argument("--threads", type=int, default=8, help="nodes at work at the same time")
+    parser.add_argument("--secure", action="store_true")
+    parser.add_argument("--against", type=Path, help="another checkout, whose server is measured in turn with this one")
+    parser.add_argument("--dry-run", action="store_true")
+    parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        print(json.dumps(one(options.one, options.rounds, secure=options.secure, threads=options.threads)), flush=True)
+        return
+    if options.dry_run:
+        options.nodes, options.rounds = [3], 2
+    from bench.ratios import append, compare, quantity
+
+    checkouts = {"this": CHECKOUT} | ({"against": options.against.resolve()} if options.against else {})
+    for nodes in options.nodes:
+        found: dict[str, list[dict[str, Any]]] = {name: [] for name in checkouts}
+        for _ in range(options.repeats):
+            for name, checkout in checkouts.items():
+                found[name].append(run(nodes, checkout, options))
+                print(f"{nodes} nodes, {name}: {found[name][-1]}; load {os.getloadavg()[0]:.1f}", flush=True)
+        shape = f"nodes={nodes} secure={options.secure}"
+        seconds = {name: [second for one in runs for second in one["seconds"]] for name, runs in found.items()}
+        least = min(map(len, seconds.values()))
+        opponent = "against" if options.against else "this"
+        rows = compare("light nodes, round", shape, "s", {k: v[:least] for k, v in seconds.items()}, opponent)
+        for name, runs in found.items():
+            for what in [key for key in runs[0] if key != "seconds"]:
+                unit = "MiB" if what.endswith("memory") else "" if what == "lost" else "s"
+                rows.append(quantity(f"light nodes, {what}", name, shape, unit, [one[what] for one in runs]))
+        if not options.dry_run:
+            append(rows, RESULTS)
+
+
+def run(nodes: int, checkout: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """One run in a process of its own that imports from ``checkout``."""
+    command = [sys.executable, __file__, "--one", str(nodes), "--rounds", str(options.rounds)]
+    command += ["--threads", str(options.threads), *(["--secure"] if options.secure else [])]
+    environment = {**os.environ, "CHECKOUT": str(checkout), "PYTHONPATH": str(checkout)}
+    said = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
+    found: dict[str, Any] = json.loads(said.splitlines()[-1])
+    return found
+
+
+if __name__ == "__main__":
+    main()
