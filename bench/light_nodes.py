@@ -55,6 +55,7 @@ from flwr.supercore.inflatable.inflatable_object import (
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpInterceptor
 from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
+from flwr.supercore.retry import make_simple_http_retry_invoker
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
@@ -91,7 +92,9 @@ class LightNode:
     ) -> None:
         self.client, public = client, public_key_to_bytes(key[1])
         interceptors = [RuntimeVersionHttpInterceptor(component_name="SuperNode"), NodeAuthHttpInterceptor(*key)]
-        self.link = FleetHttpClient.from_server_address(address, certificate is None, certificate, interceptors)
+        self.link = FleetHttpClient.from_server_address(
+            address, certificate is None, certificate, interceptors, retry_invoker=make_simple_http_retry_invoker()
+        )
         if not registered:
             self.link.RegisterNode(fleet_pb2.RegisterNodeFleetRequest(public_key=public))
         request = fleet_pb2.ActivateNodeRequest(public_key=public, heartbeat_interval=30.0)
@@ -262,8 +265,8 @@ def settings_of(nodes: int, rounds: int, output: Path) -> tuple[RunSettings, lis
     chosen = [
         "method=fedavg", "model=small", "tuned=none", "engine=superlink", "protocol=glyphs_uneven",
         f"protocol.counts={{{counts}}}", f"protocol.fractions={{{shares}}}", f"protocol.fraction={1 / nodes}",
-        "rounds.evaluate_every=100000", f"train.rounds={rounds}", "rounds.registration=600", "rounds.deadline=600", "train.device=cpu",
-        f"output={output}",
+        "rounds.evaluate_every=100000", f"train.rounds={rounds}", "rounds.registration=600", "rounds.deadline=600",
+        "train.device=cpu", f"output={output}",
     ]  # fmt: skip
     return load_settings(chosen), chosen
 

@@ -2,6 +2,7 @@
 
     python bench/round_overhead.py                              # 1 k and 11.2 M values, inline and Ray; minutes
     python bench/round_overhead.py --models tiny --engines inline
+    python bench/round_overhead.py --engines ray --against ../earlier   # and another checkout's, in turn
     python bench/round_overhead.py --dry-run                    # one repeat of the small one, writes nothing
 
 Ten clients get the model and send it back; the server averages. Flower's side is bench/apps/flower_no_op.py: its FedAvg
@@ -46,6 +47,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--actors", type=int, default=2)
+    parser.add_argument("--against", type=Path, help="another checkout, which is measured in turn with this one")
     parser.add_argument("--dry-run", action="store_true")
     options = parser.parse_args()
     if options.dry_run:
@@ -58,12 +60,20 @@ def main() -> None:
 
 def overhead(model: str, options: argparse.Namespace) -> list[Ratio]:
     """All engines in turn, so many times."""
-    found: dict[str, list[Times]] = {name: [] for name in ("flower", *options.engines)}
+    checkouts = {engine: (engine, APPS.parent.parent) for engine in options.engines}
+    if options.against:
+        checkouts |= {f"{engine} against": (engine, options.against.resolve()) for engine in options.engines}
+    found: dict[str, list[Times]] = {name: [] for name in ("flower", *checkouts)}
     with tempfile.TemporaryDirectory() as folder:
         for repeat in range(options.repeats):
             found["flower"].append(flower(model, options))
-            for engine in options.engines:
-                found[engine].append(goldfinch(model, engine, f"{folder}/{repeat}-{engine}", options))
+            for name, (engine, checkout) in checkouts.items():
+                output = f"{folder}/{repeat}-{name.replace(' ', '-')}"
+                found[name].append(goldfinch(model, engine, output, options, checkout))
+            print(
+                f"{model} {repeat + 1}: " + ", ".join(f"{name} {times[-1]}" for name, times in found.items()),
+                flush=True,
+            )
     rows: list[Ratio] = []
     size = sum(tensor.numel() for tensor in MODELS[model][0].build(10, 32, 0).parameters())
     shape = f"clients={CLIENTS} parameters={size} actors={options.actors}"
@@ -84,8 +94,8 @@ def flower(model: str, options: argparse.Namespace) -> Times:
     return ends[0] - begin, begins[1] - begins[0], (ends[-1] - begins[1]) / (len(ends) - 1)
 
 
-def goldfinch(model: str, engine: str, output: str, options: argparse.Namespace) -> Times:
-    """The same app as a Goldfinch run."""
+def goldfinch(model: str, engine: str, output: str, options: argparse.Namespace, checkout: Path) -> Times:
+    """The same app as a run of the Goldfinch in ``checkout``."""
     command = [
         str(Path(sys.executable).parent / "goldfinch"), "run", "method=fedavg", "method._target_=no_op.NoOp",
         *MODELS[model][1], "protocol=glyphs_uneven", "rounds.evaluate_every=100000", "rounds.test_samples=1",
@@ -94,16 +104,16 @@ def goldfinch(model: str, engine: str, output: str, options: argparse.Namespace)
     if engine == "ray":
         command.append(f"engine.actors={options.actors}")
     begin = time.time()
-    call(command)
+    call(command, checkout)
     events = [json.loads(line) for line in (Path(output) / "events.jsonl").read_text().splitlines()]
     begins = [event["time"] for event in events if event["event"] == "round"]
     ends = [event["time"] for event in events if event["event"] == "round done"]
     return ends[0] - begin, begins[1] - begins[0], (ends[-1] - begins[1]) / (len(ends) - 1)
 
 
-def call(command: list[str]) -> str:
-    """What a process printed."""
-    environment = {**os.environ, "PYTHONPATH": str(APPS), "FLWR_TELEMETRY_ENABLED": "0"}
+def call(command: list[str], checkout: Path = APPS.parent.parent) -> str:
+    """What a process printed that imports from ``checkout``."""
+    environment = {**os.environ, "PYTHONPATH": f"{APPS}{os.pathsep}{checkout}", "FLWR_TELEMETRY_ENABLED": "0"}
     environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
     found = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if found.returncode:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from math import inf
-from typing import TypeVar
+from typing import Any, SupportsIndex, TypeVar
 
 from flwr.app import Message, MessageType, RecordDict
 from flwr.common import Code, GetPropertiesIns
@@ -143,6 +143,7 @@ class FlowerEngine:
             EngineError: a Ray actor died; Flower does not replace it, so every later round would lose clients.
         """
         blob = encode(message)
+        blob = InRay(blob) if self.simulated else blob
         self._online = set(self.grid.get_node_ids())
         clients = [client for client in sorted(requests) if self._nodes.get(client) in self._online]
         messages = self._messages(blob, [requests[client] for client in clients], seconds)
@@ -222,6 +223,16 @@ class FlowerEngine:
 
     def close(self) -> None:
         """Nothing to release: the nodes are Flower's."""
+
+
+class InRay(bytes):
+    """A message's tensors in Ray's store, once for all clients: pickled is only where they lie."""
+
+    def __reduce_ex__(self, _: SupportsIndex) -> tuple[Any, ...]:
+        import ray  # only where Flower's simulation is
+
+        self.place = getattr(self, "place", None) or ray.put(bytes(self))
+        return ray.get, (self.place,)
 
 
 def _registrations(content: RecordDict) -> list[Registration]:
