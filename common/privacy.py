@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from common.config import Fraction, NonNegative, Positive, checked
-from common.prototypes import NORM_FLOOR
+from common.precision import NORM_FLOOR
 
 Unit = Literal["sample", "client"]
 Randomness = Literal["auto", "keyed", "system"]

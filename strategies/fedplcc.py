@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from common.config import Natural, NonNegative, Positive, Share, checked
-from common.losses import cross_entropy, prototype_alignment, prototype_contrast
+from common.losses import PrototypeTerms, cross_entropy, prototype_losses
 from common.prototypes import PrototypeSet, cluster_prototypes, normalise_weights
 from common.storage.state import GlobalState
 from strategies.core.method import (
@@ -71,19 +71,19 @@ class FedPLCC(Method):
         value = cross_entropy(batch.logits, batch.labels)
         if self.cross_entropy_reduce == "sum":
             value = value * len(batch.labels)
-        terms = {"cross_entropy": value}
-        if not len(local.prototypes):
-            return Losses(terms)
-        features, labels, rows = batch.features, batch.labels, local.prototypes
-        if self.contrast:
-            terms["contrast"] = self.contrast * prototype_contrast(
-                features, labels, rows, temperature=self.temperature, alpha=self.alpha, weighted=self.weighted
-            )
-        if self.correction:
-            terms["correction"] = self.correction * prototype_alignment(
-                features, labels, rows, alpha=self.alpha, fraction=self.fraction, weighted=self.weighted
-            )
-        return Losses(terms)
+        if not len(local.prototypes) or not (self.contrast or self.correction):
+            return Losses({"cross_entropy": value})
+        wanted = PrototypeTerms(
+            contrast=self.contrast,
+            alignment=self.correction,
+            temperature=self.temperature,
+            alpha=self.alpha,
+            fraction=self.fraction,
+            weighted=self.weighted,
+        )
+        found = prototype_losses(batch.features, batch.labels, local.prototypes, wanted)
+        terms = {"cross_entropy": value, "contrast": found.contrast, "correction": found.alignment}
+        return Losses(terms, value + found.total)
 
     def upload(self, local: Local, trained: Trained) -> Upload:  # noqa: ARG002
         """The model, and FINCH clusters of each class's features with their sizes (evaluation mode, after training)."""

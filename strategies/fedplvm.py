@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Tensor
 
 from common.config import Natural, NonNegative, Positive, Share, checked
-from common.losses import cross_entropy, prototype_alignment, prototype_contrast, prototype_cosine_square
+from common.losses import PrototypeTerms, cross_entropy, prototype_losses
 from common.prototypes import PrototypeSet, cluster_prototypes, unbiased_prototypes
 from common.storage.state import GlobalState
 from strategies.core.method import (
@@ -67,23 +66,20 @@ class FedPLVM(Method):
 
     def loss(self, batch: Batch, local: Local) -> Losses:
         """Cross-entropy + contrast + correction; only cross-entropy before there are prototypes."""
-        terms = {"cross_entropy": cross_entropy(batch.logits, batch.labels)}
-        if self.contrast and len(local.prototypes):
-            terms["contrast"] = self.contrast * prototype_contrast(
-                batch.features, batch.labels, local.prototypes, temperature=self.temperature, alpha=self.alpha
-            )
-        if self.correction and len(local.prototypes):
-            means: PrototypeSet = local.cached("means", lambda: unbiased_prototypes(local.prototypes))
-            terms["correction"] = self.correction * self.correct(batch.features, batch.labels, means)
-        return Losses(terms)
-
-    def correct(self, features: Tensor, labels: Tensor, means: PrototypeSet) -> Tensor:
-        """``2 (s - 1)^2``, mean over the batch, with s the cosine to the class's row in ``means`` or its power."""
-        if not self.alpha_in_correction:
-            return prototype_cosine_square(features, labels, means)
-        alignment = prototype_alignment(features, labels, means, alpha=self.alpha, weighted=False, reduction="none")
-        held = torch.isin(labels, means.labels)
-        return (2 * (-alignment - 1).square() * held).mean()
+        value = cross_entropy(batch.logits, batch.labels)
+        if not len(local.prototypes) or not (self.contrast or self.correction):
+            return Losses({"cross_entropy": value})
+        wanted = PrototypeTerms(
+            contrast=self.contrast,
+            cosine_square=self.correction,
+            temperature=self.temperature,
+            alpha=self.alpha,
+            power_in_square=self.alpha_in_correction,
+        )
+        means = local.cached("means", lambda: unbiased_prototypes(local.prototypes))
+        found = prototype_losses(batch.features, batch.labels, local.prototypes, wanted, class_rows=means)
+        terms = {"cross_entropy": value, "contrast": found.contrast, "correction": found.cosine_square}
+        return Losses(terms, value + found.total)
 
     def upload(self, local: Local, trained: Trained) -> Upload:  # noqa: ARG002
         """The model, and FINCH clusters of each class's features (evaluation mode, after training)."""

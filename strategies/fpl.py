@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 from common.config import Natural, NonNegative, Positive, checked
-from common.losses import cross_entropy, prototype_contrast, prototype_mse
+from common.losses import PrototypeTerms, cross_entropy, prototype_losses
 from common.prototypes import PrototypeSet, cluster_prototypes, unbiased_prototypes
 from common.storage.state import GlobalState
 from strategies.core.method import Batch, Local, Losses, Method, PrototypeMode, Server, Update
@@ -52,34 +52,25 @@ class FPL(Method):
 
     def loss(self, batch: Batch, local: Local) -> Losses:
         """Cross-entropy + CPCL (Eq. 7) + UPCR (Eq. 10); only cross-entropy before there are prototypes."""
-        terms = {"cross_entropy": cross_entropy(batch.logits, batch.labels)}
-        if not len(local.prototypes):
-            return Losses(terms)
-        if self.contrast:
-            rows = self._rows(local, self.clusters == "global")
-            terms["contrast"] = self.contrast * prototype_contrast(
-                batch.features, batch.labels, rows, temperature=self.temperature
-            )
-        if self.consistency:
-            means = local.cached("targets", lambda: self._targets(local.prototypes))
-            terms["consistency"] = self.consistency * prototype_mse(
-                batch.features, batch.labels, means, reduce=self.consistency_reduce
-            )
-        return Losses(terms)
+        value = cross_entropy(batch.logits, batch.labels)
+        if not len(local.prototypes) or not (self.contrast or self.consistency):
+            return Losses({"cross_entropy": value})
+        rows, targets = local.cached("rows", lambda: self._rows(local.prototypes))
+        wanted = PrototypeTerms(
+            contrast=self.contrast,
+            mse=self.consistency,
+            temperature=self.temperature,
+            mse_reduce=self.consistency_reduce,
+        )
+        found = prototype_losses(batch.features, batch.labels, rows, wanted, class_rows=targets)
+        terms = {"cross_entropy": value, "contrast": found.contrast, "consistency": found.mse}
+        return Losses(terms, value + found.total)
 
-    def _rows(self, local: Local, one_per_class: bool) -> PrototypeSet:
-        if not one_per_class:
-            return local.prototypes
-        rows: PrototypeSet = local.cached("means", lambda: self._means(local.prototypes))
-        return rows
-
-    def _targets(self, prototypes: PrototypeSet) -> PrototypeSet:
-        return self._means(prototypes) if self.target == "global" else unbiased_prototypes(prototypes)
-
-    @staticmethod
-    def _means(clusters: PrototypeSet) -> PrototypeSet:
-        """The mean over the clients that hold a class: clusters weighted by their number of members."""
-        return unbiased_prototypes(clusters, sample_weighted=True)
+    def _rows(self, clusters: PrototypeSet) -> tuple[PrototypeSet, PrototypeSet]:
+        """What CPCL contrasts with, and what UPCR pulls towards."""
+        means = unbiased_prototypes(clusters, sample_weighted=True)  # clusters weighted by their number of members
+        unbiased = unbiased_prototypes(clusters)
+        return (means if self.clusters == "global" else clusters, means if self.target == "global" else unbiased)
 
     def aggregate_prototypes(self, state: GlobalState, updates: Sequence[Update], server: Server) -> PrototypeSet:  # noqa: ARG002
         """FINCH over the local means of each class (Eq. 4); a cluster's weight is its number of members."""

@@ -1,4 +1,4 @@
-"""The prototype losses as kernels: one family, four tiers (batched, closed form, Triton, and the tests' reference).
+"""The prototype losses as one fused operator: closed forms in PyTorch, and a Triton kernel on CUDA.
 
-Callers take them through :mod:`common.losses`; ``docs/kernels.md`` has the maths and says when which tier is chosen.
+Callers take them through :mod:`common.losses`; ``docs/kernels.md`` has the maths.
 """

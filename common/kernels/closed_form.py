@@ -9,52 +9,34 @@ disjoint. Through the cosine: ``dz = (sum_j a_j p_j - (sum_j a_j c_j) z / |z|) /
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from common.kernels.batched import working_dtype
-from common.kernels.inputs import KernelInputs
-from common.kernels.terms import LENGTH_FLOOR, PrototypeTerms
+from common.kernels.terms import COSINE_FLOOR, PrototypeTerms, Rows
+from common.precision import NORM_FLOOR, working_dtype
 from common.prototypes import normalise_rows
-
-
-class Evaluation(NamedTuple):
-    """The terms before their coefficients, and the gradient of their weighted sum."""
-
-    means: Tensor  # [4] contrast, alignment, mse, cosine_square: sums over the batch / divisor
-    gradient: Tensor | None  # [B, D], of coefficients . means
 
 
 def evaluate(
     features: Tensor,
     labels: Tensor,
-    prototypes: KernelInputs,
-    class_rows: KernelInputs | None,
+    prototypes: Rows,
+    class_rows: Rows,
     terms: PrototypeTerms,
     positive_bias: Tensor | None,
-    *,
     divisor: int,
     with_gradient: bool,
-) -> Evaluation:
-    """The four means and, ``with_gradient``, ``d total / d features``. Nothing here is recorded by autograd.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """See :func:`common.kernels.operator.prototype_losses`; computed in float32, or float64 for float64 features.
 
-    Args:
-        features: ``[B, D]``; computed in float32, float64 for float64.
-        labels: ``[B]``.
-        prototypes: rows of contrast and alignment, ``M >= 1`` when one of them is asked for.
-        class_rows: one row per class for mse and cosine_square.
-        terms: coefficients and options.
-        positive_bias: ``[B]`` or ``None``.
-        divisor: what the sums over the batch are divided by.
-        with_gradient: ``False`` saves the second product.
+    ``B >= 1``, and terms that are asked for have rows to look at. ``with_gradient=False`` saves the second product.
     """
     dtype = working_dtype(features)
     features = features.detach().to(dtype)
     length = torch.linalg.vector_norm(features, dim=1, keepdim=True)
-    inverse = length.reciprocal().masked_fill_(length < LENGTH_FLOOR, 0.0)  # [B, 1]
+    inverse = length.reciprocal().masked_fill_(length < NORM_FLOOR, 0.0)  # [B, 1]
     zero = features.new_zeros(())
     sums = [zero, zero, zero, zero]
     gradient = None
@@ -78,37 +60,27 @@ def evaluate(
             pull.mul_(inverse)
             radial = torch.linalg.vecdot(pull, cosines)[:, None].mul_(inverse)
             gradient = torch.mm(pull, units).addcmul_(features, radial, value=-1.0)
-    if terms.uses_class_rows and class_rows is not None:
+    if terms.uses_class_rows:
         gradient = _class_terms(features, inverse, labels, class_rows, terms, sums, gradient, divisor, with_gradient)
-    if with_gradient and gradient is None:
-        gradient = torch.zeros_like(features)
-    return Evaluation(torch.stack(sums).div_(divisor), gradient)
+    parts = torch.stack([part * (scale / divisor) for part, scale in zip(sums, terms.coefficients, strict=True)])
+    return parts.sum(), parts, features.new_empty(0) if gradient is None else gradient
 
 
 def _power(cosines: Tensor, terms: PrototypeTerms, with_gradient: bool) -> tuple[Tensor, Tensor | None]:
-    """``s(c)`` and ``ds/dc`` (``None`` stands for 1)."""
+    """``s(c)`` and ``ds/dc`` (``None`` stands for 1). The clamp stands before the power: both stay finite."""
     if terms.alpha == 1:
-        if terms.power == "shift":
-            return cosines.add(1.0).mul_(0.5), torch.full_like(cosines, 0.5)
         return cosines, None
-    base = cosines.abs() if terms.power == "odd" else cosines
-    if terms.power == "shift":
-        base = cosines.add(1.0).mul_(0.5)
-    floored = base.clamp_min(terms.eps)
+    floored = cosines.clamp_min(COSINE_FLOOR)
     similarity = floored.sqrt() if terms.alpha == 0.5 else floored.pow(terms.alpha)
-    slope = None
-    if with_gradient:
-        factor = terms.alpha * (0.5 if terms.power == "shift" else 1.0)
-        slope = (similarity / floored).mul_(factor).masked_fill_(base <= terms.eps, 0.0)
-    if terms.power == "odd":
-        similarity = similarity * cosines.sign()
-    return similarity, slope
+    if not with_gradient:
+        return similarity, None
+    return similarity, (similarity / floored).mul_(terms.alpha).masked_fill_(cosines <= COSINE_FLOOR, 0.0)
 
 
 def _contrast(
     similarity: Tensor,
     own: Tensor,
-    prototypes: KernelInputs,
+    prototypes: Rows,
     terms: PrototypeTerms,
     positive_bias: Tensor | None,
     step: float | None,
@@ -146,14 +118,14 @@ def _contrast(
 def _raw_contrast(
     logits: Tensor,
     own: Tensor,
-    prototypes: KernelInputs,
+    prototypes: Rows,
     shift: Tensor | None,
     terms: PrototypeTerms,
     positive_bias: Tensor | None,
     step: float | None,
 ) -> tuple[Tensor, Tensor | None]:
     """The reading with the prototypes' raw lengths in the denominator: two softmaxes over different logits."""
-    lengths = prototypes.lengths if logits.dtype == torch.float32 else _lengths(prototypes, logits.dtype)
+    lengths = torch.linalg.vector_norm(prototypes.vectors.to(logits.dtype), dim=1)
     below = logits * lengths
     if shift is not None:
         logits, below = logits + shift, below + shift
@@ -172,17 +144,11 @@ def _raw_contrast(
     return total, pull.masked_fill_(skipped, 0.0).mul_(step)
 
 
-def _lengths(prototypes: KernelInputs, dtype: torch.dtype) -> Tensor:
-    return torch.linalg.vector_norm(prototypes.vectors.to(dtype), dim=1)
-
-
-def _alignment(
-    similarity: Tensor, own: Tensor, prototypes: KernelInputs, terms: PrototypeTerms
-) -> tuple[Tensor, Tensor]:
+def _alignment(similarity: Tensor, own: Tensor, prototypes: Rows, terms: PrototypeTerms) -> tuple[Tensor, Tensor]:
     """Sum of the alignment over the batch, and ``[B, M]``: the weight of each chosen row, 0 elsewhere."""
     weights = prototypes.weights.to(similarity.dtype)
     if terms.fraction < 1:
-        own = leading(similarity * weights if terms.weighted else similarity, own, terms.fraction)
+        own = _leading(similarity * weights if terms.weighted else similarity, own, terms.fraction)
     chosen = own.to(similarity.dtype)
     if terms.weighted:
         chosen *= weights
@@ -190,7 +156,7 @@ def _alignment(
     return -torch.where(own, similarity, 0.0).mul_(chosen).sum(), chosen
 
 
-def leading(scores: Tensor, own: Tensor, fraction: float) -> Tensor:
+def _leading(scores: Tensor, own: Tensor, fraction: float) -> Tensor:
     """``[B, M]`` bool: the ``max(1, ceil(fraction n))`` largest of a row's n own scores, ties to the lowest index."""
     order = torch.sort(scores.masked_fill(~own, -math.inf), dim=1, descending=True, stable=True).indices
     wanted = (fraction * own.sum(1).double() - 1e-9).ceil().clamp_min(1)
@@ -202,7 +168,7 @@ def _class_terms(
     features: Tensor,
     inverse: Tensor,
     labels: Tensor,
-    class_rows: KernelInputs,
+    class_rows: Rows,
     terms: PrototypeTerms,
     sums: list[Tensor],
     gradient: Tensor | None,
@@ -224,10 +190,13 @@ def _class_terms(
     if terms.cosine_square:
         units = normalise_rows(rows)
         cosine = torch.linalg.vecdot(features, units)[:, None] * inverse
-        error = torch.where(present, cosine - 1.0, 0.0)
+        similarity, slope = _power(cosine, terms, with_gradient) if terms.power_in_square else (cosine, None)
+        error = torch.where(present, similarity - 1.0, 0.0)
         sums[3] = 2.0 * error.square().sum()
         if with_gradient:
             step = error * (4.0 * terms.cosine_square / divisor) * inverse
+            if slope is not None:
+                step *= slope
             radial = step * cosine * inverse
             gradient = torch.zeros_like(features) if gradient is None else gradient
             gradient.addcmul_(units, step).addcmul_(features, radial, value=-1.0)

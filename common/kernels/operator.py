@@ -1,67 +1,124 @@
-"""``goldfinch::prototype_losses``: the fused prototype losses as a torch.library operator.
+"""``goldfinch::prototype_losses``: the fused prototype losses as a torch.library operator, and what eager code calls.
 
-On CUDA it launches the Triton kernels, on the CPU it evaluates the closed form. All sizes come from shapes and host
-arguments: nothing waits for the device and nothing is allocated by its data, so torch.compile and CUDA graphs take it.
+All sizes come from shapes and host arguments: nothing waits for the device and nothing is allocated by its data, so
+torch.compile and CUDA graphs take it.
 """
 
 from __future__ import annotations
 
-import os
+import importlib.util
+import warnings
+from functools import lru_cache
 from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from common.kernels.closed_form import evaluate
-from common.kernels.inputs import KernelInputs, kernel_inputs
-from common.kernels.terms import Denominator, DenominatorRows, Power, PrototypeTerms, Reduce
+from common.kernels.terms import PrototypeTerms, Rows, prepared_rows, wanted_counts
+from common.precision import full_precision, working_dtype
 from common.prototypes import PrototypeSet
+
+FUSED_WORK = 2**27
+"""Largest B * M * D for one program per sample; above, PyTorch's matrix products read the prototypes fewer times."""
+TOLERANCE = 1e-3
+"""How far from the closed form the kernel may be on a device that is tried."""
 
 
 def fused_losses(
     features: Tensor,
     labels: Tensor,
     prototypes: PrototypeSet,
-    class_rows: PrototypeSet | None,
+    class_rows: PrototypeSet,
     terms: PrototypeTerms,
     positive_bias: Tensor | None,
     divisor: int,
-    tiling: str = "auto",
+    backend: str = "auto",
 ) -> tuple[Tensor, Tensor]:
-    """``(total [], means [4])`` through the operator; differentiable in ``features``."""
-    arguments = operator_arguments(features, labels, prototypes, class_rows, terms, positive_bias, divisor, tiling)
-    total, means, _ = torch.ops.goldfinch.prototype_losses(*arguments)
-    return total, means
+    """``(total [], terms [4])``, the terms detached and times their coefficients; differentiable in ``features``.
+
+    ``B >= 1``; terms that are asked for have rows to look at; sums over the batch are divided by ``divisor``.
+    ``backend`` is auto, closed_form or triton. Float32, float64 for float64 features.
+    """
+    if torch.compiler.is_compiling():
+        found = operator_arguments(features, labels, prototypes, class_rows, terms, positive_bias, divisor, backend)
+        total, parts, _ = torch.ops.goldfinch.prototype_losses(*found)
+        return total, parts
+    rows, targets = prepared_rows(prototypes), prepared_rows(class_rows)
+    wanted = wanted_counts(prototypes, terms.fraction)
+    with_gradient = features.requires_grad and torch.is_grad_enabled()
+    found = (features, labels, rows, targets, wanted, terms, positive_bias, divisor, with_gradient, backend)
+    return cast("tuple[Tensor, Tensor]", _Eager.apply(*found))
+
+
+def compute(
+    features: Tensor,
+    labels: Tensor,
+    rows: Rows,
+    class_rows: Rows,
+    wanted: Tensor,
+    terms: PrototypeTerms,
+    positive_bias: Tensor | None,
+    divisor: int,
+    with_gradient: bool,
+    backend: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """``(total [], terms [4], gradient [B, D])``; the gradient is that of the total, and empty unless asked for."""
+    with full_precision(features.device, terms.temperature):
+        if backend == "triton" or (backend == "auto" and _fused(features, rows)):
+            from common.kernels.triton_kernel import launch
+
+            with torch.cuda.device_of(features):
+                return launch(features, labels, rows, class_rows, wanted, terms, positive_bias, divisor, with_gradient)
+        return evaluate(features, labels, rows, class_rows, terms, positive_bias, divisor, with_gradient)
+
+
+class _Eager(torch.autograd.Function):
+    """What eager code calls: an operator of torch.library costs half a millisecond a call, a third of a CPU's loss."""
+
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
+        total, parts, gradient = compute(*arguments)
+        ctx.save_for_backward(gradient)
+        ctx.mark_non_differentiable(parts)
+        ctx.dtype, ctx.rest = arguments[0].dtype, len(arguments) - 1
+        return total, parts
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        (gradient,) = ctx.saved_tensors
+        return (gradient * upstream).to(ctx.dtype), *[None] * ctx.rest
+
+
+# ---- for torch.compile -----------------------------------------------------------------------------------------------
 
 
 def operator_arguments(
     features: Tensor,
     labels: Tensor,
     prototypes: PrototypeSet,
-    class_rows: PrototypeSet | None,
+    class_rows: PrototypeSet,
     terms: PrototypeTerms,
     positive_bias: Tensor | None,
     divisor: int,
-    tiling: str = "auto",
+    backend: str = "auto",
 ) -> tuple[Any, ...]:
     """A call in the types that an operator's schema knows."""
-    rows = kernel_inputs(prototypes)
-    targets = rows if class_rows is None or class_rows is prototypes else kernel_inputs(class_rows)
     return (
         features,
         labels,
-        [rows.vectors, rows.units, rows.labels, rows.offsets, rows.weights, rows.lengths],
-        rows.wanted_counts(terms.fraction),
-        [targets.vectors, targets.units, targets.labels, targets.offsets, targets.weights, targets.lengths],
+        list(prepared_rows(prototypes)),
+        list(prepared_rows(class_rows)),
+        wanted_counts(prototypes, terms.fraction),
         positive_bias,
-        [terms.contrast, terms.alignment, terms.mse, terms.cosine_square],
-        [terms.temperature, terms.alpha, terms.fraction, terms.eps],
-        ",".join((terms.denominator, terms.denominator_rows, terms.mse_reduce, terms.power)),
-        terms.weighted,
+        [*terms.coefficients, terms.temperature, terms.alpha, terms.fraction],
+        f"{terms.denominator},{terms.denominator_rows},{terms.mse_reduce}",
+        [terms.weighted, terms.power_in_square],
         divisor,
-        rows.largest_class,
         features.requires_grad and torch.is_grad_enabled(),
-        tiling,
+        backend,
     )
 
 
@@ -69,93 +126,93 @@ def operator_arguments(
 def prototype_losses(
     features: Tensor,
     labels: Tensor,
-    rows: list[Tensor],
-    wanted_counts: Tensor,
+    prototypes: list[Tensor],
     class_rows: list[Tensor],
+    wanted: Tensor,
     positive_bias: Tensor | None,
-    coefficients: list[float],
     numbers: list[float],
     options: str,
-    weighted: bool,
+    flags: list[bool],
     divisor: int,
-    largest_class: int,
     with_gradient: bool,
-    tiling: str,
+    backend: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """``(total [], means [4], gradient [B, D])``; the gradient is empty unless asked for. Float32 results.
-
-    ``rows`` and ``class_rows`` are the tensors of :class:`KernelInputs` in its order; ``coefficients``, ``numbers`` and
-    ``options`` (joined by commas) are the fields of :class:`PrototypeTerms`.
-    """
-    terms = _terms(coefficients, numbers, options, weighted)
-    prototypes, targets = _inputs(rows, largest_class), _inputs(class_rows, 0)
-    if features.is_cuda or os.environ.get("TRITON_INTERPRET") == "1":
-        from common.kernels.launch import Tiling, launch
-
-        with torch.cuda.device_of(features):
-            return launch(
-                features, labels, prototypes, wanted_counts, targets, terms, positive_bias, divisor,
-                with_gradient=with_gradient, tiling=cast("Tiling", tiling),
-            )  # fmt: skip
-    found = evaluate(
-        features, labels, prototypes, targets, terms, positive_bias, divisor=divisor, with_gradient=with_gradient
-    )
-    means = found.means.float()
-    total = torch.dot(means, terms.coefficients(means))
-    gradient = features.new_empty(0, features.shape[1], dtype=torch.float32)
-    return total, means, gradient if found.gradient is None else found.gradient.float()
+    """:func:`compute`, with :class:`Rows` and :class:`PrototypeTerms` as lists of their fields."""
+    fields: tuple[Any, ...] = (*numbers, *options.split(","), *flags)
+    rows, targets, terms = Rows(*prototypes), Rows(*class_rows), PrototypeTerms(*fields)
+    return compute(features, labels, rows, targets, wanted, terms, positive_bias, divisor, with_gradient, backend)
 
 
 @prototype_losses.register_fake
 def _fake(features: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-    with_gradient = arguments[-2]
-    return (
-        features.new_empty((), dtype=torch.float32),
-        features.new_empty(4, dtype=torch.float32),
-        features.new_empty(features.shape[0] if with_gradient else 0, features.shape[1], dtype=torch.float32),
-    )
-
-
-def _terms(coefficients: list[float], numbers: list[float], options: str, weighted: bool) -> PrototypeTerms:
-    contrast, alignment, mse, cosine_square = coefficients
-    temperature, alpha, fraction, eps = numbers
-    denominator, denominator_rows, mse_reduce, power = options.split(",")
-    return PrototypeTerms(
-        contrast=contrast,
-        alignment=alignment,
-        mse=mse,
-        cosine_square=cosine_square,
-        temperature=temperature,
-        alpha=alpha,
-        fraction=fraction,
-        denominator=cast("Denominator", denominator),
-        denominator_rows=cast("DenominatorRows", denominator_rows),
-        weighted=weighted,
-        mse_reduce=cast("Reduce", mse_reduce),
-        power=cast("Power", power),
-        eps=eps,
-    )
-
-
-def _inputs(tensors: list[Tensor], largest_class: int) -> KernelInputs:
-    vectors, units, labels, offsets, weights, lengths = tensors
-    return KernelInputs(vectors, units, labels, offsets, weights, lengths, class_sizes=(largest_class,))
+    dtype, with_gradient = working_dtype(features), arguments[-2]
+    gradient = features.new_empty(tuple(features.shape) if with_gradient else (0,), dtype=dtype)
+    return features.new_empty((), dtype=dtype), features.new_empty(4, dtype=dtype), gradient
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
     ctx.save_for_backward(output[2])
     ctx.mark_non_differentiable(output[1], output[2])
-    ctx.dtype = inputs[0].dtype
-    ctx.argument_count = len(inputs)
-    ctx.row_count, ctx.class_row_count = len(inputs[2]), len(inputs[4])
+    ctx.dtype, ctx.lists, ctx.rest = inputs[0].dtype, (len(inputs[2]), len(inputs[3])), len(inputs) - 4
 
 
 def _backward(ctx: Any, upstream: Tensor, *_: Tensor) -> tuple[Any, ...]:
     (gradient,) = ctx.saved_tensors
-    arguments: list[Any] = [None] * ctx.argument_count
-    arguments[0] = (gradient * upstream).to(ctx.dtype)
-    arguments[2], arguments[4] = [None] * ctx.row_count, [None] * ctx.class_row_count
-    return tuple(arguments)
+    lists = ([None] * length for length in ctx.lists)
+    return (gradient * upstream).to(ctx.dtype), None, *lists, *[None] * ctx.rest
 
 
 prototype_losses.register_autograd(_backward, setup_context=_setup_context)
+
+
+# ---- who computes ----------------------------------------------------------------------------------------------------
+
+
+def _fused(features: Tensor, rows: Rows) -> bool:
+    """Whether the Triton kernel takes this call where nobody says."""
+    if not features.is_cuda or features.dtype == torch.float64 or importlib.util.find_spec("triton") is None:
+        return False
+    return features.numel() * len(rows.labels) <= FUSED_WORK and _trusted(features.device)
+
+
+def _trusted(device: torch.device) -> bool:
+    """Whether the kernel is known to work on ``device``. While a graph is captured nothing may be tried on the side."""
+    return torch.cuda.is_current_stream_capturing() or _tried(device)
+
+
+@lru_cache
+def _tried(device: torch.device) -> bool:
+    """Whether the kernel gives the closed form's losses and gradient on ``device``; with a warning if not.
+
+    A GPU that Triton does not know, a missing C compiler or a driver that is too old end here, not in the middle of a
+    training step.
+    """
+    steps = torch.arange(5 * 24, dtype=torch.float32)
+    features = ((0.7 * steps).sin() + 1.1).view(5, 24).to(device)
+    vectors = ((1.3 * steps[: 4 * 24]).cos() + 1.2).view(4, 24)
+    labels = torch.tensor([0, 2, 1, 0, 5], device=device)
+    rows = PrototypeSet(vectors, torch.tensor([0, 0, 0, 2]), torch.tensor([0.2, 0.5, 0.3, 1.0])).to(device)
+    means = PrototypeSet(vectors[1:3], torch.tensor([0, 2]), torch.ones(2)).to(device)
+    terms = PrototypeTerms(1.0, 0.5, 0.25, 0.5, temperature=0.1, alpha=0.5, fraction=0.5, weighted=True)
+    try:
+        found, expected = (
+            compute(
+                features, labels, prepared_rows(rows), prepared_rows(means), wanted_counts(rows, 0.5), terms, None, 5,
+                with_gradient=True, backend=backend,
+            )
+            for backend in ("triton", "closed_form")
+        )  # fmt: skip
+        error = max(
+            float((one - other).abs().max() / other.abs().max()) for one, other in zip(found, expected, strict=True)
+        )
+        reason = None if error < TOLERANCE else f"it is off by {error:.1e}"
+    except Exception as problem:  # a compiler, a linker or a driver can fail in any way; what counts is that it did
+        reason = f"{type(problem).__name__}: {str(problem).splitlines()[0] if str(problem) else 'no message'}"
+    if reason is not None:
+        warnings.warn(
+            f"the fused prototype losses do not work on {device} ({reason}); PyTorch computes them instead. "
+            "Results are the same; tests/kernels on this machine show what is wrong",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    return reason is None

@@ -1,29 +1,22 @@
-"""What one call of the prototype losses computes: coefficients and options, checked once."""
+"""What one call of the prototype losses computes and reads: coefficients and options, and the prepared rows."""
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from common.prototypes import PrototypeSet
+
 Denominator = Literal["all", "negatives"]
 DenominatorRows = Literal["normalised", "raw"]
-Power = Literal["clamp", "odd", "shift"]
 Reduce = Literal["mean", "sum"]
 
-LENGTH_FLOOR = 1e-12
-"""Features shorter than this count as zero vectors: cosine 0, no gradient from the cosine."""
-
-FULL_PRECISION_TEMPERATURE = 0.05
-"""At or below this temperature products run in IEEE float32: TF32's 5e-4 in the cosine would be 0.01 in the logit."""
-
-TOP_LIMIT = 2048
-"""Most prototypes of one class that the fused top-k alignment keeps on chip."""
+COSINE_FLOOR = 1e-4
+"""For alpha < 1 the cosine is clamped here before the power, and passes no gradient below."""
 
 
 @dataclass(frozen=True)
@@ -32,12 +25,23 @@ class PrototypeTerms:
 
     The total is ``contrast * C + alignment * A + mse * E + cosine_square * Q``, each a mean over the whole batch (a
     sample whose class has no prototype adds 0 and is still counted). With ``c_ij`` the cosine of feature i and row j,
-    ``s`` its power and ``w_j`` the row's weight:
+    ``s_ij = max(c_ij, 1e-4)^alpha`` (``c_ij`` for alpha = 1) and ``w_j`` the row's weight:
 
     - C, contrast: ``LSE_denominator(s_ij / temperature + log w_j) - LSE_{j of i's class}(...)``;
     - A, alignment: ``-sum of the k largest s_ij w_j of i's class``, ``k = max(1, ceil(fraction n))``;
     - E, mse: ``|z_i - u|^2`` to i's class row (over D: ``mse_reduce``);
-    - Q, cosine_square: ``2 (cos(z_i, u) - 1)^2`` to i's class row.
+    - Q, cosine_square: ``2 (s(cos(z_i, u)) - 1)^2`` to i's class row, s without alpha unless ``power_in_square``.
+
+    Args:
+        contrast, alignment, mse, cosine_square: coefficients, finite.
+        temperature: tau > 0.
+        alpha: exponent of the cosine, in (0, 1].
+        fraction: phi of FedPLCC, share of the class's rows that are aligned to, in (0, 1].
+        denominator: ``negatives`` leaves the positive class out (FedPall's print).
+        denominator_rows: ``raw`` keeps the prototypes' lengths in the denominator only (FedPall's code).
+        mse_reduce: mean or sum over D.
+        weighted: rows count by their weights; otherwise ``w_j = 1``.
+        power_in_square: whether Q takes alpha too.
 
     Raises:
         ValueError: an option out of range, or two that exclude each other.
@@ -47,15 +51,14 @@ class PrototypeTerms:
     alignment: float = 0.0
     mse: float = 0.0
     cosine_square: float = 0.0
-    temperature: float = 1.0  # tau > 0
-    alpha: float = 1.0  # exponent of the cosine, in (0, 1]
-    fraction: float = 1.0  # phi of FedPLCC: share of the class's rows that are aligned to, in (0, 1]
+    temperature: float = 1.0
+    alpha: float = 1.0
+    fraction: float = 1.0
     denominator: Denominator = "all"
     denominator_rows: DenominatorRows = "normalised"
-    weighted: bool = False  # rows count by their weights; otherwise w_j = 1
     mse_reduce: Reduce = "mean"
-    power: Power = "clamp"
-    eps: float = 1e-4  # the cosine is clamped here before the power; no gradient below
+    weighted: bool = False
+    power_in_square: bool = False
 
     def __post_init__(self) -> None:
         for name in ("contrast", "alignment", "mse", "cosine_square"):
@@ -63,22 +66,19 @@ class PrototypeTerms:
                 raise ValueError(f"coefficient {name} must be finite; got {getattr(self, name)}")
         if not (self.temperature > 0 and math.isfinite(self.temperature)):
             raise ValueError(f"temperature must be > 0; got {self.temperature}")
-        if not 0 < self.alpha <= 1:
-            raise ValueError(f"alpha must be in (0, 1]; got {self.alpha}")
-        if not 0 < self.fraction <= 1:
-            raise ValueError(f"fraction must be in (0, 1]; got {self.fraction}")
-        if not 0 < self.eps < 1:
-            raise ValueError(f"eps must be in (0, 1); got {self.eps}")
-        _one_of("denominator", self.denominator, ("all", "negatives"))
-        _one_of("denominator_rows", self.denominator_rows, ("normalised", "raw"))
-        _one_of("mse_reduce", self.mse_reduce, ("mean", "sum"))
-        _one_of("power", self.power, ("clamp", "odd", "shift"))
-        if self.denominator_rows == "raw" and (self.alpha != 1 or self.power == "shift"):
-            raise ValueError("denominator_rows='raw' is defined for alpha=1 and power='clamp' only")
+        for name, share in (("alpha", self.alpha), ("fraction", self.fraction)):
+            if not 0 < share <= 1:
+                raise ValueError(f"{name} must be in (0, 1]; got {share}")
+        for name, choices in OPTIONS.items():
+            if getattr(self, name) not in choices:
+                raise ValueError(f"{name} must be one of {', '.join(choices)}; got {getattr(self, name)!r}")
+        if self.denominator_rows == "raw" and self.alpha != 1:
+            raise ValueError("denominator_rows='raw' is defined for alpha=1 only")
 
-    def coefficients(self, like: Tensor) -> Tensor:
-        """``[4]`` coefficients of (contrast, alignment, mse, cosine_square), of ``like``'s type and device."""
-        return like.new_tensor((self.contrast, self.alignment, self.mse, self.cosine_square))
+    @property
+    def coefficients(self) -> tuple[float, float, float, float]:
+        """Of (contrast, alignment, mse, cosine_square)."""
+        return self.contrast, self.alignment, self.mse, self.cosine_square
 
     @property
     def uses_rows(self) -> bool:
@@ -91,33 +91,49 @@ class PrototypeTerms:
         return self.mse != 0 or self.cosine_square != 0
 
 
-def _one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(choices)}; got {value!r}")
+OPTIONS = {
+    "denominator": ("all", "negatives"),
+    "denominator_rows": ("normalised", "raw"),
+    "mse_reduce": ("mean", "sum"),
+}
+
+
+class Rows(NamedTuple):
+    """A prototype set in the form that kernels read: prepared once per set, hence once per round and device.
+
+    ``K`` = highest class + 1; class ``c`` owns rows ``offsets[c]:offsets[c + 1]``.
+    """
+
+    vectors: Tensor  # [M, D] float32
+    units: Tensor  # [M, D] float32, at unit length
+    labels: Tensor  # [M] int64, ascending
+    offsets: Tensor  # [K + 1] int64
+    weights: Tensor  # [M] float32
+    lengths: Tensor  # [M] float32, of vectors
+
+
+def prepared_rows(prototypes: PrototypeSet) -> Rows:
+    """The prepared form of ``prototypes``, kept with the set. Reads the device once, when it is first asked for."""
+    cache: dict[str, Any] = prototypes.__dict__
+    if "_rows" not in cache:
+        offsets = prototypes.offsets(max(prototypes.classes, default=-1) + 1).contiguous()
+        lengths = torch.linalg.vector_norm(prototypes.vectors, dim=1)
+        units = prototypes.normalised.contiguous()
+        cache["_rows"] = Rows(prototypes.vectors, units, prototypes.labels, offsets, prototypes.weights, lengths)
+    rows: Rows = cache["_rows"]
+    return rows
+
+
+def wanted_counts(prototypes: PrototypeSet, fraction: float) -> Tensor:
+    """``[K]`` int32: how many rows of each class ``fraction`` aligns to. Made once per set and fraction."""
+    cache: dict[float, Tensor] = prototypes.__dict__.setdefault("_wanted", {})
+    if fraction not in cache:
+        sizes = prepared_rows(prototypes).offsets.diff().tolist()
+        counts = [alignment_count(size, fraction) for size in sizes]
+        cache[fraction] = torch.tensor(counts, dtype=torch.int32, device=prototypes.labels.device)
+    return cache[fraction]
 
 
 def alignment_count(rows: int, fraction: float) -> int:
     """How many of a class's ``rows`` are aligned to: ``max(1, ceil(fraction * rows))``, safe from float error."""
     return max(1, math.ceil(fraction * rows - 1e-9))
-
-
-@contextlib.contextmanager
-def full_precision(device: torch.device, temperature: float) -> Iterator[None]:
-    """No autocast inside; no TF32 products either where ``temperature`` is at most 0.05."""
-    lower = (
-        device.type == "cuda"
-        and temperature <= FULL_PRECISION_TEMPERATURE
-        and not torch.compiler.is_compiling()
-        and torch.backends.cuda.matmul.allow_tf32
-    )
-    if lower:
-        torch.backends.cuda.matmul.allow_tf32 = False
-    try:
-        if torch.is_autocast_enabled(device.type):
-            with torch.autocast(device.type, enabled=False):
-                yield
-        else:
-            yield
-    finally:
-        if lower:
-            torch.backends.cuda.matmul.allow_tf32 = True

@@ -1,6 +1,6 @@
 """The losses, by their names in the field: pure functions of ``[B, ..]`` tensors, scalar out, float32 or wider inside.
 
-Prototype losses go to the fastest correct kernel (:mod:`common.kernels`); all others are batched PyTorch. Each function
+Prototype losses are one operator (:mod:`common.kernels`); all others are batched PyTorch. Each function
 names its paper and equation. Means are over the whole batch unless said.
 """
 
@@ -16,9 +16,7 @@ from common.losses.distillation import (
 )
 from common.losses.prototype import (
     PrototypeLosses,
-    prototype_alignment,
     prototype_contrast,
-    prototype_cosine_square,
     prototype_losses,
     prototype_mse,
 )
@@ -37,9 +35,7 @@ __all__ = [
     "multi_view_consistency",
     "nontarget_distillation",
     "pairwise_similarities",
-    "prototype_alignment",
     "prototype_contrast",
-    "prototype_cosine_square",
     "prototype_losses",
     "prototype_mse",
     "similarity_distillation",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from common.kernels.batched import working_dtype
+from common.precision import working_dtype
 
 
 def least_squares_discriminator(reference_scores: Tensor, feature_scores: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor
 
-from common.kernels.batched import unit, working_dtype
+from common.precision import unit_vectors, working_dtype
 
 PROBABILITY_FLOOR = 1e-7
 """Probabilities are kept this far from 0 and 1 inside logarithms (FedGCA's clamp)."""
@@ -28,8 +28,8 @@ def model_contrast(features: Tensor, positive: Tensor, negative: Tensor, *, temp
     if temperature <= 0:
         raise ValueError(f"temperature must be > 0; got {temperature}")
     dtype = working_dtype(features)
-    gap = unit(negative.detach().to(dtype)) - unit(positive.detach().to(dtype))
-    return -F.logsigmoid(-(unit(features.to(dtype)) * gap).sum(1) / temperature).mean()
+    gap = unit_vectors(negative.detach().to(dtype)) - unit_vectors(positive.detach().to(dtype))
+    return -F.logsigmoid(-(unit_vectors(features.to(dtype)) * gap).sum(1) / temperature).mean()
 
 
 def multi_view_consistency(

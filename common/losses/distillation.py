@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from common.kernels.batched import unit, working_dtype
+from common.precision import unit_vectors, working_dtype
 
 
 def nontarget_distillation(
@@ -52,7 +52,7 @@ def _standardised(columns: Tensor) -> Tensor:
 
 def pairwise_similarities(features: Tensor, *, temperature: float = 0.02) -> Tensor:
     """``[B, B - 1]``: cosines of ``features [B, D]`` with each other over ``temperature``, without the diagonal."""
-    direction = unit(features.to(working_dtype(features)))
+    direction = unit_vectors(features.to(working_dtype(features)))
     count = len(direction)
     similarities = direction @ direction.T / temperature
     # Dropping the diagonal of a square matrix: read from the second entry, B - 1 rows of B + 1, without their last.

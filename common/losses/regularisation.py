@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from common.kernels.batched import working_dtype
+from common.precision import working_dtype
 
 
 def feature_norm(features: Tensor, *, squared: bool = False) -> Tensor:

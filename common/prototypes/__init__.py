@@ -9,10 +9,9 @@ from common.prototypes.operations import (
     total_rows,
     unbiased_prototypes,
 )
-from common.prototypes.set import NORM_FLOOR, PrototypeSet, normalise_rows
+from common.prototypes.set import PrototypeSet, normalise_rows
 
 __all__ = [
-    "NORM_FLOOR",
     "ClassSums",
     "PrototypeSet",
     "carry_over",

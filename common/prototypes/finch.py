@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from common.kernels.terms import full_precision
+from common.precision import full_precision
 
 BLOCK_ELEMENTS = 2**24
 """Most similarities held at a time (64 MiB of float32)."""

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from common.precision import NORM_FLOOR
 from common.prototypes.finch import partition
-from common.prototypes.set import NORM_FLOOR, PrototypeSet
+from common.prototypes.set import PrototypeSet
 
 
 class ClassSums:

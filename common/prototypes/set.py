@@ -13,8 +13,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-NORM_FLOOR = 1e-12
-"""Vectors shorter than this are treated as zero vectors when normalised."""
+from common.precision import NORM_FLOOR
 
 
 @dataclass(frozen=True, eq=False)

@@ -66,13 +66,19 @@ class Batch:
 
 @dataclass
 class Losses:
-    """A batch's loss terms by name, each already multiplied by its weight; ``total`` is what is differentiated."""
+    """A batch's loss terms by name, each already multiplied by its weight; ``total`` is what is differentiated.
+
+    Where one operator made several terms at once these are detached, and ``fused`` is the sum of all terms.
+    """
 
     terms: dict[str, Tensor]
+    fused: Tensor | None = None
 
     @property
     def total(self) -> Tensor:
         """The sum of the terms in the order they were given."""
+        if self.fused is not None:
+            return self.fused
         values = list(self.terms.values())
         total = values[0]
         for value in values[1:]:

@@ -23,7 +23,6 @@ class Case:
     terms: dict[str, Any]
     bias: np.ndarray | None = None
     dtype: str = "float32"
-    tiling: str = "row"
     divisor: int | None = None
     with_gradient: bool = True
     layout: str = "contiguous"
@@ -35,7 +34,7 @@ class Case:
 @dataclass(frozen=True)
 class Result:
     total: float
-    means: np.ndarray  # [4]
+    parts: np.ndarray  # [4], times their coefficients
     gradient: np.ndarray | None = field(repr=False)  # [B, D] float64
 
 
@@ -55,9 +54,7 @@ TERMS = {
     },
     "alignment of all rows": {"alignment": 1.0, "alpha": 0.3, "weighted": True},
     "unweighted alignment": {"alignment": 1.0, "fraction": 0.34},
-    "odd power": {"contrast": 1.0, "alignment": 1.0, "alpha": 0.5, "power": "odd", "temperature": 0.1},
-    "shifted power": {"contrast": 1.0, "alpha": 0.7, "power": "shift", "temperature": 0.1},
-    "shifted, alpha 1": {"contrast": 1.0, "power": "shift", "temperature": 0.1},
+    "power in the correction": {"cosine_square": 2.0, "alpha": 0.25, "power_in_square": True},
     "everything": {
         "contrast": 0.5, "alignment": -2.0, "mse": 3.0, "cosine_square": 0.1, "temperature": 0.2, "fraction": 0.5,
     },
@@ -65,7 +62,7 @@ TERMS = {
 BIASED = {"fedapc", "fedpall printed", "raw negatives, weighted"}
 
 
-def make(samples, rows, dimensions, classes, terms, *, seed=0, positive=False, tiling="row", **options):
+def make(samples, rows, dimensions, classes, terms, *, seed=0, positive=False, **options):
     draw = numpy_generator(seed, "case", samples, rows, dimensions)
     features = draw.standard_normal((samples, dimensions)).astype(np.float32)
     vectors = draw.standard_normal((rows, dimensions)).astype(np.float32)
@@ -78,7 +75,6 @@ def make(samples, rows, dimensions, classes, terms, *, seed=0, positive=False, t
         np.sort(draw.integers(0, classes, rows)),
         draw.uniform(0.1, 1.0, rows).astype(np.float32),
         terms,
-        tiling=tiling,
         **options,
     )
 
@@ -121,33 +117,27 @@ def inputs(case: Case, device: str = "cpu", dtype: torch.dtype | None = None):
 
 
 def run(case: Case, device: str = "cpu") -> Result:
-    """The case through the operator: Triton kernels on CUDA and in the interpreter."""
+    """The case through the Triton kernel, compiled on CUDA, else by the interpreter."""
     import warnings
 
-    from common.kernels.operator import fused_losses
-
-    features, labels, prototypes, class_rows, terms, bias, divisor = inputs(case, device)
-    features = features.detach().requires_grad_(case.with_gradient)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # NumPy's: log 0 and 1 / 0 are meant
-        total, means = fused_losses(features, labels, prototypes, class_rows, terms, bias, divisor, case.tiling)
-    gradient = None
-    if case.with_gradient:
-        (found,) = torch.autograd.grad(total, features)
-        assert found.dtype == features.dtype
-        gradient = found.double().cpu().numpy()
-    return Result(total.item(), means.detach().double().cpu().numpy(), gradient)
+        return call(case, inputs(case, device), "triton")
 
 
 def reference(case: Case) -> Result:
-    """The case in float64 by the batched tier, which the loss oracles check."""
-    from common.kernels.batched import term_values
+    """The case in float64 by the closed form, which the loss oracles check."""
+    return call(case, inputs(case, dtype=torch.float64), "closed_form")
 
-    features, labels, prototypes, class_rows, terms, bias, divisor = inputs(case, dtype=torch.float64)
-    features = features.detach().requires_grad_()
-    values = term_values(features, labels, prototypes, class_rows, terms, bias)
-    zero = features.new_zeros(())
-    means = torch.stack([zero if value is None else value.sum() / divisor for value in values])
-    total = (means * terms.coefficients(means)).sum()
-    (gradient,) = torch.autograd.grad(total, features)
-    return Result(total.item(), means.detach().numpy(), gradient.numpy())
+
+def call(case: Case, arguments, backend: str) -> Result:
+    from common.kernels.operator import fused_losses
+
+    features = arguments[0].detach().requires_grad_(case.with_gradient)
+    total, parts = fused_losses(features, *arguments[1:], backend)
+    gradient = None
+    if case.with_gradient:
+        (slope,) = torch.autograd.grad(total, features)
+        assert slope.dtype == features.dtype
+        gradient = slope.double().cpu().numpy()
+    return Result(total.item(), parts.detach().double().cpu().numpy(), gradient)

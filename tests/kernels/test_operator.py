@@ -1,16 +1,16 @@
-"""The operator, the choice between tiers, and what torch.compile and CUDA graphs ask of them."""
+"""The operator, who computes it, and what torch.compile and CUDA graphs ask of it."""
 
-import dataclasses
+import sys
 
 import pytest
 import torch
 
-from common.kernels import dispatch, operator, probe
-from common.kernels.inputs import kernel_inputs
-from common.kernels.launch import PARTIAL_ELEMENTS, ROW_LIMIT, plan, precision, top_blocks
-from common.kernels.operator import fused_losses, operator_arguments
-from common.kernels.terms import PrototypeTerms, alignment_count, full_precision
-from common.losses import prototype_alignment, prototype_contrast, prototype_losses
+from common.kernels import operator
+from common.kernels.closed_form import evaluate
+from common.kernels.operator import operator_arguments
+from common.kernels.terms import PrototypeTerms, alignment_count, prepared_rows, wanted_counts
+from common.losses import prototype_contrast, prototype_losses
+from common.precision import full_precision
 from common.prototypes import PrototypeSet, unbiased_prototypes
 from common.seeding import generator
 
@@ -48,34 +48,33 @@ def test_the_operator_is_registered_correctly(problem, with_gradient, dtype, bia
     )
 
 
-def test_the_operator_equals_the_other_tiers(problem):
+def test_the_operator_equals_what_eager_code_calls(problem):
     features, labels, prototypes, class_rows = problem
-    found = {}
-    for backend in ("batched", "closed_form", "triton"):
-        leaf = features.clone().requires_grad_()
-        losses = prototype_losses(leaf, labels, prototypes, TERMS, class_rows=class_rows, backend=backend)
-        found[backend] = (*losses, gradient_of(3 * losses.total, leaf))
-    for backend in ("closed_form", "triton"):
-        torch.testing.assert_close(found[backend], found["batched"], rtol=1e-5, atol=1e-6)
+    leaf, twin = features.clone().requires_grad_(), features.clone().requires_grad_()
+    losses = prototype_losses(leaf, labels, prototypes, TERMS, class_rows=class_rows)
+    arguments = operator_arguments(twin, labels, prototypes, class_rows, TERMS, None, 5)
+    total, parts, _ = torch.ops.goldfinch.prototype_losses(*arguments)
+    assert torch.equal(losses.total, total)
+    assert torch.equal(torch.stack(losses[1:]), parts)
+    assert torch.equal(gradient_of(3 * losses.total, leaf), gradient_of(3 * total, twin))
 
 
-def test_terms_are_detached_and_the_total_is_not(problem):
+def test_terms_are_detached_and_the_total_is_their_sum(problem):
     features, labels, prototypes, class_rows = problem
-    for backend in ("batched", "closed_form", "triton"):
-        leaf = features.clone().requires_grad_()
-        losses = prototype_losses(leaf, labels, prototypes, TERMS, class_rows=class_rows, backend=backend)
-        assert losses.total.requires_grad
-        assert not any(term.requires_grad for term in losses[1:])
+    losses = prototype_losses(features.requires_grad_(), labels, prototypes, TERMS, class_rows=class_rows)
+    assert losses.total.requires_grad
+    assert not any(term.requires_grad for term in losses[1:])
+    torch.testing.assert_close(losses.total, sum(losses[1:]))
 
 
 @pytest.mark.parametrize("compiler", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("backend", ["auto", "triton"])
-def test_torch_compile_takes_the_losses_whole(problem, compiler, backend):
+def test_torch_compile_takes_the_losses_whole(problem, compiler):
     features, labels, prototypes, class_rows = problem
-    kernel_inputs(prototypes), kernel_inputs(class_rows)  # once per round, outside the step
+    for rows in (prototypes, class_rows):  # once per round, outside the step
+        prepared_rows(rows), wanted_counts(rows, TERMS.fraction)
 
     def step(z):
-        return prototype_losses(z, labels, prototypes, TERMS, class_rows=class_rows, backend=backend).total
+        return prototype_losses(z, labels, prototypes, TERMS, class_rows=class_rows).total
 
     leaf = features.clone().requires_grad_()
     eager, expected = step(leaf), gradient_of(step(leaf), leaf)
@@ -109,45 +108,22 @@ def test_a_cuda_graph_takes_the_losses(problem):
     torch.testing.assert_close(captured, expected, rtol=0, atol=0)
 
 
-def test_what_auto_chooses(problem, monkeypatch):
-    features, _, prototypes, _ = problem
-    assert dispatch.choose(features, prototypes, TERMS, "auto") == "closed_form"
-    assert dispatch.choose(features, prototypes, TERMS, "triton") == "triton"
-    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    assert dispatch.choose(features, prototypes, TERMS, "auto") == "batched"
-
-
-def test_what_the_fused_kernels_cannot_take_is_named(problem, monkeypatch):
-    features, labels, prototypes, _ = problem
-    with pytest.raises(ValueError, match="float64"):
-        prototype_contrast(features.double(), labels, prototypes, temperature=1, backend="triton")
-    many = PrototypeSet(torch.rand(2049, 6), torch.zeros(2049, dtype=torch.int64), torch.ones(2049))
-    with pytest.raises(ValueError, match="2048"):
-        prototype_alignment(features, labels, many, fraction=0.5, backend="triton")
-    monkeypatch.setattr(dispatch, "HAS_TRITON", False)
-    with pytest.raises(ValueError, match="not installed"):
-        prototype_contrast(features, labels, prototypes, temperature=1, backend="triton")
-    assert prototype_contrast(features, labels, prototypes, temperature=1).isfinite()
-
-
 def test_second_derivatives_are_refused_rather_than_wrong(problem):
     features, labels, prototypes, _ = problem
-    for backend in ("closed_form", "triton"):
-        leaf = features.clone().requires_grad_()
-        loss = prototype_contrast(leaf, labels, prototypes, temperature=0.1, backend=backend)
-        (first,) = torch.autograd.grad(loss, leaf, create_graph=True)
-        with pytest.raises(RuntimeError):
-            torch.autograd.grad(first.sum(), leaf)
+    leaf = features.clone().requires_grad_()
+    loss = prototype_contrast(leaf, labels, prototypes, temperature=0.1)
+    (first,) = torch.autograd.grad(loss, leaf, create_graph=True)
+    with pytest.raises(RuntimeError):
+        torch.autograd.grad(first.sum(), leaf)
 
 
-def test_inputs_are_prepared_once_per_set(problem):
+def test_rows_are_prepared_once_per_set(problem):
     _, _, prototypes, _ = problem
-    inputs = kernel_inputs(prototypes)
-    assert kernel_inputs(prototypes) is inputs
-    assert inputs.wanted_counts(0.5) is inputs.wanted_counts(0.5)
-    assert inputs.class_sizes == (2, 4, 0, 0, 3)
-    assert inputs.offsets.tolist() == [0, 2, 6, 6, 6, 9]
-    assert inputs.wanted_counts(0.5).tolist() == [1, 2, 1, 1, 2]
+    rows = prepared_rows(prototypes)
+    assert prepared_rows(prototypes) is rows
+    assert wanted_counts(prototypes, 0.5) is wanted_counts(prototypes, 0.5)
+    assert rows.offsets.tolist() == [0, 2, 6, 6, 6, 9]
+    assert wanted_counts(prototypes, 0.5).tolist() == [1, 2, 1, 1, 2]
 
 
 def test_alignment_counts_are_safe_from_float_error():
@@ -162,33 +138,6 @@ def test_alignment_counts_are_safe_from_float_error():
         assert alignment_count(rows, fraction) == expected, (fraction, rows)
 
 
-@pytest.mark.parametrize("samples", [1, 64, 513, 4096])
-@pytest.mark.parametrize("rows", [1, 200, 512, 513, 8192])
-@pytest.mark.parametrize("dimensions", [1, 128, 512, 2048])
-def test_plans_cover_every_row_and_stay_small(samples, rows, dimensions):
-    for processors in (1, 14, 132):  # one; Jetson Orin; H200
-        chosen = plan(samples, rows, dimensions, processors, "auto", True)
-        if chosen.tiling == "row":
-            assert rows <= ROW_LIMIT <= 512
-            assert chosen.block_m >= rows
-            assert chosen.block_m * chosen.block_d <= 8192
-        else:
-            covered = chosen.splits * chosen.tiles_per_split * chosen.block_m
-            assert rows <= covered
-            assert covered - rows < chosen.tiles_per_split * chosen.block_m
-            assert (chosen.splits - 1) * samples * dimensions <= PARTIAL_ELEMENTS
-    with pytest.raises(ValueError, match="at most 512"):
-        plan(samples, 513, dimensions, 1, "row", True)
-
-
-def test_top_blocks_hold_the_largest_class():
-    for largest in (1, 16, 17, 511, 513, 2048):
-        block_m, block_d, warps = top_blocks(largest)
-        assert block_m >= largest
-        assert block_m * block_d <= 8192
-        assert warps in (8, 16)
-
-
 @pytest.fixture
 def tf32():
     """Sets whether float32 products may run in TF32, and puts it back."""
@@ -199,14 +148,6 @@ def tf32():
 
     yield allow
     allow(before)
-
-
-def test_tf32_needs_both_leave_and_a_high_temperature(tf32):
-    tf32(False)
-    assert precision(PrototypeTerms(temperature=3.0)) == "ieee"
-    tf32(True)
-    assert precision(PrototypeTerms(temperature=3.0)) == "tf32"
-    assert precision(PrototypeTerms(temperature=0.05)) == "ieee"
 
 
 def test_full_precision_suspends_tf32_and_autocast_and_gives_them_back(tf32):
@@ -220,54 +161,75 @@ def test_full_precision_suspends_tf32_and_autocast_and_gives_them_back(tf32):
         assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float32
 
 
-def test_the_cpu_operator_ignores_the_tiling(problem):
-    features, labels, prototypes, class_rows = problem
-    for tiling in ("row", "stream"):
-        total, _ = fused_losses(features, labels, prototypes, class_rows, TERMS, None, 5, tiling)
-        assert total.isfinite()
+@pytest.fixture
+def untried():
+    operator._tried.cache_clear()
+    yield
+    operator._tried.cache_clear()
 
 
 @pytest.fixture
-def unasked(monkeypatch):
-    monkeypatch.setattr(probe, "_verdicts", {})
+def kernel(monkeypatch, untried):
+    """Puts a function in the place of the Triton kernel."""
+
+    def replace(function):
+        module = type(operator)("common.kernels.triton_kernel")
+        module.launch = function
+        monkeypatch.setitem(sys.modules, "common.kernels.triton_kernel", module)
+
+    return replace
 
 
-@pytest.mark.usefixtures("unasked")
-def test_a_device_is_tried_once(monkeypatch):
-    assert probe.trusted(torch.device("cpu"))
-    monkeypatch.setattr(probe, "_failure", lambda _: pytest.fail("asked twice"))
-    assert probe.trusted(torch.device("cpu"))
+CPU = torch.device("cpu")
 
 
-@pytest.mark.usefixtures("unasked")
-def test_kernels_that_fail_are_warned_of_once_and_not_used(monkeypatch):
+def closed_form(features, labels, rows, class_rows, wanted, *rest):
+    return evaluate(features, labels, rows, class_rows, *rest)
+
+
+def test_a_device_is_tried_once(kernel):
+    kernel(closed_form)
+    assert operator._tried(CPU)
+    kernel(lambda *_: pytest.fail("asked twice"))
+    assert operator._tried(CPU)
+
+
+def test_kernels_that_fail_are_warned_of_once_and_not_used(kernel):
     def no_compiler(*_):
         raise RuntimeError("Failed to find C compiler")
 
-    monkeypatch.setattr(operator, "operator_arguments", no_compiler)
+    kernel(no_compiler)
     with pytest.warns(RuntimeWarning, match="Failed to find C compiler.*PyTorch computes them"):
-        assert not probe.trusted(torch.device("cpu"))
-    assert not probe.trusted(torch.device("cpu"))
+        assert not operator._tried(CPU)
+    assert not operator._tried(CPU)
 
 
-@pytest.mark.usefixtures("unasked")
-def test_kernels_that_are_wrong_are_not_used(monkeypatch):
-    original = operator.operator_arguments
-
-    def colder(features, labels, rows, means, terms, *rest):
-        return original(features, labels, rows, means, dataclasses.replace(terms, temperature=0.09), *rest)
-
-    monkeypatch.setattr(operator, "operator_arguments", colder)
-    with pytest.warns(RuntimeWarning, match="row kernels are off by"):
-        assert not probe.trusted(torch.device("cpu"))
+def test_kernels_that_are_wrong_are_not_used(kernel):
+    kernel(lambda *arguments: tuple(1.01 * tensor for tensor in closed_form(*arguments)))
+    with pytest.warns(RuntimeWarning, match="off by"):
+        assert not operator._tried(CPU)
 
 
-@pytest.mark.usefixtures("unasked")
-def test_auto_falls_back_where_the_kernels_are_not_trusted(problem, monkeypatch):
-    class OnCuda:
-        is_cuda, dtype, device = True, torch.float32, torch.device("cuda", 0)
+class OnCuda:
+    """As much of a CUDA tensor as the choice looks at."""
 
-    _, _, prototypes, _ = problem
-    for verdict, expected in ((True, "triton"), (False, "closed_form")):
-        monkeypatch.setattr(dispatch, "trusted", lambda _, verdict=verdict: verdict)
-        assert dispatch.choose(OnCuda(), prototypes, TERMS, "auto") == expected
+    is_cuda, device = True, torch.device("cuda", 0)
+
+    def __init__(self, dtype=torch.float32, size=100):
+        self.dtype, self.size = dtype, size
+
+    def numel(self):
+        return self.size
+
+
+def test_who_computes_where_nobody_says(problem, monkeypatch):
+    rows = prepared_rows(problem[2])
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    for verdict in (True, False):
+        monkeypatch.setattr(operator, "_tried", lambda _, verdict=verdict: verdict)
+        assert operator._fused(OnCuda(), rows) is verdict
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    assert operator._fused(OnCuda(torch.bfloat16), rows)
+    assert not operator._fused(OnCuda(torch.float64), rows)
+    assert not operator._fused(OnCuda(size=operator.FUSED_WORK), rows)
+    assert not operator._fused(problem[0], rows)

@@ -47,19 +47,10 @@ def log_softmax(row):
     return [x - normaliser for x in row]
 
 
-def power(c, alpha, kind, eps):
-    if kind == "shift":
-        c = (1 + c) / 2
-        if alpha == 1:
-            return c
-        return c**alpha if float(c.detach()) > eps else torch.tensor(eps**alpha, dtype=torch.float64)
+def power(c, alpha):
     if alpha == 1:
         return c
-    if kind == "odd":
-        sign = (float(c.detach()) > 0) - (float(c.detach()) < 0)
-        size = abs(float(c.detach()))
-        return sign * (abs(c) ** alpha if size > eps else torch.tensor(eps**alpha, dtype=torch.float64))
-    return c**alpha if float(c.detach()) > eps else torch.tensor(eps**alpha, dtype=torch.float64)
+    return c**alpha if float(c.detach()) > 1e-4 else torch.tensor(1e-4**alpha, dtype=torch.float64)
 
 
 def contrast(z, label, rows, row_labels, weights, terms, bias=None):
@@ -76,9 +67,9 @@ def contrast(z, label, rows, row_labels, weights, terms, bias=None):
             shift = shift + float(bias)
         scale = float(length(rows[j])) if terms.denominator_rows == "raw" else 1.0
         if own:
-            positives.append(power(c, terms.alpha, terms.power, terms.eps) / terms.temperature + shift)
+            positives.append(power(c, terms.alpha) / terms.temperature + shift)
         if terms.denominator == "all" or not own:
-            denominators.append(scale * power(c, terms.alpha, terms.power, terms.eps) / terms.temperature + shift)
+            denominators.append(scale * power(c, terms.alpha) / terms.temperature + shift)
     if not positives or not denominators:
         return torch.zeros((), dtype=torch.float64)
     return log_sum_exp(denominators) - log_sum_exp(positives)
@@ -89,7 +80,7 @@ def alignment(z, label, rows, row_labels, weights, terms):
     for j in range(len(rows)):
         if int(row_labels[j]) == int(label):
             weight = float(weights[j]) if terms.weighted else 1.0
-            scores.append((power(cosine(z, rows[j]), terms.alpha, terms.power, terms.eps) * weight, j))
+            scores.append((power(cosine(z, rows[j]), terms.alpha) * weight, j))
     if not scores:
         return torch.zeros((), dtype=torch.float64)
     count = max(1, math.ceil(terms.fraction * len(scores) - 1e-9))
@@ -112,15 +103,15 @@ def squared_distance(z, label, rows, row_labels, reduce):
     return squares / len(z) if reduce == "mean" else squares
 
 
-def cosine_square(z, label, rows, row_labels):
+def cosine_square(z, label, rows, row_labels, alpha):
     row = row_of(label, rows, row_labels)
     if row is None:
         return torch.zeros((), dtype=torch.float64)
-    return 2 * (cosine(z, row) - 1) ** 2
+    return 2 * (power(cosine(z, row), alpha) - 1) ** 2
 
 
 def prototype_terms(features, labels, prototypes, terms, class_rows=None, bias=None):
-    """Batch means ``(contrast, alignment, mse, cosine_square)`` of every term asked for, else 0."""
+    """``(contrast, alignment, mse, cosine_square)``: batch means times their coefficients, 0 if not asked for."""
     rows = prototypes.vectors.double()
     targets = (prototypes if class_rows is None else class_rows).vectors.double()
     target_labels = (prototypes if class_rows is None else class_rows).labels
@@ -136,14 +127,15 @@ def prototype_terms(features, labels, prototypes, terms, class_rows=None, bias=N
         if terms.mse:
             sums[2] = sums[2] + squared_distance(z, label, targets, target_labels, terms.mse_reduce)
         if terms.cosine_square:
-            sums[3] = sums[3] + cosine_square(z, label, targets, target_labels)
-    return [value / max(len(features), 1) for value in sums]
+            sums[3] = sums[3] + cosine_square(
+                z, label, targets, target_labels, terms.alpha if terms.power_in_square else 1
+            )
+    count = max(len(features), 1)
+    return [scale * value / count for scale, value in zip(terms.coefficients, sums, strict=True)]
 
 
 def combined(features, labels, prototypes, terms, class_rows=None, bias=None):
-    values = prototype_terms(features, labels, prototypes, terms, class_rows, bias)
-    coefficients = (terms.contrast, terms.alignment, terms.mse, terms.cosine_square)
-    return total(c * value for c, value in zip(coefficients, values, strict=True))
+    return total(prototype_terms(features, labels, prototypes, terms, class_rows, bias))
 
 
 def value_and_gradient(function, features):

@@ -10,7 +10,7 @@ from support.halves import FEATURES, elements, run_server, updates
 from support.runs import TouchedEngine, run
 from support.toy import toy_settings
 
-from common.losses import prototype_contrast, prototype_cosine_square
+from common.losses import PrototypeTerms, prototype_contrast, prototype_losses
 from common.prototypes import PrototypeSet, unbiased_prototypes
 from common.prototypes.finch import partition
 from strategies.core.aggregation import MEAN
@@ -44,15 +44,20 @@ def test_terms_are_the_shared_losses_times_their_weights():
     contrast = prototype_contrast(FEATURE_ROWS, LABELS, ROWS, temperature=0.07, alpha=0.25)
     torch.testing.assert_close(terms["contrast"], 7.0 * contrast)
     means = unbiased_prototypes(ROWS)
-    torch.testing.assert_close(terms["correction"], 3.0 * prototype_cosine_square(FEATURE_ROWS, LABELS, means))
+    torch.testing.assert_close(
+        terms["correction"], prototype_losses(FEATURE_ROWS, LABELS, means, PrototypeTerms(cosine_square=3.0)).total
+    )
     assert set(FedPLVM().loss(batch_of(FEATURE_ROWS, LABELS), Stand(PrototypeSet.empty(4))).terms) == {"cross_entropy"}
 
 
 @pytest.mark.parametrize("power", [False, True])
 def test_the_correction_in_loops(power):
-    method = FedPLVM(alpha_in_correction=power)
+    method = FedPLVM(contrast=0.0, correction=1.0, alpha_in_correction=power)
     features = FEATURE_ROWS.double().requires_grad_()
-    found = method.correct(features, LABELS, unbiased_prototypes(ROWS))
+    found = (
+        method.loss(batch_of(features, LABELS), Stand(ROWS)).total
+        - method.loss(batch_of(FEATURE_ROWS, LABELS), Stand(PrototypeSet.empty(FEATURES))).total
+    )
     twin = FEATURE_ROWS.double().requires_grad_()
     total = twin.new_zeros(())
     for feature, label in zip(twin, LABELS.tolist(), strict=True):

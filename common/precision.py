@@ -1,0 +1,44 @@
+"""In which precision losses and clusterings compute, whatever the model around them runs in."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+FULL_PRECISION_TEMPERATURE = 0.05
+"""At or below this temperature products run in IEEE float32: TF32's 5e-4 in the cosine would be 0.01 in the logit."""
+
+NORM_FLOOR = 1e-12
+"""Vectors shorter than this count as zero vectors."""
+
+
+def working_dtype(features: Tensor) -> torch.dtype:
+    """float64 for float64 features, float32 for all others."""
+    return torch.promote_types(features.dtype, torch.float32)
+
+
+def unit_vectors(features: Tensor) -> Tensor:
+    """``[..., D]`` at unit length; vectors shorter than 1e-12 become zero and pass no gradient."""
+    length = torch.linalg.vector_norm(features, dim=-1, keepdim=True)
+    return features * torch.where(length < NORM_FLOOR, 0.0, 1.0 / length.clamp_min(NORM_FLOOR))
+
+
+@contextlib.contextmanager
+def full_precision(device: torch.device, temperature: float) -> Iterator[None]:
+    """No autocast inside; no TF32 products either where ``temperature`` is at most 0.05."""
+    tf32 = device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32
+    lower = tf32 and temperature <= FULL_PRECISION_TEMPERATURE
+    if lower:
+        torch.backends.cuda.matmul.allow_tf32 = False
+    try:
+        if torch.is_autocast_enabled(device.type):  # entering it costs as much as a small loss
+            with torch.autocast(device.type, enabled=False):
+                yield
+        else:
+            yield
+    finally:
+        if lower:
+            torch.backends.cuda.matmul.allow_tf32 = True
