@@ -161,10 +161,10 @@ def finch(options: argparse.Namespace, device: torch.device) -> Iterator[list[Ro
     """Clustering of one class's features at a client: ours against the authors' package."""
     for count in (20,) if options.dry_run else (10, 30, 100, 300, 1000, 3000):
         rows = torch.randn(count, 512, generator=generator(0, "finch", count)).relu().to(device)
-        variants: dict[str, Step] = {"torch": lambda _, rows=rows: partition(rows, implementation="torch")}
+        variants: dict[str, Step] = {"torch": lambda _, rows=rows: partition(rows, clustering="torch")}
         try:
-            partition(rows, implementation="package")
-            variants["finch-clust"] = lambda _, rows=rows: partition(rows, implementation="package")
+            partition(rows, clustering="finch-clust")
+            variants["finch-clust"] = lambda _, rows=rows: partition(rows, clustering="finch-clust")
         except ImportError:
             print("finch-clust is missing: only our FINCH is timed")
         against = "finch-clust" if "finch-clust" in variants else "torch"

@@ -203,8 +203,8 @@ def finch(options: argparse.Namespace) -> list[Ratio]:
     rows: list[Ratio] = []
     for count in options.prototypes:
         points = torch.rand(count, 512, generator=generator(0, "finch", count))
-        seconds = in_turn({"goldfinch": lambda points=points: partition(points)}, 5)["goldfinch"]
-        held = peak_kib(lambda _, points=points: partition(points), torch.device("cpu")) / 1024
+        seconds = in_turn({"goldfinch": lambda points=points: partition(points, clustering="torch")}, 5)["goldfinch"]
+        held = peak_kib(lambda _, points=points: partition(points, clustering="torch"), torch.device("cpu")) / 1024
         shape = f"prototypes={count} D=512"
         rows.append(quantity("scale finch", "goldfinch", shape, "s", seconds))
         rows.append(quantity("scale finch peak", "goldfinch", shape, "MiB", [held]))

@@ -9,7 +9,7 @@ import torch
 
 from common.config import Natural, NonNegative, Positive, Share, checked
 from common.losses import PrototypeTerms, cross_entropy, prototype_losses
-from common.prototypes import PrototypeSet, cluster_prototypes, normalise_weights
+from common.prototypes import Clustering, PrototypeSet, cluster_prototypes, normalise_weights
 from common.storage.state import GlobalState
 from strategies.core.method import (
     Batch,
@@ -47,6 +47,7 @@ class FedPLCC(Method):
         cross_entropy_reduce: Eq. 5 prints the cross-entropy as a sum over the data. With lambda_1 of 1 to 100 beside
             it only the mean makes sense, which is the default; ``sum`` is the sum over the batch.
         level: FINCH level on both sides; ``None`` is the coarsest with two clusters or more.
+        clustering: FINCH by its authors' package, or by ``torch``: for rows on a GPU, or above 10,000 of one class.
     """
 
     fedavg_at: ClassVar[Mapping[str, Any] | None] = {"contrast": 0.0, "correction": 0.0}
@@ -60,6 +61,7 @@ class FedPLCC(Method):
     weighted_mean: bool = False
     cross_entropy_reduce: Literal["mean", "sum"] = "mean"
     level: Natural | None = None
+    clustering: Clustering = "finch-clust"
 
     @property
     def prototypes_from(self) -> PrototypeMode:
@@ -89,7 +91,7 @@ class FedPLCC(Method):
         """The model, and FINCH clusters of each class's features with their sizes (evaluation mode, after training)."""
         features, labels = local.features()
         rows = PrototypeSet(features, labels, torch.ones_like(labels, dtype=torch.float32))
-        return Upload(prototypes=cluster_prototypes(rows, level=self.level))
+        return Upload(prototypes=cluster_prototypes(rows, level=self.level, clustering=self.clustering))
 
     def expects(self, server: Server) -> Expected:  # noqa: ARG002
         """Any number of rows up to one per sample."""
@@ -98,4 +100,6 @@ class FedPLCC(Method):
     def aggregate_prototypes(self, state: GlobalState, updates: Sequence[Update], server: Server) -> PrototypeSet:  # noqa: ARG002
         """FINCH* over the uploaded rows of each class; weights then sum to 1 per class."""
         rows = server.aggregation.rows([update.prototypes for update in updates])
-        return normalise_weights(cluster_prototypes(rows, level=self.level, weighted_mean=self.weighted_mean))
+        return normalise_weights(
+            cluster_prototypes(rows, level=self.level, clustering=self.clustering, weighted_mean=self.weighted_mean)
+        )

@@ -9,7 +9,7 @@ import torch
 
 from common.config import Natural, NonNegative, Positive, Share, checked
 from common.losses import PrototypeTerms, cross_entropy, prototype_losses
-from common.prototypes import PrototypeSet, cluster_prototypes, unbiased_prototypes
+from common.prototypes import Clustering, PrototypeSet, cluster_prototypes, unbiased_prototypes
 from common.storage.state import GlobalState
 from strategies.core.method import (
     Batch,
@@ -47,6 +47,7 @@ class FedPLVM(Method):
         alpha_in_correction: use ``cos^alpha`` in the correction too.
         weighting: models are averaged ``uniform``-ly (the released code), or by ``samples``.
         level: FINCH level on both sides; ``None`` is the coarsest with two clusters or more.
+        clustering: FINCH by its authors' package, or by ``torch``: for rows on a GPU, or above 10,000 of one class.
     """
 
     fedavg_at: ClassVar[Mapping[str, Any] | None] = {"contrast": 0.0, "correction": 0.0, "weighting": "samples"}
@@ -58,6 +59,7 @@ class FedPLVM(Method):
     alpha_in_correction: bool = False
     weighting: Literal["uniform", "samples"] = "uniform"
     level: Natural | None = None
+    clustering: Clustering = "finch-clust"
 
     @property
     def prototypes_from(self) -> PrototypeMode:
@@ -85,7 +87,7 @@ class FedPLVM(Method):
         """The model, and FINCH clusters of each class's features (evaluation mode, after training)."""
         features, labels = local.features()
         rows = PrototypeSet(features, labels, torch.ones_like(labels, dtype=torch.float32))
-        return Upload(prototypes=cluster_prototypes(rows, level=self.level))
+        return Upload(prototypes=cluster_prototypes(rows, level=self.level, clustering=self.clustering))
 
     def expects(self, server: Server) -> Expected:  # noqa: ARG002
         """Any number of rows up to one per sample."""
@@ -95,4 +97,6 @@ class FedPLVM(Method):
         """The models' mean; FINCH over the uploaded rows of each class, each cluster the plain mean of its rows."""
         weights = server.aggregation.average(updates, uniform=self.weighting == "uniform")
         rows = server.aggregation.rows([update.prototypes for update in updates])
-        return GlobalState(state.round, weights, cluster_prototypes(rows, level=self.level), state.extra)
+        return GlobalState(
+            state.round, weights, cluster_prototypes(rows, level=self.level, clustering=self.clustering), state.extra
+        )

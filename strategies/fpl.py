@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from common.config import Natural, NonNegative, Positive, checked
 from common.losses import PrototypeTerms, cross_entropy, prototype_losses
-from common.prototypes import PrototypeSet, cluster_prototypes, unbiased_prototypes
+from common.prototypes import Clustering, PrototypeSet, cluster_prototypes, unbiased_prototypes
 from common.storage.state import GlobalState
 from strategies.core.method import Batch, Local, Losses, Method, PrototypeMode, Server, Update
 
@@ -32,6 +32,7 @@ class FPL(Method):
         clusters: what CPCL contrasts with: FINCH clusters, or one global mean per class (Fig. 5).
         target: what UPCR pulls towards: the mean of the clusters, or the mean of the clients (Table 3).
         level: FINCH level; ``None`` is the coarsest with two clusters or more.
+        clustering: FINCH by its authors' package, or by ``torch``: for rows on a GPU, or above 10,000 of one class.
     """
 
     fedavg_at: ClassVar[Mapping[str, Any] | None] = {"contrast": 0.0, "consistency": 0.0}
@@ -44,6 +45,7 @@ class FPL(Method):
     clusters: Literal["finch", "global"] = "finch"
     target: Literal["unbiased", "global"] = "unbiased"
     level: Natural | None = None
+    clustering: Clustering = "finch-clust"
 
     @property
     def prototypes_from(self) -> PrototypeMode:
@@ -76,4 +78,4 @@ class FPL(Method):
         """FINCH over the local means of each class (Eq. 4); a cluster's weight is its number of members."""
         means = server.aggregation.rows([update.prototypes for update in updates])
         one_each = PrototypeSet(means.vectors, means.labels, means.weights.new_ones(len(means)))
-        return cluster_prototypes(one_each, level=self.level)
+        return cluster_prototypes(one_each, level=self.level, clustering=self.clustering)

@@ -1,5 +1,6 @@
 """Prototype sets, and how they are made."""
 
+from common.prototypes.finch import Clustering
 from common.prototypes.operations import (
     ClassSums,
     carry_over,
@@ -13,6 +14,7 @@ from common.prototypes.set import PrototypeSet, normalise_rows
 
 __all__ = [
     "ClassSums",
+    "Clustering",
     "PrototypeSet",
     "carry_over",
     "class_means",

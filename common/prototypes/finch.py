@@ -1,15 +1,16 @@
-"""First-neighbour clustering (FINCH, Sarfraz et al., CVPR 2019) on the device that holds the rows.
+"""First-neighbour clustering (FINCH, Sarfraz et al., CVPR 2019), by the authors' package finch-clust.
 
 A level joins every point to its nearest other point (cosine, lowest index on ties); the connected components are its
-clusters, and the means of their *original* rows are the next level's points. The implementation here is blockwise
-matrix products, argmax and pointer jumping; the authors' package finch-clust is the reference it is tested against.
+clusters, and the means of their *original* rows are the next level's points. ``torch`` does the same where the package
+cannot: on the device that holds the rows, and in bounded memory for any number of them.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from typing import Literal
+from functools import lru_cache
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -19,27 +20,30 @@ from common.precision import full_precision
 BLOCK_ELEMENTS = 2**24
 """Most similarities held at a time (64 MiB of float32)."""
 
-Implementation = Literal["auto", "torch", "package"]
+MOST_ROWS = 10_000
+"""Most rows that the package gets at a time: it holds all their similarities at once, 400 MB for so many."""
+
+Clustering = Literal["finch-clust", "torch"]
 
 
-def partition(rows: Tensor, *, level: int | None = None, implementation: Implementation = "auto") -> Tensor:
+def partition(rows: Tensor, *, level: int | None = None, clustering: Clustering = "finch-clust") -> Tensor:
     """Cluster index of each row, by cosine distance.
 
     Args:
         rows: ``[N, D]``, N >= 0. One, two and three rows are always one cluster.
         level: 0 is the finest level; ``None`` the coarsest that still has two clusters or more (or the only one).
-        implementation: ``torch`` (``auto``, as it is the faster: docs/kernels.md) or ``package``, finch-clust.
+        clustering: who computes it: the package, exactly and on one CPU thread, or ``torch``.
 
     Returns:
         ``[N]`` int64 on the device of ``rows``, numbered from 0 in the order of each cluster's first row.
 
     Raises:
-        ValueError: a row is not finite, or ``level`` is negative.
+        ValueError: a row is not finite, ``level`` is negative, or there are too many rows for the package.
     """
     if level is not None and level < 0:
         raise ValueError(f"FINCH levels count from 0; got {level}")
-    if implementation not in ("auto", "torch", "package"):
-        raise ValueError(f"implementation must be auto, torch or package; got {implementation!r}")
+    if clustering not in ("finch-clust", "torch"):
+        raise ValueError(f"clustering must be finch-clust or torch; got {clustering!r}")
     if len(rows) == 0:
         return torch.zeros(0, dtype=torch.int64, device=rows.device)
     rows = rows.detach().to(torch.float32)
@@ -47,7 +51,7 @@ def partition(rows: Tensor, *, level: int | None = None, implementation: Impleme
         raise ValueError("FINCH cannot cluster rows that are not finite")
     if len(rows) <= 3:  # a fact of first neighbours: their graph is connected
         return torch.zeros(len(rows), dtype=torch.int64, device=rows.device)
-    return _by_package(rows, level) if implementation == "package" else _by_torch(rows, level)
+    return _by_torch(rows, level) if clustering == "torch" else _by_package(rows, level)
 
 
 def _by_torch(rows: Tensor, level: int | None) -> Tensor:
@@ -108,16 +112,26 @@ def _numbered(names: Tensor) -> tuple[Tensor, int]:
 
 
 def _by_package(rows: Tensor, level: int | None) -> Tensor:
-    with warnings.catch_warnings():
-        # finch-clust warns at import that the optional approximate neighbour search is missing; ours is exact.
-        warnings.simplefilter("ignore")
-        from finch.finch import FINCH
-    levels, _, _ = FINCH(
-        rows.cpu().contiguous().numpy(),
-        distance="cosine",
-        ensure_early_exit=False,
-        ann_threshold=1_000_000,
-        verbose=False,
-    )
+    if len(rows) > MOST_ROWS:
+        raise ValueError(
+            f"finch-clust would hold the similarities of {len(rows)} rows of one class at once; it gets at most "
+            f"{MOST_ROWS}. Take method.clustering=torch, which works block by block"
+        )
+    finch, threads = _package()
+    with threads.limit(limits=1):  # another number of threads may round a near tie the other way
+        levels, _, _ = finch(
+            rows.cpu().contiguous().numpy(), ensure_early_exit=False, ann_threshold=MOST_ROWS, verbose=False
+        )  # exact: neighbours are approximated above the threshold only
     column = levels.shape[1] - 1 if level is None else min(level, levels.shape[1] - 1)
     return _numbered(torch.from_numpy(levels[:, column].astype("int64")).to(rows.device))[0]
+
+
+@lru_cache
+def _package() -> tuple[Any, Any]:
+    """finch-clust's function, and the hold on the threads of its matrix products. Importing them takes a second."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # finch-clust warns that the optional approximate neighbour search is missing
+        from finch.finch import FINCH
+    from threadpoolctl import ThreadpoolController
+
+    return FINCH, ThreadpoolController()

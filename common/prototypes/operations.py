@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from common.precision import NORM_FLOOR
-from common.prototypes.finch import partition
+from common.prototypes.finch import Clustering, partition
 from common.prototypes.set import PrototypeSet
 
 
@@ -42,7 +42,11 @@ def class_means(features: Tensor, labels: Tensor, class_count: int) -> Prototype
 
 
 def cluster_prototypes(
-    prototypes: PrototypeSet, *, level: int | None = None, weighted_mean: bool = False
+    prototypes: PrototypeSet,
+    *,
+    level: int | None = None,
+    weighted_mean: bool = False,
+    clustering: Clustering = "finch-clust",
 ) -> PrototypeSet:
     """FINCH clusters of each class's rows, each cluster reduced to its mean (FPL Eq. 4; FedPLVM; FINCH* of FedPLCC).
 
@@ -54,6 +58,7 @@ def cluster_prototypes(
         level: FINCH level, 0 the finest; ``None`` the coarsest level that still has two clusters or more (or the only
             one). A level beyond the last is the last.
         weighted_mean: cluster vector = weighted mean of its members instead of the plain mean.
+        clustering: who finds the clusters, see :func:`common.prototypes.finch.partition`.
     """
     vectors: list[Tensor] = []
     labels: list[int] = []
@@ -62,7 +67,7 @@ def cluster_prototypes(
     for label in prototypes.classes:
         rows = prototypes.vectors[offsets[label] : offsets[label + 1]]
         row_weights = prototypes.weights[offsets[label] : offsets[label + 1]]
-        clusters = partition(rows, level=level)
+        clusters = partition(rows, level=level, clustering=clustering)
         for cluster in range(int(clusters.max()) + 1):
             members = clusters == cluster
             mass = row_weights[members].double()

@@ -45,8 +45,8 @@ def test_agrees_with_finch_clust_on_random_sets(kind, size):
         count = int(torch.randint(4, 400 if number % 10 == 0 else 80, (1,), generator=draw))
         rows = KINDS[kind](torch.randn(count, size, generator=draw), draw)
         for level in (None, 0):
-            ours = partition(rows, level=level, implementation="torch")
-            theirs = partition(rows, level=level, implementation="package")
+            ours = partition(rows, level=level, clustering="torch")
+            theirs = partition(rows, level=level, clustering="finch-clust")
             if not torch.equal(ours, theirs):
                 different += 1
                 assert smallest_gap(rows) < 1e-7, (kind, size, number, level)
@@ -91,8 +91,8 @@ def test_clusters_are_numbered_by_their_first_row():
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_three_rows_or_fewer_are_one_cluster(count):
     rows = torch.randn(count, 4, generator=generator(count, "few"))
-    for implementation in ("torch", "package"):
-        assert partition(rows, implementation=implementation).tolist() == [0] * count
+    for clustering in ("torch", "finch-clust"):
+        assert partition(rows, clustering=clustering).tolist() == [0] * count
     assert finch._components(first_neighbours(rows))[1] == 1 if count > 1 else True
 
 
@@ -102,13 +102,24 @@ def test_levels_beyond_the_last_are_the_last():
     assert partition(rows, level=0).max() > partition(rows).max()
 
 
+@needs_package
+def test_the_package_is_the_default_and_refuses_what_it_cannot_hold(monkeypatch):
+    monkeypatch.setattr(finch, "MOST_ROWS", 20)
+    rows = torch.randn(21, 4, generator=generator(0, "many"))
+    with pytest.raises(ValueError, match=r"21 rows of one class.*method.clustering=torch"):
+        partition(rows)
+    assert len(partition(rows, clustering="torch")) == 21
+    monkeypatch.setattr(finch, "_by_torch", lambda *_: pytest.fail("torch was not asked for"))
+    assert len(partition(rows[:20])) == 20
+
+
 def test_bad_requests_are_named():
     with pytest.raises(ValueError, match="not finite"):
         partition(torch.tensor([[float("nan"), 1.0]]))
     with pytest.raises(ValueError, match="count from 0"):
         partition(torch.ones(4, 2), level=-1)
-    with pytest.raises(ValueError, match="implementation"):
-        partition(torch.ones(4, 2), implementation="faiss")
+    with pytest.raises(ValueError, match="clustering"):
+        partition(torch.ones(4, 2), clustering="faiss")
     assert partition(torch.zeros(0, 3)).shape == (0,)
 
 
@@ -116,7 +127,7 @@ def test_prototypes_import_without_the_package():
     """GPU machines may lack finch-clust: nothing needs it until it is asked for."""
     code = (
         "import sys; sys.modules['finch'] = None; import common.losses; from common.prototypes.finch import partition; "
-        + ("import torch; print(partition(torch.eye(4)).shape)")
+        + ("import torch; print(partition(torch.eye(4), clustering='torch').shape)")
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
