@@ -31,6 +31,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout, whatever is installed
 
 from bench.ratios import Ratio, append, compare, quantity
+from client.trainer import memory_format
 from common.data.batches import split_batches
 from common.seeding import generator
 from common.settings import RunSettings, load_settings
@@ -97,6 +98,7 @@ class Bare:
             domain = data.load(spec.domain)
             self.splits.append(domain.train.subset(settings.protocol.split(domain, spec, settings.seed)))
         self.model = settings.model.build(data.class_count, data.image_size, settings.seed)
+        self.model.to(memory_format=memory_format(settings))
         self.optimizer = torch.optim.SGD(
             self.model.parameters(), train.learning_rate, momentum=train.momentum, weight_decay=train.weight_decay
         )
@@ -113,7 +115,8 @@ class Bare:
 
     def step(self, images: Tensor, labels: Tensor) -> None:
         """One step."""
-        _, logits = self.model(self.settings.data.augmentation.train(images, self.draws))
+        images = self.settings.data.augmentation.train(images, self.draws)
+        _, logits = self.model(images.contiguous(memory_format=memory_format(self.settings)))
         self.optimizer.zero_grad(set_to_none=True)
         F.cross_entropy(logits, labels).backward()
         self.optimizer.step()

@@ -1,4 +1,4 @@
-"""Speed of the prototype losses' tiers and of their opponents, of FINCH, and of what else could be fused.
+"""Speed of the prototype losses as methods call them and of their opponents, of FINCH, and of what could be fused.
 
     python bench/kernels.py                      # CPU goals (CUDA when there is a device: --device cuda)
     python bench/kernels.py --grid full --seconds 0.3   # every shape of the GPU checklist: minutes on a GPU, not a CPU
@@ -11,9 +11,12 @@ tier); says which optional packages are missing and goes on.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -21,7 +24,6 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout, whatever is installed
 
 from bench.measuring import Row, Step, append, measure
-from common.kernels.dispatch import HAS_TRITON
 from common.losses import PrototypeTerms, prototype_losses
 from common.prototypes import PrototypeSet, unbiased_prototypes
 from common.prototypes.finch import partition
@@ -29,10 +31,10 @@ from common.seeding import generator
 
 CLASSES = 10
 ROTATION = 4
+HAS_TRITON = importlib.util.find_spec("triton") is not None
 METHODS = {
     "fpl": PrototypeTerms(contrast=1, mse=1, temperature=0.02),
     "fedplcc": PrototypeTerms(contrast=1, alignment=1, temperature=0.07, alpha=0.5, fraction=0.5, weighted=True),
-    "contrast": PrototypeTerms(contrast=1, temperature=0.02),
 }
 
 
@@ -43,7 +45,7 @@ def main() -> None:
     parser.add_argument("--grid", choices=["goal", "full"], default="goal")
     parser.add_argument("--shapes", nargs="+", help="BxMxD of the losses, e.g. 64x200x512, instead of a grid")
     parser.add_argument("--subjects", nargs="+", default=["losses", "finch", "edits", "sums", "aggregate"])
-    parser.add_argument("--without", nargs="*", default=[], help="variants to leave out, e.g. compile per_sample")
+    parser.add_argument("--without", nargs="*", default=[], help="variants to leave out, e.g. per_sample")
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=2.0, help="per variant and shape, about")
     parser.add_argument("--threads", type=int, default=1)
@@ -85,14 +87,14 @@ def losses(options: argparse.Namespace, device: torch.device) -> Iterator[list[R
                 variants = loss_variants(method, samples, rows, size, dtype, device, options)
                 yield measure(
                     f"losses {method}", f"B={samples} M={rows} D={size}", dtype, variants,
-                    against="batched", device=device, repeats=options.repeats, seconds=options.seconds,
+                    against="single losses", device=device, repeats=options.repeats, seconds=options.seconds,
                 )  # fmt: skip
 
 
 def loss_variants(
     method: str, samples: int, rows: int, size: int, dtype: str, device: torch.device, options: argparse.Namespace
 ) -> dict[str, Step]:
-    """The tiers and opponents as steps on rotating inputs."""
+    """The call that the method makes, and its opponents, as steps on rotating inputs."""
     draw = generator(0, "bench", method, samples, rows, size)
     prototypes = PrototypeSet(
         torch.rand(rows, size, generator=draw), torch.arange(rows) % CLASSES, torch.rand(rows, generator=draw) + 0.1
@@ -105,8 +107,18 @@ def loss_variants(
     labels = [torch.randint(0, min(CLASSES, rows), (samples,), generator=draw).to(device) for _ in range(ROTATION)]
     terms = METHODS[method]
 
-    def loss(z: Tensor, y: Tensor, backend: str) -> Tensor:
+    singles = [
+        replace(terms, **{other: 0.0 for other in ("contrast", "alignment", "mse") if other != name})
+        for name in ("contrast", "alignment", "mse")
+        if getattr(terms, name)
+    ]
+
+    def fused(z: Tensor, y: Tensor, backend: Literal["auto", "closed_form"] = "auto") -> Tensor:
         return prototype_losses(z, y, prototypes, terms, class_rows=class_rows, backend=backend).total
+
+    def apart(z: Tensor, y: Tensor) -> Tensor:
+        first, second = (prototype_losses(z, y, prototypes, one, class_rows=class_rows).total for one in singles)
+        return first + second
 
     def step_of(function: object) -> Step:
         def step(index: int) -> Tensor:
@@ -115,16 +127,9 @@ def loss_variants(
 
         return step
 
-    variants: dict[str, Step] = {
-        "batched": step_of(lambda z, y: loss(z, y, "batched")),
-        "closed_form": step_of(lambda z, y: loss(z, y, "closed_form")),
-    }
-    if device.type == "cuda" and HAS_TRITON:
-        variants["triton"] = step_of(lambda z, y: loss(z, y, "triton"))
-    compiled = options.grid == "goal" or (samples == 64 and rows <= 200)  # compiling takes longer than measuring
-    if compiled and "compile" not in options.without and not options.dry_run:
-        torch._dynamo.reset()
-        variants["compile"] = step_of(torch.compile(lambda z, y: loss(z, y, "batched"), fullgraph=True, dynamic=False))
+    variants: dict[str, Step] = {"single losses": step_of(apart), "fused": step_of(fused)}
+    if device.type == "cuda":
+        variants["closed_form"] = step_of(lambda z, y: fused(z, y, "closed_form"))
     if "per_sample" not in options.without and method == "fpl" and samples <= 64 and rows <= 512:
         table = {label: list(prototypes.of_class(label).cpu()) for label in prototypes.classes}
         means = dict(zip(class_rows.classes, class_rows.vectors.cpu(), strict=True))
@@ -274,16 +279,14 @@ def summarise(rows: list[Row]) -> None:
             for peer in rows
             if (peer.subject, peer.shape, peer.dtype) == (row.subject, row.shape, row.dtype)
         }
-        if row.variant == "closed_form" and not row.device.startswith("NVIDIA"):
-            verdict(row, "batched eager", row.ratio, 1.2)
-            if "per_sample" in peers:
-                verdict(row, "per-sample loop", row.ratio / peers["per_sample"].ratio, 100)
-        if row.variant == "triton":
-            verdict(row, "batched eager", row.ratio, 2.0)
-            if "compile" in peers:
-                verdict(row, "torch.compile", row.ratio / peers["compile"].ratio, 1.2)
-            if "per_sample" in peers:
-                verdict(row, "per-sample loop", row.ratio / peers["per_sample"].ratio, 200)
+        if row.variant == "fused":
+            verdict(row, "two single losses", row.ratio, 1.2)
+            for opponent, goal in (
+                ("closed_form", 2.0),
+                ("per_sample", 200 if row.device.startswith("NVIDIA") else 100),
+            ):
+                if opponent in peers:
+                    verdict(row, opponent, row.ratio / peers[opponent].ratio, goal)
 
 
 def verdict(row: Row, opponent: str, ratio: float, goal: float) -> None:

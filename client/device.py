@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from client.privacy import Protection
 from client.store import Store
-from client.trainer import LocalExchange, build_model, choose_device
+from client.trainer import LocalExchange, build_model, choose_device, memory_format
 from common.data.domain import Split
 from common.data.protocols import ClientSpec, split_hash, test_subset
 from common.errors import DataError, PayloadError
@@ -163,7 +163,7 @@ class Device:
         shared = self.method.shared_names(local.model)
         weights = upload.weights
         if weights is None:
-            weights = {name: tensor for name, tensor in local.model.state_dict().items() if name in shared}
+            weights = {name: tensor.contiguous() for name, tensor in local.model.state_dict().items() if name in shared}
         if protection is not None:
             weights = protection.weights(weights)
         answer = Answer(
@@ -244,8 +244,7 @@ class Device:
         key = (self.settings.identity, self.settings.seed, client_count, str(self.torch_device))
         if getattr(_MODELS, "key", None) != key:
             model = build_model(self.settings, self.method, client_count).to(self.torch_device)
-            if self.settings.train.channels_last:
-                model = model.to(memory_format=torch.channels_last)
+            model = model.to(memory_format=memory_format(self.settings))
             _MODELS.key, _MODELS.model = key, model
             _MODELS.initial = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
         return _MODELS.model, _MODELS.initial

@@ -37,6 +37,13 @@ def choose_device(name: str) -> torch.device:
     return torch.device(name)
 
 
+def memory_format(settings: RunSettings) -> torch.memory_format:
+    """How images and convolutions lie in memory while they are trained and scored; what travels is contiguous."""
+    chosen = settings.train.channels_last
+    last = getattr(settings.model, "channels_last", False) if chosen is None else chosen
+    return torch.channels_last if last else torch.contiguous_format
+
+
 class LocalExchange:
     """One exchange on one device; implements :class:`strategies.core.method.Local`.
 
@@ -113,7 +120,8 @@ class LocalExchange:
 
     def new_model(self) -> nn.Module:
         """Another model of the run's architecture, with its initial weights, on the device."""
-        return build_model(self.settings, self.method, self.client.client_count).to(self.device)
+        model = build_model(self.settings, self.method, self.client.client_count).to(self.device)
+        return model.to(memory_format=memory_format(self.settings))
 
     def snapshot(self) -> Mapping[str, Tensor]:
         """The whole state of the model as it was when training began."""
@@ -272,7 +280,7 @@ class LocalExchange:
         return torch.autocast(self.device.type, dtype=torch.bfloat16)
 
     def _formatted(self, images: Tensor) -> Tensor:
-        return images.contiguous(memory_format=torch.channels_last) if self.train.channels_last else images
+        return images.contiguous(memory_format=memory_format(self.settings))
 
 
 def build_model(settings: RunSettings, method: Method, client_count: int) -> nn.Module:

@@ -95,7 +95,8 @@ class TrainSettings:
         device: ``auto`` (CUDA where there is one), ``cpu``, ``cuda`` or ``cuda:0`` ...
         threads: CPU threads of one client. Another number may round differently, so it is part of what is reproducible.
         precision: ``float32``, or ``bfloat16`` autocast.
-        channels_last: memory format of images and convolutions.
+        channels_last: memory format of images and convolutions; ``None`` takes what was measured faster for the network
+            (``channels_last`` of its spec).
         deterministic: on CUDA, only deterministic algorithms.
     """
 
@@ -112,7 +113,7 @@ class TrainSettings:
     device: str = "auto"
     threads: Count = 1
     precision: Literal["float32", "bfloat16"] = "float32"
-    channels_last: bool = False
+    channels_last: bool | None = None
     deterministic: bool = False
 
     def __post_init__(self) -> None:

@@ -22,6 +22,8 @@ class ModelSpec(ABC):
 
     minimum_image_size: ClassVar[int]
     """Side in pixels below which a layer would have nothing left to halve."""
+    channels_last: ClassVar[bool] = False
+    """Whether training was measured faster with channels last in memory (docs/performance.md)."""
 
     def build(self, class_count: int, image_size: int, seed: int) -> Model:
         """The network on the CPU in float32, in training mode; its weights depend on ``seed`` and nothing else.
@@ -63,6 +65,7 @@ class Small(ModelSpec):
 
     norm: Norm = "batch"
     minimum_image_size: ClassVar[int] = 9
+    channels_last = True
 
     def _construct(self, class_count: int, image_size: int) -> Model:  # noqa: ARG002 - pooled, any size fits
         return _linear(SmallBackbone(self.norm), SmallBackbone.feature_size, class_count)
@@ -84,6 +87,7 @@ class ResNet10(ModelSpec):
     norm: Norm = "batch"
     initialisation: Literal["default", "kaiming"] = "default"
     minimum_image_size: ClassVar[int] = 5
+    channels_last = True
 
     def _construct(self, class_count: int, image_size: int) -> Model:  # noqa: ARG002 - pooled, any size fits
         kaiming = self.initialisation == "kaiming"
@@ -169,6 +173,7 @@ class FedBNDigit(ModelSpec):
 
     norm: Norm = "batch"
     minimum_image_size: ClassVar[int] = 4
+    channels_last = True
 
     def _construct(self, class_count: int, image_size: int) -> Model:
         backbone = FedBNDigitBackbone(image_size, self.norm)

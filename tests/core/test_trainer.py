@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from client.device import Device
 from client.store import FileStore
-from client.trainer import LocalExchange, build_model, choose_device
+from client.trainer import LocalExchange, build_model, choose_device, memory_format
 from common.data.protocols import ClientSpec
 from common.errors import ConfigError, DataError, PayloadError
+from common.models.specs import Small
 from common.prototypes import PrototypeSet, class_means
 from common.settings import RunSettings, with_method
 from common.wire.messages import Answer, Request, read_header
@@ -254,6 +255,21 @@ def test_bfloat16_trains_and_keeps_weights_and_prototypes_in_float32(tmp_path: P
     assert {tensor.dtype for tensor in weights_of(local).values()} == {torch.float32, torch.int64}
     assert trained.prototypes.vectors.dtype == torch.float32
     assert trained.losses["cross_entropy"] > 0
+
+
+@pytest.mark.parametrize(
+    ("chosen", "model", "last"), [(None, "small", True), (None, "toy", False), (True, "toy", True)]
+)
+def test_channels_last_where_it_was_measured_faster(
+    tmp_path: Path, chosen: bool | None, model: str, last: bool
+) -> None:
+    """The trained net and its images; what is sent is laid out as ever."""
+    settings = toy_settings("fedavg", tmp_path, train={"channels_last": chosen})
+    if model == "small":
+        settings = replace(settings, model=Small())
+    assert (memory_format(settings) == torch.channels_last) is last
+    answered = device(settings)[0].answer(request(settings), message(settings))
+    assert all(tensor.is_contiguous() for tensor in answered.weights.values())
 
 
 # ---- the device ------------------------------------------------------------------------------------------------------
