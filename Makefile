@@ -6,20 +6,24 @@ PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3.13 python3,$(
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
+EXTRAS ?= server,simulation,tensorboard,prometheus,privacy,dev
+comma := ,
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.txt
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup demo deployment-demo compose-demo certificates test test-fast test-portable test-times test-slow test-faults test-compose bench measure lint format doctor clean
+.PHONY: help setup lock demo deployment-demo compose-demo certificates test test-fast test-portable test-times test-slow test-faults test-compose bench measure lint format doctor clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
 
-setup: $(STAMP) ## the virtual environment with the pinned requirements; does nothing the second time
+setup: $(STAMP) ## the virtual environment, pinned; EXTRAS=device for a device, TORCH_INDEX=<index of CPU wheels> without CUDA
 
 $(STAMP): requirements.txt pyproject.toml
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info[:2] < (3, 11))' || { echo "Goldfinch needs Python 3.11 or later; set PYTHON=/path/to/python3.11"; exit 1; }
 	test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	$(if $(TORCH_INDEX),$(PIP) --index-url "$(TORCH_INDEX)" torch torchvision)
+	$(PIP) setuptools
+	$(PIP) --no-build-isolation --editable '.[$(EXTRAS)]'
 	@# a plain `flwr run` in this environment must not install dependencies again, nor call home
 	@$(BIN)/python -c 'import sysconfig, pathlib; pathlib.Path(sysconfig.get_paths()["purelib"], "goldfinch_flower.pth").write_text("import os; [os.environ.setdefault(name, value) for name, value in ((\"FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION\", \"1\"), (\"FLWR_TELEMETRY_ENABLED\", \"0\"), (\"FLWR_DISABLE_UPDATE_CHECK\", \"1\"))]\n")'
 	@touch $(STAMP)
@@ -70,6 +74,11 @@ bench: $(STAMP) ## every benchmark of the whole, on an idle machine, into bench/
 
 measure: $(STAMP) ## lines, files of a round, circles of imports, and what should exist once
 	@$(BIN)/python bench/measure.py
+
+lock: $(STAMP) ## write requirements.txt anew from pyproject.toml, for every platform, keeping the pins that still fit
+	{ head -1 requirements.txt; $(BIN)/uv pip compile --quiet pyproject.toml $(foreach extra,$(subst $(comma), ,$(EXTRAS)),--extra $(extra)) \
+	  --universal --python-version 3.11 --no-annotate --no-header --constraint requirements.txt; } >requirements.new
+	mv requirements.new requirements.txt
 
 lint: $(STAMP) ## ruff, mypy, import contracts
 	$(BIN)/ruff check .

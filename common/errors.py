@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 
 class GoldfinchError(Exception):
@@ -40,3 +41,12 @@ def nearest(word: str, choices: Iterable[str]) -> str:
     close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
     listed = ", ".join(known) if known else "none"
     return f"did you mean '{close[0]}'? (choices: {listed})" if close else f"choices: {listed}"
+
+
+@contextlib.contextmanager
+def libraries_of(extra: str, what: str) -> Iterator[None]:
+    """Imports within the block may lack a library, which then is a :class:`ConfigError` that says how to have it."""
+    try:
+        yield
+    except ImportError as error:
+        raise ConfigError(f"{what} needs {error.name}: pip install 'goldfinch-fl[{extra}]'") from error

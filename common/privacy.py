@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from common.config import Fraction, NonNegative, Positive, checked
+from common.errors import libraries_of
 from common.precision import NORM_FLOOR
 
 Unit = Literal["sample", "client"]
@@ -89,7 +90,8 @@ def gaussian(shape: tuple[int, ...], draws: torch.Generator | None) -> Tensor:
     """Standard normal numbers, float64 on the CPU; from the operating system's randomness without a generator."""
     if draws is not None:
         return torch.randn(shape, generator=draws, dtype=torch.float64)
-    from scipy.special import ndtri  # here, since it is slow to import and few runs need it
+    with libraries_of("privacy", "privacy=gaussian"):
+        from scipy.special import ndtri  # here, since it is slow to import and few runs need it
 
     words = np.frombuffer(os.urandom(8 * math.prod(shape)), dtype=np.uint64)
     uniform = ((words >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53  # in (0, 1), never 0 or 1

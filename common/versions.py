@@ -11,8 +11,10 @@ from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
 
+VERSION = "0.1.0"
+"""Goldfinch's; pyproject.toml reads it here."""
+
 PACKAGES = (
-    "goldfinch",
     "flwr",
     "torch",
     "torchvision",
@@ -45,8 +47,8 @@ RESTRICTIONS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA")
 
 @lru_cache(maxsize=1)
 def package_versions() -> dict[str, str]:
-    """Version of each package that is installed, and of Python."""
-    versions = {"python": platform.python_version()}
+    """Version of Goldfinch, of each package that is installed, and of Python."""
+    versions = {"python": platform.python_version(), "goldfinch": VERSION}
     for name in PACKAGES:
         try:
             versions[name] = metadata.version(name)

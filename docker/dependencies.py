@@ -1,7 +1,7 @@
-"""Print what a container installs: names of the project's own dependencies without those of the simulation.
+"""Print what a container installs: the names of the project's own dependencies and of those of the extras named.
 
 Versions come from requirements.txt, given to pip as constraints. PyTorch is left out: the Dockerfile installs it first,
-from the index that the build names. Extras of the project may be named as arguments.
+from the index that the build names.
 """
 
 from __future__ import annotations
@@ -10,20 +10,24 @@ import re
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 SEPARATE = {"torch", "torchvision"}
-SIMULATION = {"ray"}
 
 
-def dependencies(project: dict[str, object], extras: list[str]) -> list[str]:
+def dependencies(project: dict[str, Any], extras: list[str]) -> list[str]:
     """Requirements without their version ranges, which the pins narrow anyway."""
-    section = project["project"]
-    assert isinstance(section, dict)
-    required = list(section["dependencies"])
+    own, optional = project["project"]["name"], project["project"]["optional-dependencies"]
+    required, found = list(project["project"]["dependencies"]), []
     for extra in extras:
-        required += section["optional-dependencies"][extra]
-    names = [re.split(r"[<>=!~;\[ ]", requirement, maxsplit=1)[0] for requirement in required]
-    return [name for name in names if name not in SEPARATE | SIMULATION]
+        required += optional[extra]
+    while required:
+        name, more = re.match(r"([\w.-]+)(?:\[([\w,]+)\])?", required.pop(0)).groups()
+        if name == own:
+            required += [item for extra in more.split(",") for item in optional[extra]]
+        elif name not in SEPARATE:
+            found.append(f"{name}[{more}]" if more else name)
+    return found
 
 
 if __name__ == "__main__":

@@ -25,7 +25,6 @@ if TYPE_CHECKING:  # torch alone takes seconds
     from server.flower.superlink import SimulationLink
 
 ENGINES = ("inline", "ray", "superlink")
-DISTRIBUTION = "goldfinch"
 
 
 class Commands(TyperGroup):
@@ -92,7 +91,9 @@ def _version(asked: bool) -> None:
     if asked:
         from importlib.metadata import version
 
-        print(f"goldfinch {version(DISTRIBUTION)}, Flower {version('flwr')}, Python {sys.version.split()[0]}")
+        from common.versions import VERSION
+
+        print(f"goldfinch {VERSION}, Flower {version('flwr')}, Python {sys.version.split()[0]}")
         raise typer.Exit
 
 

@@ -11,6 +11,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 LONGEST_PATH = 107
 """Bytes of a Unix socket's path that Linux takes."""
 
@@ -21,7 +23,7 @@ class Process:
 
     Args:
         pid: its number.
-        started: when it started, in clock ticks since boot.
+        started: when it started, in hundredths of a second since boot: the time of day may be set in between.
     """
 
     pid: int
@@ -34,26 +36,28 @@ class Process:
 
 
 def process(pid: int) -> Process | None:
-    """The running process ``pid``; ``None`` if there is none, or this is no Linux."""
+    """The running process ``pid``; ``None`` if there is none."""
     try:
-        after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
+        found = psutil.Process(pid)
+        with found.oneshot():
+            ended = found.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+            return None if ended else Process(pid, round(100 * (found.create_time() - psutil.boot_time())))
+    except psutil.Error:
         return None
-    state, started = after_name[0], int(after_name[19])
-    return None if state in "ZX" else Process(pid, started)
 
 
 def of_node() -> Process | None:
     """The SuperNode that this process works for: a SuperExec started this process, and a SuperNode started that one.
 
     A SuperExec that somebody started by hand (``--isolation process``) stands for its SuperNode, which may be in
-    another container. ``None`` if no SuperExec started this process (a simulation, a program of somebody's own), or
-    this is no Linux: then nobody would know when to end a resident trainer, and there is none.
+    another container. ``None`` if no SuperExec started this process (a simulation, a program of somebody's own): then
+    nobody would know when to end a resident trainer, and there is none. Likewise where this is no Linux, whose kernel
+    says who is at the other end of a socket.
     """
     parent = os.getppid()
     try:
-        words = Path(f"/proc/{parent}/cmdline").read_bytes().decode(errors="replace").split("\0")
-    except OSError:
+        words = psutil.Process(parent).cmdline() if psutil.LINUX else []
+    except psutil.Error:
         return None
     if not any(Path(word).name == "flower-superexec" for word in words[:3]):
         return None

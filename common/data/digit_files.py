@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 
 from common.data.image_files import decode_image, image_files
-from common.errors import DataError
+from common.errors import DataError, libraries_of
 
 Arrays = tuple[np.ndarray, np.ndarray]
 
@@ -57,7 +57,8 @@ def read_mnist(directory: Path, train: bool) -> Arrays:
 
 def read_usps(directory: Path, train: bool) -> Arrays:
     """``usps[.t].bz2`` in LIBSVM's text format: 256 values in -1..1 (grey 16x16), classes 1..10 for the digits 0..9."""
-    from sklearn.datasets import load_svmlight_file  # slow to import: only who decodes pays for it
+    with libraries_of("datasets", "usps"):
+        from sklearn.datasets import load_svmlight_file  # slow to import: only who decodes pays for it
 
     path = directory / ("usps.bz2" if train else "usps.t.bz2")
     try:
@@ -72,7 +73,8 @@ def read_usps(directory: Path, train: bool) -> Arrays:
 
 def read_mat(path: Path) -> Arrays:
     """A MATLAB file with X uint8 [32, 32, 3, N] and y [N, 1], where SVHN writes 10 for the digit 0."""
-    import scipy.io  # slow to import: only who decodes pays for it
+    with libraries_of("datasets", "a MATLAB file"):
+        import scipy.io  # slow to import: only who decodes pays for it
 
     try:
         content = scipy.io.loadmat(str(path), variable_names=["X", "y"])

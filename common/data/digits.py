@@ -22,7 +22,7 @@ from common.data.digit_files import (
     read_usps,
 )
 from common.data.domain import DataSource, Domain, Split, search_roots
-from common.errors import DataError
+from common.errors import DataError, libraries_of
 
 _VERSION = 1  # raise when reading changes
 
@@ -137,7 +137,8 @@ def resized(images: np.ndarray, image_size: int) -> Tensor:
 
 def pooled(train: Split, test: Split) -> tuple[Split, Split]:
     """Train and test joined and divided again, 80/20, stratified by class with seed 0."""
-    from sklearn.model_selection import train_test_split  # slow to import: only who pools pays for it
+    with libraries_of("datasets", "data.split=pooled"):
+        from sklearn.model_selection import train_test_split  # slow to import: only who pools pays for it
 
     images, labels = torch.cat([train.images, test.images]), torch.cat([train.labels, test.labels])
     places = np.arange(len(labels))

@@ -12,6 +12,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
+from common.errors import libraries_of
+
 SIZE = 32  # pixels, of everything here
 _INK_HEIGHT = 22  # pixels, of a glyph before it is warped
 _FINE = 8  # a glyph is drawn so many times larger and averaged down
@@ -20,7 +22,8 @@ _FINE = 8  # a glyph is drawn so many times larger and averaged down
 @cache
 def font_glyphs(fonts: tuple[str, ...]) -> np.ndarray:
     """The digits 0..9 of matplotlib's fonts: float64 [fonts, 10, 32, 32] in 0..1, ink height 22, centred."""
-    import matplotlib as mpl  # slow to import: only who draws pays for it
+    with libraries_of("datasets", "data=glyphs"):
+        import matplotlib as mpl  # slow to import: only who draws pays for it
 
     folder = Path(mpl.get_data_path()) / "fonts" / "ttf"
     glyphs = np.zeros((len(fonts), 10, SIZE, SIZE))

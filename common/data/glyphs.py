@@ -15,6 +15,7 @@ from common.config import Names, check, checked
 from common.data.cache import cached
 from common.data.domain import DataSource, Domain, Split
 from common.data.glyph_rendering import SIZE, blur, font_glyphs, neighbourhood, noise_field, sample, warp
+from common.errors import libraries_of
 from common.seeding import numpy_generator
 
 _VERSION = 1  # raise when a pixel changes: it is the seed, and part of the cache's key
@@ -103,7 +104,8 @@ def _make(domain: str) -> dict[str, Tensor]:
 
 def _handwriting(part: str) -> tuple[np.ndarray, np.ndarray]:
     """Scans as float64 [N, 32, 32] in 0..1 and labels [N]; the last 360 are the test split."""
-    from sklearn.datasets import load_digits  # slow to import: only who draws pays for it
+    with libraries_of("datasets", "data=glyphs"):
+        from sklearn.datasets import load_digits  # slow to import: only who draws pays for it
 
     digits = load_digits()
     chosen = slice(-360, None) if part == "test" else slice(None, -360)

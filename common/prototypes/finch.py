@@ -15,6 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from common.errors import libraries_of
 from common.precision import full_precision
 
 BLOCK_ELEMENTS = 2**24
@@ -129,9 +130,9 @@ def _by_package(rows: Tensor, level: int | None) -> Tensor:
 @lru_cache
 def _package() -> tuple[Any, Any]:
     """finch-clust's function, and the hold on the threads of its matrix products. Importing them takes a second."""
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), libraries_of("clustering", "clustering with method.clustering=finch-clust"):
         warnings.simplefilter("ignore")  # finch-clust warns that the optional approximate neighbour search is missing
         from finch.finch import FINCH
-    from threadpoolctl import ThreadpoolController
+        from threadpoolctl import ThreadpoolController
 
     return FINCH, ThreadpoolController()

@@ -88,7 +88,7 @@ def _versions() -> Iterator[Finding]:
                 WARN, name, "not installed", f"needed for {'engine=ray' if name == 'ray' else 'CUDA kernels'}"
             )
         else:
-            yield Finding(FAIL, name, "not installed", "python -m pip install -r requirements.txt")
+            yield Finding(FAIL, name, "not installed", "make setup, or pip install -c requirements.txt in the checkout")
     flower = versions.get("flwr", "")
     if flower and not flower.startswith(PINNED_FLOWER + "."):
         remedy = f"every machine of a federation needs flwr {PINNED_FLOWER}: install requirements.txt"
@@ -128,7 +128,12 @@ def _flower_programs() -> Iterator[Finding]:
         "flwr-serverapp",
     ):
         if not (here / name).exists():
-            yield Finding(FAIL, name, f"not beside {sys.executable}", "python -m pip install -r requirements.txt")
+            yield Finding(
+                FAIL,
+                name,
+                f"not beside {sys.executable}",
+                "make setup, or pip install -c requirements.txt in the checkout",
+            )
     found = shutil.which("flower-superlink")
     if found is None or Path(found).resolve().parent != here.resolve():
         remedy = f"Flower starts its programs by bare name: source {here / 'activate'} before a plain flwr run"

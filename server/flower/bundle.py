@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from common.versions import CODE, package_versions
+from common.versions import CODE, VERSION
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -40,6 +40,5 @@ def write_bundle(folder: Path) -> Path:
     folder.mkdir(parents=True)
     for package in CODE:
         shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
-    version = package_versions().get("goldfinch", "0.1.0")
-    (folder / "pyproject.toml").write_text(PYPROJECT.format(version=version))
+    (folder / "pyproject.toml").write_text(PYPROJECT.format(version=VERSION))
     return folder

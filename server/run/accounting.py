@@ -29,7 +29,7 @@ def _accountant() -> Any:
         from opacus.accountants import RDPAccountant
     except ImportError as error:
         raise ConfigError(
-            "privacy=gaussian needs an accountant: pip install 'goldfinch[privacy]' (or pip install opacus)"
+            "privacy=gaussian needs an accountant: pip install 'goldfinch-fl[privacy]' (or pip install opacus)"
         ) from error
     return RDPAccountant()
 

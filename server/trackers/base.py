@@ -81,7 +81,7 @@ def library(module: str, extra: str) -> ModuleType:
     except ImportError as error:
         raise ConfigError(
             f"this report needs {module}, which cannot be imported ({error}); "
-            f"pip install 'goldfinch[{extra}]', or choose report=csv"
+            f"pip install 'goldfinch-fl[{extra}]', or choose report=csv"
         ) from error
 
 

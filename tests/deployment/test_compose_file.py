@@ -135,8 +135,11 @@ def test_a_missing_certificate_is_named(tmp_path: Path, role: str, said: str) ->
 
 def test_the_image_installs_the_dependencies_without_the_simulation() -> None:
     chosen = runpy.run_path(str(DOCKER / "dependencies.py"))["dependencies"]
-    names = chosen(tomllib.loads((ROOT / "pyproject.toml").read_text()), ["prometheus"])
-    assert {"flwr", "hydra-core", "safetensors", "finch-clust", "prometheus-client"} <= set(names)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert "server prometheus" in (DOCKER / "Dockerfile").read_text()
+    names = chosen(project, ["server", "prometheus"])
+    assert not {"finch-clust", "scikit-learn", "scipy", "matplotlib"} & set(chosen(project, ["device"]))
+    assert {"flwr", "hydra-core", "psutil", "finch-clust", "scikit-learn", "prometheus-client"} <= set(names)
     assert not {"ray", "torch", "torchvision", "flwr[simulation]"} & set(names)
     assert all(re.fullmatch(r"[A-Za-z0-9._-]+", name) for name in names)
 

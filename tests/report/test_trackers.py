@@ -59,7 +59,7 @@ def test_every_report_option_is_a_checked_dataclass(name: str) -> None:
 def test_a_missing_library_is_said_before_the_run_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "wandb", None)
     settings = with_report(toy_settings("fedavg", tmp_path / "run"), _target_="server.trackers.wandb.WeightsAndBiases")
-    with pytest.raises(ConfigError, match=r"pip install 'goldfinch\[wandb\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'goldfinch-fl\[wandb\]'"):
         run(settings)
     assert not (tmp_path / "run").exists()
 
@@ -91,7 +91,7 @@ def test_tensorboard_of_a_resumed_run_has_each_round_once(tmp_path: Path) -> Non
 
 
 def test_mlflow_has_every_row_and_a_resumed_run_goes_on(tmp_path: Path) -> None:
-    mlflow = pytest.importorskip("mlflow", reason="mlflow is not installed: pip install 'goldfinch[mlflow]'")
+    mlflow = pytest.importorskip("mlflow", reason="mlflow is not installed: pip install 'goldfinch-fl[mlflow]'")
     report = {"_target_": "server.trackers.mlflow.MLflow"}
     run(with_report(toy_settings("fpl", tmp_path / "run"), **report), stop_after=1)
     run(with_report(toy_settings("fpl", tmp_path / "run", resume=True), **report))
@@ -109,7 +109,7 @@ def test_mlflow_has_every_row_and_a_resumed_run_goes_on(tmp_path: Path) -> None:
 
 
 def test_wandb_writes_every_row_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("wandb", reason="wandb is not installed: pip install 'goldfinch[wandb]'")
+    pytest.importorskip("wandb", reason="wandb is not installed: pip install 'goldfinch-fl[wandb]'")
     monkeypatch.setenv("WANDB_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path / "config"))
     run(with_report(toy_settings("fpl", tmp_path / "run"), _target_="server.trackers.wandb.WeightsAndBiases"))

@@ -14,6 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from client.resident.caller import Caller
 from client.resident.frames import Question
 from client.resident.place import Process, peer, process
@@ -80,10 +82,10 @@ def gone(pid: int) -> bool:
 def cpu_seconds(pid: int) -> float:
     """Of a process so far: what tells work from waiting, on a crowded machine too."""
     try:
-        found = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
+        times = psutil.Process(pid).cpu_times()
+    except psutil.NoSuchProcess:
         return 0.0
-    return (int(found[11]) + int(found[12])) / os.sysconf("SC_CLK_TCK")
+    return float(times.user + times.system)
 
 
 def wait_until_busy(pid: int, seconds: float) -> None:

@@ -1,0 +1,217 @@
+"""What is installed: pins for every platform, what is declared and imported, and a device that needs little."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator, Mapping
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).resolve().parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS: Mapping[str, list[str]] = PROJECT["optional-dependencies"]
+PACKAGES = ("common", "strategies", "client", "server")
+PINS = [
+    Requirement(line)
+    for line in (ROOT / "requirements.txt").read_text().splitlines()
+    if line.strip() and not line.startswith("#")
+]
+PLATFORMS = {
+    "linux-x86_64": ("linux", "x86_64", [f"manylinux_2_{number}_x86_64" for number in (17, 27, 28)]),
+    "linux-aarch64": ("linux", "aarch64", [f"manylinux_2_{number}_aarch64" for number in (17, 27, 28)]),
+    "macos-arm64": ("darwin", "arm64", [f"macosx_{number}_0_arm64" for number in (11, 12, 14)]),
+}
+
+
+def names(requirements: list[str]) -> set[str]:
+    """Canonical names, extras of the project itself taken apart."""
+    found = set()
+    for item in map(Requirement, requirements):
+        if item.name == PROJECT["name"]:
+            found |= set().union(*(names(EXTRAS[extra]) for extra in item.extras))
+        else:
+            found.add(canonicalize_name(item.name))
+    return found
+
+
+def pinned_on(platform: str) -> list[Requirement]:
+    system, machine, _ = PLATFORMS[platform]
+    environment = {"sys_platform": system, "platform_machine": machine, "python_full_version": "3.11.9"}
+    return [pin for pin in PINS if pin.marker is None or pin.marker.evaluate(environment)]
+
+
+# ---- pins ------------------------------------------------------------------------------------------------------------
+
+
+def test_every_pin_is_exact_and_says_nothing_of_where_it_comes_from() -> None:
+    assert all(re.fullmatch(r"==[\w.]+", str(pin.specifier)) and pin.url is None for pin in PINS)
+    assert [line for line in (ROOT / "requirements.txt").read_text().splitlines() if line.startswith("-")] == []
+    assert sorted(pin.name for pin in PINS) == [pin.name for pin in PINS]
+
+
+@pytest.mark.parametrize("platform", PLATFORMS)
+def test_everything_declared_is_pinned_on_every_platform(platform: str) -> None:
+    wanted = names(PROJECT["dependencies"])
+    for extra in ("device", "server", "simulation", "tensorboard", "prometheus", "privacy", "dev"):
+        wanted |= names(EXTRAS[extra])
+    pinned = {canonicalize_name(pin.name) for pin in pinned_on(platform)}
+    assert wanted <= pinned
+    cuda = {name for name in pinned if name.startswith(("nvidia-", "cuda-", "triton"))}
+    assert bool(cuda) == platform.startswith("linux")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("platform", PLATFORMS)
+def test_every_pin_has_a_wheel_for_the_platform(platform: str, tmp_path: Path) -> None:
+    """pip reads markers for the machine it runs on, so they are applied here; it looks wheels up, and fetches none."""
+    source_only = {"antlr4-python3-runtime", "iterators"}
+    chosen = tmp_path / "pins.txt"
+    pins = [pin for pin in pinned_on(platform) if pin.name not in source_only]
+    chosen.write_text("".join(f"{pin.name}{pin.specifier}\n" for pin in pins))
+    command = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--no-deps", "--quiet"]
+    command += ["--only-binary=:all:", "--python-version", "3.11", "--target", str(tmp_path / "x"), "-r", str(chosen)]
+    for tag in PLATFORMS[platform][2]:
+        command += ["--platform", tag]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if "NewConnectionError" in done.stderr or "Failed to establish" in done.stderr:
+        pytest.skip("no package index can be reached")
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+# ---- declared = imported ---------------------------------------------------------------------------------------------
+
+BROUGHT_BY = metadata.packages_distributions()
+CALLED_OTHERWISE = {"mlflow": "mlflow-skinny", "wandb": "wandb"}
+"""Distributions of extras that are often not installed, by the module they bring."""
+
+BROUGHT_ALONG = {"triton": "PyTorch brings it where it has kernels; common.kernels asks whether it is there"}
+NOT_IMPORTED = {
+    "sqlalchemy": "MLflow's store in a file",
+    "alembic": "MLflow's store in a file",
+    "tensorboard": "torch.utils.tensorboard writes with it",
+}
+
+
+def imported() -> Iterator[tuple[str, Path, bool]]:
+    """Every third-party module's name, where it is imported, and whether as soon as the file is."""
+    for path in (path for package in PACKAGES for path in (ROOT / package).rglob("*.py")):
+        tree = ast.parse(path.read_text())
+        for node in ast.walk(tree):
+            found = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and not node.level:
+                found = [str(node.module)]
+            for name in {item.partition(".")[0] for item in found}:
+                if name not in sys.stdlib_module_names and name not in PACKAGES:
+                    yield name, path.relative_to(ROOT), node in tree.body
+
+
+def distribution(module: str) -> str:
+    known = BROUGHT_BY.get(module)
+    return canonicalize_name(known[0] if known else CALLED_OTHERWISE[module])
+
+
+def test_what_is_imported_is_declared_and_what_is_declared_is_imported() -> None:
+    used = {distribution(module) for module, _, _ in imported() if module not in BROUGHT_ALONG}
+    declared = names(PROJECT["dependencies"]).union(*(names(EXTRAS[extra]) for extra in EXTRAS if extra != "dev"))
+    assert used <= declared, "add it to pyproject.toml"
+    assert declared - used == set(NOT_IMPORTED), "remove it from pyproject.toml"
+
+
+def test_files_import_at_once_only_what_a_device_has() -> None:
+    base = names(PROJECT["dependencies"])
+    early = {(distribution(name), str(path)) for name, path, first in imported() if first and name not in BROUGHT_ALONG}
+    rooms = ("server/plots/", "server/reproduction/", "server/results/", "server/commands/", "server/trackers/")
+    assert not [item for item in early if item[0] not in base and not item[1].startswith(rooms)]
+
+
+# ---- a device --------------------------------------------------------------------------------------------------------
+
+TRAIN_ON_A_DEVICE = """
+import sys
+allowed = set({allowed!r})
+from importlib import metadata
+brought = metadata.packages_distributions()
+class Installed:
+    def __init__(self, finder):
+        self.finder = finder
+    def find_spec(self, name, path=None, target=None):
+        top = name.partition(".")[0]
+        own = top in ("common", "strategies", "client", "server", "conf")
+        if top in brought and not own and not allowed & {{item.lower().replace("_", "-") for item in brought[top]}}:
+            return None
+        return self.finder.find_spec(name, path, target)
+sys.meta_path[:] = [Installed(finder) for finder in sys.meta_path]
+import client.app, client.resident.__main__
+from client.node import Node
+from server.cli import main
+overrides = {overrides!r}
+place = {{"domain": "a", "data-dir": {data!r}, "state-dir": {data!r} + "/../state"}}
+reply = Node(1, " ".join(overrides), place).register()
+assert reply.ok, reply.text
+print(main(["run", "--quiet", *overrides]), main(["run", "--quiet", "data=glyphs", *overrides[4:]]))
+"""
+
+
+def brought_by(requirements: list[str]) -> set[str]:
+    """All that the requirements bring with them, by the metadata of what is installed here."""
+    found: set[str] = set()
+    waiting = [Requirement(item) for item in requirements]
+    while waiting:
+        item = waiting.pop()
+        name = canonicalize_name(item.name)
+        key = f"{name}[{','.join(sorted(item.extras))}]"
+        if key in found or (item.marker and not item.marker.evaluate({"extra": ""})):
+            continue
+        found |= {key, name}
+        try:
+            needs = metadata.requires(item.name) or []
+        except metadata.PackageNotFoundError:
+            continue
+        for each in map(Requirement, needs):
+            if each.marker is None or any(each.marker.evaluate({"extra": extra}) for extra in {"", *item.extras}):
+                each.marker = None
+                waiting.append(each)
+    return {name for name in found if not name.endswith("]")}
+
+
+def test_the_device_extra_trains_and_lacks_what_only_servers_need(tmp_path: Path) -> None:
+    from PIL import Image
+
+    allowed = brought_by([*PROJECT["dependencies"], *EXTRAS["device"]])
+    assert not {"ray", "matplotlib", "scikit-learn", "scipy", "finch-clust", "pytest", "ruff", "mypy"} & allowed
+    for domain in "ab":
+        for place, colour in (("cat", 40), ("dog", 200)):
+            folder = tmp_path / "data" / domain / place
+            folder.mkdir(parents=True)
+            for number in range(6):
+                Image.new("RGB", (32, 32), (colour + number, number, 0)).save(folder / f"{number}.png")
+    overrides = ["data=folder", f"data.root={tmp_path / 'data'}", "data.domains=[a,b]", "data.classes=[cat,dog]"]
+    overrides += [
+        "method=fpl",
+        "train.rounds=1",
+        "train.device=cpu",
+        "train.batch_size=4",
+        f"output={tmp_path / 'out'}",
+        "overwrite=true",
+    ]
+    code = TRAIN_ON_A_DEVICE.format(allowed=sorted(allowed), overrides=overrides, data=str(tmp_path / "data" / "a"))
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={**os.environ, "GOLDFINCH_CACHE": str(tmp_path / "cache")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "0 1"
+    assert "pip install 'goldfinch-fl[datasets]'" in done.stderr
