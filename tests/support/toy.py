@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 
+from common.config import checked
 from common.data.augmentation import Augmentation
 from common.data.domain import DataSource, Domain, Split
 from common.seeding import generator
@@ -23,7 +24,7 @@ TRAIN = {"bright": 25, "dark": 24, "noisy": 18}
 _CONTRAST = {"bright": (200, 60), "dark": (20, 110), "noisy": (128, 50)}
 
 
-@dataclass(frozen=True)
+@checked
 class Toy(DataSource):
     """A class is the quadrant that differs from the ground; a domain is ground, contrast and noise."""
 
