@@ -32,7 +32,7 @@ GRACE_SECONDS = 5.0
 PATIENCE_SECONDS, LONGEST_PATIENCE_SECONDS = 20.0, 3600.0
 """What a node has to register; twice as much each time it is asked again, which a tenth of that later it is."""
 
-SHORTEST_LOOK, MORE_TO_COME, LONGEST_LOOK = 0.02, 0.1, 3.0
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.02, 3.0
 LATE, LOOKING = 0.05, 0.1
 """An answer that took t seconds lies at most 0.05 t, and looking takes at most a tenth of the time."""
 
@@ -71,9 +71,8 @@ class FlowerEngine:
         began = time.monotonic()
         end = new_end = began + seconds
         while True:
-            looked = time.monotonic()
-            if self._invite(end - looked):
-                new_end = max(end, looked + PATIENCE_SECONDS + GRACE_SECONDS)
+            if self._invite(end - time.monotonic()):
+                new_end = max(end, time.monotonic() + PATIENCE_SECONDS + GRACE_SECONDS)
             for identity, message in self._inbox.pull(set(self._asked)):
                 self._note(identity, message)
             for node, outcome in sorted(self._answered.items()):
@@ -96,7 +95,7 @@ class FlowerEngine:
             until = new_end if not all(self._lost[node] for node in self._asked.values()) else end
             if refused >= len(absent) or time.monotonic() >= until:
                 break
-            _pause(began, looked, until)
+            self._pause(time.monotonic() - began, until)
         if absent and seconds:
             for node in self._asked.values():
                 failures.setdefault(node, Failure(f"node {node}", "lost", "it has not answered yet"))
@@ -184,7 +183,7 @@ class FlowerEngine:
         began = time.monotonic()
         end = began + seconds + GRACE_SECONDS
         while waiting:
-            looked, came = time.monotonic(), False
+            came = False
             for identity, message in self._inbox.pull(waiting | self._asked.keys()):
                 if identity in self._asked:
                     self._note(identity, message)
@@ -195,7 +194,7 @@ class FlowerEngine:
             if time.monotonic() >= end:
                 return
             if waiting:
-                _pause(began, looked, end, MORE_TO_COME if came else LONGEST_LOOK)
+                self._pause(0.0 if came else time.monotonic() - began, end)
 
     def _outcome(
         self, name: str, message: Message | None, read: Callable[[RecordDict], Outcome | Failure]
@@ -220,6 +219,11 @@ class FlowerEngine:
             return Failure(name, "refused", str(error))
         except Exception as error:  # whatever Flower raises over records that are not what they should be
             return Failure(name, "refused", f"not the answer of a Goldfinch client: {error!r}")
+
+    def _pause(self, waited: float, end: float) -> None:
+        """Wait until the next look; see :data:`LATE`."""
+        pause = min(LONGEST_PAUSE, max(SHORTEST_PAUSE, LATE * waited, self._inbox.took / LOOKING))
+        time.sleep(max(0.0, min(pause, end - time.monotonic())))
 
     def close(self) -> None:
         """Nothing to release: the nodes are Flower's."""
@@ -249,10 +253,3 @@ def _reply(request: Request, size: int, content: RecordDict) -> Reply | Failure:
     except PayloadError as error:
         return Failure(client, "refused", str(error), bytes_up=sum(map(len, result.parameters.tensors)))
     return Reply(client, answer, payload, size + len(request_text(request)), size_up)
-
-
-def _pause(began: float, looked: float, end: float, longest: float = LONGEST_LOOK) -> None:
-    """Wait until the next look; see :data:`LATE`."""
-    now = time.monotonic()
-    pause = min(longest, max(SHORTEST_LOOK, LATE * (now - began), (now - looked) / LOOKING))
-    time.sleep(max(0.0, min(pause, end - now)))

@@ -6,6 +6,7 @@ parts, up to two hours, while all others wait behind it. Here an answer that is 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import cast
@@ -33,10 +34,14 @@ class Inbox:
 
     Args:
         grid: Flower's own.
+
+    Attributes:
+        took: seconds that the last look took, without the parts that were there.
     """
 
     def __init__(self, grid: Grid) -> None:
         self.grid = grid
+        self.took = 0.0
         self._announced: dict[str, Announced] = {}
 
     def pull(self, identities: set[str]) -> Iterator[tuple[str, Message | None]]:
@@ -46,8 +51,10 @@ class Inbox:
         """
         self._announced = {key: answer for key, answer in self._announced.items() if key in identities}
         new = identities - self._announced.keys()
+        began = time.monotonic()
         if not isinstance(self.grid, HttpGrid):  # in this process: an answer is there or it is not
             found = list(self.grid.pull_messages(new)) if new else []
+            self.took = time.monotonic() - began
             while found:  # none is held longer than it must
                 message = found.pop()
                 yield message.metadata.reply_to_message_id, message
@@ -57,6 +64,7 @@ class Inbox:
             for head, tree in zip(pulled.messages_list, pulled.message_object_trees, strict=True):
                 parts = dict.fromkeys(part.object_id for part in iterate_object_tree(tree))
                 self._announced[head.metadata.reply_to_message_id] = Announced(head.metadata.message_id, list(parts))
+        self.took = time.monotonic() - began
         for key, answer in list(self._announced.items()):
             lost = self._fetch(self.grid, answer)
             if lost or not answer.missing:

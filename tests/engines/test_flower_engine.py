@@ -240,7 +240,7 @@ OUTCOMES: dict[str, tuple[Any, str, str]] = {
     "another type": (ok(Parameters([b"x"], "numpy.ndarray")), "refused", "numpy.ndarray"),
     "no tensors": (ok(Parameters([], TENSOR_TYPE)), "refused", "got 0"),
     "many tensors": (ok(Parameters([b"", b"x"], TENSOR_TYPE)), "refused", "got 2"),
-    "no header": (ok(Parameters([encode(Payload({"hello": 1}))], TENSOR_TYPE)), "refused", "lacks"),
+    "no header": (ok(Parameters([encode(Payload({"hello": 1}))], TENSOR_TYPE)), "refused", "method"),
 }  # fmt: skip
 
 
@@ -308,12 +308,12 @@ def test_a_device_cannot_speak_for_ray() -> None:
         (GetPropertiesRes(Status(Code.OK, ""), {}), "does not answer as a Goldfinch client"),
         (GetPropertiesRes(Status(Code.OK, ""), {"registrations": "{"}), "not JSON"),
         (GetPropertiesRes(Status(Code.OK, ""), {"registrations": "[1]"}), "not a list of objects"),
-        (GetPropertiesRes(Status(Code.OK, ""), {"registrations": "[{}]"}), "lacks"),
+        (GetPropertiesRes(Status(Code.OK, ""), {"registrations": "[{}]"}), "client"),
         (GetPropertiesRes(Status(Code.OK, ""), {"registrations": "[" * 100_000}), "not JSON"),
         (REFUSAL, "not the answer of a Goldfinch client"),
         (Error(ErrorCode.NODE_UNAVAILABLE, "node went away"), "node went away"),
     ],
-    ids=["refused", "nothing", "cut short", "numbers", "an empty object", "nested deeply", "went away"],
+    ids=["refused", "nothing", "cut short", "numbers", "an empty object", "nested deeply", "another kind", "went away"],
 )
 def test_a_registration_that_cannot_be_read_is_that_node_s_refusal(grid: Any, answer: Any, reason: str) -> None:
     there = grid(scripted(answer))
