@@ -26,6 +26,7 @@ from flwr.common import Code, FitIns, FitRes, GetPropertiesIns, GetPropertiesRes
 from client.resident.caller import Caller
 from client.resident.frames import Question, Reply
 from client.resident.place import of_node
+from common.run_config import overrides_in
 
 TENSOR_TYPE = "safetensors"
 """:data:`common.wire.payload.TENSOR_TYPE`, which a process that imports no torch cannot ask for."""
@@ -40,7 +41,7 @@ class FlowerClient(Client):
 
     def __init__(self, context: Context) -> None:
         self.run, self.configuration = context.run_id, dict(context.node_config)
-        self.overrides = str(context.run_config.get("overrides", ""))
+        self.overrides = overrides_in(context.run_config)
 
     def get_properties(self, ins: GetPropertiesIns) -> GetPropertiesRes:  # noqa: ARG002
         """The registrations of the clients that this node hosts; its own words if its data or settings are not good."""

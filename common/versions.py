@@ -12,7 +12,7 @@ from importlib import metadata
 from pathlib import Path
 
 VERSION = "0.1.0"
-"""Goldfinch's; pyproject.toml reads it here."""
+"""Goldfinch's, as in pyproject.toml."""
 
 PACKAGES = (
     "flwr",

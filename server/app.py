@@ -7,6 +7,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.superlink.grid.inmemory_grid import InMemoryGrid
 
 from common.config import split_overrides
+from common.run_config import overrides_in
 from common.settings import load_settings
 from server.engines.flower import FlowerEngine
 from server.run.conduct import conduct, prepare_output
@@ -18,7 +19,7 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Check the settings and the output folder, then run all rounds."""
-    settings = load_settings(split_overrides(str(context.run_config.get("overrides", ""))))
+    settings = load_settings(split_overrides(overrides_in(context.run_config)))
     prepare_output(settings)
     engine = FlowerEngine(grid, simulated=isinstance(grid, InMemoryGrid))
     conduct(settings, engine, [plain_lines(settings)])

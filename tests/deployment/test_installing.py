@@ -17,6 +17,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from common.versions import VERSION
+
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS: Mapping[str, list[str]] = PROJECT["optional-dependencies"]
@@ -50,6 +52,10 @@ def pinned_on(platform: str) -> list[Requirement]:
     system, machine, _ = PLATFORMS[platform]
     environment = {"sys_platform": system, "platform_machine": machine, "python_full_version": "3.11.9"}
     return [pin for pin in PINS if pin.marker is None or pin.marker.evaluate(environment)]
+
+
+def test_the_version_is_one() -> None:
+    assert PROJECT["version"] == VERSION
 
 
 # ---- pins ------------------------------------------------------------------------------------------------------------
