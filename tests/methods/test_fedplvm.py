@@ -13,7 +13,7 @@ from support.toy import toy_settings
 from common.losses import PrototypeTerms, prototype_contrast, prototype_losses
 from common.prototypes import PrototypeSet, unbiased_prototypes
 from common.prototypes.finch import partition
-from strategies.core.aggregation import MEAN
+from strategies.core.aggregation import Mean
 from strategies.core.method import Batch
 from strategies.fedplvm import FedPLVM
 
@@ -110,7 +110,7 @@ def test_the_server_clusters_again_and_takes_plain_means():
     assert elements(state.prototypes.weights) == [9.0, 21.0]
     for weighting, uniform in (("uniform", True), ("samples", False)):
         weights = run_server(FedPLVM(weighting=weighting), [sent])[1].weights
-        mean = MEAN.average(sent, uniform=uniform)
+        mean = Mean().average(sent, uniform=uniform)
         assert all(torch.equal(weights[name], mean[name]) for name in mean)
 
 
