@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -12,15 +12,15 @@ from common.config import BelowOne, Count, Natural, Positive, checked
 from common.losses import cross_entropy, least_squares_generator
 from common.models.auxiliary import FeatureDiscriminator, FeatureGenerator, TaskHead, scaled_one_hot
 from common.models.base import Model, initialised
-from common.storage.state import GlobalState
-from strategies.core.method import Batch, Local, Losses, Method, Phase, Server, Update
+from strategies.core.method import Batch, Local, Losses, Phase
 from strategies.parts.adversaries import Game, descend, outside, pursuit, separation
+from strategies.parts.averaging import Averaging, Weighting
 
 GENERATOR, DISCRIMINATOR = "generator", "discriminator"
 
 
 @checked
-class FedADG(Method):
+class FedADG(Averaging):
     """Features of every client and class adversarially aligned with a reference distribution that is learned with them.
 
     A generator G, shared like the model, makes reference features of a class from noise; a discriminator D, which stays
@@ -40,7 +40,7 @@ class FedADG(Method):
         fidelity: the game: as above; ``released``, where G never trains; or the code's for PACS. See docs/methods.md.
         head: ``task`` is the paper's own ``D -> D -> K``; ``model`` keeps the network's.
         noise_size, hidden_size, discriminator_size: ``null`` is 4, 8 and 2 times the feature size, as released.
-        weighting: clients count equally (released), or by their samples.
+        weighting: networks and generators are averaged ``uniform``-ly (released), or by ``samples``.
     """
 
     fedavg_at: ClassVar[Mapping[str, Any] | None] = {
@@ -60,7 +60,7 @@ class FedADG(Method):
     noise_size: Count | None = None
     hidden_size: Count | None = None
     discriminator_size: Count | None = None
-    weighting: Literal["uniform", "samples"] = "uniform"
+    weighting: Weighting = "uniform"
 
     def extend(self, model: nn.Module, client_count: int, seed: int) -> nn.Module:  # noqa: ARG002
         """The network with the paper's head, generator and discriminator beside it."""
@@ -112,8 +112,3 @@ class FedADG(Method):
         if self.fidelity != "released":
             terms["pursuit"] = descend(local, GENERATOR, rate, lambda: pursuit(game, *pair, generator(noise, classes)))
         return Losses(terms)
-
-    def aggregate(self, state: GlobalState, updates: Sequence[Update], server: Server) -> GlobalState:
-        """The mean of networks and generators."""
-        weights = server.aggregation.average(updates, uniform=self.weighting == "uniform")
-        return GlobalState(state.round, weights, state.prototypes, state.extra)

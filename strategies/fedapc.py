@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from common.config import Natural, NonNegative, Positive, checked
 from common.losses import cross_entropy, prototype_contrast
 from common.prototypes import PrototypeSet, class_means
 from common.storage.state import GlobalState
-from strategies.core.method import Batch, Local, Losses, Method, PrototypeMode, Server, Trained, Update, Upload
+from strategies.core.method import Batch, Local, Losses, PrototypeMode, Server, Trained, Update, Upload
+from strategies.parts.averaging import Averaging, Weighting
 
 
 @checked
-class FedAPC(Method):
+class FedAPC(Averaging):
     """FedAvg plus contrast with global prototypes made of augmented views; ``contrast=0`` is FedAvg.
 
     After training, a device passes ``views`` augmentations of every sample through the model in evaluation mode and
@@ -28,7 +29,7 @@ class FedAPC(Method):
         temperature: tau > 0.
         contrast: weight of the prototype contrast, >= 0.
         prototype_views: augmented views per sample in a prototype; 0 takes the images as they are (ablation, Table II).
-        weighting: global prototype = plain mean over holders, or weighted by their samples.
+        prototype_weighting: global prototype = plain mean over holders, or weighted by their samples.
     """
 
     fedavg_at: ClassVar[Mapping[str, Any] | None] = {"contrast": 0.0}
@@ -36,7 +37,7 @@ class FedAPC(Method):
     temperature: Positive = 0.07
     contrast: NonNegative = 1.0
     prototype_views: Natural = 2
-    weighting: Literal["uniform", "samples"] = "uniform"
+    prototype_weighting: Weighting = "uniform"
 
     @property
     def prototypes_from(self) -> PrototypeMode:
@@ -59,4 +60,4 @@ class FedAPC(Method):
     def aggregate_prototypes(self, state: GlobalState, updates: Sequence[Update], server: Server) -> PrototypeSet:  # noqa: ARG002
         """The mean of the clients' class means, class by class."""
         sets = [update.prototypes for update in updates]
-        return server.aggregation.class_means(sets, sample_weighted=self.weighting == "samples")
+        return server.aggregation.class_means(sets, sample_weighted=self.prototype_weighting == "samples")

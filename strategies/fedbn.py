@@ -25,7 +25,6 @@ class FedBN(FedAvg):
     model, that is with its own batch norm.
 
     Args:
-        weighting: by ``samples`` N_k, or ``uniform``.
         layers: what counts as batch norm. ``type``: layers of that type. ``name``: whatever has "bn" in its name, as
             FedPall's code has it, which misses the batch norm of a torchvision ResNet's shortcuts
             (``downsample.1``), so that these are averaged.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -11,12 +11,13 @@ from torch import Tensor, nn
 from common.config import NonNegative, Positive, checked
 from common.prototypes import PrototypeSet
 from common.storage.state import GlobalState
-from strategies.core.method import Download, Local, Method, Server, Trained, Update, Upload
+from strategies.core.method import Download, Local, Server, Trained, Update, Upload
 from strategies.parts import dynamics
+from strategies.parts.averaging import Averaging, Weighting
 
 
 @checked
-class FedDyn(Method):
+class FedDyn(Averaging):
     """Cross-entropy ``- <lambda_k, w> + (alpha / 2) ||w - w^t||^2``, so that local and global optima agree.
 
     After training ``lambda_k <- lambda_k - alpha (w_k - w^t)``; the server keeps ``h <- h - (alpha / C) sum_S (w_k -
@@ -41,7 +42,7 @@ class FedDyn(Method):
     alpha: NonNegative = 0.01
     adaptive_alpha: bool = False
     clip: Positive | None = None
-    weighting: Literal["uniform", "samples"] = "uniform"
+    weighting: Weighting = "uniform"
 
     def _alpha(self, local: Local) -> float:
         if not self.adaptive_alpha:

@@ -11,13 +11,14 @@ from torch import Tensor
 from common.config import BelowOne, Positive, checked
 from common.prototypes import PrototypeSet
 from common.storage.state import GlobalState, under_prefix, with_prefix
-from strategies.core.method import Method, Server, Update
+from strategies.core.method import Server, Update
+from strategies.parts.averaging import Averaging, Weighting
 
 FIRST, SECOND = "first_moment/", "second_moment/"
 
 
 @checked
-class FedOpt(Method):
+class FedOpt(Averaging):
     """FedAvg on the devices; the server steps an optimiser along ``Delta = mean_S w_k - w^t`` (Algorithm 2).
 
     ``sgd``: ``v <- momentum v + Delta; w <- w + server_learning_rate v``, FPL's "FedOPT". ``adam``, ``yogi`` and
@@ -51,7 +52,7 @@ class FedOpt(Method):
     beta_1: BelowOne = 0.9
     beta_2: BelowOne = 0.99
     epsilon: Positive = 1e-3
-    weighting: Literal["uniform", "samples"] = "uniform"
+    weighting: Weighting = "uniform"
 
     def initial_state(self, weights: Mapping[str, Tensor], server: Server) -> GlobalState:
         """First moment 0; second moment ``epsilon^2`` where there is one."""
@@ -67,7 +68,7 @@ class FedOpt(Method):
 
     def aggregate(self, state: GlobalState, updates: Sequence[Update], server: Server) -> GlobalState:
         """One step of the server's optimiser."""
-        weights = server.aggregation.average(updates, uniform=self.weighting == "uniform")
+        weights = self.average(updates, server)
         extra: dict[str, Tensor] = {}
         for name, first in under_prefix(FIRST, state.extra).items():
             before = state.weights[name].double()

@@ -16,17 +16,17 @@ from strategies.core.method import (
     Expected,
     Local,
     Losses,
-    Method,
     PrototypeMode,
     Server,
     Trained,
     Update,
     Upload,
 )
+from strategies.parts.averaging import Averaging
 
 
 @checked
-class FedPLCC(Method):
+class FedPLCC(Averaging):
     """Two levels of clustering with counted members: rows count by their share; ``contrast=correction=0`` is FedAvg.
 
     A device clusters its features of each class with FINCH and sends means and cluster sizes; the server clusters those

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 
@@ -16,17 +16,17 @@ from strategies.core.method import (
     Expected,
     Local,
     Losses,
-    Method,
     PrototypeMode,
     Server,
     Trained,
     Update,
     Upload,
 )
+from strategies.parts.averaging import Averaging, Weighting
 
 
 @checked
-class FedPLVM(Method):
+class FedPLVM(Averaging):
     """Two levels of prototype clustering and a contrast of sparse cosines; ``contrast=correction=0`` is FedAvg.
 
     A device clusters its features of each class with FINCH and sends the cluster means; the server clusters those of
@@ -57,7 +57,7 @@ class FedPLVM(Method):
     contrast: NonNegative = 100.0
     correction: NonNegative = 100.0
     alpha_in_correction: bool = False
-    weighting: Literal["uniform", "samples"] = "uniform"
+    weighting: Weighting = "uniform"
     level: Natural | None = None
     clustering: Clustering = "finch-clust"
 
@@ -93,10 +93,7 @@ class FedPLVM(Method):
         """Any number of rows up to one per sample."""
         return Expected(prototypes=True, most_rows=None)
 
-    def aggregate(self, state: GlobalState, updates: Sequence[Update], server: Server) -> GlobalState:
-        """The models' mean; FINCH over the uploaded rows of each class, each cluster the plain mean of its rows."""
-        weights = server.aggregation.average(updates, uniform=self.weighting == "uniform")
+    def aggregate_prototypes(self, state: GlobalState, updates: Sequence[Update], server: Server) -> PrototypeSet:  # noqa: ARG002
+        """FINCH over the uploaded rows of each class, each cluster the plain mean of its rows."""
         rows = server.aggregation.rows([update.prototypes for update in updates])
-        return GlobalState(
-            state.round, weights, cluster_prototypes(rows, level=self.level, clustering=self.clustering), state.extra
-        )
+        return cluster_prototypes(rows, level=self.level, clustering=self.clustering)

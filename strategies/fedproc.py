@@ -9,11 +9,12 @@ from common.config import Positive, checked
 from common.losses import cross_entropy, prototype_contrast
 from common.prototypes import PrototypeSet, carry_over
 from common.storage.state import GlobalState
-from strategies.core.method import Batch, Local, Losses, Method, PrototypeMode, Server, Update
+from strategies.core.method import Batch, Local, Losses, PrototypeMode, Server, Update
+from strategies.parts.averaging import Averaging, Weighting
 
 
 @checked
-class FedProc(Method):
+class FedProc(Averaging):
     """``a_t CE + (1 - a_t) PCL`` with the global class means; the weight moves from contrast to cross-entropy.
 
     PCL contrasts a feature with its class's mean against all classes' (cosine; the released code uses the dot product
@@ -28,14 +29,15 @@ class FedProc(Method):
         schedule: ``official``: ``a_t = t / T`` with t from 0; ``rethinkfl``, FPL's code behind its table: ``t / (T -
             1)``, and cross-entropy has weight 0 in round 0 too, where nothing but weight decay then moves the model.
         prototype_mode: a pass after training (the authors), or running means over the last epoch (FPL's code).
-        weighting: global mean over all ``samples`` of a class (the authors), or ``uniform`` over the clients' means.
-        keep_missing: keep the last mean of a class that nobody reported (the authors).
+        prototype_weighting: global mean over all ``samples`` of a class (the authors), or ``uniform`` over the clients'
+            means (FPL's code).
+        keep_missing: keep the last mean of a class that nobody reported (the authors; FPL's code makes the means anew).
     """
 
     temperature: Positive = 1.0
     schedule: Literal["official", "rethinkfl"] = "official"
     prototype_mode: Literal["post_eval", "last_epoch_running"] = "post_eval"
-    weighting: Literal["samples", "uniform"] = "samples"
+    prototype_weighting: Weighting = "samples"
     keep_missing: bool = True
 
     @property
@@ -66,5 +68,5 @@ class FedProc(Method):
     def aggregate_prototypes(self, state: GlobalState, updates: Sequence[Update], server: Server) -> PrototypeSet:
         """The mean over all reported samples of each class."""
         sets = [update.prototypes for update in updates]
-        means = server.aggregation.class_means(sets, sample_weighted=self.weighting == "samples")
+        means = server.aggregation.class_means(sets, sample_weighted=self.prototype_weighting == "samples")
         return carry_over(means, state.prototypes) if self.keep_missing else means

@@ -12,20 +12,21 @@ from common.config import NonNegative, checked
 from common.losses import cross_entropy, prototype_mse
 from common.prototypes import PrototypeSet
 from common.storage.state import GlobalState
-from strategies.core.method import Batch, Local, Losses, Method, PrototypeMode, Server, Update
+from strategies.core.method import Batch, Local, Losses, PrototypeMode, Server, Update
+from strategies.parts.averaging import Averaging, Weighting
 
 
 @checked
-class FedProto(Method):
+class FedProto(Averaging):
     """FedAvg plus ``consistency * MSE(z, G^y)`` to the global class means; ``consistency=0`` is FedAvg.
 
     The default is the reading of FPL's, FedAPC's and FedPLCC's tables, "FedProto with parameter averaging": prototypes
     are running means over the last local epoch, and the global one is the mean over the clients that hold the class.
 
     The original averages no models: only prototypes travel, each client keeps its model and is scored on it. FedPall's
-    table: ``aggregate_models=false prototype_mode=post_eval weighting=samples``. The official code accumulates over the
-    last epoch and predicts by the nearest prototype: ``aggregate_models=false predict_with=prototypes``. With
-    ``aggregate_models=false consistency=0`` it is SingleSet.
+    table: ``aggregate_models=false prototype_mode=post_eval prototype_weighting=samples``. The official code
+    accumulates over the last epoch and predicts by the nearest prototype: ``aggregate_models=false
+    predict_with=prototypes``. With ``aggregate_models=false consistency=0`` it is SingleSet.
 
     Payload: the model's state (none in the original) and one vector and count per class, both ways. Client state: none
     (the original: the model). **Privacy: class means of features and class counts leave the device.**
@@ -33,7 +34,7 @@ class FedProto(Method):
     Args:
         consistency: weight of the prototype term, >= 0 (1 reproduces FPL's Table 3, row G).
         prototype_mode: running means over the last epoch (the released code), or a pass after training.
-        weighting: global prototype = plain mean over holders, or weighted by their samples.
+        prototype_weighting: global prototype = plain mean over holders, or weighted by their samples.
         aggregate_models: whether the server averages the models too.
         predict_with: the classifier, or the class whose global prototype is nearest to the feature (the classifier
             before there are any); classes without a prototype are not predicted.
@@ -43,7 +44,7 @@ class FedProto(Method):
 
     consistency: NonNegative = 1.0
     prototype_mode: Literal["last_epoch_running", "post_eval"] = "last_epoch_running"
-    weighting: Literal["uniform", "samples"] = "uniform"
+    prototype_weighting: Weighting = "uniform"
     aggregate_models: bool = True
     predict_with: Literal["classifier", "prototypes"] = "classifier"
 
@@ -80,4 +81,4 @@ class FedProto(Method):
     def aggregate_prototypes(self, state: GlobalState, updates: Sequence[Update], server: Server) -> PrototypeSet:  # noqa: ARG002
         """The mean of the clients' class means, class by class."""
         sets = [update.prototypes for update in updates]
-        return server.aggregation.class_means(sets, sample_weighted=self.weighting == "samples")
+        return server.aggregation.class_means(sets, sample_weighted=self.prototype_weighting == "samples")

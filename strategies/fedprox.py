@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from common.config import NonNegative, checked
-from strategies.core.method import Local, Method
+from strategies.core.method import Local
+from strategies.parts.averaging import Averaging
 from strategies.parts.edits import pull_towards
 
 
 @checked
-class FedProx(Method):
+class FedProx(Averaging):
     """FedAvg whose local loss adds ``(mu / 2) ||w - w^t||^2`` over the trainable parameters; ``mu=0`` is FedAvg.
 
     The term is applied as its gradient ``mu (w - w^t)``, so it costs one pass over the parameters and no graph.

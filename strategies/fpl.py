@@ -9,11 +9,12 @@ from common.config import Natural, NonNegative, Positive, checked
 from common.losses import PrototypeTerms, cross_entropy, prototype_losses
 from common.prototypes import Clustering, PrototypeSet, cluster_prototypes, unbiased_prototypes
 from common.storage.state import GlobalState
-from strategies.core.method import Batch, Local, Losses, Method, PrototypeMode, Server, Update
+from strategies.core.method import Batch, Local, Losses, PrototypeMode, Server, Update
+from strategies.parts.averaging import Averaging
 
 
 @checked
-class FPL(Method):
+class FPL(Averaging):
     """FedAvg plus contrast with cluster prototypes (CPCL) and consistency with unbiased ones (UPCR).
 
     The server clusters each class's local means with FINCH (Eq. 4), so that a dominant domain cannot drown a small

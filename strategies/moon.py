@@ -13,13 +13,14 @@ from common.losses import cross_entropy, model_contrast
 from common.models.auxiliary import with_projection
 from common.models.base import Model, initialised
 from common.storage.state import under_prefix, with_prefix
-from strategies.core.method import Batch, Local, Losses, Method, Trained, Upload
+from strategies.core.method import Batch, Local, Losses, Trained, Upload
+from strategies.parts.averaging import Averaging
 
 PREVIOUS = "previous/"
 
 
 @checked
-class MOON(Method):
+class MOON(Averaging):
     """FedAvg plus ``mu`` times the model contrast; ``mu=0`` is FedAvg.
 
     Features are pulled towards those of the received global model and pushed from those of the client's own previous

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -12,7 +12,8 @@ from common.config import Positive, ZeroToOne, checked
 from common.errors import ConfigError
 from common.prototypes import PrototypeSet
 from common.storage.state import GlobalState, under_prefix, with_prefix
-from strategies.core.method import Download, Expected, Local, Method, Server, Trained, Update, Upload
+from strategies.core.method import Download, Expected, Local, Server, Trained, Update, Upload
+from strategies.parts.averaging import Averaging, Weighting
 from strategies.parts.edits import add_linear
 
 CONTROL = "control/"
@@ -30,7 +31,7 @@ def effective_steps(steps: int, momentum: float) -> float:
 
 
 @checked
-class SCAFFOLD(Method):
+class SCAFFOLD(Averaging):
     """Local steps along ``g - c_k + c``, which takes the client's drift out; ``control=0`` is FedAvg.
 
     With option II, ``c_k <- c_k - c + (w^t - w_k) / (K learning_rate)`` over the K local steps; the server steps
@@ -52,7 +53,7 @@ class SCAFFOLD(Method):
 
     server_learning_rate: Positive = 1.0
     control: ZeroToOne = 1.0
-    weighting: Literal["uniform", "samples"] = "uniform"
+    weighting: Weighting = "uniform"
 
     def edit_gradients(self, local: Local) -> None:
         """``g <- g + control (c - c_k)``."""
@@ -94,7 +95,7 @@ class SCAFFOLD(Method):
 
     def aggregate(self, state: GlobalState, updates: Sequence[Update], server: Server) -> GlobalState:
         """A step along the mean change of the models, and the new c."""
-        weights = server.aggregation.average(updates, uniform=self.weighting == "uniform")
+        weights = self.average(updates, server)
         extra = {}
         totals = server.aggregation.totals([under_prefix(CONTROL, update.extra) for update in updates])
         for name, c in under_prefix(CONTROL, state.extra).items():

@@ -184,10 +184,14 @@ class Method:
         """The next global state from ``updates``, which come sorted by client id and are never empty."""
         return GlobalState(
             state.round,
-            server.aggregation.average(updates),
+            self.average(updates, server),
             self.aggregate_prototypes(state, updates, server),
             state.extra,
         )
+
+    def average(self, updates: Sequence[Update], server: Server) -> dict[str, Tensor]:
+        """The mean of the uploaded models, by samples; :mod:`strategies.parts.averaging` lets it be chosen."""
+        return server.aggregation.average(updates)
 
     def aggregate_prototypes(self, state: GlobalState, updates: Sequence[Update], server: Server) -> PrototypeSet:  # noqa: ARG002
         """The next global prototypes; by default they stay as they are."""

@@ -75,7 +75,7 @@ def test_the_global_prototype_is_the_mean_over_holders():
         return PrototypeSet(torch.full((1, FEATURES), value), torch.tensor([1]), torch.tensor([weight]))
 
     sent = updates(1, prototypes={0: row(10.0, 1.0), 1: row(30.0, 4.0)})
-    uniform, samples = (run_server(FedAPC(weighting=w), [sent])[1].prototypes for w in ("uniform", "samples"))
+    uniform, samples = (run_server(FedAPC(prototype_weighting=w), [sent])[1].prototypes for w in ("uniform", "samples"))
     assert elements(uniform.vectors) == pytest.approx([2.5] * FEATURES)
     assert elements(samples.vectors) == pytest.approx([130 / 40] * FEATURES)
 

@@ -72,7 +72,7 @@ def test_the_global_mean_is_over_samples_and_a_missing_class_keeps_its_own():
     assert elements(states[2].prototypes.of_class(1)) == [4.0] * FEATURES
     assert elements(states[2].prototypes.of_class(0)) == [5.0] * FEATURES
     assert run_server(FedProc(keep_missing=False), [first, second])[2].prototypes.classes == [0, 2]
-    uniform = run_server(FedProc(weighting="uniform"), [first])[1].prototypes
+    uniform = run_server(FedProc(prototype_weighting="uniform"), [first])[1].prototypes
     assert elements(uniform.of_class(0)) == [2.0] * FEATURES
 
 

@@ -13,14 +13,14 @@ from common.prototypes import PrototypeSet
 from common.seeding import generator
 from strategies.fedproto import FedProto
 
-ORIGINAL = {"aggregate_models": False, "prototype_mode": "post_eval", "weighting": "samples"}
+ORIGINAL = {"aggregate_models": False, "prototype_mode": "post_eval", "prototype_weighting": "samples"}
 HELD = (((0, 3.0, 1), (2, 7.0, 2)), ((0, 5.0, 3),), ((0, 1.0, 4), (2, 2.0, 5)))
 
 
 @pytest.mark.parametrize("weighting", ["samples", "uniform"])
 def test_global_prototypes_are_the_means_over_holders(weighting):
     means = [class_means_of(*rows) for rows in HELD]
-    method = FedProto(weighting=weighting, aggregate_models=False)
+    method = FedProto(prototype_weighting=weighting, aggregate_models=False)
     server = NetHalf(shared={})
     sent = [net_update(i, part) for i, part in enumerate(means)]
     state = method.aggregate(method.initial_state({}, server), sent, server)
