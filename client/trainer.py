@@ -211,7 +211,7 @@ class LocalExchange:
                 if isinstance(layer, _BatchNorm) and not any(item.requires_grad for item in layer.parameters()):
                     layer.eval()
         chosen = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        self.optimizer = self.make_optimizer(chosen, phase.rate)
+        self.optimizer = self.make_optimizer(chosen)
 
     def _epoch(self, epoch: int, sums: ClassSums | None) -> tuple[dict[str, float], int]:
         totals: dict[str, Tensor] = {}

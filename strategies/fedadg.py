@@ -32,9 +32,10 @@ class FedADG(Averaging):
     Payload: the state of network and generator both ways. Client state: the discriminator.
 
     Args:
-        adversarial_epochs: >= 0 (released: 7 after 5 epochs, or after 3, of cross-entropy; here one after one).
+        adversarial_epochs: >= 0 (released: 7, after 5 epochs of cross-entropy).
         weight: share of the adversarial term in the network's loss, in [0, 1).
-        rate: factor on the learning rate in the adversarial epochs, > 0 (released: 0.007 after 0.01).
+        rate: factor on the learning rate of discriminator and generator, > 0 (released: 0.007 beside 0.01). The
+            network trains at the run's rate throughout.
         smoothing: label smoothing, in [0, 1) (released: 0.01 on PACS, 0.2 on VLCS).
         condition: what a class's entry of the one-hot vector is, > 0 (released: 0.6).
         fidelity: the game: as above; ``released``, where G never trains; or the code's for PACS. See docs/methods.md.
@@ -50,7 +51,7 @@ class FedADG(Averaging):
         "weighting": "samples",
     }
 
-    adversarial_epochs: Natural = 1
+    adversarial_epochs: Natural = 7
     weight: BelowOne = 0.15
     rate: Positive = 0.7
     smoothing: BelowOne = 0.01
@@ -81,7 +82,7 @@ class FedADG(Averaging):
     def phases(self, epochs: int) -> tuple[Phase, ...]:
         """Cross-entropy, then the adversarial epochs; the run's optimiser moves the network only."""
         network = outside(GENERATOR, DISCRIMINATOR)
-        adversarial = Phase(self.adversarial_epochs, network, rate=self.rate)
+        adversarial = Phase(self.adversarial_epochs, network)
         return (Phase(epochs, network), adversarial)[: 2 if self.adversarial_epochs else 1]
 
     def loss(self, batch: Batch, local: Local) -> Losses:  # noqa: ARG002

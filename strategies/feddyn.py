@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from common.config import NonNegative, Positive, checked
 from common.prototypes import PrototypeSet
-from common.storage.state import GlobalState
+from common.storage.state import GlobalState, under_prefix, with_prefix
 from strategies.core.method import Download, Local, Server, Trained, Update, Upload
 from strategies.parts import dynamics
 from strategies.parts.averaging import Averaging, Weighting
@@ -27,7 +27,12 @@ class FedDyn(Averaging):
     The FedDyn rows of FPL's tables come from code whose regulariser is built from the global net's parameters, with no
     effect on the local ones, and without h: those rows are FedAvg (``alpha=0 weighting=samples``), not this method.
 
-    Payload: the model's state both ways. Client state: lambda, the size of the parameters. Server state: h.
+    Devices score the mean of the last participants' models, never ``w^{t+1}``, which h pushes beyond it: so do the
+    authors, whose published numbers are of the mean (their code calls the other the cloud model and only trains from
+    it). The mean is ``w^{t+1} + h / alpha``.
+
+    Payload: the model's state both ways; where the mean is scored, its parameters too, down, in rounds that score.
+    Client state: lambda, the size of the parameters. Server state: h.
 
     Args:
         alpha: >= 0 (the authors: 0.01 to 0.1). Keep ``alpha * learning_rate < 2 (1 + momentum)``.
@@ -35,6 +40,7 @@ class FedDyn(Averaging):
         clip: largest norm of the gradient with FedDyn's terms (the authors' code: 10, before its quadratic term, which
             is weight decay there); ``None`` does not clip.
         weighting: how the server averages: ``uniform`` (Algorithm 1), or by ``samples``.
+        scored: the ``mean`` of the client models (the authors' rule), or the ``cloud`` model that training starts from.
     """
 
     fedavg_at: ClassVar[Mapping[str, Any] | None] = {"alpha": 0.0, "weighting": "samples"}
@@ -43,6 +49,20 @@ class FedDyn(Averaging):
     adaptive_alpha: bool = False
     clip: Positive | None = None
     weighting: Weighting = "uniform"
+    scored: Literal["mean", "cloud"] = "mean"
+
+    @property
+    def adapts(self) -> bool:
+        """Whether what is scored is another than what training starts from; with ``alpha=0`` they are one."""
+        return self.scored == "mean" and self.alpha > 0
+
+    def adapt(self, local: Local) -> None:
+        """Put the mean's parameters in; buffers are the mean's anyway."""
+        local.model.load_state_dict(under_prefix(dynamics.SCORED_PREFIX, local.extra), strict=False)
+
+    def scored_weights(self, state: GlobalState) -> Mapping[str, Tensor]:
+        """The mean of the client models, or the cloud model."""
+        return dynamics.clients_mean(state, self.alpha) if self.adapts else state.weights
 
     def _alpha(self, local: Local) -> float:
         if not self.adaptive_alpha:
@@ -64,14 +84,16 @@ class FedDyn(Averaging):
         return GlobalState(0, weights, PrototypeSet.empty(server.feature_size), dynamics.initial_h(server))
 
     def download(self, state: GlobalState, server: Server) -> Download:
-        """The model, and the clients' mean size where alpha depends on it."""
-        if not self.adaptive_alpha:
-            return Download(state.weights)
-        mean = sum(client.samples for client in server.clients) / len(server.clients)
-        return Download(state.weights, extra={"mean_samples": torch.tensor(mean, dtype=torch.float64)})
+        """The model; what is scored if it is another; and the clients' mean size where alpha depends on it."""
+        extra = {}
+        if self.adapts and server.scoring:
+            scored = self.scored_weights(state)
+            extra = with_prefix(dynamics.SCORED_PREFIX, {name: scored[name] for name in sorted(server.parameters)})
+        if self.adaptive_alpha:
+            mean = sum(client.samples for client in server.clients) / len(server.clients)
+            extra["mean_samples"] = torch.tensor(mean, dtype=torch.float64)
+        return Download(state.weights, extra=extra)
 
     def aggregate(self, state: GlobalState, updates: Sequence[Update], server: Server) -> GlobalState:
         """See :func:`strategies.parts.dynamics.server_step`."""
-        uniform = self.weighting == "uniform"
-        weights, extra = dynamics.server_step(state.weights, state.extra, updates, server, self.alpha, uniform=uniform)
-        return GlobalState(state.round, weights, state.prototypes, extra)
+        return dynamics.server_step(state, self.average(updates, server), updates, server, self.alpha)

@@ -27,9 +27,9 @@ class FedGCA(FedDyn):
     the same views.
 
     The network must end in global average pooling and one linear layer. Maps of one position, or of few, say little:
-    ``small`` has 2x2 at 32x32, ``digit_cnn_gap`` 8x8, which is the choice for digits.
+    ``small`` has 2x2 at 32x32, ``digit_cnn_gap`` 5x5, which is the choice for digits.
 
-    Payload: the model's state both ways. Client state: lambda, the size of the parameters. Server state: h.
+    Payload, state and what is scored are FedDyn's.
 
     Args:
         alpha: weight of FedDyn's terms, >= 0, and FedDyn's alpha (digits 0.1, PACS 10, as the text can be read; the

@@ -23,8 +23,9 @@ class FedOpt(Averaging):
 
     ``sgd``: ``v <- momentum v + Delta; w <- w + server_learning_rate v``, FPL's "FedOPT". ``adam``, ``yogi`` and
     ``adagrad`` are the paper's, without bias correction and with the second moment starting at ``epsilon^2``. Buffers
-    (batch-norm statistics) are the plain mean, since they have no gradient. ``optimizer=sgd server_learning_rate=1
-    momentum=0 weighting=samples`` is FedAvg.
+    (batch-norm statistics) are the plain mean, since they have no gradient. ``start=mean`` steps from the mean instead:
+    ``w <- mean_S w_k + server_learning_rate v``, which is what FPL's code comes to. ``optimizer=sgd
+    server_learning_rate=1 momentum=0 weighting=samples`` is FedAvg.
 
     Payload: the model's state both ways. Client state: none. Server state: the moments, in float64.
 
@@ -37,6 +38,8 @@ class FedOpt(Averaging):
         beta_2: decay of the second moment of adam and yogi, in [0, 1).
         epsilon: the paper's tau, degree of adaptivity, > 0.
         weighting: the mean is ``uniform`` over clients (FPL's code), or by ``samples``.
+        start: where the step begins: at the ``received`` model w^t, as in Algorithm 2, or at the ``mean``. FPL's code
+            registers layers twice, so that its server has taken over the mean before the optimiser's step.
     """
 
     fedavg_at: ClassVar[Mapping[str, Any] | None] = {
@@ -53,6 +56,7 @@ class FedOpt(Averaging):
     beta_2: BelowOne = 0.99
     epsilon: Positive = 1e-3
     weighting: Weighting = "uniform"
+    start: Literal["received", "mean"] = "received"
 
     def initial_state(self, weights: Mapping[str, Tensor], server: Server) -> GlobalState:
         """First moment 0; second moment ``epsilon^2`` where there is one."""
@@ -71,8 +75,8 @@ class FedOpt(Averaging):
         weights = self.average(updates, server)
         extra: dict[str, Tensor] = {}
         for name, first in under_prefix(FIRST, state.extra).items():
-            before = state.weights[name].double()
-            delta = weights[name].double() - before
+            before, mean = state.weights[name].double(), weights[name].double()
+            delta = mean - before
             if self.optimizer == "sgd":
                 first = self.momentum * first + delta
                 step = first
@@ -82,7 +86,8 @@ class FedOpt(Averaging):
                 step = first / (second.sqrt() + self.epsilon)
                 extra[SECOND + name] = second
             extra[FIRST + name] = first
-            weights[name] = (before + self.server_learning_rate * step).to(weights[name].dtype)
+            start = before if self.start == "received" else mean
+            weights[name] = (start + self.server_learning_rate * step).to(weights[name].dtype)
         return GlobalState(state.round, weights, state.prototypes, extra)
 
     def _second_moment(self, second: Tensor, square: Tensor) -> Tensor:

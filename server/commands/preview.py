@@ -52,7 +52,7 @@ def bytes_of_a_round(federation: Federation) -> Mapping[str, int]:
     samples = [client.samples for client in federation.registry.clients()] or [0]
     sizes = {"down": 0, "up": 0}
     for exchange in method.exchanges:
-        federation.begin(1, exchange)
+        federation.begin(1, exchange, score=exchange == method.scored_at)
         expected = method.expects(server)
         rows = server.class_count * (expected.most_rows or 1)
         shared = PrototypeSet(

@@ -253,7 +253,7 @@ class Run:
         return domains
 
     def model(self, client: str | None = None) -> Model:
-        """The global model, or, where methods leave parts of it on devices, a client's; in evaluation mode.
+        """The global model as it is scored, or, where methods leave parts of it on devices, a client's; for evaluation.
 
         Args:
             client: a client's id; ``None`` is the first.
@@ -263,7 +263,7 @@ class Run:
         """
         model = self.federation.server.new_model()
         assert isinstance(model, Model)
-        state = {**model.state_dict(), **self.checkpoint.state.weights}
+        state = {**model.state_dict(), **self.method.scored_weights(self.checkpoint.state)}
         if self.method.shared_names(model) != set(model.state_dict()):
             state |= self.kept(client or self.clients[0].id)
         model.load_state_dict(state)

@@ -195,9 +195,8 @@ class Rounds:
         self.history.event("round", round=number, clients=[client.id for client in participants])
         uploads: list[tuple[str, PrototypeSet]] = []
         for exchange in self.method.exchanges:
-            self.federation.begin(number, exchange)
-            scoring = exchange == self.method.scored_at and self._due(number)
-            closed = self._exchange(participants, score=scoring, train=True)
+            self.federation.begin(number, exchange, score=exchange == self.method.scored_at and self._due(number))
+            closed = self._exchange(participants, train=True)
             updates = closed.updates
             if closed.skipped:
                 self._insist_on_different_reasons(number)
@@ -250,11 +249,11 @@ class Rounds:
         if self.method.scored_at == self.method.exchanges[0]:
             self.federation.begin(total + 1, self.method.exchanges[0])
             participants = list(self.server.clients) if self.method.personal else self.registry.sample(total)
-            self._exchange(participants, score=True, train=False)
+            self._exchange(participants, train=False)
 
-    def _exchange(self, participants: Sequence[Client], *, score: bool, train: bool) -> Outcome[Reply]:
+    def _exchange(self, participants: Sequence[Client], *, train: bool) -> Outcome[Reply]:
         message = self.federation.message(self.state)
-        requests = self.federation.requests(self.run_id, participants, score=score, train=train)
+        requests = self.federation.requests(self.run_id, participants, train=train)
         replies, failures = self.engine.exchange(message, requests, self.settings.rounds.deadline)
         unread = sum(failure.status == "refused" for failure in failures)
         closed = self.federation.close(self.state, replies, unread)

@@ -95,13 +95,11 @@ class Phase:
         trainable: whether the parameter of this name trains; ``None`` trains all.
         freeze_statistics: batch-norm layers of which nothing trains normalise with their running statistics and leave
             them alone; otherwise these move in frozen layers too.
-        rate: factor on the learning rate, > 0.
     """
 
     epochs: int
     trainable: Callable[[str], bool] | None = None
     freeze_statistics: bool = False
-    rate: float = 1.0
 
 
 @dataclass(frozen=True, eq=False)

@@ -44,6 +44,7 @@ class ServerSide:
     new_model: Callable[[], nn.Module]
     round: int = 0
     exchange: str = "train"
+    scoring: bool = True
 
     def generator(self, *purpose: str | int) -> torch.Generator:
         """Random numbers keyed by (seed, purpose, round)."""
@@ -147,10 +148,10 @@ class Federation:
         """The global state before the first round, a pure function of the settings and the seed."""
         return self.method.initial_state(self.server.shared, self.server)
 
-    def begin(self, round_number: int, exchange: str) -> None:
-        """Turn to an exchange; answers to earlier ones are stale from here on."""
+    def begin(self, round_number: int, exchange: str, *, score: bool = True) -> None:
+        """Turn to an exchange, in which the model is scored or not; answers to earlier ones are stale from here on."""
         self.server.clients = self.registry.clients()
-        self.server.round, self.server.exchange = round_number, exchange
+        self.server.round, self.server.exchange, self.server.scoring = round_number, exchange, score
         self._clients = {client.id: client for client in self.server.clients}
         self.server.aggregation = self.settings.aggregation
         self._requests, self._answered = {}, set()
@@ -161,11 +162,9 @@ class Federation:
         message = Payload({}, download.weights, download.prototypes, download.extra)
         return cast_down(message, self.settings.rounds.transport)
 
-    def requests(
-        self, run: str, participants: Sequence[Client], *, score: bool, train: bool = True
-    ) -> dict[str, Request]:
+    def requests(self, run: str, participants: Sequence[Client], *, train: bool = True) -> dict[str, Request]:
         """What each client is asked in the present exchange, by client id."""
-        duties = self.registry.scorers(participants, personal=self.method.personal) if score else {}
+        duties = self.registry.scorers(participants, personal=self.method.personal) if self.server.scoring else {}
         training = {client.id for client in participants} if train else set()
         self._requests = {
             client.id: Request(

@@ -157,7 +157,9 @@ class FlowerStrategy(Strategy):
             self._register(node, proxies[node])
         exchanges = self.settings.method.exchanges
         logical_round, step = divmod(server_round - 1, len(exchanges))
-        self.federation.begin(logical_round + 1, exchanges[step])
+        self.federation.begin(
+            logical_round + 1, exchanges[step], score=exchanges[step] == self.settings.method.scored_at
+        )
         if step == 0:
             self._before, self._participants = self.state, set(self._nodes)
         participants = [
@@ -168,8 +170,7 @@ class FlowerStrategy(Strategy):
         if not participants:
             return []
         blob = encode(self.federation.message(self.state))
-        score = exchanges[step] == self.settings.method.scored_at
-        requests = self.federation.requests(self.run, participants, score=score)
+        requests = self.federation.requests(self.run, participants)
         return [
             (proxies[self._nodes[client]], request_to_fit_ins(blob, request)) for client, request in requests.items()
         ]

@@ -108,6 +108,13 @@ class Method:
     def adapt(self, local: Local) -> None:
         """Change the model for its score alone; the device puts it back afterwards."""
 
+    def scored_weights(self, state: GlobalState) -> Mapping[str, Tensor]:
+        """The shared weights that are scored, as far as the state alone tells; see :meth:`adapt`.
+
+        Figures, measures and whatever else takes a finished run's model take these.
+        """
+        return state.weights
+
     # ---- the model -------------------------------------------------------------------------------------------------
 
     def extend(self, model: nn.Module, client_count: int, seed: int) -> nn.Module:  # noqa: ARG002

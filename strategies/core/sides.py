@@ -89,6 +89,8 @@ class Server(Protocol):
     round: int
     rounds: int
     exchange: str
+    scoring: bool
+    """Whether devices score the model in this exchange."""
     seed: int
     class_count: int
     feature_size: int

@@ -8,13 +8,14 @@ are zero.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from common.storage.state import under_prefix
+from common.storage.state import GlobalState, under_prefix
 from strategies.parts.edits import add_linear, pull_towards
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 CLIENT_PREFIX = "lambda/"
 SERVER_PREFIX = "h/"
+SCORED_PREFIX = "scored/"
 
 
 def edit_gradients(local: Local, alpha: float) -> None:
@@ -53,32 +55,24 @@ def initial_h(server: Server) -> dict[str, Tensor]:
 
 
 def server_step(
-    weights: Mapping[str, Tensor],
-    extra: Mapping[str, Tensor],
-    updates: Sequence[Update],
-    server: Server,
-    alpha: float,
-    *,
-    uniform: bool = True,
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The next global weights and the next ``extra``.
+    state: GlobalState, mean: dict[str, Tensor], updates: Sequence[Update], server: Server, alpha: float
+) -> GlobalState:
+    """The next global state.
 
     ``h <- h - (alpha / C) sum_{k in S} (w_k - w^t)`` and ``w^{t+1} = mean_{k in S} w_k - h / alpha`` for parameters,
     with C all clients of the federation; buffers are the mean. With ``alpha = 0`` the server averages and ``h`` stays.
 
     Args:
-        weights: ``w^t``.
-        extra: the global state's extra tensors; those named ``h/...`` are replaced, the others kept.
+        state: its weights are ``w^t``; of its extra tensors those named ``h/...`` are replaced, the others kept.
+        mean: of the participants' models; it becomes the next weights.
         updates: of the participants S.
         server: gives C and which names are parameters.
         alpha: >= 0.
-        uniform: plain mean over S (Algorithm 1), or weighted by samples.
     """
-    mean = server.aggregation.average(updates, uniform=uniform)
     if alpha == 0:
-        return mean, dict(extra)
-    following = dict(extra)
-    for key, h in under_prefix(SERVER_PREFIX, extra).items():
+        return replace(state, weights=mean)
+    following, weights = dict(state.extra), state.weights
+    for key, h in under_prefix(SERVER_PREFIX, state.extra).items():
         moved = torch.zeros_like(h, dtype=torch.float64)
         if server.aggregation.robust:  # h must not learn from those whom the rule leaves out
             moved += len(updates) * (mean[key].double() - weights[key].double())
@@ -88,4 +82,20 @@ def server_step(
         h = h.double() - alpha / server.client_count * moved
         following[SERVER_PREFIX + key] = h
         mean[key] = (mean[key].double() - h / alpha).to(mean[key].dtype)
-    return mean, following
+    return replace(state, weights=mean, extra=following)
+
+
+def clients_mean(state: GlobalState, alpha: float) -> dict[str, Tensor]:
+    """``w^t + h / alpha``: the mean of the last participants' models that :func:`server_step` made the state from.
+
+    It is exact but for one rounding to the weights' own type, and needs no second copy of the model on the server.
+
+    Args:
+        state: after any round, or the initial one, whose h is 0.
+        alpha: > 0.
+    """
+    offsets = under_prefix(SERVER_PREFIX, state.extra)
+    return {
+        name: (tensor.double() + offsets[name] / alpha).to(tensor.dtype) if name in offsets else tensor
+        for name, tensor in state.weights.items()
+    }

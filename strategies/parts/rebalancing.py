@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
 
 from common.config import Count, Natural, Positive, ZeroToOne, check, checked
 from common.prototypes import normalise_rows
-from common.storage.state import under_prefix, with_prefix
+from common.storage.state import GlobalState, under_prefix, with_prefix
 from strategies.core.method import Local, Method, Trained, Upload
 from strategies.parts.server_nets import NetTraining, train_net
 
@@ -57,6 +59,10 @@ class Rebalancing(Method):
     def adapt(self, local: Local) -> None:
         """Put the re-balanced classifier in."""
         local.model.load_state_dict(under_prefix(REBALANCED, local.extra), strict=False)
+
+    def scored_weights(self, state: GlobalState) -> Mapping[str, Tensor]:
+        """The averaged model, under the re-balanced classifier if that is not trained on."""
+        return {**state.weights, **under_prefix(REBALANCED, state.extra)}
 
     def due(self, number: int, rounds: int) -> bool:
         """Whether round ``number`` re-balances."""

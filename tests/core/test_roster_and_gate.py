@@ -169,9 +169,9 @@ class Asked:
         self.ask()
 
     def ask(self, *, score: bool = True, train: bool = True) -> None:
-        self.federation.begin(1, "train")
+        self.federation.begin(1, "train", score=score)
         clients = self.federation.registry.clients()
-        self.requests = self.federation.requests("run", clients, score=score, train=train)
+        self.requests = self.federation.requests("run", clients, train=train)
 
     def answer(self, client: str = "dark-0", **changes: Any) -> Payload:
         request = self.requests[client]
@@ -309,14 +309,14 @@ def test_a_replayed_upload_is_refused(asked: Asked) -> None:
     blob = encode(asked.answer())
     asked.admit(decode(blob))
     asked.federation.begin(2, "train")
-    asked.requests = asked.federation.requests("run", asked.federation.registry.clients(), score=True)
+    asked.requests = asked.federation.requests("run", asked.federation.registry.clients())
     with pytest.raises(PayloadError, match="stale, replayed or of another run"):
         asked.admit(decode(blob))
     with pytest.raises(PayloadError, match="stale, replayed or of another run"):
         asked.admit(decode(blob), "bright-0")
     assert asked.admit(asked.answer()) is not None
     asked.federation.begin(1, "train")
-    asked.federation.requests("another run", asked.federation.registry.clients(), score=True)
+    asked.federation.requests("another run", asked.federation.registry.clients())
     with pytest.raises(PayloadError, match="stale, replayed or of another run"):
         asked.admit(decode(blob))
 
@@ -325,8 +325,8 @@ def test_who_was_not_sampled_is_not_heard(asked: Asked) -> None:
     """A registered client outside the round's sample; and one that is asked for a score alone."""
     unasked = asked.answer("bright-0")
     others = [client for client in asked.federation.registry.clients() if client.id != "bright-0"]
-    asked.federation.begin(1, "train")
-    asked.federation.requests("run", others, score=False)
+    asked.federation.begin(1, "train", score=False)
+    asked.federation.requests("run", others)
     with pytest.raises(PayloadError, match="bright-0 was not asked in round 1"):
         asked.admit(unasked, "bright-0")
 

@@ -6,10 +6,11 @@ import pytest
 import torch
 from support.halves import BUFFERS, PARAMETERS, SIZES, Half, elements, model_state, run_server, updates
 from support.runs import TouchedEngine, run
-from support.toy import toy_settings
+from support.toy import Toy, toy_settings
 from torch import nn
 
 from client.store import FileStore
+from server.results.run import Run as Opened
 from strategies.core.aggregation import Mean
 from strategies.feddyn import FedDyn
 from strategies.parts import dynamics
@@ -53,6 +54,56 @@ def test_weighting_chooses_the_mean():
     assert torch.equal(samples.weights["norm.running_mean"], mean["norm.running_mean"])
     assert not torch.allclose(samples.weights["layer.weight"], uniform.weights["layer.weight"])
     assert torch.equal(samples.extra["h/layer.weight"], uniform.extra["h/layer.weight"])
+
+
+def test_the_scored_weights_are_the_mean_of_the_last_uploads():
+    """Also after a round in which a client is missing; the initial model is its own mean."""
+    method = FedDyn(alpha=ALPHA)
+    states = run_server(method, ROUNDS)
+    for state, sent in zip(states, [None, *ROUNDS], strict=True):
+        scored = method.scored_weights(state)
+        mean = Mean().average(sent, uniform=True) if sent else state.weights
+        assert list(scored) == list(state.weights)
+        for name, tensor in mean.items():
+            torch.testing.assert_close(scored[name], tensor, rtol=1e-6, atol=1e-6)
+    assert not torch.allclose(states[-1].weights["layer.weight"], method.scored_weights(states[-1])["layer.weight"])
+
+
+@pytest.mark.parametrize("hyper", [{"scored": "cloud"}, {"alpha": 0.0}], ids=str)
+def test_otherwise_the_cloud_model_is_scored(hyper):
+    method = FedDyn(**{"alpha": ALPHA, **hyper})
+    state = run_server(method, ROUNDS)[-1]
+    assert method.scored_weights(state) is state.weights
+    assert not method.adapts
+    assert not method.download(state, Half()).extra
+
+
+def test_the_mean_travels_only_where_it_is_scored():
+    method = FedDyn(alpha=ALPHA)
+    state = run_server(method, ROUNDS)[-1]
+    assert set(method.download(state, Half()).extra) == {"scored/" + name for name in PARAMETERS}
+    assert not method.download(state, Half(scoring=False)).extra
+
+
+@pytest.mark.parametrize("method", ["feddyn", "fedgca"])
+def test_devices_score_the_mean_and_train_from_the_cloud_model(method, tmp_path):
+    """Its score is FedAvg's mean's: what a device is given is what an export of the run takes."""
+    scored = {}
+    for rule in ("mean", "cloud"):
+        settings = toy_settings(method, tmp_path / rule, hyper={"alpha": 0.5, "scored": rule}, data=Toy(image_size=32))
+        engine = TouchedEngine(settings)
+        done = run(settings, engine)
+        kept = Opened(tmp_path / rule, settings, done.summary)
+        scored[rule] = done.averages(), done.sha256, kept.model()
+        total = 0.0
+        for domain in kept.test_domains:
+            split = kept.test_split(domain)
+            correct = int((kept.features(scored[rule][2], split)[1].argmax(1) == split.labels).sum())
+            total += 100 * correct / len(split)
+        assert done.averages()[-1] == pytest.approx(total / len(kept.test_domains))
+    assert scored["mean"][1] == scored["cloud"][1], "training is the same"
+    assert scored["mean"][0][0] == scored["cloud"][0][0]
+    assert scored["mean"][0][-1] != scored["cloud"][0][-1]
 
 
 class Stand:
@@ -122,7 +173,8 @@ def test_what_a_client_keeps_in_a_run(adaptive, tmp_path):
         for name in (key.removeprefix("local/lambda/") for key in kept):
             moved = sum(item.reply.payload.weights[name] - item.message.weights[name] for item in mine)
             torch.testing.assert_close(kept["local/lambda/" + name], -alpha * moved, rtol=1e-4, atol=1e-7)
-        assert set(mine[0].message.extra) == ({"mean_samples"} if adaptive else set())
+        said = {name for name in mine[0].message.extra if not name.startswith("scored/")}
+        assert said == ({"mean_samples"} if adaptive else set())
 
 
 @pytest.mark.parametrize("hyper", [{"clip": 0.01}, {"adaptive_alpha": True}, {"alpha": 0.03}], ids=str)

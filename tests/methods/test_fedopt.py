@@ -15,13 +15,15 @@ ROUNDS = [updates(1), updates(2, who=(0, 2)), updates(3)]
 RATE, B1, B2, TAU, MOMENTUM = 0.3, 0.8, 0.95, 0.02, 0.7
 
 
-def oracle(optimizer):
+def oracle(optimizer, start="received"):
     w = {name: elements(model_state("initial")[name]) for name in PARAMETERS}
     for name, values in w.items():
         m, v = [0.0] * len(values), [TAU**2] * len(values)
         for sent in ROUNDS:
             for i in range(len(values)):
-                delta = sum(elements(update.weights[name])[i] for update in sent) / len(sent) - values[i]
+                mean = sum(elements(update.weights[name])[i] for update in sent) / len(sent)
+                delta = mean - values[i]
+                values[i] = mean if start == "mean" else values[i]
                 if optimizer == "sgd":
                     m[i] = MOMENTUM * m[i] + delta
                     values[i] += RATE * m[i]
@@ -46,6 +48,14 @@ def make(optimizer, **changes):
 def test_three_rounds_follow_algorithm_2(optimizer):
     state = run_server(make(optimizer), ROUNDS)[-1]
     for name, values in oracle(optimizer).items():
+        assert elements(state.weights[name]) == pytest.approx(values, rel=1e-5, abs=1e-6)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_a_step_from_the_mean(optimizer):
+    """FPL's code with sgd: mean + rate * v, where Algorithm 2 has w + rate * v."""
+    state = run_server(make(optimizer, start="mean"), ROUNDS)[-1]
+    for name, values in oracle(optimizer, "mean").items():
         assert elements(state.weights[name]) == pytest.approx(values, rel=1e-5, abs=1e-6)
 
 

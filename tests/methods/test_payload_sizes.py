@@ -33,7 +33,11 @@ UP = {
     ("fccl_plus", "train"): (PUBLIC,),
     ("fccl_plus", "collaborate"): (STATE,),
 }
-DOWN = UP | {("fccl_plus", "train"): (STATE,), ("fccl_plus", "collaborate"): (PUBLIC,)}
+DOWN = UP | {
+    ("fccl_plus", "train"): (STATE,),
+    ("fccl_plus", "collaborate"): (PUBLIC,),
+    ("feddyn", "train"): (STATE, PARAMETERS),  # the mean of the client models, which is scored
+}
 KEPT = {"moon": STATE, "fccl_plus": STATE, "feddyn": PARAMETERS, "scaffold": PARAMETERS}
 METHODS = sorted({method for method, _ in UP})
 

@@ -49,6 +49,7 @@ class Half:
     class_count: int = CLASSES
     feature_size: int = FEATURES
     exchange: str = "train"
+    scoring: bool = True
     round: int = 1
     rounds: int = 10
     train: TrainSettings = field(default_factory=TrainSettings)

@@ -111,7 +111,7 @@ def trained_model(run: Run) -> Model:
         raise UnseenError("this net has no class activation maps; choose one that ends in pooling and a linear layer")
     if set(model.state_dict()) != set(checkpoint.state.weights):
         raise UnseenError("clients keep parts of the net to themselves")
-    model.load_state_dict(dict(checkpoint.state.weights))
+    model.load_state_dict(dict(method.scored_weights(checkpoint.state)))
     return model.eval()
 
 
