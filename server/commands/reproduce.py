@@ -18,7 +18,7 @@ from server.plots.curves import Point, bars, convergence
 from server.plots.style import png
 from server.plots.sweeps import sensitivity
 from server.reproduction.comparison import Comparison, Line
-from server.reproduction.pages import Picture, as_html, as_markdown, compose
+from server.reproduction.pages import Picture, pages
 from server.reproduction.published import PublishedTable, Scale, published_table, published_tables
 from server.reproduction.runs import Job, check_names, execute, plan
 from server.results.run import Run, varying
@@ -144,10 +144,10 @@ def write_pages(request: Request, jobs: Sequence[Job], seeds: Sequence[int], fai
     pictures = draw(comparison, base.name)
     for picture in pictures:
         write_bytes(request.folder / picture.name, picture.content)
-    blocks = compose(comparison, request.command, pictures, request.overrides)
-    write_text(base.with_suffix(".md"), as_markdown(blocks))
+    markdown, html = pages(comparison, request.command, pictures, request.overrides)
+    write_text(base.with_suffix(".md"), markdown)
     write_json(base.with_suffix(".json"), numbers(comparison, request))
-    write_text(base.with_suffix(".html"), as_html(blocks, f"{request.table.name}, scale={request.scale}"))
+    write_text(base.with_suffix(".html"), html)
     return base.with_suffix(".html")
 
 

@@ -55,6 +55,11 @@ class Line:
     failures: Mapping[int, str] = field(default_factory=dict)
     measured: tuple[float, ...] = ()
 
+    @property
+    def personal(self) -> bool:
+        """Whether its scores are of clients' own models."""
+        return any(summary["scored"] == "own model" for summary in self.summaries.values())
+
 
 @dataclass(frozen=True)
 class Value:
@@ -83,12 +88,14 @@ class Order:
         correlation: Spearman's, in [-1, 1]; ``None`` with fewer than three rows or where all are equal.
         pairs: pairs of rows that the paper tells apart.
         kept: those in the same order here.
+        tied: those that are equal here, and so in no order.
     """
 
     rows: int
     correlation: float | None
     pairs: int
     kept: int
+    tied: int = 0
 
 
 @dataclass(frozen=True)
@@ -212,11 +219,15 @@ class Comparison:
         has_cells = any(cell is not None for line in self.lines for cell in line.row.cells)
         return self.comparable if has_cells else self.columns
 
-    def best(self) -> Line | None:
-        """Our best row by the average over all columns."""
-        scored = [(line, self.our_average(line, self.columns)) for line in self.lines]
-        found = [(line, value.mean) for line, value in scored if value is not None]
-        return max(found, key=lambda item: item[1])[0] if found else None
+    def best(self) -> list[Line]:
+        """Our best row by the average over all columns, or those that tie for it, as far as the page's digits tell.
+
+        Rows scored on clients' own models are ranked only where there are no others.
+        """
+        scored = [(line, value) for line in self.lines if (value := self.our_average(line, self.columns)) is not None]
+        rivals = [pair for pair in scored if not pair[0].personal] or scored
+        means = [round(value.mean, 2) for _, value in rivals]
+        return [line for (line, _), mean in zip(rivals, means, strict=True) if mean == max(means)]
 
     def splits(self) -> dict[str, str]:
         """SHA-256 of each client's training split; equal in every run of a seed-independent protocol."""
@@ -229,16 +240,17 @@ class Comparison:
 
 def agreement(pairs: Sequence[tuple[float, float]]) -> Order:
     """Spearman's rank correlation, and how many published orders of two rows hold, of (ours, published)."""
-    told_apart = kept = 0
+    told_apart = kept = tied = 0
     for (ours, theirs), (other_ours, other_theirs) in itertools.combinations(pairs, 2):
         if theirs != other_theirs:
             told_apart += 1
             kept += (ours - other_ours) * (theirs - other_theirs) > 0
+            tied += ours == other_ours
     correlation = None
     varied = len({ours for ours, _ in pairs}) > 1 and len({theirs for _, theirs in pairs}) > 1
     if len(pairs) >= 3 and varied:
         correlation = float(spearmanr([ours for ours, _ in pairs], [theirs for _, theirs in pairs]).statistic)
-    return Order(len(pairs), correlation, told_apart, kept)
+    return Order(len(pairs), correlation, told_apart, kept, tied)
 
 
 def averages(folder: Path, domains: Sequence[str] = ()) -> dict[int, float]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from server.reproduction.comparison import Comparison, Line, Value, agreement, averages
-from server.reproduction.pages import Grid, Heading, Picture, Text, as_html, as_markdown, compose
+from server.reproduction.pages import Picture, pages
 from server.reproduction.published import PublishedRow, PublishedTable, Reduction
 from server.run.history import SCORES
 
@@ -35,7 +36,7 @@ ROWS = (
 )
 
 
-def comparison(scale: str = "small") -> Comparison:
+def comparison(scale: str = "small", label: str = "C|D", personal: str = "") -> Comparison:
     table = PublishedTable(
         "digits_table",
         "A Paper, 2023",
@@ -43,8 +44,8 @@ def comparison(scale: str = "small") -> Comparison:
         "final",
         {"mnist": "MNIST", "usps": "USPS", "syn": "SYN"},
         Reduction(("a smaller network",), ("model=small",), {"syn": "computer_fonts"}),
-        own="C|D",
-        listed=ROWS,
+        own=label,
+        listed=tuple(dataclasses.replace(row, label=label) if row.label == "C|D" else row for row in ROWS),
     )
     runs = [
         {0: summary(80, 70, 30), 1: summary(84, 74, 30)},
@@ -52,10 +53,19 @@ def comparison(scale: str = "small") -> Comparison:
         {0: summary(85, 75, 10)},
     ]
     lines = [
-        Line(row, {seed: Path(f"runs/x-{row.label}/seed-{seed}") for seed in (0, 1)}, found)
-        for row, found in zip(ROWS, runs, strict=True)
+        Line(
+            row,
+            {seed: Path(f"runs/x-{row.label}/seed-{seed}") for seed in (0, 1)},
+            _scored(found, row.label == personal),
+        )
+        for row, found in zip(table.listed, runs, strict=True)
     ]
     return Comparison(table, scale, tuple(lines), (0, 1))  # type: ignore[arg-type]  # one of the two scales
+
+
+def _scored(found: dict[int, dict[str, Any]], personal: bool) -> dict[int, dict[str, Any]]:
+    scored = "own model" if personal else "global model"
+    return {seed: {**content, "scored": scored} for seed, content in found.items()}
 
 
 def test_ours_is_mean_and_sample_deviation_over_seeds() -> None:
@@ -104,13 +114,33 @@ def test_accuracy_per_megabyte_and_worst() -> None:
     assert average is not None
     assert found.per_megabyte(found.lines[0]) == pytest.approx(average.mean / 2.0)
     assert str(found.worst(found.lines[0])) == "30.00 ± 0.00"
-    best = found.best()
-    assert best is not None
-    assert best.row.label == "B"
+    assert [line.row.label for line in found.best()] == ["B"]
+
+
+def test_rows_that_tie_are_named_together_and_win_no_pair() -> None:
+    found = comparison()
+    same = dataclasses.replace(
+        found, lines=tuple(dataclasses.replace(line, summaries=found.lines[0].summaries) for line in found.lines)
+    )
+    assert [line.row.label for line in same.best()] == ["A", "B", "C|D"]
+    assert (same.order().kept, same.order().tied, same.order().pairs) == (0, 2, 2)
+    markdown, html = pages(same, "goldfinch reproduce digits_table")
+    assert "Best here: A and B and C|D, with the same average; the paper's own row: C|D." in markdown
+    assert "0 of 2, 2 tied" in html
+
+
+def test_rows_scored_on_own_models_are_marked_and_not_ranked_with_shared_ones() -> None:
+    found = comparison(personal="B")  # by far the best, on models of its own
+    assert [line.row.label for line in found.best()] == ["A"]
+    markdown, html = pages(found, "goldfinch reproduce digits_table")
+    assert "| B (own models) | 86.00" in markdown
+    assert "not ranked with rows of one shared model" in markdown
+    assert html.count("own models)") == 2
+    assert "not ranked" not in pages(comparison(), "x")[0]
 
 
 def test_the_page_says_small_scale_stand_in_misprint_and_gap() -> None:
-    text = as_markdown(compose(comparison(), "goldfinch reproduce digits_table scale=small", (), ["train.rounds=2"]))
+    text, _ = pages(comparison(), "goldfinch reproduce digits_table scale=small", (), ["train.rounds=2"])
     assert "SMALL SCALE, not the paper's setting: a smaller network." in text
     assert "Changed on the command line, in every row: train.rounds=2." in text
     assert "computer_fonts (stands in for SYN)" in text
@@ -126,14 +156,17 @@ def test_the_page_says_small_scale_stand_in_misprint_and_gap() -> None:
 
 def test_html_stands_alone_and_escapes() -> None:
     picture = Picture(b"\x89PNG-not-really", "x.png", 'curves "of" <all>')
-    blocks = [Heading("a < b", 1), Text("x & y", warning=True), Text("run", code=True), picture]
-    page = as_html([*blocks, Grid(("row", "n"), (("<i>", "1"),), frozenset({0}))], "a < b")
-    assert "<h1>a &lt; b</h1>" in page
-    assert "x &amp; y" in page
-    assert "&lt;i&gt;" in page
+    markdown, page = pages(comparison(label="<i>&"), "run <b>", [picture], ["x=<script>"])
+    assert "<pre>run &lt;b&gt;</pre>" in page
+    assert "<td>&lt;i&gt;&amp;</td>" in page
+    assert "every row: x=&lt;script&gt;" in page
+    assert 'alt="curves &#34;of&#34; &lt;all&gt;"' in page
     assert 'src="data:image/png;base64,iVBORy' in page
     assert "http" not in page
     assert "<script" not in page
+    assert "prefers-color-scheme: dark" in page
+    assert '![curves "of" <all>](x.png)' in markdown
+    assert "    run <b>" in markdown  # Markdown is not escaped
 
 
 def test_averages_by_round_count_each_client_of_a_domain_once(tmp_path: Path) -> None:
