@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout,
 from bench.rows import append_rows
 from common.settings import load_settings
 from server.engines.inline import InlineEngine
-from server.plots.style import line_style, new_figure, plain, save
+from server.plots.figures import line_style, new_figure, plain, save
 from server.run.conduct import conduct, prepare_output
 from server.run.history import read_rows
 

@@ -2,37 +2,23 @@
 
 from __future__ import annotations
 
-import csv
 import sys
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 import torch
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
 from common.settings import load_settings
-
-COLOURS = {"fedavg": "#8a8f98", "fpl": "#c98a00"}
-NAMES = {"fedavg": "FedAvg", "fpl": "FPL"}
-
-
-def curves(folder: Path, method: str) -> tuple[list[int], list[float], list[float]]:
-    """Rounds, average and worst domain's accuracy of a run."""
-    by_round: dict[int, list[float]] = {}
-    with (folder / method / "history.csv").open() as stream:
-        for row in csv.DictReader(stream):
-            by_round.setdefault(int(row["round"]), []).append(float(row["accuracy"]))
-    rounds = sorted(by_round)
-    return rounds, [sum(by_round[r]) / len(by_round[r]) for r in rounds], [min(by_round[r]) for r in rounds]
+from server.plots.figures import draw_curves, new_figure, plain, save
+from server.results.run import Run
+from server.results.seeds import Value
 
 
 def main(folder: Path) -> None:
     """Devices with their domains on the left, the server in the middle, what comes of it on the right."""
     data = load_settings(["experiment=demo"]).data
-    figure = plt.figure(figsize=(11, 4.2), dpi=150)
+    figure = new_figure(11, 4.2)
+    figure.set_layout_engine("none")
     canvas = figure.add_axes((0, 0, 1, 1))
     canvas.set_axis_off()
     canvas.set_xlim(0, 11)
@@ -65,39 +51,22 @@ def main(folder: Path) -> None:
     canvas.text(
         0.2, 0.12, "devices: one domain each (Flower SuperNodes, or simulated on Ray)", fontsize=8, color="#777"
     )
-    chart = figure.add_axes((0.685, 0.16, 0.24, 0.68))
-    for method in ("fedavg", "fpl"):
-        rounds, average, worst = curves(folder, method)
-        chart.plot(rounds, average, color=COLOURS[method], lw=2)
-        chart.plot(rounds, worst, color=COLOURS[method], lw=1.4, ls="--")
+    chart = plain(figure.add_axes((0.685, 0.16, 0.22, 0.68)), grid=False)
+    curves = {}
+    for run in (Run(folder / name) for name in ("fedavg", "fpl")):
+        curves[run.title] = {score.round: Value(score.average, None) for score in run.round_scores}
+        curves[f"{run.title}, worst"] = {score.round: Value(score.worst, None) for score in run.round_scores}
+    draw_curves(chart, curves)
+    for line in chart.get_lines():
+        x, y = line.get_xydata()[-1]
+        said = f"{line.get_label()} {y:.0f}"
         chart.annotate(
-            f"{NAMES[method]} {average[-1]:.0f}",
-            (rounds[-1], average[-1]),
-            (4, 0),
-            textcoords="offset points",
-            color=COLOURS[method],
-            fontsize=9,
-            va="center",
-            weight="bold",
-            annotation_clip=False,
-        )
-        chart.annotate(
-            f"worst {worst[-1]:.0f}",
-            (rounds[-1], worst[-1]),
-            (4, 0),
-            textcoords="offset points",
-            color=COLOURS[method],
-            fontsize=8,
-            va="center",
-            annotation_clip=False,
+            said, (x, y), (6, 0), textcoords="offset points", va="center", fontsize=8, color=line.get_color()
         )
     chart.set_title("accuracy (%): average and worst domain", fontsize=9, loc="left")
-    chart.set_xlabel("round", fontsize=9)
     chart.tick_params(labelsize=8)
     chart.set_ylim(0, 100)
-    chart.set_xticks((0, 5, 10, 15))
-    chart.spines[["top", "right"]].set_visible(False)
-    figure.savefig(Path(__file__).parent / "picture.png", facecolor="white")
+    save(figure, Path(__file__).parent / "picture.png")
 
 
 if __name__ == "__main__":

@@ -1,20 +1,17 @@
-"""``goldfinch figure KIND DIR ...``: one PNG from the folders of runs."""
+"""``goldfinch figure KIND DIR ...``: one figure from the folders of runs, as PNG, PDF or SVG."""
 
 from __future__ import annotations
 
 import json
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
 from common.errors import ConfigError, nearest
-from server.plots.curves import Point, convergence
-from server.plots.style import save
-from server.plots.sweeps import grouped, loss_bars, sensitivity
-from server.reproduction.comparison import averages
+from server.plots.figures import bars, check_format, convergence, save, score, sensitivity
 from server.results.run import Run, find_runs, labels
+from server.results.seeds import Value, curve
 
 KINDS = ("convergence", "features", "cam", "heatmap", "bars")
 
@@ -37,15 +34,17 @@ def draw(
         raise ConfigError(f"goldfinch figure {kind}: no such kind; {nearest(kind, KINDS)}")
     if samples is not None and samples < 1:
         raise ConfigError(f"--samples {samples}: must be 1 or more")
+    path = output or Path(folders[0]) / f"{kind}.png"
+    check_format(path)  # before the work
     runs = find_runs(folders)
     kinds: Mapping[str, Callable[[], Figure]] = {
         "convergence": lambda: curves_of(runs),
         "features": lambda: _features(runs, samples or 100),
         "cam": lambda: _cam(runs, samples or 2),
         "heatmap": lambda: sensitivity(runs, axes=axes, rule=rule, column=column),
-        "bars": lambda: _bars(runs, rule),
+        "bars": lambda: bars_of(runs, rule),
     }
-    print(f"wrote {save(kinds[kind](), output or Path(folders[0]) / f'{kind}.png')}")
+    print(f"wrote {save(kinds[kind](), path)}")
 
 
 def names_of(runs: Sequence[Run]) -> list[str]:
@@ -66,24 +65,40 @@ def _labels_in(path: Path) -> dict[Path, str]:
         return {}
 
 
-def _bars(runs: Sequence[Run], rule: str) -> Figure:
-    return loss_bars(runs, names_of(runs), rule)
+def bars_of(runs: Sequence[Run], rule: str) -> Figure:
+    """Accuracy per domain and on average, one bar for each label, seeds of one label together."""
+    groups = [*dict.fromkeys(name for run in runs for name in _accuracy(run, rule)), "average"]
+    series = {}
+    for label, members in _grouped(runs).items():
+        scored = [run for run in members if _accuracy(run, rule)]
+        series[label] = [
+            Value.of([score(run, rule, name) for run in scored if name in {"average", *_accuracy(run, rule)}])
+            for name in groups
+        ]
+    return bars(groups, series, _title(runs))
+
+
+def _accuracy(run: Run, rule: str) -> Mapping[str, float]:
+    found: Mapping[str, float] = run.summary["scores"].get(rule, {}).get("accuracy", {})
+    return found
 
 
 def curves_of(runs: Sequence[Run]) -> Figure:
     """Average accuracy by round of runs, seeds of one label together."""
-    curves: dict[str, dict[int, Point]] = {}
-    for label, members in grouped(runs, names_of(runs)).items():
-        by_round: dict[int, list[float]] = {}
-        for run in members:
-            for number, average in averages(run.folder).items():
-                by_round.setdefault(number, []).append(average)
-        curves[label] = {
-            number: (statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
-            for number, values in sorted(by_round.items())
-        }
-    first = runs[0].summary
-    return convergence(curves, f"{first['data']}, {first['protocol']}")
+    curves = {label: curve(members) for label, members in _grouped(runs).items()}
+    return convergence(curves, _title(runs))
+
+
+def _grouped(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """Runs by label; the seeds of one label together."""
+    found: dict[str, list[Run]] = {}
+    for run, name in zip(runs, names_of(runs), strict=True):
+        found.setdefault(name, []).append(run)
+    return found
+
+
+def _title(runs: Sequence[Run]) -> str:
+    return f"{runs[0].summary['data']}, {runs[0].summary['protocol']}"
 
 
 def _features(runs: Sequence[Run], samples: int) -> Figure:

@@ -14,9 +14,7 @@ from rich.console import Console
 from common.data.protocols import combined_hash
 from common.errors import ConfigError
 from common.storage.files import write_bytes, write_json, write_text
-from server.plots.curves import Point, bars, convergence
-from server.plots.style import png
-from server.plots.sweeps import sensitivity
+from server.plots.figures import bars, convergence, rendered, sensitivity
 from server.reproduction.comparison import Comparison, Line
 from server.reproduction.pages import Picture, pages
 from server.reproduction.published import PublishedTable, Scale, published_table, published_tables
@@ -163,25 +161,22 @@ def draw(comparison: Comparison, name: str) -> list[Picture]:
     title = f"{table.name}, scale={comparison.scale}"
     pictures = []
     if 0 < len(finished) <= MOST_CURVES:
-        curves = {
-            line.row.label: {number: (value.mean, value.deviation) for number, value in comparison.curve(line).items()}
-            for line in finished
-        }
-        pictures.append(Picture(png(convergence(curves, title)), f"{name}.png", "average test accuracy by round"))
+        curves = {line.row.label: comparison.curve(line) for line in finished}
+        pictures.append(Picture(rendered(convergence(curves, title)), f"{name}.png", "average test accuracy by round"))
     if 0 < len(finished) <= MOST_BARS and not table.sweeps:
         columns = comparison.columns
-        bar: dict[str, list[Point | None]] = {}
-        for line in finished:
-            values = [*(comparison.ours(line, column) for column in columns), comparison.our_average(line, columns)]
-            bar[line.row.label] = [None if value is None else (value.mean, value.deviation) for value in values]
-        content = png(bars([*(column.scored for column in columns), "average"], bar, title))
+        bar = {
+            line.row.label: [*(comparison.ours(line, each) for each in columns), comparison.our_average(line, columns)]
+            for line in finished
+        }
+        content = rendered(bars([*(column.scored for column in columns), "average"], bar, title))
         pictures.append(Picture(content, f"{name}-bars.png", "test accuracy by domain"))
     for place, sweep in enumerate(table.sweeps, 1):
         mine = [line for line in finished if set(line.row.point) == set(sweep.axes)]
         runs = [Run(line.folders[seed]) for line in mine for seed in line.summaries]
         if set(varying(runs)) == set(sweep.axes):
             heat = sensitivity(runs, axes=list(sweep.axes), rule=table.rule, names=sweep.names)
-            pictures.append(Picture(png(heat), f"{name}-sweep-{place}.png", ", ".join(sweep.names.values())))
+            pictures.append(Picture(rendered(heat), f"{name}-sweep-{place}.png", ", ".join(sweep.names.values())))
     return pictures
 
 

@@ -1,1 +1,1 @@
-"""Figures of runs, as PNG: legible in print, told apart by colour, dash and marker at once."""
+"""Figures of runs: legible in print, told apart by colour, dash and marker at once."""

@@ -7,10 +7,12 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from textwrap import fill
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from torch import Tensor
@@ -18,8 +20,10 @@ from torch import Tensor
 from common.data.domain import Split
 from common.errors import ConfigError
 from common.prototypes import PrototypeSet, normalise_rows
-from server.plots.style import COLOURS, HEAT, MARKERS, new_figure
+from server.plots.figures import CLASS_COLOURS, HEAT, MARKERS, new_figure
+from server.results.report.activation_maps import coarseness
 from server.results.run import Run
+from server.run.prototype_log import Page
 
 MOST_PANELS = 6
 
@@ -75,10 +79,11 @@ def embed(features: Tensor, sets: Sequence[PrototypeSet], seed: int = 0) -> tupl
 
 
 def feature_map(run: Run, per_domain: int = 100) -> Figure:
-    """Test features of the final model by class (colour) and domain (marker), with prototypes as stars.
+    """Features by class (colour) and domain (marker), with prototypes as stars; one panel for each of up to six rounds.
 
-    One panel for each round whose prototypes were kept, up to six, evenly chosen. Features are of the final model and
-    lie in the same places in all, so that the panels show how prototypes came to them. Without prototypes, one panel.
+    The last panel has test features of the final model. A run keeps no model of an earlier round, so that round's panel
+    has what is kept of its features: the class means that clients sent. All lie in one embedding. Without prototypes,
+    there is the last panel alone.
 
     Args:
         run: the run.
@@ -94,32 +99,38 @@ def feature_map(run: Run, per_domain: int = 100) -> Figure:
         features.append(run.features(run.model_for(domain), split)[0])
         labels.append(split.labels)
         places += [index] * len(split)
-    everything, classes = torch.cat(features), torch.cat(labels).numpy()
-    stages = _stages(run, everything.shape[1])
-    sets = [prototypes for _, prototypes in stages]
-    points, stars = embed(everything, sets)
-    panels = [
-        Panel(title, points, classes, np.array(places), stars[index], prototypes.labels.numpy())
-        for index, (title, prototypes) in enumerate(stages)
-    ]
+    tested = torch.cat(features)
+    earlier, final = _stages(run, tested.shape[1])
+    sets = [page.prototypes for page in earlier] + [page.uploaded for page in earlier] + [final]
+    points, placed = embed(tested, sets)
+    home = {spec.id: spec.domain for spec in run.clients}
+    known = {domain: index for index, domain in enumerate(domains)}
+    panels = []
+    for index, page in enumerate(earlier):
+        own = np.array([known.get(home.get(page.clients[owner], ""), -1) for owner in page.owners.tolist()], dtype=int)
+        sent = placed[len(earlier) + index], page.uploaded.labels.numpy(), own
+        title = f"round {page.round}: class means that clients sent"
+        panels.append(Panel(title, *sent, placed[index], page.prototypes.labels.numpy()))
+    last = f"round {run.checkpoint.state.round}: test features"
+    panels.append(Panel(last, points, torch.cat(labels).numpy(), np.array(places), placed[-1], final.labels.numpy()))
     return draw_map(panels, domains, run.settings.data.class_names, f"{run.method.name} on {run.settings.data.name}")
 
 
-def _stages(run: Run, size: int) -> list[tuple[str, PrototypeSet]]:
-    pages = [page for page in run.pages if len(page.prototypes) and page.prototypes.feature_size == size]
-    if not pages:
-        last = run.checkpoint.state
-        fits = last.prototypes.feature_size == size
-        return [(f"round {last.round}", last.prototypes if fits else PrototypeSet.empty(size))]
-    chosen = sorted({round(place) for place in np.linspace(0, len(pages) - 1, min(MOST_PANELS, len(pages)))})
-    return [(f"prototypes of round {pages[place].round}", pages[place].prototypes) for place in chosen]
+def _stages(run: Run, size: int) -> tuple[list[Page], PrototypeSet]:
+    """Kept rounds before the last that are to be shown, and the final prototypes."""
+    state = run.checkpoint.state
+    final = state.prototypes if state.prototypes.feature_size == size else PrototypeSet.empty(size)
+    pages = [page for page in run.pages if page.round < state.round and len(page.prototypes)]
+    pages = [page for page in pages if page.prototypes.feature_size == size == page.uploaded.feature_size]
+    chosen = np.linspace(0, len(pages) - 1, min(MOST_PANELS - 1, len(pages)))
+    return [pages[place] for place in sorted({round(float(place)) for place in chosen})], final
 
 
 def draw_map(panels: Sequence[Panel], domains: Sequence[str], classes: Sequence[str], title: str) -> Figure:
     """The panels side by side, at most three in a row; class by colour, domain by marker, prototypes as stars."""
     columns = min(3, len(panels))
     rows = math.ceil(len(panels) / columns)
-    figure = new_figure(max(4.0 * columns, 5.0) + 1.8, 3.8 * rows + 0.4)
+    figure = new_figure(max(4.0 * columns, 5.0) + 1.8, 3.8 * rows + 0.4, f"{title}: t-SNE by cosine")
     palette = class_colours(len(classes))
     for index, panel in enumerate(panels):
         axes = figure.add_subplot(rows, columns, index + 1)
@@ -128,10 +139,10 @@ def draw_map(panels: Sequence[Panel], domains: Sequence[str], classes: Sequence[
             axes.scatter(
                 panel.points[mine, 0],
                 panel.points[mine, 1],
-                s=14,
+                s=14 if len(panel.points) > 100 else 26,
                 c=[palette[label] for label in panel.labels[mine]],
                 marker=MARKERS[place % len(MARKERS)],
-                alpha=0.55,
+                alpha=0.7,
                 linewidths=0,
             )
         axes.scatter(
@@ -170,15 +181,12 @@ def draw_map(panels: Sequence[Panel], domains: Sequence[str], classes: Sequence[
         star.set_label("prototype, with its class")
         handles.append(star)
     figure.legend(handles=handles, loc="outside right upper", frameon=False, fontsize=7)
-    figure.suptitle(f"{title}: test features, t-SNE by cosine", fontsize=10, x=0.01, ha="left")
     return figure
 
 
 def class_colours(count: int) -> list[tuple[float, float, float]]:
-    """A colour for each class: the palette first, then its lighter half."""
-    from matplotlib.colors import to_rgb
-
-    dark = [to_rgb(colour) for colour in COLOURS]
+    """A colour for each class: ten that all readers can tell apart, then their lighter halves, then again."""
+    dark = [to_rgb(colour) for colour in CLASS_COLOURS]
     light = [(0.5 * red + 0.5, 0.5 * green + 0.5, 0.5 * blue + 0.5) for red, green, blue in dark]
     both = dark + light
     return [both[index % len(both)] for index in range(count)]
@@ -205,7 +213,11 @@ def activation_maps(runs: Sequence[tuple[str, Run]], per_domain: int = 2) -> Fig
         raise ConfigError("cam: the runs have different data or test domains; show them one by one")
     names = first.settings.data.class_names
     rows = [(domain, index) for domain in first.test_domains for index in range(per_domain)]
-    figure = new_figure(1.45 * (len(runs) + 1) + 0.6, 1.55 * len(rows) + 0.5)
+    images = first.settings.data.augmentation.test(first.sample(first.test_domains[0], 1).images)
+    cells = {_cells(run, images) for _, run in runs}
+    says = next((says for each in sorted(cells) if (says := coarseness(each))), "")
+    title = f"class activation maps of the true class; below, the prediction. {says}".strip()
+    figure = new_figure(1.45 * (len(runs) + 1) + 0.6, 1.55 * len(rows) + 0.5, title)
     grid = figure.subplots(len(rows), len(runs) + 1, squeeze=False)
     for column, (label, run) in enumerate([("image", first), *runs]):
         for domain in first.test_domains:
@@ -232,9 +244,15 @@ def activation_maps(runs: Sequence[tuple[str, Run]], per_domain: int = 2) -> Fig
                     axes.set_ylabel(domain, fontsize=7)
                     axes.set_xlabel(names[truth], fontsize=7)
                 if not rows.index((domain, index)):
-                    axes.set_title(label, fontsize=8)
-    figure.suptitle("class activation maps of the true class; below, the prediction", fontsize=9, x=0.01, ha="left")
+                    axes.set_title(fill(label, 20), fontsize=8)
     return figure
+
+
+@torch.no_grad()
+def _cells(run: Run, images: Tensor) -> tuple[int, int]:
+    """Rows and columns of the net's last feature maps."""
+    rows, columns = run.model().feature_maps(images).shape[2:]
+    return rows, columns
 
 
 @torch.no_grad()

@@ -13,6 +13,7 @@ from scipy.stats import spearmanr
 
 from server.reproduction.published import PublishedRow, PublishedTable, Scale
 from server.results.run import Run
+from server.results.seeds import Value, curve
 
 MEGABYTE = 1e6
 
@@ -59,24 +60,6 @@ class Line:
     def personal(self) -> bool:
         """Whether its scores are of clients' own models."""
         return any(summary["scored"] == "own model" for summary in self.summaries.values())
-
-
-@dataclass(frozen=True)
-class Value:
-    """Mean and sample deviation over seeds; ``deviation`` is ``None`` for a single seed."""
-
-    mean: float
-    deviation: float | None
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Value | None:
-        """``None`` if there are no values."""
-        if not values:
-            return None
-        return cls(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
-
-    def __str__(self) -> str:
-        return f"{self.mean:.2f}" + (f" ± {self.deviation:.2f}" if self.deviation is not None else "")
 
 
 @dataclass(frozen=True)
@@ -166,12 +149,8 @@ class Comparison:
 
     def curve(self, line: Line) -> dict[int, Value]:
         """Average accuracy over the table's domains by round, over seeds."""
-        by_round: dict[int, list[float]] = {}
-        for seed in sorted(line.summaries):
-            for number, average in averages(line.folders[seed], [column.scored for column in self.columns]).items():
-                by_round.setdefault(number, []).append(average)
-        found = {number: Value.of(by_round[number]) for number in sorted(by_round)}
-        return {number: value for number, value in found.items() if value is not None}
+        runs = [Run(line.folders[seed]) for seed in sorted(line.summaries)]
+        return curve(runs, [column.scored for column in self.columns])
 
     # ---- beside the paper ------------------------------------------------------------------------------------------
 
@@ -251,12 +230,3 @@ def agreement(pairs: Sequence[tuple[float, float]]) -> Order:
     if len(pairs) >= 3 and varied:
         correlation = float(spearmanr([ours for ours, _ in pairs], [theirs for _, theirs in pairs]).statistic)
     return Order(len(pairs), correlation, told_apart, kept, tied)
-
-
-def averages(folder: Path, domains: Sequence[str] = ()) -> dict[int, float]:
-    """Mean accuracy over ``domains`` (all that were scored, if empty) by round, from a run's ``history.csv``."""
-    return {
-        score.round: statistics.fmean(score.accuracy[name] for name in domains or score.accuracy)
-        for score in Run(folder).round_scores
-        if all(name in score.accuracy for name in domains)
-    }

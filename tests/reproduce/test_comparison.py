@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
-from server.reproduction.comparison import Comparison, Line, Value, agreement, averages
+from server.reproduction.comparison import Comparison, Line, agreement
 from server.reproduction.pages import Picture, pages
 from server.reproduction.published import PublishedRow, PublishedTable, Reduction
+from server.results.run import Run
+from server.results.seeds import Value, averages
 from server.run.history import SCORES
 
 
@@ -183,5 +185,5 @@ def test_averages_by_round_count_each_client_of_a_domain_once(tmp_path: Path) ->
         writer.writeheader()
         for number, domain, count, correct in rows:
             writer.writerow({"round": number, "domain": domain, "count": count, "correct": correct})
-    assert averages(tmp_path, ["a", "b"]) == {1: 75.0, 2: 60.0}
-    assert averages(tmp_path) == {1: 75.0, 2: 60.0, 3: 90.0}
+    assert averages(Run(tmp_path), ["a", "b"]) == {1: 75.0, 2: 60.0}
+    assert averages(Run(tmp_path)) == {1: 75.0, 2: 60.0, 3: 90.0}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,12 @@ from common.errors import CheckpointError, ConfigError
 from common.prototypes import PrototypeSet
 from common.seeding import generator
 from server.cli import main
-from server.commands.figure import curves_of, names_of
-from server.plots.curves import bars, convergence
+from server.commands.figure import bars_of, curves_of, names_of
+from server.plots.figures import CLASS_COLOURS, COLOURS, bars, convergence, line_style, rendered, sensitivity
 from server.plots.maps import activation_maps, class_colours, embed, feature_map
-from server.plots.style import COLOURS, line_style, png
-from server.plots.sweeps import loss_bars, sensitivity
+from server.results.report import page
 from server.results.run import Run, labels, varying
+from server.results.seeds import Value
 from tests.support.runs import run
 from tests.support.toy import CLASSES, DOMAINS, toy_settings
 
@@ -45,11 +46,11 @@ def header(path: Path) -> tuple[int, int]:
 
 
 def texts(figure: Figure) -> list[str]:
-    found = [text.get_text() for axes in figure.axes for text in axes.texts]
+    found = [figure.get_suptitle(), *(text.get_text() for axes in figure.axes for text in axes.texts)]
     for axes in figure.axes:
         legend = axes.get_legend()
         found += [text.get_text() for text in legend.get_texts()] if legend else []
-        found += [axes.get_title(), axes.get_title(loc="left"), axes.get_xlabel(), axes.get_ylabel()]
+        found += [axes.get_title(), axes.get_xlabel(), axes.get_ylabel()]
         found += [text.get_text() for text in (*axes.get_xticklabels(), *axes.get_yticklabels())]
     return found
 
@@ -67,6 +68,17 @@ def test_every_kind_writes_a_png(kind: str, folder: Path, tmp_path: Path, capsys
     assert min(width, height) > 400
 
 
+@pytest.mark.parametrize(
+    ("suffix", "first"), [("pdf", b"%PDF-"), ("svg", b"<?xml"), ("PNG", b"\x89PNG")], ids=["pdf", "svg", "PNG"]
+)
+def test_the_suffix_names_the_format(suffix: str, first: bytes, folder: Path, tmp_path: Path) -> None:
+    paths = [tmp_path / name / f"figure.{suffix}" for name in ("one", "two")]
+    for path in paths:
+        assert main(["figure", "bars", str(folder / "fedavg"), "--output", str(path)]) == 0
+    assert paths[0].read_bytes().startswith(first)
+    assert paths[0].read_bytes() == paths[1].read_bytes()
+
+
 def test_the_default_place_is_the_first_folder(folder: Path) -> None:
     assert main(["figure", "bars", str(folder / "fedavg")]) == 0
     assert header(folder / "fedavg" / "bars.png")
@@ -80,6 +92,8 @@ def test_the_default_place_is_the_first_folder(folder: Path) -> None:
         (["features", "FOLDER"], "features shows one run; 4 were found"),
         (["heatmap", "FOLDER/fpl-0", "FOLDER/fpl-1"], "vary in nothing but the seed"),
         (["cam", "FOLDER/fpl-0", "--samples", "0"], "must be 1 or more"),
+        (["bars", "FOLDER", "--output", "x.jpeg"], "is written as .png, .pdf, .svg; .jpeg is none of these"),
+        (["bars", "FOLDER", "--output", "x"], "no suffix is none of these"),
     ],
 )
 def test_mistakes_are_named(words: list[str], message: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -100,7 +114,9 @@ def test_curves_are_the_means_over_seeds_of_history(folder: Path) -> None:
 
 
 def test_bars_have_one_group_per_domain_and_the_average() -> None:
-    figure = bars(["a", "b", "average"], {"x": [(10.0, 1.0), None, (20.0, 2.0)], "y": [(30.0, None)] * 3}, "t")
+    figure = bars(
+        ["a", "b", "average"], {"x": [Value(10.0, 1.0), None, Value(20.0, 2.0)], "y": [Value(30.0, None)] * 3}, "t"
+    )
     assert sorted(patch.get_height() for patch in figure.axes[0].patches) == [10.0, 20.0, 30.0, 30.0, 30.0]
 
 
@@ -113,9 +129,64 @@ def test_series_are_told_apart_by_more_than_colour() -> None:
     assert len(set(class_colours(14))) == 14
 
 
+# Machado, Oliveira, Fernandes (IEEE TVCG 2009), severity 1; rows are of linear RGB.
+VISIONS = {
+    "most": np.eye(3),
+    "protan": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+    "deutan": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
+    "tritan": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]],
+}
+
+
+def oklab(linear: np.ndarray) -> np.ndarray:
+    cones = [[0.4122214708, 0.5363325363, 0.0514459929], [0.2119034982, 0.6806995451, 0.1073969566]]
+    cones.append([0.0883024619, 0.2817188376, 0.6299787005])
+    lab = [[0.2104542553, 0.7936177850, -0.0040720468], [1.9779984951, -2.4285922050, 0.4505937099]]
+    lab.append([0.0259040371, 0.7827717662, -0.8086757660])
+    return np.cbrt(linear @ np.transpose(cones)) @ np.transpose(lab)
+
+
+def style_sheet_colours() -> dict[str, list[str]]:
+    style = (page.HERE / "style.css").read_text()
+    both = re.findall(r"--c\d: (#[0-9a-f]{6});", style)
+    return {"light": both[:10], "dark": both[10:]}
+
+
+@pytest.mark.parametrize("vision", VISIONS)
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_ten_classes_are_told_apart_by_every_reader(theme: str, vision: str) -> None:
+    colours = style_sheet_colours()[theme]
+    assert len(set(colours)) == 10
+    values = np.array([to_rgb(colour) for colour in colours])
+    linear = np.where(values <= 0.04045, values / 12.92, ((values + 0.055) / 1.055) ** 2.4)
+    seen = oklab(np.clip(linear @ np.transpose(VISIONS[vision]), 0, 1))
+    distances = np.linalg.norm(seen[:, None] - seen[None], axis=2)[np.triu_indices(10, 1)]
+    assert distances.min() > (0.17 if vision == "most" else 0.09)
+
+
+def test_figures_have_the_class_colours_of_the_light_page() -> None:
+    assert list(CLASS_COLOURS) == style_sheet_colours()["light"]
+
+
+def test_long_titles_and_names_are_not_cut() -> None:
+    name = "FedProto with a temperature of 0.07 and a contrast of 0.5, warm from the third round on"
+    title = "office_caltech_10, one domain per client with a third of its samples, " * 2
+    settings = {"method.a_rather_long_name_of_a_setting_that_is_swept_over": 1.0}
+    for figure in (
+        convergence({name: {1: Value(10.0, 1.0), 2: Value(20.0, 2.0)}, "b": {1: Value(3.0, None)}}, title),
+        bars(["one domain of a long name", "average"], {name: [Value(10.0, 1.0)] * 2}, title),
+        sensitivity([entry(50.0), entry(60.0, **settings), entry(55.0, **{"method.mu": 0.7})]),
+    ):
+        figure.canvas.draw()
+        box = figure.get_tightbbox()  # of all that is drawn, inches
+        assert min(box.x0, box.y0) >= -0.01
+        assert box.x1 <= figure.get_figwidth() + 0.01
+        assert box.y1 <= figure.get_figheight() + 0.01
+
+
 def test_the_same_figure_gives_the_same_bytes() -> None:
-    curves = {"a": {1: (10.0, 1.0), 2: (12.0, None)}}
-    assert png(convergence(curves, "t")) == png(convergence(curves, "t"))
+    curves = {"a": {1: Value(10.0, 1.0), 2: Value(12.0, None)}}
+    assert rendered(convergence(curves, "t")) == rendered(convergence(curves, "t"))
 
 
 def test_labels_say_what_tells_runs_apart_and_take_the_tables_where_there_is_one(folder: Path, tmp_path: Path) -> None:
@@ -180,10 +251,13 @@ def test_a_sweep_that_varies_in_more_is_refused() -> None:
         sensitivity([entries[0], entry(1.0, **{"method.mu": 9.0})], column="c")
 
 
-def test_loss_bars_of_runs(folder: Path) -> None:
-    figure = loss_bars([Run(folder / "fpl-0"), Run(folder / "fedavg")], ["both", "neither"])
-    assert {"both", "neither", "average", *DOMAINS} <= set(texts(figure))
-    assert len(figure.axes[0].patches) == 2 * (len(DOMAINS) + 1)
+def test_bars_of_runs(folder: Path) -> None:
+    figure = bars_of([Run(folder / name) for name in ("fpl-0", "fpl-1", "fedavg")], "final")
+    assert {"fpl", "fedavg", "average", *DOMAINS} <= set(texts(figure))
+    heights = [patch.get_height() for patch in figure.axes[0].patches]
+    assert len(heights) == 2 * (len(DOMAINS) + 1)
+    averages = [Run(folder / name).summary["average"] for name in ("fpl-0", "fpl-1")]
+    assert heights[len(DOMAINS)] == pytest.approx(sum(averages) / 2)
 
 
 # ---- maps ------------------------------------------------------------------------------------------------------------
@@ -209,12 +283,18 @@ def test_a_map_has_every_feature_and_every_prototype() -> None:
         embed(features[:2], [])
 
 
-def test_a_feature_map_has_a_panel_for_each_kept_round(folder: Path) -> None:
-    figure = feature_map(Run.open(folder / "fpl-0"), per_domain=8)
-    assert [axes.get_title() for axes in figure.axes] == ["prototypes of round 1", "prototypes of round 2"]
-    stars = figure.axes[0].collections[-1]
-    assert len(stars.get_offsets()) >= CLASSES
-    assert [axes.get_title() for axes in feature_map(Run.open(folder / "fedavg"), 8).axes] == ["round 2"]
+def test_a_feature_map_shows_each_kept_round_as_it_was(folder: Path) -> None:
+    opened = Run.open(folder / "fpl-0")
+    figure = feature_map(opened, per_domain=8)
+    assert [axes.get_title() for axes in figure.axes] == [
+        "round 1: class means that clients sent",
+        "round 2: test features",
+    ]
+    first, last = figure.axes
+    assert len(last.collections[-1].get_offsets()) >= CLASSES  # the stars
+    drawn = [sum(len(part.get_offsets()) for part in axes.collections[:-1]) for axes in (first, last)]
+    assert drawn == [len(opened.pages[0].uploaded), 8 * len(DOMAINS)]
+    assert [axes.get_title() for axes in feature_map(Run.open(folder / "fedavg"), 8).axes] == ["round 2: test features"]
 
 
 def test_models_that_stay_on_devices_are_read_from_their_state(folder: Path) -> None:

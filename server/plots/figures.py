@@ -1,0 +1,285 @@
+"""Every figure but the maps, as matplotlib draws it: for ``goldfinch figure``, the pages of a table, the README.
+
+Legible in print; series are told apart by colour, dash and marker at once, in colours that colour-blind readers can
+tell apart.
+"""
+
+from __future__ import annotations
+
+import io
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from textwrap import fill
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from common.errors import ConfigError, nearest
+from common.storage.files import write_bytes
+from server.results.run import Run, brief, varying
+from server.results.seeds import Value
+
+# Okabe and Ito's palette without its yellow, which is too light on white; black last.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
+
+# Ten for classes, found by search: of any two, the distance in Oklab is 0.17 or more for most readers, and 0.11 or more
+# for protanopes, deuteranopes and tritanopes (Machado et al., 2009). The report's style sheet has the same.
+CLASS_COLOURS = (
+    "#0000fc", "#d80000", "#b0a400", "#6c00a8", "#00b4e4", "#780000", "#f0789c", "#183c54", "#8478fc", "#846078",
+)  # fmt: skip
+DASHES = ("-", "--", "-.", ":")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">")
+HATCHES = ("", "//", "..", "xx", "\\\\", "++")
+HEAT = "cividis"
+"""A colour map of even lightness that looks the same to colour-blind readers."""
+
+FORMATS = ("png", "pdf", "svg")
+
+
+def line_style(index: int) -> dict[str, Any]:
+    """Colour, dash and marker of the ``index``-th series: pairs of colour and dash repeat only after 28."""
+    return {
+        "color": COLOURS[index % len(COLOURS)],
+        "linestyle": DASHES[(index // len(COLOURS)) % len(DASHES)],
+        "marker": MARKERS[index % len(MARKERS)],
+    }
+
+
+def new_figure(width: float, height: float, title: str = "") -> Figure:
+    """A figure of ``width`` x ``height`` inches with no tie to a screen; a long ``title`` takes several lines."""
+    figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    if title:
+        lines = fill(title, max(16, int(width * 72 / 5.6)))  # a letter of ten points is 5.6 wide, or less
+        figure.set_figheight(height + 0.17 * lines.count("\n"))
+        figure.suptitle(lines, fontsize=10, x=0.01, ha="left")
+    return figure
+
+
+def plain(axes: Axes, *, grid: bool = True) -> Axes:
+    """No frame on top and right, a light grid behind."""
+    axes.spines[["top", "right"]].set_visible(False)
+    if grid:
+        axes.grid(color="#dddddd", linewidth=0.6)
+        axes.set_axisbelow(True)
+    return axes
+
+
+def legend(axes: Axes) -> None:
+    """Names beside the axes; long ones take several lines."""
+    handles, labels = axes.get_legend_handles_labels()
+    if handles:
+        wrapped = [fill(label, 34) for label in labels]
+        axes.legend(handles, wrapped, frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
+
+
+def check_format(path: Path) -> None:
+    """Refuse a file whose suffix names none of the formats.
+
+    Raises:
+        ConfigError: it says which do.
+    """
+    if path.suffix.lower().removeprefix(".") not in FORMATS:
+        known = ", ".join(f".{name}" for name in FORMATS)
+        raise ConfigError(
+            f"--output {path}: a figure is written as {known}; {path.suffix or 'no suffix'} is none of these"
+        )
+
+
+def rendered(figure: Figure, form: str = "png") -> bytes:
+    """The figure as PNG, PDF or SVG; the same figure gives the same bytes."""
+    from matplotlib import rc_context
+
+    stream = io.BytesIO()
+    metadata = {"png": {"Software": None}, "pdf": {"CreationDate": None}, "svg": {"Date": None}}[form]
+    with rc_context({"svg.hashsalt": "goldfinch", "svg.fonttype": "path", "pdf.fonttype": 42}):
+        figure.savefig(stream, format=form, metadata=metadata)
+    return stream.getvalue()
+
+
+def save(figure: Figure, path: Path) -> Path:
+    """Write the figure in the format that the path's suffix names, complete or not at all.
+
+    Raises:
+        ConfigError: the suffix names no format.
+    """
+    check_format(path)
+    write_bytes(path, rendered(figure, path.suffix.lower().removeprefix(".")))
+    return path
+
+
+# ---- accuracy over rounds, and by domain -----------------------------------------------------------------------------
+
+
+def draw_curves(axes: Axes, curves: Mapping[str, Mapping[int, Value]]) -> None:
+    """A line for each label with a band of one standard deviation over seeds, means in per cent by round."""
+    for index, (label, points) in enumerate(curves.items()):
+        rounds = sorted(points)
+        means = np.array([points[number].mean for number in rounds])
+        spreads = np.array([points[number].deviation or 0.0 for number in rounds])
+        style = line_style(index)
+        every = max(1, len(rounds) // 8)
+        axes.plot(rounds, means, label=label, markersize=4, linewidth=1.5, markevery=every, **style)
+        if spreads.any():
+            axes.fill_between(rounds, means - spreads, means + spreads, color=style["color"], alpha=0.12, linewidth=0)
+    axes.set_xlabel("round")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+
+def convergence(curves: Mapping[str, Mapping[int, Value]], title: str) -> Figure:
+    """Average test accuracy by round, one line per label; see :func:`draw_curves`."""
+    figure = new_figure(7.2, 4.2, title)
+    axes = plain(figure.add_subplot())
+    draw_curves(axes, curves)
+    axes.set_ylabel("average test accuracy, %")
+    legend(axes)
+    return figure
+
+
+def bars(groups: Sequence[str], series: Mapping[str, Sequence[Value | None]], title: str) -> Figure:
+    """Grouped bars with one standard deviation over seeds: groups are domains and the average, bars are runs.
+
+    Args:
+        groups: names along the axis.
+        series: for each label, mean and deviation in per cent in each group; ``None`` leaves a gap.
+        title: above the axes.
+    """
+    figure = new_figure(max(6.0, 0.28 * len(groups) * len(series) + 3.0), 3.8, title)
+    axes = plain(figure.add_subplot())
+    width = 0.8 / max(1, len(series))
+    for index, (label, values) in enumerate(series.items()):
+        known = [(place, value) for place, value in enumerate(values) if value is not None]
+        places = np.array([place for place, _ in known]) + (index - (len(series) - 1) / 2) * width
+        spreads = [value.deviation or 0.0 for _, value in known]
+        axes.bar(
+            places,
+            [value.mean for _, value in known],
+            width * 0.94,
+            yerr=spreads if any(spreads) else None,
+            label=label,
+            color=COLOURS[index % len(COLOURS)],
+            hatch=HATCHES[(index // len(COLOURS)) % len(HATCHES)],
+            edgecolor="white",
+            error_kw={"elinewidth": 1, "capsize": 2, "ecolor": "#333333"},
+        )
+    axes.set_xticks(range(len(groups)), [fill(name, 12) for name in groups])
+    axes.set_ylabel("test accuracy, %")
+    axes.grid(axis="x", visible=False)
+    axes.set_ylim(0, 100)
+    legend(axes)
+    return figure
+
+
+# ---- sweeps ----------------------------------------------------------------------------------------------------------
+
+
+def score(run: Run, rule: str, column: str) -> float:
+    """A domain's accuracy, ``average``, ``worst`` or ``spread`` of a run, in per cent.
+
+    Raises:
+        ConfigError: the run has no such column.
+    """
+    found = run.summary["scores"].get(rule)
+    if found is None:
+        raise ConfigError(f"{run.folder} has no score by the rule {rule}: leave it out")
+    if column in ("average", "worst", "spread"):
+        return float(found[column])
+    if column not in found["accuracy"]:
+        raise ConfigError(f"{column}: no such column; {nearest(column, [*found['accuracy'], 'average', 'worst'])}")
+    return float(found["accuracy"][column])
+
+
+def sensitivity(
+    runs: Sequence[Run],
+    *,
+    axes: Sequence[str] = (),
+    rule: str = "final",
+    column: str = "average",
+    names: Mapping[str, str] | None = None,
+) -> Figure:
+    """A heat map over two hyper-parameters, or a line over one.
+
+    Args:
+        runs: the runs of a sweep; runs that differ in the seed alone are averaged.
+        axes: keys of the horizontal and of the vertical axis; empty takes the keys that vary.
+        rule: how a run is scored.
+        column: what is shown.
+        names: what to call an axis instead of its key.
+
+    Raises:
+        ConfigError: the runs vary in none or more than two settings, or an axis is not among these.
+    """
+    keys = list(axes) or varying(runs)
+    known = varying(runs)
+    for key in keys:
+        if key not in known:
+            raise ConfigError(f"{key} does not vary between these runs; {nearest(key, known)}")
+    if not 1 <= len(keys) <= 2:
+        said = f"in {', '.join(keys)}" if keys else "in nothing but the seed"
+        raise ConfigError(f"the runs vary {said}; name one or two settings with --axes KEY[,KEY]")
+    extra = [key for key in known if key not in keys]
+    if extra and axes:
+        raise ConfigError(
+            f"the runs also differ in {', '.join(extra)}; choose runs that differ in {', '.join(keys)} only"
+        )
+    cells: dict[tuple[Any, ...], list[float]] = {}
+    for run in runs:
+        place = tuple(run.options.get(key) for key in keys)
+        cells.setdefault(place, []).append(score(run, rule, column))
+    means = {place: statistics.fmean(values) for place, values in cells.items()}
+    values = [sorted({place[index] for place in means}, key=_order) for index in range(len(keys))]
+    title = f"{runs[0].summary['method']} on {runs[0].summary['data']}: {column}, %"
+    shown = [(names or {}).get(key, key) for key in keys]
+    return _heat(shown, values, means, title) if len(keys) == 2 else _line(shown[0], values[0], means, title)
+
+
+def _order(value: Any) -> tuple[int, float, str]:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return (0, float(value), "") if number else (1, 0.0, str(value))
+
+
+def _heat(
+    keys: Sequence[str], values: Sequence[Sequence[Any]], means: Mapping[tuple[Any, ...], float], title: str
+) -> Figure:
+    across, down = values
+    grid = np.full((len(down), len(across)), np.nan)
+    for (x, y), mean in means.items():
+        grid[down.index(y), across.index(x)] = mean
+    figure = new_figure(max(3.6, 0.85 * len(across) + 2.6), 0.62 * len(down) + 1.8, title)
+    axes = figure.add_subplot()
+    shown = axes.imshow(grid, cmap=HEAT, origin="lower", aspect="auto")
+    low, high = np.nanmin(grid), np.nanmax(grid)
+    for row, line in enumerate(grid):
+        for place, mean in enumerate(line):
+            if not np.isnan(mean):
+                light = high > low and (mean - low) / (high - low) > 0.55
+                weight = "bold" if mean == high else "normal"
+                colour = "black" if light else "white"
+                axes.text(place, row, f"{mean:.1f}", ha="center", va="center", color=colour, fontsize=8, weight=weight)
+    axes.set_xticks(range(len(across)), [brief(value) for value in across])
+    axes.set_yticks(range(len(down)), [brief(value) for value in down])
+    axes.set_xlabel(fill(keys[0], 40))
+    axes.set_ylabel(fill(keys[1], 24))
+    figure.colorbar(shown, ax=axes)
+    return figure
+
+
+def _line(key: str, values: Sequence[Any], means: Mapping[tuple[Any, ...], float], title: str) -> Figure:
+    figure = new_figure(5.2, 3.4, title)
+    axes = plain(figure.add_subplot())
+    heights = [means[(value,)] for value in values]
+    axes.plot(range(len(values)), heights, color=COLOURS[0], marker="o")
+    for place, height in enumerate(heights):
+        axes.annotate(
+            f"{height:.1f}", (place, height), xytext=(0, 6), textcoords="offset points", ha="center", fontsize=8
+        )
+    axes.margins(y=0.18)
+    axes.set_xticks(range(len(values)), [brief(value) for value in values])
+    axes.set_xlabel(key)
+    axes.set_ylabel("%")
+    return figure
