@@ -14,6 +14,8 @@ from rich.table import Table
 from server.results.run import Run, find_runs, labels
 
 RULES = {"final": "last round", "last_n": "mean of the last rounds", "best_round": "best round by test score"}
+OWN_MODELS = "* scored with each client's own model, on its own domain; not ranked with rows of one shared model"
+
 MOST_SETTINGS = 4
 """Settings that a row's label names at most."""
 
@@ -36,6 +38,11 @@ class Row:
         skipped = statistics.fmean(summary["rounds_skipped"] for summary in self.summaries)
         rounds = str(self.summaries[0]["rounds"])
         return f"{rounds} ({skipped:g} skipped)" if skipped else rounds
+
+    @property
+    def personal(self) -> bool:
+        """Whether clients were scored each with its own model, not all with one."""
+        return bool(self.summaries[0]["scored"] == "own model")
 
     def values(self, column: str, rule: str) -> list[float]:
         """The column's value in each run that has one: a domain's accuracy, ``average`` or ``worst``."""
@@ -76,22 +83,24 @@ def group_rows(runs: Sequence[Run]) -> list[Row]:
 
 
 def render(rows: Sequence[Row], rule: str) -> Table:
-    """A rich table; the best value of each column is bold when there is more than one row."""
+    """A rich table; the best value of each column is bold when there is more than one row, see :func:`_best`."""
     first = rows[0].summaries[0]
     columns = _columns(rows, rule)
     best = _best(rows, columns, rule)
     title = f"{first['data']}, {first['protocol']}, {first['model']}: accuracy in %, {RULES[rule]}"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    if any(row.personal for row in rows):
+        table.caption, table.caption_justify = OWN_MODELS, "left"
     table.add_column("method", no_wrap=True)
     for column in [*columns, "rounds", "seeds", "MB"]:
         table.add_column(column, justify="right", no_wrap=True)
     for row in rows:
-        cells = [_cell(row, column, rule, best.get(column)) for column in columns]
+        cells = [_cell(row, column, rule, best.get(column) if row in _rivals(rows) else None) for column in columns]
         megabytes = statistics.fmean(
             (summary["bytes"]["up"] + summary["bytes"]["down"]) / 1e6 for summary in row.summaries
         )
         seeds = ",".join(str(summary["seed"]) for summary in sorted(row.summaries, key=lambda item: item["seed"]))
-        table.add_row(row.label, *cells, row.rounds, seeds, f"{megabytes:.1f}")
+        table.add_row(row.label + " *" * row.personal, *cells, row.rounds, seeds, f"{megabytes:.1f}")
     return table
 
 
@@ -110,10 +119,12 @@ def markdown(rows: Sequence[Row], rule: str) -> str:
     for row in rows:
         cells = []
         for column in columns:
-            text = _cell(row, column, rule, best.get(column))
+            text = _cell(row, column, rule, best.get(column) if row in _rivals(rows) else None)
             cells.append(text.replace("[bold]", "**").replace("[/bold]", "**"))
         seeds = ",".join(str(summary["seed"]) for summary in sorted(row.summaries, key=lambda item: item["seed"]))
         lines.append("| " + " | ".join([row.label, row.summaries[0]["scored"], *cells, row.rounds, seeds]) + " |")
+    if any(row.personal for row in rows):
+        lines += ["", "own model: " + OWN_MODELS.removeprefix("* ") + "."]
     return "\n".join(lines)
 
 
@@ -123,10 +134,16 @@ def _columns(rows: Sequence[Row], rule: str) -> list[str]:
     return [*dict.fromkeys(name for score in scores for name in score.get("accuracy", {})), "average", "worst"]
 
 
+def _rivals(rows: Sequence[Row]) -> list[Row]:
+    """Rows that are ranked with each other: those scored with one model of all clients, or all if there are none."""
+    return [row for row in rows if not row.personal] or list(rows)
+
+
 def _best(rows: Sequence[Row], columns: Sequence[str], rule: str) -> dict[str, float]:
-    """The highest mean of each column; empty for a single row, which is not the best of anything."""
-    means = {column: [mean for row in rows if (mean := row.mean(column, rule)) is not None] for column in columns}
-    return {column: max(values) for column, values in means.items() if values and len(rows) > 1}
+    """The highest mean of each column among rivals; empty for a single row, which is not the best of anything."""
+    rivals = _rivals(rows)
+    means = {column: [mean for row in rivals if (mean := row.mean(column, rule)) is not None] for column in columns}
+    return {column: max(values) for column, values in means.items() if values and len(rivals) > 1}
 
 
 def _cell(row: Row, column: str, rule: str, best: float | None) -> str:

@@ -9,7 +9,7 @@ import pytest
 
 from common.errors import ConfigError
 from server.results.run import Run, find_runs
-from server.results.table import boards, group_rows, markdown
+from server.results.table import boards, group_rows, markdown, render
 
 
 def entry(average: float, seed: int = 0, method: str = "fpl", data: str = "toy", **settings: Any) -> Run:
@@ -40,6 +40,21 @@ def test_seeds_share_a_row_with_their_sample_deviation() -> None:
     text = markdown(rows, "final")
     assert "| fpl | global model | 51.00 ± 2.83 | 53.00 ± 2.83 | 52.00 ± 2.83 | 51.00 ± 2.83 | 2 | 0,1 |" in text
     assert "| fedavg | global model | **59.00** | **61.00** | **60.00** | **59.00** | 2 | 0 |" in text
+
+
+def test_rows_scored_on_own_models_are_marked_and_not_ranked_with_shared_ones() -> None:
+    own = entry(90.0, method="fedbn")
+    own.summary["scored"] = "own model"  # type: ignore[index]  # a plain dict here
+    rows = group_rows([entry(50.0), entry(60.0, method="fedavg"), own])
+    text = markdown(rows, "final")
+    assert "| fedbn | own model | 89.00 | 91.00 | 90.00 | 89.00 |" in text
+    assert "| fedavg | global model | **59.00** |" in text
+    assert "not ranked with rows of one shared model" in text
+    table = render(rows, "final")
+    assert list(table.columns[0].cells) == ["fpl", "fedavg", "fedbn *"]
+    assert "[bold]" not in list(table.columns[1].cells)[2]
+    assert str(table.caption).startswith("* scored with each client's own model")
+    assert render(rows[:2], "final").caption is None
 
 
 def test_rows_of_one_method_are_called_by_what_differs_between_them() -> None:
