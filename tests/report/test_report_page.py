@@ -83,7 +83,7 @@ def test_no_runs_is_an_error_that_says_so(tmp_path: Path) -> None:
         find_runs([str(tmp_path / "nowhere")], finished=False)
     (tmp_path / "events.jsonl").write_text("")
     (tmp_path / "config.yaml").write_text("just: [broken")
-    with pytest.raises(ConfigError, match=r"config\.yaml cannot be read"):
+    with pytest.raises(ConfigError, match="cannot be read as a run"):
         find_runs([str(tmp_path)], finished=False)
 
 
@@ -99,7 +99,7 @@ def test_an_interrupted_run_is_reported_as_far_as_it_came(tmp_path: Path) -> Non
 
 
 def test_a_run_that_failed_says_why_in_its_headline(tmp_path: Path) -> None:
-    run(toy_settings("fpl", tmp_path / "run", train={"rounds": 2}, rounds={"outliers": "off"}))
+    run(toy_settings("fpl", tmp_path / "run", train={"rounds": 2}))
     events = tmp_path / "run" / "events.jsonl"
     kept = [line for line in events.read_text().splitlines() if '"finish"' not in line]
     last = {"event": "failed", "time": 1.0, "round": 1, "reason": "two rounds <b>in a row</b> missed their quorum"}
@@ -111,13 +111,14 @@ def test_a_run_that_failed_says_why_in_its_headline(tmp_path: Path) -> None:
     assert f'<p class="bad">{said}</p>' in page
     assert f"<h3>{said}</h3>" in page
     events.write_text("\n".join(line for line in kept if '"round done"' not in line))  # killed
-    assert '<p class="bad">FPL has not finished</p>' in write_report([str(tmp_path)]).read_text()
+    assert re.search('<p class="bad">FPL has not finished(:.*)?</p>', write_report([str(tmp_path)]).read_text())
 
 
 def test_clipped_updates_count_as_trained_and_are_shown(tmp_path: Path) -> None:
-    run(toy_settings("fedavg", tmp_path / "run", train={"rounds": 2}, rounds={"outliers": "off"}))
+    run(toy_settings("fedavg", tmp_path / "run", train={"rounds": 2}))
     path = tmp_path / "run" / "activity.csv"
-    path.write_text(path.read_text().replace(",trained,", ",clipped,", 2))
+    whole = path.read_text().replace(",clipped,", ",trained,")  # whatever the bound has cut
+    path.write_text(whole.replace(",trained,", ",clipped,", 2))
     rows = client_rows(Run(tmp_path / "run"))
     assert sum(row["answers"].get("clipped", 0) for row in rows) == 2
     assert [row["trouble"] for row in rows] == [0] * len(rows)
@@ -273,9 +274,9 @@ def test_prototype_numbers_against_a_case_by_hand(boards: Any) -> None:
 
 
 def _with(record: Any, pages: list[Page]) -> Any:
-    found = Run(record.folder)
-    vars(found).update(pages=pages)
-    return found
+    from dataclasses import replace
+
+    return replace(record, pages=pages)
 
 
 def test_a_map_of_a_single_vector_does_not_fail(boards: Any) -> None:
@@ -437,18 +438,8 @@ def test_scripts_and_templates_are_of_bearable_length() -> None:
         (counted(13, "client"), "13 clients"),
     ],
     ids=[
-        "B",
-        "kB",
-        "GB",
-        "under a second",
-        "minutes in s",
-        "an hour in min",
-        "hours",
-        "of none",
-        "of one",
-        "of three",
-        "one",
-        "several",
+        *("B", "kB", "GB", "below a second", "minutes in s", "an hour in min", "hours"),
+        *("none", "one", "three", "one counted", "many counted"),
     ],
 )
 def test_numbers_as_people_read_them(shown: str, expected: str) -> None:
