@@ -1,0 +1,42 @@
+"""What the tests of the Flower engine share: engines over both of Flower's grids, a refusal, and a clock."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from flwr.common import Code
+from support.grids import Deployment, Simulation
+from support.nodes import request
+
+from common.wire.messages import Request
+from server.engines.flower import FlowerEngine
+from strategies.core.flower import failure_to_fit_res
+
+REFUSAL = failure_to_fit_res(Code.FIT_NOT_IMPLEMENTED, "DataError: no images", "Traceback ...")
+
+GRIDS = pytest.mark.parametrize("grid", [Simulation, Deployment])
+
+
+def engine_of(grid: Any, *clients: str) -> FlowerEngine:
+    """An engine that knows which node each client is on."""
+    engine = FlowerEngine(grid, simulated=isinstance(grid, Simulation))
+    engine._nodes = dict(zip(clients, grid.world.nodes, strict=False))
+    return engine
+
+
+def asked(*clients: str) -> dict[str, Request]:
+    return {client: request(client) for client in clients}
+
+
+class Clock:
+    """Time that passes only while somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
