@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.runs import BrokenError, TouchedEngine, run
 from support.toy import toy_settings
 
 from common.wire.messages import Request
+from server.results.report.records import arrange
+from server.results.run import find_runs
 
 HOSTILE = "</script><img src=x onerror=\"document.title='broken in'\">&amp;"
 
@@ -24,6 +27,11 @@ def finished_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     spoilt = toy_settings("fpl", folder / "fpl-spoilt", seed=2, train={"rounds": 4})
     run(spoilt, TouchedEngine(spoilt, failing=_fails))
     return folder
+
+
+@pytest.fixture(scope="session")
+def boards(finished_runs: Path) -> Any:
+    return arrange(find_runs([str(finished_runs)], finished=False))
 
 
 def _fails(request: Request) -> bool:

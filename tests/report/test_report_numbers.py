@@ -1,0 +1,189 @@
+"""The report's numbers, against the runs' files and cases by hand."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.runs import run
+from support.toy import DOMAINS, toy_settings
+
+from common.prototypes import PrototypeSet
+from server.results.report.page import write_report
+from server.results.report.plots import (
+    AVERAGE,
+    WORST,
+    accuracy_against_bytes,
+    accuracy_bars,
+    band,
+    confusion_data,
+    costs,
+    losses,
+    over_rounds,
+    train_losses,
+)
+from server.results.report.prototypes import prototype_map, prototype_numbers
+from server.results.report.records import arrange
+from server.results.report.results import client_rows, cost, mean, score_rows, values
+from server.results.run import Run, find_runs
+from server.run.prototype_log import Page
+
+
+def test_scores_are_those_of_the_summaries(boards: Any) -> None:
+    group = boards[0].groups[1]
+    for rule in ("final", "last_n", "best_round"):
+        summaries = [run.summary["scores"][rule] for run in group.runs]
+        for column in ("average", "worst", "spread"):
+            assert values(group, column, rule) == pytest.approx([entry[column] for entry in summaries])
+        for domain in DOMAINS:
+            expected = statistics.fmean(entry["accuracy"][domain] for entry in summaries)
+            assert mean(group, f"domain:{domain}", rule) == pytest.approx(expected)
+
+
+def test_bands_are_mean_and_sample_deviation_of_the_runs_that_have_the_round() -> None:
+    found = band([{0: 1.0, 1: 2.0}, {0: 3.0, 1: 6.0}, {1: 7.0}])
+    assert found == {"x": [0, 1], "y": [2.0, 5.0], "sd": pytest.approx([2**0.5, 7**0.5], rel=1e-5)}
+    assert band([{4: 1.5}]) == {"x": [4], "y": [1.5], "sd": [None]}
+
+
+def line(plot: Any, **fields: str) -> Any:
+    (found,) = [row for row in plot["rows"] if fields.items() <= row.items()]
+    return found
+
+
+def test_curves_end_where_the_table_does(boards: Any) -> None:
+    group, plot = boards[0].groups[1], over_rounds(boards[0])
+    average = line(plot, method="FPL", domain=AVERAGE, measure="Test accuracy in %")
+    assert average["x"] == [0, 1, 2, 3, 4]
+    assert average["y"][-1] == pytest.approx(mean(group, "average"), rel=1e-5)
+    worst = line(plot, method="FPL", domain=WORST)
+    assert worst["y"][-1] == pytest.approx(mean(group, "worst"), rel=1e-5)
+    assert {row["term"] for row in losses(boards[0])["rows"]} == {"cross entropy", "contrast", "consistency"}
+    assert line(costs(boards[0]), method="FPL", cost="bytes up a round")["x"] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("rule", ["final", "best_round"])
+def test_bars_and_points_are_the_means_and_deviations_of_the_table(boards: Any, rule: str) -> None:
+    (board,) = boards
+    plot = accuracy_bars(board, rule)
+    assert plot["groups"] == [*DOMAINS, "average", "worst"]
+    for group, (_, cells) in zip(board.groups, score_rows(board, rule), strict=True):
+        bar, point = line(plot, method=group.label), line(accuracy_against_bytes(board, rule), method=group.label)
+        assert bar["y"] == [cell["mean"] for cell in cells[:-1]]
+        assert bar["sd"] == [cell["deviation"] for cell in cells[:-1]]
+        assert (point["y"], point["sd"]) == (bar["y"][-2:-1], bar["sd"][-2:-1])
+        traffic = [run.summary["bytes"]["up"] + run.summary["bytes"]["down"] for run in group.runs]
+        assert point["x"] == [pytest.approx(statistics.fmean(traffic))]
+
+
+def test_scores_on_own_models_are_marked_and_not_ranked_with_those_on_one(boards: Any, tmp_path: Path) -> None:
+    for method in ("fedavg", "fpl", "fedbn"):
+        run(toy_settings(method, tmp_path / method, train={"rounds": 1}))
+    own = tmp_path / "fedbn" / "summary.json"  # the best of all, on models of its own
+    summary = json.loads(own.read_text())
+    assert summary["scored"] == "own model"
+    (board,) = arrange(find_runs([str(tmp_path)], finished=False))
+    rows = {group.label: cells for group, cells in score_rows(board, "final")}
+    assert not any(cell["best"] for cell in rows["FedBN"])
+    for place in range(len(DOMAINS) + 2):
+        best = max(rows["FedAvg"][place]["mean"], rows["FPL"][place]["mean"])
+        assert [rows[name][place]["best"] for name in ("FedAvg", "FPL")] == [
+            rows[name][place]["mean"] == best for name in ("FedAvg", "FPL")
+        ]
+    page = write_report([str(tmp_path)]).read_text()
+    assert "FedBN <small>own models</small>" in page
+    assert "FPL <small>own models</small>" not in page
+    assert "bold figures are the best of one kind only" in page
+
+
+def test_loss_terms_are_weighted_by_samples(boards: Any) -> None:
+    record = boards[0].groups[0].runs[0]
+    rows = [row for row in record.activity if row["round"] == "3" and row["status"] in ("trained", "clipped")]
+    total = sum(float(row["samples"]) for row in rows)
+    expected = sum(float(row["samples"]) * json.loads(row["losses"])["cross_entropy"] for row in rows) / total
+    assert train_losses(record)["cross entropy"][3] == pytest.approx(expected)
+
+
+def test_confusion_matrices_agree_with_the_scores(boards: Any) -> None:
+    record = boards[0].groups[1].runs[0]
+    found = confusion_data(record)
+    assert found is not None
+    classes = len(record.class_names)
+    for position, number in enumerate(found["rounds"]):
+        score = next(entry for entry in record.round_scores if entry.round == number)
+        for domain, frames in found["domains"].items():
+            matrix = np.array(frames[position]).reshape(classes, classes)
+            assert 100 * np.trace(matrix) / matrix.sum() == pytest.approx(score.accuracy[domain])
+
+
+def test_clients_add_up_to_the_run(boards: Any) -> None:
+    record = boards[0].groups[1].runs[2]
+    rows = client_rows(record)
+    assert sum(row["up"] for row in rows) == record.summary["bytes"]["up"]
+    assert {row["client"]: row["samples"] for row in rows} == record.summary["clients"]
+    dark = next(row for row in rows if row["domain"] == "dark")
+    assert dark["answers"] == {"trained": 3, "failed": 1, "scored": 1}
+    total = sum(cost(record)["bytes"].values())
+    assert total == pytest.approx(record.summary["bytes"]["up"] + record.summary["bytes"]["down"])
+
+
+# ---- prototypes ------------------------------------------------------------------------------------------------------
+
+
+def test_the_map_places_all_rounds_together_and_keeps_distances(boards: Any) -> None:
+    record = boards[0].groups[1].runs[0]
+    found = prototype_map(record, tsne=True)
+    assert found is not None
+    assert found["rounds"] == [1, 2, 3, 4]
+    assert set(found["places"]) == {"PCA", "t-SNE"}
+    for place in found["places"].values():
+        for frame, spots in zip(found["frames"], place["frames"], strict=True):
+            assert len(spots["x"]) == len(spots["y"]) == len(frame["class"]) == len(frame["owner"])
+            assert all(-1e-9 <= value <= 1 + 1e-9 for value in [*spots["x"], *spots["y"]])
+    again = prototype_map(record, tsne=True)
+    assert again == found
+    assert prototype_map(boards[0].groups[0].runs[0]) is None  # FedAvg has none
+
+
+def test_prototype_numbers_against_a_case_by_hand(boards: Any) -> None:
+    record = boards[0].groups[1].runs[0]
+    clients = tuple(sorted(record.registrations))
+    east, north = [1.0, 0.0], [0.0, 1.0]
+
+    def page(number: int, global_rows: list[list[float]], sent: list[list[float]]) -> Page:
+        labels = torch.tensor([0, 0, 1, 1])
+        uploaded = PrototypeSet(torch.tensor(sent), labels, torch.ones(4))
+        made = PrototypeSet(torch.tensor(global_rows), torch.tensor([0, 1]), torch.ones(2))
+        return Page(number, made, uploaded, torch.tensor([0, 1, 0, 1]), clients[:2])
+
+    pages = [
+        page(1, [east, north], [east, north, north, north]),  # class 0: domains at right angles; class 1: equal
+        page(2, [north, north], [[5.0, 0.0], [3.0, 0.0], north, north]),
+    ]
+    numbers = prototype_numbers(_with(record, pages))
+    assert numbers == {
+        "rounds": [1, 2],
+        "count": [2, 2],
+        "drift": [None, pytest.approx(0.5)],  # class 0 turned by a right angle, class 1 stayed
+        "domains": [pytest.approx(0.5), pytest.approx(0.0)],
+        "classes": [pytest.approx(0.5), pytest.approx(1.0)],
+    }
+
+
+def _with(record: Any, pages: list[Page]) -> Any:
+    found = Run(record.folder)
+    vars(found)["pages"] = pages
+    return found
+
+
+def test_a_map_of_a_single_vector_does_not_fail(boards: Any) -> None:
+    one = PrototypeSet(torch.ones(1, 4), torch.tensor([0]), torch.ones(1))
+    lone = Page(1, one, PrototypeSet.empty(4), torch.zeros(0, dtype=torch.int64), ())
+    found = prototype_map(_with(boards[0].groups[1].runs[0], [lone]), tsne=True)
+    assert found is not None
+    assert found["places"] == {}
