@@ -229,16 +229,15 @@ class LocalExchange:
 
     def batches(self, *purpose: str | int) -> Iterator[tuple[Tensor, Tensor]]:
         """Augmented and viewed batches of one epoch, in an order keyed by (seed, purpose, round, client)."""
-        draws = self.generator(*purpose)
+        draws, views, augmentation = self.generator(*purpose), self.settings.views, self.settings.data.augmentation
         order = torch.randperm(len(self.split), generator=draws)
         batches = split_batches(order, self.train.batch_size, self.train.last_batch)
         for indices in batches[: self.train.local_steps]:
             chosen = indices.to(self.device)
-            images = self.settings.data.augmentation.train(self.split.images_at(chosen), draws)
-            labels = self.split.labels[chosen]
-            if self.views > 1:
-                images, labels = self.settings.views(images, draws), labels.repeat(self.views)
-            yield self._formatted(images), labels
+            images, labels = self.split.images_at(chosen), views.repeat(self.split.labels[chosen])
+            images = views(images, draws) if views.before_augmentation else images
+            images = augmentation.train(images, draws) if self.method.augments else augmentation.test(images)
+            yield self._formatted(images if views.before_augmentation else views(images, draws)), labels
 
     def _prototypes(self, sums: ClassSums | None) -> PrototypeSet:
         mode = self.method.prototypes_from

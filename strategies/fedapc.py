@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
+
+from torch import Tensor, nn
 
 from common.config import Natural, NonNegative, Positive, checked
 from common.losses import cross_entropy, prototype_contrast
+from common.models.base import Model
 from common.prototypes import PrototypeSet, class_means
 from common.storage.state import GlobalState
 from strategies.core.method import Batch, Local, Losses, PrototypeMode, Server, Trained, Update, Upload
@@ -17,18 +20,22 @@ from strategies.parts.averaging import Averaging, Weighting
 class FedAPC(Averaging):
     """FedAvg plus contrast with global prototypes made of augmented views; ``contrast=0`` is FedAvg.
 
-    After training, a device passes ``views`` augmentations of every sample through the model in evaluation mode and
-    sends the class means; the server averages them over the clients that hold the class. (Eq. 4 prints a sum over
-    clients, the text says average: cosine ignores the difference.) Which views, their number and tau are not in the
-    paper: views come from the data set's own augmentation (the paper's: crop with 4 pixels, flip, random erasing with
-    probability 0.5: ``data.augmentation.erasing=0.5``), twice.
+    A device sends class means over augmented views of its samples; the server averages them over the clients that hold
+    the class. (Eq. 4 prints a sum over clients, the text says average: cosine ignores the difference.) Which views,
+    their number and tau are not in the paper: views come from the data set's own augmentation (the paper's: crop with 4
+    pixels, flip, random erasing with probability 0.5: ``data.augmentation.erasing=0.5``), twice.
 
     Payload: the model's state, and one vector and count per class, both ways. Client state: none.
 
     Args:
         temperature: tau > 0.
         contrast: weight of the prototype contrast, >= 0.
+        reading: of "multi-view". ``prototypes``: training as the data say, prototypes from ``prototype_views`` views in
+            a pass in evaluation mode after it. ``raw_training``: the same, but training on the images as they are.
+            ``views``: every training step uses 1 + J views (``views=augmented``), whose mean feature is classified and
+            contrasted; prototypes are running means of those over the last epoch.
         prototype_views: augmented views per sample in a prototype; 0 takes the images as they are (ablation, Table II).
+            ``views`` does without.
         prototype_weighting: global prototype = plain mean over holders, or weighted by their samples.
     """
 
@@ -36,13 +43,32 @@ class FedAPC(Averaging):
 
     temperature: Positive = 0.07
     contrast: NonNegative = 1.0
+    reading: Literal["prototypes", "raw_training", "views"] = "prototypes"
     prototype_views: Natural = 2
     prototype_weighting: Weighting = "uniform"
 
     @property
     def prototypes_from(self) -> PrototypeMode:
-        """The method's own pass over augmented views."""
-        return "own"
+        """The method's own pass over augmented views, or the features that training sees."""
+        return "last_epoch_running" if self.multi_view else "own"
+
+    @property
+    def multi_view(self) -> bool:
+        """See ``reading``."""
+        return self.reading == "views"
+
+    @property
+    def augments(self) -> bool:
+        """See ``reading``."""
+        return self.reading != "raw_training"
+
+    def compute(self, model: nn.Module, images: Tensor, local: Local) -> tuple[Tensor, Tensor, Mapping[str, Tensor]]:
+        """With ``reading=views``, in training: every view's row is the sample's mean feature and its logits."""
+        if not (self.multi_view and model.training):
+            return super().compute(model, images, local)
+        assert isinstance(model, Model)
+        means = model.features(images).unflatten(0, (local.views, -1)).mean(0)
+        return means.repeat(local.views, 1), model.classify(means).repeat(local.views, 1), {}
 
     def loss(self, batch: Batch, local: Local) -> Losses:
         """Cross-entropy + contrast; only cross-entropy before there are prototypes."""
@@ -52,8 +78,10 @@ class FedAPC(Averaging):
             terms["contrast"] = self.contrast * contrast
         return Losses(terms)
 
-    def upload(self, local: Local, trained: Trained) -> Upload:  # noqa: ARG002
+    def upload(self, local: Local, trained: Trained) -> Upload:
         """The model and the class means over augmented views."""
+        if self.multi_view:
+            return Upload(prototypes=trained.prototypes)
         features, labels = local.features(augmented=self.prototype_views)
         return Upload(prototypes=class_means(features, labels, local.class_count))
 

@@ -1,4 +1,4 @@
-"""Extra views of a batch: random convolutions that change texture and keep shape.
+"""Extra views of a batch: random convolutions that change texture and keep shape, or more of the data's augmentation.
 
 A view needs no label and no statistics of the data; it acts on normalised images, on their device. All draws come from
 the generator that is passed in and are made on the CPU, so that every device sees the same views.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import AfterValidator, Field
@@ -38,6 +38,9 @@ class Views(ABC):
     Args:
         count: J, the number of extra views of every image, >= 0; 0 leaves batches as they are.
     """
+
+    before_augmentation: ClassVar[bool] = False
+    """Whether a batch is extended before the data's own augmentation, so that every view has draws of its own."""
 
     count: Natural = 0
 
@@ -71,6 +74,23 @@ class NoViews(Views):
 
     def view(self, images: Tensor, generator: torch.Generator) -> Tensor:  # noqa: ARG002 - draws nothing
         """The images."""
+        return images
+
+
+@checked
+class Augmented(Views):
+    """The data's own augmentation drawn anew for every view: FedAPC's multi-view reading, and its match for any method.
+
+    Args:
+        count: J; a step sees 1 + J augmentations of each image, none of which is the original.
+    """
+
+    before_augmentation: ClassVar[bool] = True
+
+    count: Natural = 1
+
+    def view(self, images: Tensor, generator: torch.Generator) -> Tensor:  # noqa: ARG002 - the augmentation draws
+        """The images, which the data's augmentation then changes one by one."""
         return images
 
 

@@ -63,9 +63,6 @@ class Method:
     fedavg_at: ClassVar[Mapping[str, Any] | None] = None
     """Hyper-parameters at which the method is FedAvg bit for bit; ``None`` if it never is."""
 
-    multi_view: ClassVar[bool] = False
-    """Whether the loss needs more than one view per sample."""
-
     averages: ClassVar[bool] = True
     """Whether averages, class means and clusters of them are all that the server makes of uploads, through
     ``server.aggregation``; otherwise a robust rule is refused, since it would not protect the method."""
@@ -79,6 +76,16 @@ class Method:
     def prototypes_from(self) -> PrototypeMode:
         """Where :attr:`Trained.prototypes` come from."""
         return "none"
+
+    @property
+    def multi_view(self) -> bool:
+        """Whether the loss needs more than one view per sample."""
+        return False
+
+    @property
+    def augments(self) -> bool:
+        """Whether training batches are augmented; otherwise their images are as for testing."""
+        return True
 
     @property
     def scheduled(self) -> bool:

@@ -6,6 +6,7 @@ from omegaconf import OmegaConf
 
 from common.config import CONF, build
 from common.data.views import (
+    Augmented,
     AugMix,
     NoViews,
     ProgressiveRandConv,
@@ -55,11 +56,12 @@ def convolve_by_loops(images: torch.Tensor, kernel: torch.Tensor) -> torch.Tenso
 
 
 def test_choices_are_all_there():
-    assert set(CHOICES) >= {"none", "randconv", "randconv_image", "progressive_randconv", "augmix"}
+    assert set(CHOICES) >= {"none", "augmented", "randconv", "randconv_image", "progressive_randconv", "augmix"}
 
 
 def test_files_name_the_published_settings():
     assert choice("none") == NoViews()
+    assert choice("augmented") == Augmented(1)
     assert choice("randconv") == RandConv(1, (1, 3, 5, 7), mix=True, identity_probability=0.0, repeats=1)
     assert choice("randconv_image") == RandConv(1, (1, 3, 5, 7), mix=False, identity_probability=0.5, repeats=1)
     assert choice("progressive_randconv") == ProgressiveRandConv()
