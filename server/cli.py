@@ -165,9 +165,10 @@ def _resume(folder: Annotated[Path, words("DIR")], overrides: Settings, quiet: Q
     KEY=VALUE  what is to be otherwise from here on, such as more rounds
     """
     from common.settings import load_settings
-    from server.commands.recall import overrides_of
+    from server.results.overrides import overrides_of
+    from server.results.run import Run
 
-    again = [*overrides_of(folder), *overrides, "resume=true", "overwrite=false"]
+    again = [*overrides_of(Run(folder)), *overrides, "resume=true", "overwrite=false"]
     run(load_settings(again), again, quiet=quiet)
 
 

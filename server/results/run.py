@@ -85,6 +85,8 @@ class Run:
     def config(self) -> Mapping[str, Any]:
         """``config.yaml``."""
         path = self.folder / "config.yaml"
+        if not path.exists():
+            raise ConfigError(f"{self.folder} holds no run: it has no config.yaml")
         with _reading(path):
             content = OmegaConf.to_container(OmegaConf.load(path))
         if not isinstance(content, dict) or "_target_" not in (content.get("method") or {}):

@@ -22,8 +22,9 @@ from server.cli import main
 from server.commands import demo as demo_module
 from server.commands import sweep as sweep_module
 from server.commands.listing import description
-from server.commands.recall import overrides_of
 from server.commands.sweep import plan
+from server.results.overrides import overrides_of
+from server.results.run import Run
 
 COMMANDS: dict[str, click.Command] = typer.main.get_command(cli.app).commands  # type: ignore[attr-defined]
 TINY = ["train.rounds=2", "train.local_steps=1", "protocol.samples=24", "rounds.test_samples=8"]
@@ -170,7 +171,7 @@ def test_a_run_is_resumed_with_its_own_configuration(tmp_path: Path) -> None:
     quoted = f"output='{place}'"
     assert main(["run", "--quiet", *TINY, *odd, quoted]) == 0
     whole = json.loads((place / "summary.json").read_text())
-    again = load_settings(overrides_of(place))
+    again = load_settings(overrides_of(Run(place)))
     assert again.identity == whole["identity"]
     assert again.output_folder == place
     assert main(["resume", str(place), "train.rounds=3", "--quiet"]) == 0

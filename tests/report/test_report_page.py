@@ -17,8 +17,8 @@ from common.config import compose_config
 from common.errors import ConfigError
 from common.settings import load_settings
 from server.cli import main
+from server.results.overrides import repeat_command
 from server.results.report import page as page_module
-from server.results.report.command import repeat_command
 from server.results.report.page import write_report
 from server.results.report.records import arrange
 from server.results.report.results import client_rows, mean

@@ -14,9 +14,9 @@ from markupsafe import Markup
 from common.errors import ConfigError
 from common.storage.files import write_text
 from common.versions import package_versions
+from server.results.overrides import repeat_command
 from server.results.report import plots, results
 from server.results.report.activation_maps import activation_maps
-from server.results.report.command import repeat_command
 from server.results.report.records import Board, arrange
 from server.results.run import find_runs
 from server.results.templates import templates

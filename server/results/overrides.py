@@ -1,4 +1,4 @@
-"""The command that makes a run again, from the configuration it left."""
+"""The words that make a run again, from the configuration it left."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 from common.config import compose_config, quoted_override
 from common.errors import GoldfinchError
 from common.settings import flat
+from server.results.run import Run
 
 PLACES = ("output", "resume", "overwrite", "data.root", "choices.", "report.")
 
@@ -41,6 +42,21 @@ def repeat_command(config: Mapping[str, Any]) -> str:
     return " ".join(["goldfinch run", *(shlex.quote(item) for item in [*sorted(groups), *values])])
 
 
+def overrides_of(run: Run) -> list[str]:
+    """The overrides that compose the whole configuration of ``run`` again, on every engine, into the same folder.
+
+    Raises:
+        ConfigError: the folder holds no run.
+    """
+    words = [f"{group}={choice}" for group, choice in run.config.get("choices", {}).items() if choice is not None]
+    for key, value in run.config.items():
+        if key in ("choices", "experiment"):  # an experiment's settings are among the others
+            continue
+        leaves = value if isinstance(value, Mapping) else {}
+        words += [_override(f"{key}.{name}", leaf) for name, leaf in leaves.items()] or [_override(key, value)]
+    return [*words, quoted_override("output", run.folder.absolute())]
+
+
 def _override(key: str, value: Any) -> str:
     if isinstance(value, str):
         plain = value.replace("_", "").replace("-", "").isalnum() and not value.isdigit()
@@ -49,10 +65,11 @@ def _override(key: str, value: Any) -> str:
 
 
 def _literal(value: Any) -> str:
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
+    """``value`` in Hydra's grammar."""
+    if isinstance(value, str):
+        return quoted_override("", value)[1:]
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{name}:{_literal(item)}" for name, item in value.items()) + "}"
     if isinstance(value, list):
-        return f"[{','.join(_literal(item) for item in value)}]"
-    return str(value)
+        return "[" + ",".join(map(_literal, value)) + "]"
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)
