@@ -21,10 +21,12 @@ from server.reproduction.published import PublishedTable, Scale, published_table
 from server.reproduction.runs import Job, check_names, execute, plan
 from server.results.run import Run, varying
 
-HELP = """goldfinch reproduce TABLE [scale=small|paper] [methods=A,B] [seeds=0,1,2] [output=DIR] [KEY=VALUE ...]
+HELP = """goldfinch reproduce TABLE [scale=small|paper_net|paper] [methods=A,B] [seeds=0,1] [output=DIR] [KEY=VALUE ...]
 
-scale=paper (the default) is the paper's setting; scale=small is a stated reduction for two CPU cores.
+scale=paper (the default) is the paper's setting; scale=small is a stated reduction for two CPU cores; scale=paper_net,
+offered for some tables, is the paper's setting with its own network in fewer rounds and one seed.
 methods are rows' labels or method names; KEY=VALUE is any override of goldfinch run, for every row.
+records=DIR keeps the page, its pictures, and each run's summary.json and history.csv there, as runs end.
 Finished runs are skipped, interrupted ones resumed. Tables:"""
 
 MOST_CURVES = 14
@@ -38,11 +40,12 @@ class Request:
 
     Args:
         table: the table's name.
-        scale: ``paper`` or ``small``.
-        methods: rows by label or method; empty is all.
-        seeds: seeds of each row; empty takes the table's own.
+        scale: ``paper``, ``paper_net`` or ``small``.
+        methods: rows by label or method; empty is all that the scale has.
+        seeds: seeds of each row; empty takes the scale's or the table's own.
         output: folder of everything that is written; ``None`` is ``outputs/reproduce/<scale>``.
         overrides: of every row.
+        records: folder of what is worth keeping, written after every run; ``None`` keeps nothing besides ``output``.
     """
 
     table: PublishedTable
@@ -51,6 +54,7 @@ class Request:
     seeds: tuple[int, ...] = ()
     output: str | None = None
     overrides: tuple[str, ...] = field(default_factory=tuple)
+    records: str | None = None
 
     @property
     def folder(self) -> Path:
@@ -76,7 +80,7 @@ def parse(arguments: Sequence[str]) -> Request:
     if len(names) != 1:
         said = f"one table; got {' '.join(names)}" if names else "a table"
         raise ConfigError(f"goldfinch reproduce needs {said}: {', '.join(published_tables())}")
-    own = {"scale": "paper", "methods": "", "seeds": "", "output": ""}
+    own = {"scale": "paper", "methods": "", "seeds": "", "output": "", "records": ""}
     overrides = []
     for word in arguments:
         key, separator, value = word.partition("=")
@@ -95,6 +99,7 @@ def parse(arguments: Sequence[str]) -> Request:
         tuple(_seed(word) for word in own["seeds"].split(",") if word),
         own["output"] or None,
         tuple(overrides),
+        own["records"] or None,
     )
 
 
@@ -114,14 +119,16 @@ def reproduce(request: Request, console: Console | None = None) -> Path:
     """
     console = console or Console()
     table = request.table
-    rows = table.select(request.methods)
-    seeds = request.seeds or table.seeds
+    reduced = table.reduction(request.scale)
+    rows = table.select(request.methods) if request.methods else table.rows_at(request.scale)
+    seeds = request.seeds or (reduced and reduced.seeds) or table.seeds
     jobs = plan(table, rows, seeds, request.scale, request.folder, request.overrides)
     console.print(f"{table.name}, scale={request.scale}: {len(rows)} rows, seeds {', '.join(map(str, seeds))}")
     failures: Mapping[Path, str] = {}
     try:
-        failures = execute(jobs, console)
+        failures = execute(jobs, console, lambda: keep_records(request, jobs, seeds))
     finally:
+        keep_records(request, jobs, seeds)
         path = write_pages(request, jobs, seeds, failures)
         console.print(f"wrote {path.with_suffix('.md')} and {path}", highlight=False, soft_wrap=True)
         splits = {
@@ -133,6 +140,23 @@ def reproduce(request: Request, console: Console | None = None) -> Path:
         said = "\n  ".join(f"{folder}: {reason}" for folder, reason in failures.items())
         raise ConfigError(f"{len(failures)} runs failed:\n  {said}")
     return path
+
+
+def keep_records(request: Request, jobs: Sequence[Job], seeds: Sequence[int]) -> None:
+    """Write ``request.records``: page and pictures, and ``<table>/<method>-<key>/seed-N/`` of each finished run."""
+    if request.records is None:
+        return
+    folder = Path(request.records).expanduser()
+    comparison = compare(request, jobs, seeds, {})
+    pictures = draw(comparison, request.table.name)
+    for picture in pictures:
+        write_bytes(folder / picture.name, picture.content)
+    write_text(folder / f"{request.table.name}.md", pages(comparison, request.command, pictures, request.overrides)[0])
+    for job in jobs:
+        if job.summary() is not None:
+            for name in ("summary.json", "history.csv"):
+                kept = folder / request.table.name / job.folder.parent.name / job.folder.name / name
+                write_bytes(kept, (job.folder / name).read_bytes())
 
 
 def write_pages(request: Request, jobs: Sequence[Job], seeds: Sequence[int], failures: Mapping[Path, str]) -> Path:

@@ -87,7 +87,7 @@ class Comparison:
 
     Args:
         table: what was published.
-        scale: ``paper`` or ``small``.
+        scale: ``paper``, ``paper_net`` or ``small``.
         lines: rows that were run.
         seeds: seeds that were asked for.
     """

@@ -49,6 +49,7 @@ def pages(
     content: dict[str, Any] = {
         "table": table,
         "scale": comparison.scale,
+        "reduced": table.reduction(comparison.scale),
         "command": command,
         "changed": changed,
         "pictures": pictures,

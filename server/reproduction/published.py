@@ -16,24 +16,28 @@ from common.errors import ConfigError, nearest
 
 PUBLISHED = Path(__file__).resolve().parent / "published"
 
-Scale = Literal["paper", "small"]
+Scale = Literal["paper", "paper_net", "small"]
 Rule = Literal["final", "last_n", "best_round"]
 
 
 @checked
 class Reduction:
-    """What ``scale=small`` changes.
+    """What ``scale=small`` or ``scale=paper_net`` changes.
 
     Args:
         says: every change in words, printed with every result.
         overrides: the same as overrides.
         stand_ins: data set in place of a published one, by the name of the published one. Its scores are never
             compared with the published ones.
+        rows: labels of the rows that are run unless others are asked for; empty is all.
+        seeds: likewise; empty is the table's own.
     """
 
     says: tuple[str, ...]
     overrides: tuple[str, ...]
     stand_ins: dict[str, str] = field(default_factory=dict)
+    rows: tuple[str, ...] = ()
+    seeds: tuple[int, ...] = ()
 
 
 @checked
@@ -105,13 +109,14 @@ class PublishedTable:
         title: which table of the paper.
         rule: how the paper scores a run: the last round, the mean of the last five, or the best round by test score.
         domains: the paper's name of each test domain.
-        small: see :class:`Reduction`.
+        small: for two CPU cores in minutes: another network, fewer rounds and epochs. See :class:`Reduction`.
         decimals: of the printed averages.
         own: label of the paper's own method.
         seeds: the runs of each row.
         listed: rows as printed.
         sweeps: grids of hyper-parameters.
         measure: a measure besides accuracy.
+        paper_net: the paper's own network, epochs, batches, clients and rule, in fewer rounds; ``None`` if not offered.
     """
 
     name: str
@@ -126,6 +131,7 @@ class PublishedTable:
     listed: tuple[PublishedRow, ...] = ()
     sweeps: tuple[Sweep, ...] = ()
     measure: Literal["", "mutual_information"] = ""
+    paper_net: Reduction | None = None
 
     def __post_init__(self) -> None:
         rows = self.rows
@@ -135,6 +141,9 @@ class PublishedTable:
         for row in rows:
             check(len(row.cells) in (0, len(self.domains)), f"{self.name}, {row.label}: {len(row.cells)} cells")
             check(len(row.deviations) in (0, len(self.domains)), f"{self.name}, {row.label}: wrong deviations")
+        for reduced in (self.small, self.paper_net):
+            unknown = set(reduced.rows if reduced else ()) - set(labels)
+            check(not unknown, f"{self.name}: no row {', '.join(sorted(unknown))}")
         check(self.own in ("", *labels), f"{self.name}: own={self.own!r} is no row")
 
     @property
@@ -143,16 +152,33 @@ class PublishedTable:
         return (*self.listed, *(row for sweep in self.sweeps for row in sweep.rows()))
 
     def stand_in(self, domain: str, scale: Scale) -> str:
-        """The domain that is scored in place of a published one: itself, or its stand-in at ``scale=small``."""
-        return self.small.stand_ins.get(domain, domain) if scale == "small" else domain
+        """The domain that is scored in place of a published one: itself, or its stand-in at this scale."""
+        reduced = self.reduction(scale)
+        return reduced.stand_ins.get(domain, domain) if reduced else domain
+
+    def reduction(self, scale: Scale) -> Reduction | None:
+        """What a scale changes; ``None`` for the paper's.
+
+        Raises:
+            ConfigError: the table is not offered at this scale.
+        """
+        if scale == "paper_net" and self.paper_net is None:
+            offered = ", ".join(name for name, table in published_tables().items() if table.paper_net)
+            raise ConfigError(f"{self.name} has no scale=paper_net; {offered} have. Take scale=small or scale=paper")
+        return {"paper": None, "paper_net": self.paper_net, "small": self.small}[scale]
+
+    def rows_at(self, scale: Scale) -> tuple[PublishedRow, ...]:
+        """The rows that are run at a scale unless others are asked for."""
+        reduced = self.reduction(scale)
+        return tuple(row for row in self.rows if not (reduced and reduced.rows) or row.label in reduced.rows)
 
     def overrides(self, row: PublishedRow, scale: Scale, more: Sequence[str] = ()) -> list[str]:
         """Everything that makes a row but seed and output: experiment, row, scale, then ``more``; the last word counts.
 
         A key of the method that another row's override made meaningless is the user's mistake, so it is not dropped.
         """
-        reduced = self.small.overrides if scale == "small" else ()
-        chosen = [f"experiment={self.name}", *row.overrides, *reduced, *more]
+        reduced = self.reduction(scale)
+        chosen = [f"experiment={self.name}", *row.overrides, *(reduced.overrides if reduced else ()), *more]
         return list({item.partition("=")[0]: item for item in chosen}.values())
 
     def select(self, wanted: Sequence[str]) -> tuple[PublishedRow, ...]:

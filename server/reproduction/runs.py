@@ -83,7 +83,7 @@ def plan(
         table: the table.
         rows: which of its rows.
         seeds: seeds of each row.
-        scale: ``paper`` or ``small``.
+        scale: ``paper``, ``paper_net`` or ``small``.
         output: the runs are written below ``output/runs``.
         more: overrides of every row; the last word counts.
 
@@ -123,11 +123,12 @@ def check_names(values: Sequence[str], known: Sequence[str], what: str) -> None:
             raise ConfigError(f"{what}={value}; {nearest(value, known)}")
 
 
-def execute(jobs: Sequence[Job], console: Console) -> dict[Path, str]:
+def execute(jobs: Sequence[Job], console: Console, finished: Callable[[], None] = lambda: None) -> dict[Path, str]:
     """Do every run that is not finished; one that fails does not end the others.
 
     Interrupted runs go on from their checkpoint. In a terminal there is a bar over all rounds; elsewhere, one line per
-    run. Both say how much time is left, from the rounds that were done since the start.
+    run. Both say how much time is left, from the rounds that were done since the start. ``finished`` is called after
+    each run.
 
     Returns:
         What went wrong, by folder.
@@ -147,6 +148,7 @@ def execute(jobs: Sequence[Job], console: Console) -> dict[Path, str]:
             try:
                 summary = _conduct(job, _listener(clock, progress, label))
                 line = f"average {summary['average']:.2f}, worst {summary['worst']:.2f}"
+                finished()
             except GoldfinchError as error:
                 failures[job.folder] = str(error)
                 clock.total -= job.settings.train.rounds - job.rounds_done()

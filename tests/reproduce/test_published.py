@@ -124,6 +124,35 @@ def test_stand_ins_are_in_every_small_setting_that_lacks_the_published_set() -> 
         assert not absent or any("not S" in says for says in table.small.says), table.name
 
 
+@pytest.mark.parametrize(
+    ("name", "rows", "rounds"),
+    [
+        ("fpl_office", ["FedAvg", "FPL"], 30),
+        ("fedapc_office", ["FedAvg", "FedAPC"], 30),
+        ("fedplcc_office", ["FedAvg", "FPL", "FedPLCC"], 20),
+    ],
+)
+def test_paper_net_is_the_paper_s_setting_in_fewer_rounds(name: str, rows: list[str], rounds: int) -> None:
+    table = TABLES[name]
+    chosen = table.rows_at("paper_net")
+    assert [row.label for row in chosen] == rows
+    for row in chosen:
+        ours, papers = (load_settings(table.overrides(row, scale)) for scale in ("paper_net", "paper"))  # type: ignore[arg-type]  # two of the scales
+        assert ours.train == dataclasses.replace(papers.train, rounds=rounds)
+        assert (ours.model, ours.data, ours.protocol, ours.method) == (
+            papers.model,
+            papers.data,
+            papers.protocol,
+            papers.method,
+        )
+    assert table.reduction("paper_net").seeds == (0,)  # type: ignore[union-attr]  # the table has it
+
+
+def test_a_table_without_the_scale_names_those_that_have_it() -> None:
+    with pytest.raises(ConfigError, match=r"fedgca_digits has no scale=paper_net; .*fpl_office"):
+        TABLES["fedgca_digits"].rows_at("paper_net")
+
+
 def test_rows_are_chosen_by_label_or_method_and_mistakes_name_the_nearest() -> None:
     table = TABLES["fedgca_digits"]
     assert [row.label for row in table.select(["FedAVG+RC", "fedgca"])] == ["FedAVG+RC", "FedGCA"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from rich.console import Console
 from common.errors import ConfigError, EngineError
 from server.cli import main
 from server.commands import reproduce as command
-from server.commands.reproduce import Request, compare, parse, reproduce
+from server.commands.reproduce import Request, compare, keep_records, parse, reproduce
 from server.reproduction import runs
 from server.reproduction.published import PublishedRow, PublishedTable, Reduction, Sweep
 from server.reproduction.runs import Job, duration, execute, plan
@@ -88,6 +89,27 @@ def test_the_numbers_on_the_page_are_those_of_the_runs(done: tuple[Request, Path
         assert row["ours"]["signs"] == pytest.approx(sum(score["accuracy"]["signs"] for score in scores) / 2)
         gap = mean - row["published_average"]
         assert f"({gap:+.2f}) |" in path.with_suffix(".md").read_text()
+
+
+def test_records_are_kept_of_finished_runs_only(done: tuple[Request, Path, str], tmp_path: Path) -> None:
+    """One seed finished of two: page, curves, summary and history; nothing of machines or places."""
+    request, _, _ = done
+    kept = replace(request, seeds=(0, 2), records=str(tmp_path / "kept"))
+    jobs = plan(request.table, request.table.rows, kept.seeds, "small", request.folder)
+    keep_records(kept, jobs, kept.seeds)
+    files = {str(file.relative_to(tmp_path / "kept")) for file in (tmp_path / "kept").rglob("*") if file.is_file()}
+    runs = {f"demo/{job.folder.parent.name}/seed-0" for job in jobs}
+    assert files == {f"{run}/{name}" for run in runs for name in ("summary.json", "history.csv")} | {
+        "demo.md", "demo.png", "demo-bars.png",
+    }  # fmt: skip
+    for job in jobs[:1]:
+        copied = tmp_path / "kept" / "demo" / job.folder.parent.name / "seed-0" / "summary.json"
+        assert copied.read_bytes() == (job.folder / "summary.json").read_bytes()
+    assert not [file for file in files if file.endswith(("md", "json", "csv"))
+                and str(request.folder) in (tmp_path / "kept" / file).read_text()]  # fmt: skip
+    again = replace(kept, seeds=(0,), records=str(tmp_path / "again"))
+    reproduce(again, quiet())
+    assert (tmp_path / "again" / "demo.md").read_text().startswith("# demo, scale=small")
 
 
 def test_what_is_finished_is_skipped_and_a_new_seed_is_not(done: tuple[Request, Path, str]) -> None:
