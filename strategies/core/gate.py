@@ -18,6 +18,9 @@ from strategies.core.method import Client, Expected, Server, Shape, Update
 MOST_SAMPLES = 2**40
 """More test images than anybody has."""
 
+MOST_REPEATS = 100
+"""How often a client can have released something per round: a round has few exchanges, and is repeated on resume."""
+
 MOST_LOSS = 1e30
 """A diverged net's mean loss is below it; what is not finite cannot be written down."""
 
@@ -75,6 +78,12 @@ class Gate:
                 f"the answer claims {answer.samples} samples in classes {answer.class_counts}; the client registered "
                 f"{client.samples} in {list(client.class_counts)}"
             )
+
+        for name, count in {"steps": answer.steps, "peak_bytes": answer.peak_bytes, **answer.seconds}.items():
+            if count < 0:
+                raise PayloadError(f"the answer's {name} is {count:g}; it measures what was spent")
+        if not 0 <= answer.releases <= MOST_REPEATS * request.round:
+            raise PayloadError(f"{answer.releases} releases in {request.round} rounds cannot be")
 
     def _check_scores(self, request: Request, answer: Answer) -> None:
         """Scores are what was asked for, and arithmetically possible."""

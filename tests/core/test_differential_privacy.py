@@ -214,6 +214,7 @@ def test_the_accountant_bounds_the_exact_epsilon_closely(multiplier: float, rele
 def test_two_mechanisms_in_one_answer_compose() -> None:
     assert epsilon([2.0, 2.0], 5, 1e-5) == pytest.approx(epsilon([2.0], 10, 1e-5))
     assert epsilon([2.0], 0, 1e-5) == 0.0
+    assert epsilon([2.0, 3.0], 2**62, 1e-5) > 1e9  # no loop over the releases
     assert epsilon([2.0, 0.0], 1, 1e-5) == math.inf
 
 
