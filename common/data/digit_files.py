@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 
-from common.data.image_files import decode_image, image_files
+from common.data.image_files import check_within, decode_image, image_files
 from common.errors import DataError, libraries_of
 
 Arrays = tuple[np.ndarray, np.ndarray]
@@ -96,6 +96,7 @@ def read_class_folders(directory: Path, image_size: int) -> Arrays:
         files = image_files(folder) if folder.is_dir() else []
         if not files:
             raise DataError(f"class folder {folder} is missing or has no images; put the images of that digit there")
+        check_within(files, directory)
         images += [decode_image(path, image_size, str(path)) for path in files]
         labels += [digit] * len(files)
     return np.stack(images), np.array(labels, dtype=np.int64)
@@ -116,6 +117,7 @@ def read_listed(place: Path, list_name: str, image_size: int, locate: Callable[[
             raise DataError(f"{path} is missing; put the data set's list files there")
         names, labels = _parse(path.read_text(encoding="utf-8"), path)
         files = [place / locate(name) for name in names]
+        check_within(files, place)
         return np.stack([decode_image(file, image_size, str(file)) for file in files]), labels
     found: dict[str, bytes] = {}
     try:

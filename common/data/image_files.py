@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,6 +18,12 @@ from common.data.cache import cached
 from common.errors import DataError
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".gif", ".ppm", ".pgm"})
+FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "TIFF", "GIF", "PPM")
+"""What is decoded, whatever a file's suffix says: Pillow would hand others to programs, such as EPS to Ghostscript."""
+
+MOST_PIXELS = 2**26
+"""Of one image, 8,192 x 8,192: a few kB of a file may claim many times as much."""
+
 _VERSION = 1  # raise when decoding changes
 
 
@@ -74,14 +81,28 @@ def class_folders(
     return found
 
 
+def check_within(files: Sequence[Path], base: Path) -> None:
+    """Refuse files that are elsewhere once links are followed; ``base`` may be a link itself.
+
+    Raises:
+        DataError: the first file, or its folder, that lies outside ``base``.
+    """
+    root = base.resolve()
+    for place in dict.fromkeys(path if path.is_symlink() else path.parent for path in files):
+        if not place.resolve().is_relative_to(root):
+            raise DataError(f"{place} leads to {place.resolve()}, outside {root}; put the images themselves there")
+
+
 def decode(files: Sequence[Path], image_size: int, base: Path) -> Tensor:
     """The images of ``files``, resized, as uint8 [N, 3, image_size, image_size]; cached on disk.
 
     The cache's key holds the names relative to ``base``, sizes and times of the files.
 
     Raises:
-        DataError: a file cannot be read as an image; the first one in order is named.
+        DataError: a file cannot be read as an image, or is a link to somewhere outside ``base``; the first one in
+            order is named.
     """
+    check_within(files, base)
     key: list[str | int] = [_VERSION, image_size, str(base)]
     for path in files:
         try:
@@ -108,10 +129,14 @@ def decode_image(source: Path | BinaryIO, image_size: int, name: str) -> np.ndar
     """One image as uint8 [image_size, image_size, 3]: grey becomes RGB, the whole image is resized (bilinear).
 
     Raises:
-        DataError: it is not an image, truncated, or absurdly large.
+        DataError: it is no regular file, no image of :data:`FORMATS`, truncated, or has too many pixels.
     """
     try:
-        with Image.open(source) as image:
+        if isinstance(source, Path) and not stat.S_ISREG(source.stat().st_mode):
+            raise OSError("not a regular file")  # a pipe would be waited for
+        with Image.open(source, formats=FORMATS) as image:
+            if image.width * image.height > MOST_PIXELS:
+                raise OSError(f"{image.width} x {image.height} pixels; at most {MOST_PIXELS} are decoded")
             return np.asarray(_rgb(image).resize((image_size, image_size), Image.Resampling.BILINEAR))
     except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
         raise DataError(f"image {name} cannot be decoded ({error}); replace it, or take it out") from error
@@ -120,6 +145,6 @@ def decode_image(source: Path | BinaryIO, image_size: int, name: str) -> np.ndar
 def _rgb(image: Image.Image) -> Image.Image:
     """RGB; 16-bit grey is scaled to 8 bits (Pillow would clip it at 255)."""
     if image.mode.startswith("I;16") or image.mode == "I":
-        grey = np.asarray(image).astype(np.float64) / 257
-        return Image.fromarray(grey.round().clip(0, 255).astype(np.uint8)).convert("RGB")
+        grey = np.asarray(image).clip(0, 65535).astype(np.uint32)
+        return Image.fromarray(((grey + 128) // 257).astype(np.uint8)).convert("RGB")
     return image.convert("RGB")

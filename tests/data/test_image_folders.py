@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import os
+import struct
+import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +12,7 @@ from data_makers import levels, write_classes, write_image
 from PIL import Image
 
 from common.data.domainnet import DomainNet
+from common.data.image_files import decode_image
 from common.data.image_folders import ImageFolders, index_rule, per_class_fraction
 from common.data.office_caltech import OfficeCaltech
 from common.data.pacs import PACS
@@ -162,6 +167,49 @@ def test_a_broken_image_is_named(tmp_path: Path, content: bytes | str, own_cache
     assert not list(own_cache.iterdir())
     write_image(path, 25)
     assert len(source.load("dslr").train) == 24
+
+
+def _postscript(path: Path) -> None:
+    Image.new("RGB", (8, 8)).save(path, format="EPS")
+
+
+def _pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def _many_pixels(path: Path) -> None:
+    """A PNG whose header claims 16 bits for each of 9,000 x 9,000 pixels, which would take gigabytes on the way."""
+    header = b"IHDR" + struct.pack(">IIBBBBB", 9_000, 9_000, 16, 0, 0, 0, 0)
+    body = b"IDAT" + zlib.compress(bytes(1000))
+    chunks = [struct.pack(">I", len(each) - 4) + each + struct.pack(">I", zlib.crc32(each)) for each in (header, body)]
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(chunks))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [(_postscript, "cannot identify"), (_pipe, "not a regular file"), (_many_pixels, "9000 x 9000 pixels; at most")],
+    ids=["PostScript by the name of PNG", "pipe", "more pixels than memory"],
+)
+def test_what_is_no_ordinary_image_is_not_decoded(tmp_path: Path, spoil: Callable[[Path], None], reason: str) -> None:
+    path = write_image(tmp_path / "image.png", 3)
+    spoil(path)
+    with pytest.raises(DataError, match=reason):
+        decode_image(path, 8, "image.png")
+
+
+@pytest.mark.parametrize("folder", [False, True], ids=["an image", "a class folder"])
+def test_links_lead_within_the_domain(tmp_path: Path, folder: bool) -> None:
+    source = office(tmp_path)
+    place = tmp_path / "office_caltech_10" / "dslr" / "mug"
+    place = place if folder else place / "image_001.png"
+    moved = place.rename(place.parent / "moved.txt")
+    place.symlink_to(moved)
+    assert len(source.load("dslr").train) == 24
+    place.unlink()
+    place.symlink_to(moved.rename(tmp_path / "outside"))
+    with pytest.raises(DataError, match=r"outside .*dslr; put the images themselves there"):
+        source._read("dslr")
 
 
 def test_an_empty_test_split_is_an_error(tmp_path: Path) -> None:
