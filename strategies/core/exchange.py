@@ -151,7 +151,8 @@ class Expected:
     Args:
         weights: the whole shared model state, or nothing.
         prototypes: a prototype set.
-        most_rows: largest number of prototype rows per class; ``None`` allows one per training sample.
+        most_rows: largest number of prototype rows per class; ``None`` allows one per training sample, and no
+            more than the gate's own bound.
         extra: dtype and shape of each further tensor by name; ``None`` in a shape allows any length, ``samples`` is
             the number of training samples that the client registered.
     """
