@@ -43,10 +43,10 @@ certificates: $(STAMP) ## FOLDER=keys HOSTS="fl.example.org" NODES="ward-a ward-
 test: lint test-fast test-portable ## style, types, and every test that takes seconds
 
 PYTEST := $(BIN)/python -m pytest
-PARALLEL := -n $(or $(JOBS),auto) --maxprocesses 4 --dist loadfile # what the tests of a file share is made once
+PARALLEL := -n $(or $(JOBS),auto) --maxprocesses 4
 
 test-fast: $(STAMP)
-	$(PYTEST) -m "not slow and not processes" $(PARALLEL) $(LISTED)
+	$(PYTEST) -m "not slow and not processes" $(PARALLEL) --dist loadfile $(LISTED) # shared things are made once a file
 	$(PYTEST) -m "processes and not slow" $(LISTED)
 
 test-portable: $(STAMP) ## the conformance suite, one method of each kind, as on a processor without AVX
