@@ -134,6 +134,9 @@ def conduct(
         rounds = Rounds(settings, engine, told, stop)
         try:
             rounds.run()
+        except EngineError as error:
+            rounds.history.event("failed", round=rounds.server.round, reason=str(error).partition("\n")[0])
+            raise
         finally:
             engine.close()
         summary = summary_of(settings, rounds, rounds.seconds() + max(0.0, finished - rounds.earlier_seconds))

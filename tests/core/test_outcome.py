@@ -106,6 +106,8 @@ def test_what_every_client_raises_alike_stops_the_run_with_its_traceback(tmp_pat
     assert 'terms["ce"]' in lines[-3] + lines[-2]
     assert lines[-1] == "  KeyError: 'ce'"
     assert not list((tmp_path / "checkpoint").glob("*"))
+    last = json.loads((tmp_path / "events.jsonl").read_text().splitlines()[-1])
+    assert (last["event"], last["round"], last["reason"]) == ("failed", 1, lines[0])
 
 
 @pytest.mark.parametrize(
