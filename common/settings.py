@@ -272,7 +272,7 @@ def settings_of(raw: Mapping[str, Any]) -> RunSettings:
     if getattr(settings.method, "multi_view", False) and settings.views.count < 1:
         raise ConfigError(
             f"method={raw['choices']['method']} compares views of an image, and views={raw['choices']['views']} gives "
-            "none besides the image; choose views=randconv (or another of conf/views/) with views.count of 1 or more"
+            "none besides the image; choose views=randconv, augmented or another of conf/views/, with views.count >= 1"
         )
     return settings
 

@@ -93,7 +93,7 @@ def test_devices_score_the_mean_and_train_from_the_cloud_model(method, tmp_path)
         settings = toy_settings(method, tmp_path / rule, hyper={"alpha": 0.5, "scored": rule}, data=Toy(image_size=32))
         engine = TouchedEngine(settings)
         done = run(settings, engine)
-        kept = Opened(tmp_path / rule, settings, done.summary)
+        kept = Opened(tmp_path / rule)
         scored[rule] = done.averages(), done.sha256, kept.model()
         total = 0.0
         for domain in kept.test_domains:
