@@ -19,8 +19,8 @@ BLOCK_ELEMENTS = 2**18
 def average(states: Sequence[Mapping[str, Tensor]], weights: Sequence[float]) -> dict[str, Tensor]:
     """``sum_k weights_k * states_k / sum_k weights_k`` over named tensors.
 
-    Floating-point tensors are accumulated in float64 one state at a time and returned in their own dtype. Integer
-    tensors (batch-norm counters) cannot be averaged and are copied from the first state.
+    Floating-point tensors are accumulated in float64 one state at a time and returned in their own dtype. Of integers
+    (batch-norm counters), which cannot be averaged, the result is the lower median.
 
     Raises:
         ValueError: no states, names that differ, or weights that do not sum to a positive number.
@@ -36,7 +36,7 @@ def average(states: Sequence[Mapping[str, Tensor]], weights: Sequence[float]) ->
         if first.is_floating_point():
             result[name] = _weighted_sum([state[name] for state in states], shares)
         else:
-            result[name] = first.clone()
+            result[name] = torch.stack([state[name] for state in states]).median(0).values
     return result
 
 

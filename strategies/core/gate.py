@@ -25,6 +25,9 @@ rows. 2,000 rows of 512 features took 0.2 s on one core, 10,000 took 7 s; FINCH 
 MOST_REPEATS = 100
 """How often a client can have released something per round: a round has few exchanges, and is repeated on resume."""
 
+MOST_PASSES = 100
+"""How often local training sends a sample through the net in an epoch: a counter cannot have moved further."""
+
 MOST_LOSS = 1e30
 """A diverged net's mean loss is below it; what is not finite cannot be written down."""
 
@@ -134,13 +137,18 @@ class Gate:
         return prototypes
 
     def _check_model(self, weights: Mapping[str, Tensor]) -> None:
-        """What no training leaves: negative counters, variances that are not positive, a net of zeros: no gradient."""
+        """What no training leaves: counters that ran away, variances that are not positive, a net of zeros: no gradient."""
         trained = [tensor for name, tensor in weights.items() if name in self.server.parameters]
         if trained and not any(bool(tensor.any()) for tensor in trained):
             raise PayloadError("all parameters are zero")
         for name, tensor in weights.items():
-            if not tensor.is_floating_point() and bool((tensor < 0).any()):
-                raise PayloadError(f"{name} has negative values; it counts")
+            if not tensor.is_floating_point():
+                if bool((tensor < 0).any()):
+                    raise PayloadError(f"{name} has negative values; it counts")
+                largest = max(client.samples for client in self.server.clients)
+                most = self.server.round * self.server.train.epochs * largest * MOST_PASSES
+                if bool((tensor.long() - self._shared[name].long() > most).any()):
+                    raise PayloadError(f"{name} is {int(tensor.max())}; {self.server.round} rounds cannot count so far")
             if name.endswith("running_var") and bool((tensor <= 0).any()):
                 raise PayloadError(f"{name} has values that are not positive; it measures a variance")
 
