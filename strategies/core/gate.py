@@ -137,7 +137,7 @@ class Gate:
         return prototypes
 
     def _check_model(self, weights: Mapping[str, Tensor]) -> None:
-        """What no training leaves: counters that ran away, variances that are not positive, a net of zeros: no gradient."""
+        """What no training leaves: runaway counters, variances that are not positive, a net of zeros: no gradient."""
         trained = [tensor for name, tensor in weights.items() if name in self.server.parameters]
         if trained and not any(bool(tensor.any()) for tensor in trained):
             raise PayloadError("all parameters are zero")

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from support.halves import COUNTER, FEATURES, Half, clients, model_state
+from support.halves import COUNTER, FEATURES, Half, model_state
 from support.runs import TouchedEngine, run
 from support.toy import toy_settings
 
