@@ -63,6 +63,7 @@ class Rounds:
         self.registry = self.federation.registry
         self.server = self.federation.server
         self.refusals: list[str] = []
+        self._count_less: set[str] = set()
         self._outcome: tuple[Sequence[Reply], Sequence[Failure]] = ((), ())
         self.earlier_seconds = 0.0
         self._started = time.perf_counter()
@@ -303,6 +304,12 @@ class Rounds:
             self.history.event(
                 "client clipped", round=number, exchange=exchange, client=client, reason=reason, factors=told
             )
+        for update in closed.updates:
+            registered = self.registry.registrations[update.client.id].samples
+            if update.samples < registered and update.client.id not in self._count_less:
+                self._count_less.add(update.client.id)
+                reason = f"as {update.samples} of {registered} samples (rounds.largest_client, rounds.largest_share)"
+                self.history.event("client counts less", round=number, client=update.client.id, reason=reason)
         for failure in failures:
             self.history.event(
                 "client " + failure.status,

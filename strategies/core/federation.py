@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
@@ -24,6 +25,7 @@ from strategies.core.gate import Gate
 from strategies.core.method import Client, Method, Update, feature_size
 from strategies.core.protection import check_protects
 from strategies.core.registry import Registry
+from strategies.core.shares import at_most, counted
 
 
 @dataclass
@@ -77,7 +79,7 @@ class Outcome(Generic[Carried]):
     Args:
         state: the next global state; the one before if the exchange was skipped, or asked for scores alone.
         admitted: answers that were let in, by client id.
-        updates: theirs, by client id, as they were aggregated.
+        updates: theirs, by client id, as they were aggregated; see :mod:`strategies.core.shares` for their samples.
         refused: the others' reasons, with their clients.
         clipped: by client id, the factors that its parts were scaled by, in (0, 1).
         needed: how many updates the exchange needed, and ``by`` whose word.
@@ -150,9 +152,11 @@ class Federation:
 
     def begin(self, round_number: int, exchange: str, *, score: bool = True) -> None:
         """Turn to an exchange, in which the model is scored or not; answers to earlier ones are stale from here on."""
-        self.server.clients = self.registry.clients()
+        clients = self.registry.clients()
+        self._clients = {client.id: client for client in clients}
+        usual = statistics.median([client.samples for client in clients] or [0])
+        self.server.clients = at_most(clients, self.settings.rounds.largest_client * usual)
         self.server.round, self.server.exchange, self.server.scoring = round_number, exchange, score
-        self._clients = {client.id: client for client in self.server.clients}
         self.server.aggregation = self.settings.aggregation
         self._requests, self._answered = {}, set()
 
@@ -231,6 +235,7 @@ class Federation:
         updates, too_long, clipped = self._bounded(state, updates)
         refusals += too_long.items()
         admitted = [arrived for arrived in admitted if arrived.client not in too_long]
+        updates = counted(updates, self.server.clients, self.settings.rounds.largest_share)
         self.server.aggregation = self.settings.aggregation.knowing(refused + len(refusals), len(updates))
         asked = sum(request.train for request in self._requests.values())
         needed, by = self.needed(asked) if asked else (0, "")

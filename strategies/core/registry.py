@@ -51,6 +51,8 @@ class Registry:
             return f"it registered classes {registration.class_counts}; {data.class_count} exist"
         if sum(registration.class_counts) != registration.samples or registration.samples < 2:
             return f"it registered {registration.samples} samples in classes {registration.class_counts}"
+        if registration.samples > self.settings.rounds.most_samples:
+            return f"it registered {registration.samples} samples; at most rounds.most_samples are let in"
         known = self.registrations.get(registration.client)
         if known is not None and known.split != registration.split:
             return f"client {registration.client} is registered already, with other data"

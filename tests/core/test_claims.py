@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from support.halves import COUNTER, FEATURES, Half, model_state
+from hypothesis import given
+from hypothesis import strategies as st
+from support.halves import COUNTER, FEATURES, Half, clients, model_state, updates
 from support.runs import TouchedEngine, run
 from support.toy import toy_settings
 
 from common.errors import PayloadError
 from common.prototypes import PrototypeSet, cluster_prototypes
-from common.wire.messages import Request
+from common.settings import load_settings
+from common.versions import code_sha256
+from common.wire.messages import Registration, Request
 from common.wire.payload import Payload
 from strategies.core.aggregation import average
+from strategies.core.federation import Federation
 from strategies.core.gate import MOST_CLASS_ROWS, MOST_PASSES, MOST_ROWS, Gate
 from strategies.core.method import Client, Expected
+from strategies.core.shares import counted, largest
 
 # ---- prototypes ------------------------------------------------------------------------------------------------------
 
@@ -96,3 +102,105 @@ def test_a_counter_that_ran_away_does_not_end_the_run(tmp_path: Path) -> None:
     status = [(row["client"], row["status"]) for row in done.rows("activity.csv") if row["status"] != "scored"]
     assert {client for client, word in status if word == "refused"} == {"bright-0"}
     assert sum(word in ("trained", "clipped") for _, word in status) == 6
+
+
+# ---- samples ---------------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(2, 10**9), min_size=1, max_size=8), st.floats(0.01, 1.0))
+def test_the_cap_is_the_largest_that_leaves_nobody_more_than_the_share(samples: list[int], share: float) -> None:
+    most = largest(samples, share)
+    capped = [min(count, most) for count in samples]
+    if share * len(samples) < 1:  # nobody can have so little
+        assert set(capped) == {min(samples)}
+        return
+    assert max(capped) <= share * sum(capped) * (1 + 1e-9) or max(capped) == min(samples)
+    if max(samples) > most * 1.01:
+        more = [min(count, most * 1.01) for count in samples]
+        assert max(more) > share * sum(more)
+
+
+HONEST = {
+    "Office-Caltech, a client per domain": ([899, 768, 237, 127], 0.5),
+    "FPL's digits": ([600] * 3 + [72] * 7 + [732] * 6 + [4794] * 4, 0.5),
+    "FedAPC's digits": ([600] * 2 + [72] + [732] * 2 + [4794] * 3, 0.5),
+    "FPL's Office": ([179] * 3 + [153] * 2 + [47] + [25] * 4, 0.5),
+    "PACS": ([1336, 1638, 1875, 3143], 0.5),
+    "FedPall's digits, which say so": ([5600, 7943, 743, 39116, 5600], 0.7),
+}
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_no_published_protocol_counts_otherwise(name: str) -> None:
+    sizes, share = HONEST[name]
+    everyone = clients(sizes)
+    sent = [replace(updates()[0], client=client) for client in everyone]
+    found = counted(sent, everyone, share)
+    assert all(one is other for one, other in zip(found, sent, strict=True))
+    assert max(sizes) <= 10 * sorted(sizes)[(len(sizes) - 1) // 2]
+
+
+def test_fedpalls_digits_are_run_with_the_share_they_need() -> None:
+    assert load_settings(["experiment=fedpall_digits"]).rounds.largest_share == 0.7
+
+
+def federation(tmp_path: Path, sizes: Mapping[str, int]) -> tuple[Federation, list[str]]:
+    """A federation with clients of so many samples, and why the others were refused."""
+    settings = toy_settings("fpl", tmp_path)
+    made = Federation(settings)
+    reasons = [
+        made.registry.admit(
+            Registration(
+                client=client,
+                domain=client.partition("-")[0],
+                samples=size,
+                class_counts=[size, 0, 0, 0],
+                scores=[],
+                split="0" * 64,
+                identity=settings.identity,
+                code=code_sha256(),
+                device="a CPU",
+                versions={},
+            )
+        )
+        for client, size in sizes.items()
+    ]
+    return made, [reason for reason in reasons if reason]
+
+
+def test_a_liar_about_samples_has_no_more_than_half_of_the_average(tmp_path: Path) -> None:
+    """Nine million samples count as ten times the median, 250, and of the sum no more than the others together: 42."""
+    liar = 9_000_000
+    made, reasons = federation(tmp_path, {"bright-0": 25, "dark-0": liar, "noisy-0": 17})
+    assert not reasons
+    made.begin(1, "train")
+    assert [client.samples for client in made.server.clients] == [25, 250, 17]
+    mass = PrototypeSet(torch.ones(1, FEATURES), torch.tensor([0]), torch.tensor([float(liar)]))
+    sent = [
+        replace(update, client=client, prototypes=mass)
+        for update, client in zip(updates(), made.registry.clients(), strict=True)
+    ]
+    found = counted(sent, made.server.clients, made.settings.rounds.largest_share)
+    assert [update.samples for update in found] == [25, 42, 17]
+    assert found[1].prototypes.weights.item() == pytest.approx(42)
+    weights = made.server.aggregation.average(found)["layer.weight"]
+    shares = zip([25, 42, 17], sent, strict=True)
+    assert torch.allclose(weights, sum(share * update.weights["layer.weight"] for share, update in shares) / 84)
+
+
+def test_a_billion_samples_are_not_registered(tmp_path: Path) -> None:
+    _, reasons = federation(tmp_path, {"bright-0": 10**9, "dark-0": 25})
+    assert len(reasons) == 1
+    assert "1000000000 samples; at most rounds.most_samples" in reasons[0]
+
+
+def test_who_counts_less_is_told_once_and_only_then(tmp_path: Path) -> None:
+    made = {}
+    for share in (0.5, 1.0, 0.34):
+        settings = toy_settings("fpl", tmp_path / str(share), train={"rounds": 3}, rounds={"largest_share": share})
+        made[share] = run(settings)
+    told = [entry for name, entry in made[0.34].events if name == "client counts less"]
+    assert [entry["client"] for entry in told] == ["bright-0", "dark-0"]
+    assert "of 25 samples (rounds.largest_client, rounds.largest_share)" in told[0]["reason"]
+    assert not [name for name, _ in made[0.5].events if name == "client counts less"]
+    assert made[0.5].sha256 == made[1.0].sha256 != made[0.34].sha256
