@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Annotated, Any, NotRequired, TypeVar
 
-from pydantic import BeforeValidator, FailFast, Field, ValidationError
+from pydantic import AfterValidator, BeforeValidator, FailFast, Field, ValidationError
 from typing_extensions import TypedDict  # pydantic takes typing's own from Python 3.12 on
 
 from common.config import check, checked, mistakes
@@ -21,8 +21,31 @@ Integer = Annotated[int, Field(gt=-(2**63), lt=2**63)]
 Number = Annotated[float, Field(gt=-1e300, lt=1e300)]
 """Larger numbers measure nothing."""
 
-MOST_ENTRIES = 1000
-"""Of a mapping in a header: pydantic lists every mistake, and a hostile header could hold a million."""
+MOST_ENTRIES = 50
+"""Of a mapping in a header, such as loss terms: with names of 100 characters a CSV can hold them in one field."""
+
+MOST_DOMAINS = 1000
+
+FORMULA = ("=", "+", "-", "@")
+"""What a cell begins with that a spreadsheet would compute."""
+
+
+def printable(text: str, keep: str = "") -> str:
+    """A stranger's text as it may be shown and written: no formula, and escapes for what is not printable.
+
+    That are control characters, line ends, and halves of surrogate pairs, which no file can hold; those in ``keep`` stay.
+    """
+    shown = "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text)
+    return f"'{shown}" if shown.startswith(FORMULA) else shown
+
+
+def _printable(value: str) -> str:
+    check(printable(value) == value, "holds what cannot be printed, or begins like a formula")
+    return value
+
+
+Word = Annotated[str, Field(max_length=300), AfterValidator(_printable)]
+Name = Annotated[str, Field(max_length=100), AfterValidator(_printable)]
 
 
 def _few(value: object) -> object:
@@ -101,11 +124,11 @@ class Answer:
     class_counts: Annotated[list[Integer], FailFast()]
     trained: bool
     scores: Annotated[list[Annotated[Score, Few]], FailFast()]
-    losses: Annotated[dict[str, Number], Few]
+    losses: Annotated[dict[Name, Number], Few]
     steps: Integer
-    seconds: Annotated[dict[str, Number], Few]
+    seconds: Annotated[dict[Name, Number], Few]
     peak_bytes: Integer
-    device: str
+    device: Word
     releases: Integer
 
 
@@ -125,16 +148,16 @@ class Registration:
         versions: package versions.
     """
 
-    client: str
-    domain: str
+    client: Word
+    domain: Word
     samples: Integer
     class_counts: Annotated[list[Integer], FailFast()]
-    scores: Annotated[list[str], FailFast()]
-    split: str
-    identity: str
-    code: str
-    device: str
-    versions: Annotated[dict[str, str], Few]
+    scores: Annotated[list[Word], FailFast(), Field(max_length=MOST_DOMAINS)]
+    split: Word
+    identity: Word
+    code: Word
+    device: Word
+    versions: Annotated[dict[Name, Name], Few]
 
 
 def header_of(message: Request | Answer | Registration) -> dict[str, Any]:

@@ -6,8 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from common.wire.messages import Answer, Registration, Request
+from common.wire.messages import Answer, Registration, Request, printable
 from common.wire.payload import Payload
+
+MOST_REASON, MOST_TRACEBACK = 2_000, 20_000
+"""Characters of a client's own words that go into the record; the other side decides how many it sends."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +34,7 @@ class Reply:
 
 @dataclass(frozen=True)
 class Failure:
-    """A client that did not answer as asked.
+    """A client that did not answer as asked; what it says is cut, and made printable.
 
     Args:
         client: the client that was asked.
@@ -48,6 +51,11 @@ class Failure:
     traceback: str = ""
     sent: bool = True
     bytes_up: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reason", printable(self.reason[:MOST_REASON])[:MOST_REASON])
+        shown = printable(self.traceback[-MOST_TRACEBACK:], keep="\n")
+        object.__setattr__(self, "traceback", shown[-MOST_TRACEBACK:])
 
 
 class Engine(Protocol):

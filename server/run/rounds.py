@@ -16,15 +16,12 @@ from common.settings import RunSettings, differing, yaml_of
 from common.storage.files import write_text
 from common.storage.state import GlobalState
 from server.run.checkpoint import Checkpoint, Checkpoints, check_belongs, check_length
-from server.run.engine import Engine, Failure, Reply
+from server.run.engine import MOST_REASON, Engine, Failure, Reply
 from server.run.history import History
 from server.run.traffic import exchange_rows
 from server.trackers.events import Listener
 from strategies.core.federation import Federation, Outcome
 from strategies.core.method import Client, Method
-
-MOST_REASON, MOST_TRACEBACK = 2_000, 20_000
-"""Characters of a client's own words that go into the record; the other side decides how many it sends."""
 
 MOST_LINES = 40
 """Lines of a traceback that end a run's error message."""
@@ -162,16 +159,15 @@ class Rounds:
     def _register(self, seconds: float) -> None:
         """Admit the clients that are there."""
         registrations, failures = self.engine.register(self.registry.missing, seconds)
-        for failure in failures:
-            self.history.event("registration refused", client=failure.client, reason=failure.reason)
-            self.refusals.append(f"{failure.client}: {failure.reason}")
         for registration in registrations:
             reason = self.registry.admit(registration)
             if reason:
-                self.history.event("registration refused", client=registration.client, reason=reason)
-                self.refusals.append(f"{registration.client}: {reason}")
+                failures.append(Failure(registration.client, "refused", reason))
             else:
                 self.history.event("registered", **{key: getattr(registration, key) for key in _REGISTERED})
+        for failure in failures:
+            self.history.event("registration refused", client=failure.client, reason=failure.reason)
+            self.refusals.append(f"{failure.client}: {failure.reason}")
 
     def _insist_on_quorum(self) -> None:
         registry, rounds = self.registry, self.settings.rounds
@@ -293,7 +289,7 @@ class Rounds:
                     "client": failure.client,
                     "domain": self.registry.domain(failure.client),
                     "status": failure.status,
-                    "reason": failure.reason[:MOST_REASON],
+                    "reason": failure.reason,
                 }
                 for failure in failures
             ]
@@ -316,8 +312,8 @@ class Rounds:
                 round=number,
                 exchange=exchange,
                 client=failure.client,
-                reason=failure.reason[:MOST_REASON],
-                traceback=failure.traceback[-MOST_TRACEBACK:],
+                reason=failure.reason,
+                traceback=failure.traceback,
             )
         if rows:
             accuracy = domain_accuracy([(row["domain"], row["correct"], row["count"]) for row in rows])

@@ -115,6 +115,7 @@ class Federation:
         self._requests: dict[str, Request] = {}
         self._answered: set[str] = set()
         self._clients: dict[str, Client] = {}
+        self._tested: dict[tuple[str, str], int] = {}
         self.bounds = Bounds(settings.rounds.outlier_factor, len(self.registry.expected))
         settings.aggregation.check(
             self.method.name, self.method.averages, settings.rounds.sampled(len(self.registry.expected))
@@ -206,8 +207,21 @@ class Federation:
         update = gate.admit(request, answer, payload, registered)
         if update is not None:
             self.method.inspect(update, self.server)
+        self._check_tested(answer)
         self._answered.add(client)
         return update
+
+    def _check_tested(self, answer: Answer) -> None:
+        """A client's test set of a domain is as large as when it first scored it, and as ``rounds`` allows."""
+        most = self.settings.rounds.test_samples or self.settings.rounds.most_samples
+        said = {(answer.client, entry["domain"]): entry["count"] for entry in answer.scores}
+        for (_, domain), count in said.items():
+            known = self._tested.get((answer.client, domain), count)
+            if count > most or count != known:
+                raise PayloadError(
+                    f"the score of {domain} counts {count} images; it was {known}, at most {most} are"
+                )
+        self._tested |= said
 
     def close(self, state: GlobalState, answers: Sequence[Carried], refused: int = 0) -> Outcome[Carried]:
         """Judge an exchange's answers and aggregate them: the one way for every engine and for Flower's own loop.

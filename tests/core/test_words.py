@@ -1,0 +1,134 @@
+"""What a device says in words and numbers of its own reaches terminal, CSV and record bounded and printable."""
+
+from __future__ import annotations
+
+import csv
+import json
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from support.runs import TouchedEngine, run
+from support.toy import toy_settings
+
+from common.errors import PayloadError
+from common.wire.messages import FORMULA, MOST_ENTRIES, Answer, Registration, Request, printable, read_header
+from common.wire.payload import Payload
+from server.run.engine import MOST_REASON, MOST_TRACEBACK, Failure
+from server.trackers.live import LiveView
+
+ODD = {
+    "a control sequence": "\x1b[2Jgone",
+    "a new line": "two\nlines",
+    "half a pair": "\ud800",
+    "another direction": "\u202eevil",
+    "a formula": "=cmd|' /C calc'!A0",
+}
+
+ANSWER: dict[str, Any] = {
+    "run": "r", "method": "fpl", "round": 1, "exchange": "train", "client": "dark-0", "samples": 2,
+    "class_counts": [2], "trained": True, "scores": [], "losses": {"cross_entropy": 1.0}, "steps": 1,
+    "seconds": {"train": 0.5}, "peak_bytes": 1, "device": "a CPU", "releases": 0,
+}  # fmt: skip
+REGISTRATION: dict[str, Any] = {
+    "client": "dark-0", "domain": "dark", "samples": 2, "class_counts": [2], "scores": ["dark"], "split": "0",
+    "identity": "0", "code": "0", "device": "a CPU", "versions": {"python": "3"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ODD.values(), ids=ODD)
+def test_odd_words_are_refused_wherever_a_device_has_its_own(text: str) -> None:
+    assert read_header(Answer, ANSWER).device == read_header(Registration, REGISTRATION).device == "a CPU"
+    for changes in ({"device": text}, {"losses": {text: 1.0}}, {"seconds": {text: 1.0}}):
+        with pytest.raises(PayloadError):
+            read_header(Answer, {**ANSWER, **changes})
+    for name in ("client", "domain", "split", "identity", "code", "device"):
+        with pytest.raises(PayloadError):
+            read_header(Registration, {**REGISTRATION, name: text})
+    for versions in ({text: "3"}, {"python": text}):
+        with pytest.raises(PayloadError):
+            read_header(Registration, {**REGISTRATION, "versions": versions})
+
+
+ENDLESS: dict[str, dict[str, Any]] = {
+    "a device's name": {"device": "x" * 20_000_000},
+    "names of domains": {"scores": [f"d{i}" for i in range(1001)]},
+    "the name of a domain": {"scores": ["x" * 301]},
+    "the version of a package": {"versions": {"python": "3" * 101}},
+    "packages": {"versions": {str(i): "1" for i in range(MOST_ENTRIES + 1)}},
+}
+
+
+@pytest.mark.parametrize("case", ENDLESS)
+def test_a_registration_is_bounded(case: str) -> None:
+    with pytest.raises(PayloadError) as caught:
+        read_header(Registration, {**REGISTRATION, **ENDLESS[case]})
+    assert len(str(caught.value)) < 1000
+
+
+def test_as_many_loss_terms_as_are_let_in_fit_into_a_field(tmp_path: Path) -> None:
+    """9,000 of them made a field that Python's reader of CSV refuses."""
+    with pytest.raises(PayloadError, match="more than 50 entries"):
+        read_header(Answer, {**ANSWER, "losses": {f"term {i}": 1.0 for i in range(9000)}})
+    many = {f"{i:02}" + "\U0001f600" * 98: -1.2345678e299 for i in range(MOST_ENTRIES)}  # twelve bytes each in JSON
+    read_header(Answer, {**ANSWER, "losses": many})
+
+    def edit(request: Request, payload: Payload) -> Payload:
+        return replace(payload, header={**payload.header, "losses": many}) if request.train else payload
+
+    settings = toy_settings("fedavg", tmp_path)
+    done = run(settings, TouchedEngine(settings, edit=edit))
+    rows = [row for row in done.rows("activity.csv") if row["losses"] != "{}"]
+    assert len(json.loads(rows[0]["losses"])) == MOST_ENTRIES
+
+
+@pytest.mark.parametrize("text", ODD.values(), ids=ODD)
+def test_a_failures_words_are_printable_in_the_record_and_on_the_screen(text: str, tmp_path: Path) -> None:
+    failure = Failure("dark-0", "failed", text, f"Traceback:\n  {text}")
+    assert failure.reason.isprintable()
+    assert not failure.reason.startswith(FORMULA)
+    assert all(line.isprintable() for line in failure.traceback.splitlines())
+    assert failure.traceback.startswith("Traceback:\n  ")
+    stream = StringIO()
+    csv.writer(stream).writerow([failure.reason])
+    assert stream.getvalue().encode()
+    screen = StringIO()
+    console = Console(file=screen, width=100, force_terminal=False)
+    view = LiveView(toy_settings("fedavg", tmp_path), console)
+    view("client failed", {"round": 1, "client": failure.client, "reason": failure.reason})
+    console.print(view)
+    assert "\x1b[2J" not in screen.getvalue()
+    assert "dark-0 failed" in screen.getvalue()
+    assert screen.getvalue().encode()
+
+
+def test_a_failures_words_are_bounded_and_plain_ones_stay() -> None:
+    found = Failure("dark-0", "failed", "\x1b" * 10**6, "\x1b" * 10**6)
+    assert (len(found.reason), len(found.traceback)) == (MOST_REASON, MOST_TRACEBACK)
+    plain = "ValueError: 3 < 4, größer als erlaubt"
+    assert Failure("dark-0", "failed", plain).reason == printable(plain) == plain
+
+
+def test_a_test_set_stays_as_large_as_it_was(tmp_path: Path) -> None:
+    """Of 16 images as first scored, none may become a million later; nor may it have more than are asked for."""
+
+    def edit(request: Request, payload: Payload) -> Payload:
+        entries = [{**entry} for entry in payload.header["scores"]]
+        for entry in entries:
+            if request.client == "dark-0" and request.round > 1:
+                entry["count"] = entry["correct"] = 10**6
+        return replace(payload, header={**payload.header, "scores": entries})
+
+    for samples, rounds in ((None, {"2", "3", "4"}), (10, {"2", "3", "4"})):
+        settings = toy_settings(
+            "fedavg", tmp_path / str(samples), train={"rounds": 3}, rounds={"test_samples": samples, "quorum": 0.3}
+        )
+        done = run(settings, TouchedEngine(settings, edit=edit))
+        refused = [row for row in done.rows("activity.csv") if row["status"] == "refused"]
+        assert {(row["client"], row["round"]) for row in refused} == {("dark-0", number) for number in rounds}
+        assert "of dark counts 1000000 images; it was" in refused[0]["reason"]
+        dark = [row["count"] for row in done.rows("history.csv") if row["domain"] == "dark"]
+        assert set(dark) == {str(samples or 16)}
