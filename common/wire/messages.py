@@ -33,7 +33,7 @@ FORMULA = ("=", "+", "-", "@")
 def printable(text: str, keep: str = "") -> str:
     """A stranger's text as it may be shown and written: no formula, and escapes for what is not printable.
 
-    That are control characters, line ends, and halves of surrogate pairs, which no file can hold; those in ``keep`` stay.
+    That are control characters, line ends, and halves of surrogate pairs, which no file holds; those in ``keep`` stay.
     """
     shown = "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text)
     return f"'{shown}" if shown.startswith(FORMULA) else shown

@@ -218,9 +218,7 @@ class Federation:
         for (_, domain), count in said.items():
             known = self._tested.get((answer.client, domain), count)
             if count > most or count != known:
-                raise PayloadError(
-                    f"the score of {domain} counts {count} images; it was {known}, at most {most} are"
-                )
+                raise PayloadError(f"the score of {domain} counts {count} images; it was {known}, at most {most} are")
         self._tested |= said
 
     def close(self, state: GlobalState, answers: Sequence[Carried], refused: int = 0) -> Outcome[Carried]:
