@@ -304,9 +304,12 @@ def test_a_rule_is_taken_or_refused_by_name(method: str) -> None:
         (["aggregation=multi_krum"], "aggregation=multi_krum needs 5 answers"),
         (["aggregation=trimmed_mean", "aggregation.attackers=2"], "trimmed_mean needs 5 answers"),
         (["aggregation=median", "rounds.participation=0.5"], "median needs 3 answers a round and 2 clients are asked"),
-        (["aggregation=krum", "aggregation.keep=0"], "keep must be >= 1"),
-        (["aggregation=krum", "aggregation.attackers=-1"], "attackers must be >= 0"),
-        (["rounds.outlier_factor=1"], "outlier_factor must be > 1"),
+        (["aggregation=krum", "aggregation.keep=0"], r"aggregation.keep=0: must be greater than or equal to 1"),
+        (
+            ["aggregation=krum", "aggregation.attackers=-1"],
+            r"attackers=-1: must be greater than or equal to 0",
+        ),
+        (["rounds.outlier_factor=1"], r"rounds.outlier_factor=1: must be greater than 1"),
     ],
 )
 def test_settings_that_cannot_be(overrides: list[str], reason: str) -> None:

@@ -12,7 +12,7 @@ from support.toy import toy_settings
 from common.errors import PayloadError
 from common.prototypes import PrototypeSet
 from common.seeding import generator
-from common.settings import load_settings, settings_of
+from common.settings import load_settings
 from common.wire.cast import DTYPES, cast_down, cast_up
 from common.wire.messages import request_text
 from common.wire.payload import Payload, encode
@@ -107,10 +107,7 @@ def test_a_resumed_run_is_bit_equal(transport: str, tmp_path: Path) -> None:
     assert tensor_bytes(parts) == tensor_bytes(whole)
 
 
-def test_the_transport_is_part_of_the_run_and_the_default_is_the_run_it_was() -> None:
-    plain = load_settings(["method=fpl"])
-    older = {**plain.raw, "rounds": {key: value for key, value in plain.raw["rounds"].items() if key != "transport"}}
-    assert settings_of(older).identity == plain.identity
+def test_the_transport_is_part_of_the_run() -> None:
     assert len({load_settings(["method=fpl", f"rounds.transport={name}"]).identity for name in DTYPES}) == 3
 
 

@@ -74,7 +74,7 @@ def test_any_data_set_can_be_the_public_one():
 def test_what_cannot_be_is_refused():
     with pytest.raises(ValueError, match="domain"):
         PublicImages(Textures(), "blended")
-    with pytest.raises(ValueError, match="samples"):
+    with pytest.raises(ValueError, match="greater than or equal to 2"):
         PublicImages(Textures(), "textures", 1)
     with pytest.raises(DataError, match=r"1024 images, 5000 are asked"):
         PublicImages(Textures(), "textures", 5000).load()

@@ -13,7 +13,7 @@ from support.toy import Toy, toy_settings
 from client.store import FileStore
 from common.data.public import PublicImages
 from common.data.textures import Textures
-from common.errors import PayloadError
+from common.errors import EngineError, PayloadError
 from common.losses import (
     cross_correlation,
     nontarget_distillation,
@@ -182,10 +182,8 @@ def test_a_device_with_other_images_says_so(tmp_path):
             return payload
         return replace(payload, extra={**payload.extra, "images": torch.tensor(5)})
 
-    done, _ = go(tmp_path, rounds=1, edit=edit)
-    failed = [entry for name, entry in done.events if name == "client failed"]
-    assert len(failed) == 3
-    assert all("the public images here are not those of the other clients" in entry["reason"] for entry in failed)
+    with pytest.raises(EngineError, match=r"every client .* the public images here are not those of the other clients"):
+        go(tmp_path, rounds=1, edit=edit)
 
 
 @pytest.mark.parametrize(

@@ -201,13 +201,14 @@ def test_every_option_changes_the_result(hyper, tmp_path):
     assert plain.sha256 != other.sha256
 
 
-def test_bytes_are_fedavgs_and_the_client_keeps_lambda(tmp_path):
+def test_bytes_are_fedavgs_and_the_mean_to_score_and_the_client_keeps_lambda(tmp_path):
     done = go(tmp_path)
     model = Small().build(CLASSES, 32, 0)
     state = sum(t.numel() * t.element_size() for t in model.state_dict().values())
+    mean = sum(p.numel() * p.element_size() for p in model.parameters())  # down beside the cloud model, to be scored
     for item in (item for item in done.messages if item.request.train):
         assert item.reply.payload.part_bytes() == {"weights": state, "prototypes": 0, "extra": 0}
-        assert item.message.part_bytes() == {"weights": state, "prototypes": 0, "extra": 0}
+        assert item.message.part_bytes() == {"weights": state, "prototypes": 0, "extra": mean}
     for folder in (tmp_path / "clients").glob("*/*"):
         kept = FileStore(folder).load(10)
         assert {name: tensor.shape for name, tensor in kept.items()} == {
