@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -60,3 +61,12 @@ def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         del os.environ["GOLDFINCH_CACHE"]
     else:
         os.environ["GOLDFINCH_CACHE"] = before
+
+
+@pytest.fixture(autouse=True)
+def speaking_loggers() -> Iterator[None]:
+    """Import-linter and Flower's database set logging up anew, and silence every logger that was there before."""
+    yield
+    for logger in logging.root.manager.loggerDict.values():
+        if isinstance(logger, logging.Logger):
+            logger.disabled = False
