@@ -211,8 +211,8 @@ def test_a_wrong_setting_leaves_nothing_of_the_superlink_that_was_started_meanwh
         return kept(self, *arguments)
 
     monkeypatch.setattr(Processes, "start", start)
-    assert main(["run", "engine=ray", "method=fpll", f"output={tmp_path / 'run'}"]) == 1
-    assert "fpl" in capsys.readouterr().err
+    assert main(["run", "engine=ray", "method.temperature=-1", f"output={tmp_path / 'run'}"]) == 1
+    assert "method.temperature=-1" in capsys.readouterr().err
     assert [folder.parent.parent for folder in started] == [tmp_path]
     assert list(tmp_path.iterdir()) == []
     for entry in Path("/proc").glob("[0-9]*"):
