@@ -47,7 +47,7 @@ from server.run.rounds import Rounds
 RESULTS = Path(__file__).parent / "results" / "poisoning.csv"
 SEEDS = (0, 1)
 METHODS = ("fedavg", "fpl", "fedproto")
-ATTACKS = ("none", "times ten", "sign flip", "prototype swap", "label flip")
+ATTACKS = ("none", "times ten", "sign flip", "prototype swap", "label flip", "variances")
 RULES = ("mean", "median", "trimmed_mean", "multi_krum", "krum")
 HONEST_ROUNDS, ROUNDS = 12, 4
 SWAPPED = (3, 8)
@@ -148,6 +148,9 @@ class HostileEngine:
             if sets is not None:
                 sets = PrototypeSet(factor * sets.vectors, sets.labels, sets.weights)
             return replace(payload, weights=weights, prototypes=sets)
+        if self.attack == "variances":
+            scaled = {name: 60 * tensor for name, tensor in payload.weights.items() if name.endswith("running_var")}
+            return replace(payload, weights={**payload.weights, **scaled})
         if self.attack == "prototype swap" and payload.prototypes is not None:
             return replace(payload, prototypes=swapped(payload.prototypes))
         return payload

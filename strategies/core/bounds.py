@@ -69,11 +69,13 @@ class Part:
         names: of the tensors in it.
         by_row: the length is that of the longest row, and each row is scaled by itself; otherwise it is the L2 norm of
             all tensors together.
+        moved: the norm is that of their difference from the shared state.
     """
 
     holder: str
     names: tuple[str, ...] = ()
     by_row: bool = False
+    moved: bool = False
 
 
 @dataclass
@@ -81,8 +83,8 @@ class Bounds:
     """The lengths that are let in, and what they were in earlier exchanges.
 
     Args:
-        factor: > 1, see the module; of everything but parameters a domain has a scale of its own, and variances are
-            squares, so that it is squared there.
+        factor: > 1, see the module; of everything but parameters a domain has a scale of its own, so that it is
+            squared there, and once more for variances, which are squares.
         clients: clients of the federation, registered or not.
         lengths: by exchange and part, ``[clients + 1, MEMORY]`` float64: each client's last lengths at its index, in
             the last row the exchanges' medians; newest last, 0 where there was none. What a checkpoint must keep.
@@ -97,9 +99,10 @@ class Bounds:
     ) -> dict[str, dict[str, tuple[float, float, float]]]:
         """Length, bound and median of every part that is too long, by client id and part.
 
-        Parts are the parameters, by their distance from the shared state; each tensor of running statistics likewise
-        (between two positive variances lie only positive ones); prototypes and tables with a row per sample, by the
-        longest row; further tensors, those of one net or kind together, by their norm. Integers have no length. A part
+        Parts are the parameters, by their distance from the shared state; each tensor of running statistics, by its
+        norm, since a domain's are its own from the first batch on, however near the others lie together (scaled, a
+        variance stays positive); prototypes and tables with a row per sample, by the longest row; further tensors,
+        those of one net or kind together, by their norm. Integers have no length. A part
         that fewer than :data:`LEAST` clients sent, or whose median is 0, gives no scale and is not bounded.
 
         Args:
@@ -123,7 +126,7 @@ class Bounds:
                 continue
             own = past.median(1).values.tolist()  # of an odd number: the middle one
             most = MOST * max(middle, own[-1])
-            factor = self.factor if name == "parameters" else self.factor**2
+            factor = self.factor ** (1 if name == "parameters" else 4 if name.endswith("running_var") else 2)
             usual = statistics.median(batches[client.id] for client in measured)
             past[-1] = _push(past[-1], middle)
             for client, length in measured.items():
@@ -146,12 +149,13 @@ class Bounds:
                 prototypes = PrototypeSet(_short_rows(prototypes.vectors, bound), prototypes.labels, prototypes.weights)
             elif part.by_row:
                 extra |= {each: _short_rows(extra[each], bound) for each in part.names}
-            elif part.holder == "extra":
-                share = bound / _length(update, part, state)
-                extra |= {each: extra[each] * share for each in part.names}
             else:
                 share = bound / _length(update, part, state)
-                weights |= {each: torch.lerp(state.weights[each], weights[each], share) for each in part.names}
+                if part.moved:
+                    weights |= {each: torch.lerp(state.weights[each], weights[each], share) for each in part.names}
+                else:
+                    held = weights if part.holder == "weights" else extra
+                    held |= {each: held[each] * share for each in part.names}
         return replace(update, weights=weights, prototypes=prototypes, extra=extra)
 
 
@@ -160,7 +164,7 @@ def _parts(expected: Expected, server: Server) -> dict[str, Part]:
     parts: dict[str, Part] = {}
     if expected.weights:
         trained = tuple(name for name, tensor in server.shared.items() if name in server.parameters)
-        parts |= {"parameters": Part("weights", trained)} if trained else {}
+        parts |= {"parameters": Part("weights", trained, moved=True)} if trained else {}
         parts |= {
             name: Part("weights", (name,))
             for name, tensor in server.shared.items()
@@ -187,9 +191,9 @@ def _length(update: Update, part: Part, state: GlobalState) -> float:
     if part.by_row:
         rows = update.prototypes.vectors if part.holder == "prototypes" else update.extra[part.names[0]]
         return float(_row_norms(rows).max())
-    if part.holder == "extra":
-        return _norm([update.extra[name] for name in part.names])
-    return _distance([(update.weights[name], state.weights[name]) for name in part.names])
+    if part.moved:
+        return _distance([(update.weights[name], state.weights[name]) for name in part.names])
+    return _norm([getattr(update, part.holder)[name] for name in part.names])
 
 
 def _distance(pairs: Sequence[tuple[Tensor, Tensor]]) -> float:

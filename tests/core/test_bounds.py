@@ -24,7 +24,7 @@ from server.trackers.events import describe
 from strategies.core.bounds import GROWTH, MEMORY, MOST, MOST_RATIO, STILL, Bounds
 from strategies.core.method import Client, Expected, Update
 
-MEAN = "norm.running_mean"
+MEAN, VARIANCE = "norm.running_mean", "norm.running_var"
 START = model_state("start")
 STATE = GlobalState(0, START)
 OWN = float(torch.cat([START[name].flatten() for name in PARAMETERS]).norm())
@@ -32,10 +32,11 @@ FACTOR = 2.0
 
 
 def moved(client: Client, parameters: float, statistics: float = 1.0) -> Update:
-    """Parameters and running statistics at those L2 distances from the shared state."""
+    """Parameters at that L2 distance from the shared state, running means of that L2 norm."""
     numbers = sum(START[name].numel() for name in PARAMETERS)
     weights = {name: START[name] + parameters / numbers**0.5 for name in PARAMETERS}
-    weights[MEAN] = START[MEAN] + statistics / START[MEAN].numel() ** 0.5
+    weights[MEAN] = torch.full_like(START[MEAN], statistics / START[MEAN].numel() ** 0.5)
+    weights[VARIANCE] = START[VARIANCE]
     weights[COUNTER] = START[COUNTER] + 10**6  # counters have no length
     return Update(client, weights)
 
@@ -82,7 +83,7 @@ def test_what_is_too_long_is_scaled_to_the_bound_in_its_own_direction() -> None:
     long = moved(clients([20])[0], 5.0, 7.0)
     short = clipped(long, {"parameters": 2.0, MEAN: 0.5})
     assert distance(short.weights, PARAMETERS) == pytest.approx(2.0, rel=1e-5)
-    assert distance(short.weights, frozenset({MEAN})) == pytest.approx(0.5, rel=1e-5)
+    torch.testing.assert_close(short.weights[MEAN], long.weights[MEAN] * 0.5 / 7.0)
     for name in PARAMETERS:
         expected = START[name].double() + 0.4 * (long.weights[name].double() - START[name].double())
         torch.testing.assert_close(short.weights[name].double(), expected, rtol=1e-5, atol=1e-6)
@@ -98,6 +99,19 @@ def test_each_tensor_of_statistics_is_bounded_by_itself_and_more_loosely() -> No
         "c-1": {MEAN: 4.0}
     }
     assert not limits([moved(everyone[0], 1.0), moved(everyone[1], 1.0, 3.9), moved(everyone[2], 1.0, 0.01)])
+
+
+def test_a_domain_of_its_own_scale_keeps_its_variances_however_near_the_others_lie_together() -> None:
+    everyone = clients([20] * 4)
+    same = [moved(client, 1.0) for client in everyone]  # all variances are those that were sent
+
+    def scaled(factor: float) -> list[Update]:
+        return [*same[:3], replace(same[3], weights={**same[3].weights, VARIANCE: factor * START[VARIANCE]})]
+
+    assert not limits(scaled(FACTOR**4 - 0.1))
+    length, bound, middle = found(scaled(60.0))["c-3"][VARIANCE]
+    assert (length, bound) == pytest.approx((60 * middle, FACTOR**4 * middle), rel=1e-5)
+    assert (clipped(scaled(60.0)[3], {VARIANCE: bound}).weights[VARIANCE] > 0).all()
 
 
 def test_the_order_does_not_matter_and_fewer_than_half_cannot_shift_the_median() -> None:

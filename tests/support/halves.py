@@ -30,6 +30,7 @@ def model_state(*key: str | int) -> dict[str, Tensor]:
         "layer.weight": torch.randn(3, 2, generator=draws),
         "layer.bias": torch.randn(3, generator=draws),
         "norm.running_mean": torch.randn(3, generator=draws),
+        "norm.running_var": torch.rand(3, generator=draws) + 0.5,
         COUNTER: torch.tensor(4),
     }
 
