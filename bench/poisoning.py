@@ -48,7 +48,7 @@ RESULTS = Path(__file__).parent / "results" / "poisoning.csv"
 SEEDS = (0, 1)
 METHODS = ("fedavg", "fpl", "fedproto")
 ATTACKS = ("none", "times ten", "sign flip", "prototype swap", "label flip", "variances")
-RULES = ("mean", "median", "trimmed_mean", "multi_krum", "krum")
+RULES = ("mean", "statistics_median", "median", "trimmed_mean", "multi_krum", "krum")
 HONEST_ROUNDS, ROUNDS = 12, 4
 SWAPPED = (3, 8)
 """The classes whose prototypes are exchanged."""
@@ -220,7 +220,7 @@ def honest_state(federation: str, method: str, seed: int) -> Checkpoint:
 def run(federation: str, method: str, attack: str, rule: str, bound: str, seed: int) -> Outcome:
     """One attacked run and its row."""
     count, overrides = FEDERATIONS[federation]
-    extra = [f"aggregation.attackers={count}"] if rule not in ("mean", "median") else []
+    extra = [f"aggregation.attackers={count}"] if rule not in ("mean", "statistics_median", "median") else []
     extra += ["rounds.outliers=off"] if bound == "off" else []
     start = honest_state(federation, method, seed)
     started = time.process_time()

@@ -84,7 +84,7 @@ class Bounds:
 
     Args:
         factor: > 1, see the module; of everything but parameters a domain has a scale of its own, so that it is
-            squared there, and once more for variances, which are squares.
+            squared there.
         clients: clients of the federation, registered or not.
         lengths: by exchange and part, ``[clients + 1, MEMORY]`` float64: each client's last lengths at its index, in
             the last row the exchanges' medians; newest last, 0 where there was none. What a checkpoint must keep.
@@ -126,7 +126,7 @@ class Bounds:
                 continue
             own = past.median(1).values.tolist()  # of an odd number: the middle one
             most = MOST * max(middle, own[-1])
-            factor = self.factor ** (1 if name == "parameters" else 4 if name.endswith("running_var") else 2)
+            factor = self.factor ** (1 if name == "parameters" else 2)
             usual = statistics.median(batches[client.id] for client in measured)
             past[-1] = _push(past[-1], middle)
             for client, length in measured.items():

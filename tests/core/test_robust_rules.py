@@ -21,7 +21,7 @@ from common.errors import ConfigError
 from common.prototypes import PrototypeSet
 from common.seeding import generator
 from strategies.core.aggregation import Mean, average
-from strategies.core.robust import Krum, Median, TrimmedMean
+from strategies.core.robust import Krum, Median, StatisticsMedian, TrimmedMean
 
 State = dict[str, torch.Tensor]
 
@@ -323,3 +323,10 @@ def test_the_rule_and_the_bound_belong_to_the_run() -> None:
     assert plain.identity != composed("method=fedavg", "engine=inline", "aggregation=median").identity
     assert plain.identity != composed("method=fedavg", "engine=inline", "rounds.outlier_factor=9").identity
     assert plain.identity != composed("method=fedavg", "engine=inline", "rounds.outliers=refuse").identity
+
+
+def test_only_running_statistics_are_the_median_where_parameters_are_averaged() -> None:
+    numbers = ((1.0, 2.0), (2.0, 900.0), (6.0, 1.0))
+    given = [{"w": torch.tensor([w]), "n.running_var": torch.tensor([v])} for w, v in numbers]
+    found = StatisticsMedian().combine(given, [1.0, 1.0, 2.0])
+    assert (float(found["w"]), float(found["n.running_var"])) == (3.75, 2.0)
