@@ -10,6 +10,7 @@ import threading
 import types
 import typing
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, dataclass_transform, get_args, get_origin, get_type_hints
 
@@ -78,21 +79,29 @@ def compose_config(overrides: Sequence[str], conf: Path = CONF) -> dict[str, Any
         ConfigError: an override cannot be parsed, or names a group, option or key that does not exist.
     """
     parsed = _parse(overrides)
+    groups = [item for item in parsed if _check_group(item, conf)]
+    try:
+        base, choices = _composed(tuple(str(item.input_line) for item in groups), conf)
+        composed = OmegaConf.create(base, flags={"struct": True})
+        for item in parsed:
+            if item not in groups:
+                _check_key(item, base)
+                OmegaConf.update(composed, item.key_or_group, item.value())
+        plain = typing.cast("dict[str, Any]", OmegaConf.to_container(composed, resolve=True))
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(str(error).strip()) from error
+    return {**plain, "choices": {group: name for group, name in choices.items() if group in plain}}
+
+
+@lru_cache(maxsize=256)
+def _composed(groups: tuple[str, ...], conf: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    """``conf/`` with the options of ``groups``, unresolved, and all choices; kept, as Hydra is slow."""
     with _HYDRA, initialize_config_dir(config_dir=str(conf), version_base="1.3"):
-        groups = [item for item in parsed if _check_group(item, conf)]
-        try:
-            base = OmegaConf.to_container(compose("config", [str(item.input_line) for item in groups]))
-            for item in parsed:
-                if item not in groups:
-                    _check_key(item, typing.cast("dict[str, Any]", base))
-            composed = compose("config", list(overrides), return_hydra_config=True)
-            choices = {str(group): str(name) for group, name in composed.hydra.runtime.choices.items()}
-            OmegaConf.set_struct(composed, False)
-            composed.pop("hydra")
-            plain = typing.cast("dict[str, Any]", OmegaConf.to_container(composed, resolve=True))
-            return {**plain, "choices": {group: name for group, name in choices.items() if group in plain}}
-        except (HydraException, OmegaConfBaseException) as error:
-            raise ConfigError(str(error).strip()) from error
+        composed = compose("config", list(groups), return_hydra_config=True)
+    choices = {str(group): str(name) for group, name in composed.hydra.runtime.choices.items()}
+    OmegaConf.set_struct(composed, False)
+    composed.pop("hydra")
+    return typing.cast("dict[str, Any]", OmegaConf.to_container(composed)), choices
 
 
 def _parse(overrides: Sequence[str]) -> list[Override]:

@@ -254,6 +254,12 @@ def test_defaults_of_the_files_are_those_of_the_classes(kind: type) -> None:
     assert build(compose_config([])[group], group, kind) == kind()
 
 
+def test_a_kept_composition_is_nobody_s_to_change() -> None:
+    compose_config(["method=moon"])["method"]["mu"] = "spoilt"
+    assert compose_config(["method=moon", "method.mu=0.5"])["method"]["mu"] == 0.5
+    assert compose_config(["method=moon"])["method"]["mu"] == 1.0
+
+
 def test_settings_are_frozen() -> None:
     settings = load_settings()
     with pytest.raises(AttributeError):
