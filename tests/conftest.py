@@ -51,6 +51,14 @@ def one_thread() -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
+def no_waiting_for_the_disk() -> Iterator[None]:
+    """Runs write thousands of small files; waiting until each has reached the disk is what they would mostly do."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda handle: None)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
 def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Generated data go to a folder of the session, so that the home folder need not be writable."""
     folder = tmp_path_factory.mktemp("goldfinch-cache")
