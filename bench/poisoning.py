@@ -35,12 +35,12 @@ from common.metrics import RoundScore
 from common.prototypes import PrototypeSet
 from common.seeding import generator
 from common.settings import RunSettings, load_settings
-from common.wire.messages import Registration, Request
+from common.wire.messages import Request
 from common.wire.payload import Payload
 from server.engines.inline import InlineEngine
 from server.run.checkpoint import Checkpoint
 from server.run.conduct import prepare_output
-from server.run.engine import Failure, Reply
+from server.run.engine import Admit, Failure, Reply
 from server.run.history import read_rows
 from server.run.rounds import Rounds
 
@@ -123,9 +123,9 @@ class HostileEngine:
             for client in self.hostile:
                 flip_labels(self.inner.devices[client], self.class_count)
 
-    def register(self, expected: Sequence[str], seconds: float) -> tuple[list[Registration], list[Failure]]:
+    def register(self, expected: Sequence[str], admit: Admit, seconds: float) -> list[Failure]:
         """See :class:`server.run.engine.Engine`."""
-        return self.inner.register(expected, seconds)
+        return self.inner.register(expected, admit, seconds)
 
     def exchange(
         self, message: Payload, requests: Mapping[str, Request], seconds: float

@@ -44,8 +44,12 @@ serverapp)
   exec flower-superexec --runtime-api-address "$superlink" --root-certificates "$certificates/server/ca.crt" \
     --superexec-auth-secret-file "$certificates/server/superexec.secret" "$@"
   ;;
-enrol) # a new device is enrolled by making its key and running this again
+enrol) # a new device is enrolled by making its key and running this again; GOLDFINCH_CLIENTS: node=client ...
   connection
+  if [ $# -eq 0 ]; then
+    for pair in ${GOLDFINCH_CLIENTS:-}; do set -- "$@" "node=${pair%%=*}" "client=${pair#*=}"; done
+    for node in ${GOLDFINCH_MORE_NODES:-}; do set -- "$@" "node=$node"; done
+  fi
   exec goldfinch enrol "$certificates/operator" "$@"
   ;;
 proxy)

@@ -349,15 +349,15 @@ def _certificates(
     certificates(names)
 
 
-Members = Annotated[list[str], words("FOLDER [node=NAME]... [connection=NAME]", default_factory=list)]
-
-
 @command("enrol")
-def _enrol(names: Members) -> None:
-    """Let devices take part.
+def _enrol(
+    names: Annotated[list[str], words("FOLDER [node=NAME [client=ID]]... [connection=NAME]", default_factory=list)],
+) -> None:
+    """Let devices take part, each as one client and no other.
 
     FOLDER           the folder that goldfinch certificates was given
     node=NAME        a device, repeatable; all by default
+    client=ID        the client that it may be, for ever: NAME, or NAME-0, by default
     connection=NAME  the SuperLink's name in Flower's config.toml
     """
     from server.commands.membership import enrol
@@ -366,7 +366,9 @@ def _enrol(names: Members) -> None:
 
 
 @command("dismiss")
-def _dismiss(names: Members) -> None:
+def _dismiss(
+    names: Annotated[list[str], words("FOLDER node=NAME... [connection=NAME]", default_factory=list)],
+) -> None:
     """Let devices take part no longer.
 
     FOLDER           the folder that goldfinch certificates was given

@@ -1,7 +1,8 @@
-"""Which devices may take part: their public keys, enrolled with a SuperLink and dismissed again.
+"""Which devices may take part, and as whom: their public keys, enrolled with a SuperLink and dismissed again.
 
-Flower keeps the list in the SuperLink's database and gives every key a number; a device is dismissed by its number, so
-the number is kept beside the key, in the operator's folder that :mod:`server.admission.certificates` makes.
+Flower keeps the list in the SuperLink's database: each key with a number and a name, and once and for all. The name is
+the client that the key may be, and nobody else (:mod:`server.engines.flower`). A device is dismissed by its number, so
+both are kept beside the key, in the operator's folder that :mod:`server.admission.certificates` makes.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from common.storage.files import write_text
 from server.flower.processes import program
 
 ALREADY_ENROLLED = "already in use"
+CLIENT = re.compile(r".+-\d+")
+"""A client's id: its domain and its number there."""
 
 
 @dataclass(frozen=True)
@@ -40,13 +43,21 @@ class Enrolment:
         """Names of the devices whose public keys are here."""
         return sorted(path.stem for path in self.folder.glob("nodes/*.pub"))
 
-    def enrol(self, names: Sequence[str] = ()) -> dict[str, str]:
+    def enrol(self, names: Sequence[str] = (), clients: Sequence[str] = ()) -> dict[str, str]:
         """Enrol devices, all that are known unless named; what happened, by name. Again is no error.
 
+        Args:
+            names: the devices.
+            clients: the client that each of ``names`` may be, such as ``webcam-0``. Where it is empty or left out, the
+                device's name says it: ``webcam-1`` is that client, ``webcam`` the first of its domain.
+
         Raises:
-            ConfigError: there is no such key.
+            ConfigError: there is no such key or client, or the key was enrolled for another.
             EngineError: the SuperLink refused, or cannot be reached.
         """
+        for client in clients:
+            if client and not CLIENT.fullmatch(client):
+                raise ConfigError(f"client={client} is not a domain and a number from 0, such as webcam-0")
         names = list(names) or self.known
         if not names:
             raise ConfigError(
@@ -54,8 +65,9 @@ class Enrolment:
             )
         for name in names:
             self._check(name)
+        wanted = [*clients, *[""] * (len(names) - len(clients))]
         with ThreadPoolExecutor(min(4, len(names)), thread_name_prefix="enrol") as pool:
-            return dict(zip(names, pool.map(self._enrol, names), strict=True))
+            return dict(zip(names, pool.map(self._enrol, names, wanted), strict=True))
 
     def dismiss(self, name: str) -> str:
         """Take a device off the list; its key is refused from then on. What happened.
@@ -71,7 +83,7 @@ class Enrolment:
                 f"{name} was not enrolled from {self.folder}, so its number is not known here; "
                 "find it with: flwr supernode list, and: flwr supernode unregister NUMBER"
             )
-        output = self._call(["supernode", "unregister", number.read_text().strip(), *self._target])
+        output = self._call(["supernode", "unregister", number.read_text().split()[0], *self._target])
         if not json.loads(_json(output)).get("success"):
             raise EngineError(f"{name} could not be dismissed: {_plain(output)}")
         number.unlink()
@@ -79,15 +91,22 @@ class Enrolment:
         key.replace(key.with_suffix(".pub.dismissed"))  # so that enrolling all does not bring it back
         return f"dismissed; its key is refused from now on, and kept as {key.name}.dismissed"
 
-    def _enrol(self, name: str) -> str:
-        key = self.folder / "nodes" / f"{name}.pub"
-        output = self._call(["supernode", "register", str(key.absolute()), *self._target, "--name", name])
+    def _enrol(self, name: str, wanted: str) -> str:
+        key, number = self.folder / "nodes" / f"{name}.pub", self._number_file(name)
+        client = wanted or (name if CLIENT.fullmatch(name) else f"{name}-0")
+        output = self._call(["supernode", "register", str(key.absolute()), *self._target, "--name", client])
         answer = json.loads(_json(output))
         if answer.get("success"):
-            write_text(self._number_file(name), f"{answer['node-id']}\n")
-            return f"enrolled as {answer['node-id']}"
+            write_text(number, f"{answer['node-id']} {client}\n")
+            return f"enrolled as {answer['node-id']}, for {client}"
         if ALREADY_ENROLLED in str(answer):
-            return "enrolled already"
+            kept = number.read_text().split()[1:] if number.exists() else []
+            if wanted and kept not in ([], [wanted]):
+                raise ConfigError(
+                    f"the key of {name} is enrolled for {kept[0]}, and a key keeps its client: to be {wanted} the "
+                    "device needs a new key (docs/deploy.md, Rotating certificates and keys)"
+                )
+            return " ".join(["enrolled already", *(f"for {client}" for client in kept)])
         raise EngineError(f"{name} could not be enrolled: {answer.get('error-message') or _plain(output)}")
 
     def _check(self, name: str) -> None:

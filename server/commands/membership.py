@@ -28,13 +28,13 @@ def certificates(arguments: Sequence[str]) -> None:
 
 
 def enrol(arguments: Sequence[str]) -> None:
-    """``goldfinch enrol FOLDER [node=NAME ...] [connection=NAME]``: all devices of the operator's folder unless named.
+    """``goldfinch enrol FOLDER [node=NAME [client=ID] ...] [connection=NAME]``: all devices of the folder unless named.
 
     Raises:
         GoldfinchError: a device is not known, or the SuperLink refused.
     """
-    enrolment, names = _enrolment("enrol", arguments)
-    for name, outcome in enrolment.enrol(names).items():
+    enrolment, given = _enrolment("enrol", arguments, "client")
+    for name, outcome in enrolment.enrol(given["node"], given["client"]).items():
         print(f"{name:20} {outcome}")
 
 
@@ -44,20 +44,20 @@ def dismiss(arguments: Sequence[str]) -> None:
     Raises:
         GoldfinchError: the device is not known, or the SuperLink refused.
     """
-    enrolment, names = _enrolment("dismiss", arguments)
-    if not names:
+    enrolment, given = _enrolment("dismiss", arguments)
+    if not given["node"]:
         raise ConfigError("goldfinch dismiss needs node=NAME")
-    for name in names:
+    for name in given["node"]:
         print(f"{name:20} {enrolment.dismiss(name)}")
 
 
-def _enrolment(command: str, arguments: Sequence[str]) -> tuple[Enrolment, list[str]]:
-    folder, given = _parse(command, arguments, ("node", "connection"))
-    if not (folder / "nodes").is_dir() and (folder / "operator" / "nodes").is_dir():
+def _enrolment(command: str, arguments: Sequence[str], *more: str) -> tuple[Enrolment, dict[str, list[str]]]:
+    folder, given = _parse(command, arguments, ("node", *more, "connection"))
+    if (folder / "operator" / "nodes").is_dir():
         folder = folder / "operator"  # the folder that goldfinch certificates was given
     home = Path(os.environ.get("FLWR_HOME", Path.home() / ".flwr"))
     connection = given["connection"][-1] if given["connection"] else None
-    return Enrolment(folder, connection, flower_environment(home)), given["node"]
+    return Enrolment(folder, connection, flower_environment(home)), given
 
 
 def _parse(command: str, arguments: Sequence[str], keys: Sequence[str]) -> tuple[Path, dict[str, list[str]]]:
@@ -69,5 +69,10 @@ def _parse(command: str, arguments: Sequence[str], keys: Sequence[str]) -> tuple
         key, equals, value = argument.partition("=")
         if key not in given or not equals or not value:
             raise ConfigError(f"goldfinch {command}: {argument}: {nearest(key, keys)}; written as key=value")
+        if key == "client":
+            before = len(given["node"]) - len(given[key]) - 1
+            if before < 0:
+                raise ConfigError(f"goldfinch {command}: {argument} must follow the node= that it is of")
+            given[key] += [""] * before
         given[key].append(value)
     return Path(arguments[0]).expanduser(), given

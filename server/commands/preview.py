@@ -27,10 +27,9 @@ def preview(settings: RunSettings) -> None:
     print(f"# {len(names)} clients, output {settings.output_folder}")
     try:
         engine = InlineEngine(replace(settings, engine=HERE))
-        found, _ = engine.register(names, 0.0)
+        engine.register(names, federation.registry.admit, 0.0)
         engine.close()
-        for registration in found:
-            federation.registry.admit(registration)
+        for registration in federation.registry.registrations.values():
             print(f"#   {registration.client:24} {registration.samples:>8} samples")
     except DataError as error:  # on a SuperLink the data are on the devices
         print("\n".join(f"#   {name}" for name in names))

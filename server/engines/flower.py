@@ -23,7 +23,7 @@ from common.errors import EngineError, PayloadError
 from common.wire.messages import Registration, Request, request_text
 from common.wire.payload import Payload, encode
 from server.engines.messages import Inbox
-from server.run.engine import Failure, Reply
+from server.run.engine import Admit, Failure, Reply
 from strategies.core.flower import fit_res_to_answer, properties_to_registrations, request_to_fit_ins
 
 GRACE_SECONDS = 5.0
@@ -45,12 +45,14 @@ class FlowerEngine:
     Args:
         grid: Flower's way to the nodes.
         simulated: the nodes are Flower's simulation on Ray.
+        enrolled: a node may be the one client that its key was enrolled for, and nobody else. The SuperLink holds each
+            call of a node to its key, and the operator alone says which client that is for.
     """
 
-    def __init__(self, grid: Grid, *, simulated: bool = False) -> None:
-        self.grid, self.simulated = grid, simulated
+    def __init__(self, grid: Grid, *, simulated: bool = False, enrolled: bool = False) -> None:
+        self.grid, self.simulated, self.enrolled = grid, simulated, enrolled
         self._inbox = Inbox(grid)
-        self._online: set[int] = set()
+        self._online: dict[int, str] = {}  # the names under which nodes were enrolled
         self._nodes: dict[str, int] = {}  # of clients
         self._due: dict[int, float] = {}  # when to ask a node for its clients; never while it is asked, or has answered
         self._lost: dict[int, int] = {}  # how often a node's answer got lost
@@ -59,14 +61,14 @@ class FlowerEngine:
 
     # ---- registration ----------------------------------------------------------------------------------------------
 
-    def register(self, expected: Sequence[str], seconds: float) -> tuple[list[Registration], list[Failure]]:
+    def register(self, expected: Sequence[str], admit: Admit, seconds: float) -> list[Failure]:
         """See :class:`server.run.engine.Engine`. Nodes answer once; a node that restarts is a new one.
 
         What came during the rounds is here at once. Only while a client lacks a node is waited: ``seconds``, and for
         nodes that were never asked before. A node whose answer got lost is asked again, ever more rarely. Waiting ends
-        early when so many nodes refused that no client is left to wait for.
+        early when so many nodes refused that no client is left to wait for; of enrolled nodes each refuses for its own.
         """
-        found: dict[str, Registration] = {}
+        found: set[str] = set()
         failures: dict[int, Failure] = {}
         began = time.monotonic()
         end = new_end = began + seconds
@@ -81,17 +83,18 @@ class FlowerEngine:
                     failures[node] = outcome
                     continue
                 for registration in outcome:
-                    other = self._nodes.get(registration.client, node)
-                    if other != node and other in self._online:
-                        reason = f"nodes {other} and {node} both claim to be it"
-                        failures[node] = Failure(registration.client, "refused", reason)
-                        continue
-                    self._nodes[registration.client] = node
-                    found[registration.client] = registration
+                    client = registration.client
+                    reason = self._taken(client, node) or admit(registration)
+                    if reason:
+                        failures[node] = Failure(self._online.get(node) or client, "refused", reason)
+                    else:
+                        self._nodes[client] = node
+                        found.add(client)
             self._answered.clear()
             absent = {client for client, node in self._nodes.items() if node not in self._online}
-            absent = (absent | set(expected)) - set(found)
-            refused = sum(failure.status == "refused" for failure in failures.values())
+            absent = (absent | set(expected)) - found
+            refusing = [node for node, failure in failures.items() if failure.status == "refused"]
+            refused = sum(not self.enrolled or self._online.get(node) in absent for node in refusing)
             until = new_end if not all(self._lost[node] for node in self._asked.values()) else end
             if refused >= len(absent) or time.monotonic() >= until:
                 break
@@ -99,13 +102,26 @@ class FlowerEngine:
         if absent and seconds:
             for node in self._asked.values():
                 failures.setdefault(node, Failure(f"node {node}", "lost", "it has not answered yet"))
-        return list(found.values()), list(failures.values())
+        return list(failures.values())
+
+    def _taken(self, client: str, node: int) -> str:
+        """Why ``node`` cannot be ``client``; empty if it can."""
+        name = self._online.get(node)
+        if name is None:
+            return f"node {node} left again"
+        if self.enrolled and name != client:
+            return f"node {node} claims to be {client}, but its key is enrolled for {name or 'no client'}"
+        other = self._nodes.get(client, node)
+        return f"nodes {other} and {node} both claim to be it" if other != node and other in self._online else ""
+
+    def _look(self) -> None:
+        self._online = {node.node_id: node.name for node in self.grid.get_nodes()}
 
     def _invite(self, seconds: float) -> bool:
         """Ask the nodes whose turn it is for their clients; whether one of them is asked for the first time."""
-        self._online = set(self.grid.get_node_ids())
+        self._look()
         now = time.monotonic()
-        for node in self._due.keys() - self._online - set(self._asked.values()):
+        for node in self._due.keys() - self._online.keys() - set(self._asked.values()):
             self._due[node] = now  # when it returns
         due = [node for node in sorted(self._online) if self._due.get(node, now) <= now]
         new = any(node not in self._lost for node in due)
@@ -143,7 +159,7 @@ class FlowerEngine:
         """
         blob = encode(message)
         blob = InRay(blob) if self.simulated else blob
-        self._online = set(self.grid.get_node_ids())
+        self._look()
         clients = [client for client in sorted(requests) if self._nodes.get(client) in self._online]
         messages = self._messages(blob, [requests[client] for client in clients], seconds)
         waiting = dict(zip(self._push(messages), clients, strict=True))

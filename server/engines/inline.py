@@ -15,7 +15,7 @@ from common.errors import GoldfinchError
 from common.settings import RunSettings
 from common.wire.messages import Answer, Registration, Request, read_header, request_text
 from common.wire.payload import Payload, decode, encode, encoded_size
-from server.run.engine import Failure, Reply
+from server.run.engine import Admit, Failure, Reply
 
 
 class LocalDevice(Protocol):
@@ -63,10 +63,13 @@ class InlineEngine:
     def register(
         self,
         expected: Sequence[str],
+        admit: Admit,
         seconds: float,  # noqa: ARG002  # nothing here waits on a network
-    ) -> tuple[list[Registration], list[Failure]]:
+    ) -> list[Failure]:
         """See :class:`server.run.engine.Engine`; bad data raises, since every client is here to be mended."""
-        return list(self._pool.map(lambda client: self.devices[client].register(), expected)), []
+        found = list(self._pool.map(lambda client: self.devices[client].register(), expected))
+        reasons = [(registration.client, admit(registration)) for registration in found]
+        return [Failure(client, "refused", reason) for client, reason in reasons if reason]
 
     def exchange(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -58,14 +58,19 @@ class Failure:
         object.__setattr__(self, "traceback", shown[-MOST_TRACEBACK:])
 
 
+Admit = Callable[[Registration], str]
+"""Takes note of a client, or says why it cannot take part."""
+
+
 class Engine(Protocol):
     """Reaches the clients of a federation."""
 
-    def register(self, expected: Sequence[str], seconds: float) -> tuple[list[Registration], list[Failure]]:
-        """Registrations that are new since the last call, after waiting up to ``seconds`` for all of ``expected``.
+    def register(self, expected: Sequence[str], admit: Admit, seconds: float) -> list[Failure]:
+        """Put before ``admit`` who is new since the last call, after waiting up to ``seconds`` for all of ``expected``.
 
-        A client that was registered before comes again when it returns on another node. Failures are nodes whose
-        registration could not be read, with their own words.
+        A client that was registered before comes again when it returns on another node. Failures are registrations
+        that could not be read, with the node's own words, that the node may not make, or that ``admit`` refused. Who
+        was refused is sent nothing, and takes nobody's place.
         """
 
     def exchange(

@@ -15,6 +15,7 @@ from common.prototypes import PrototypeSet
 from common.settings import RunSettings, differing, yaml_of
 from common.storage.files import write_text
 from common.storage.state import GlobalState
+from common.wire.messages import Registration
 from server.run.checkpoint import Checkpoint, Checkpoints, check_belongs, check_length
 from server.run.engine import MOST_REASON, Engine, Failure, Reply
 from server.run.history import History
@@ -158,16 +159,15 @@ class Rounds:
 
     def _register(self, seconds: float) -> None:
         """Admit the clients that are there."""
-        registrations, failures = self.engine.register(self.registry.missing, seconds)
-        for registration in registrations:
-            reason = self.registry.admit(registration)
-            if reason:
-                failures.append(Failure(registration.client, "refused", reason))
-            else:
-                self.history.event("registered", **{key: getattr(registration, key) for key in _REGISTERED})
-        for failure in failures:
+        for failure in self.engine.register(self.registry.missing, self._admit, seconds):
             self.history.event("registration refused", client=failure.client, reason=failure.reason)
             self.refusals.append(f"{failure.client}: {failure.reason}")
+
+    def _admit(self, registration: Registration) -> str:
+        reason = self.registry.admit(registration)
+        if not reason:
+            self.history.event("registered", **{key: getattr(registration, key) for key in _REGISTERED})
+        return reason
 
     def _insist_on_quorum(self) -> None:
         registry, rounds = self.registry, self.settings.rounds

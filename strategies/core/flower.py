@@ -11,7 +11,7 @@ every participant, so that Flower's object store keeps one copy. What differs be
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from logging import INFO, WARNING
 
@@ -154,7 +154,7 @@ class FlowerStrategy(Strategy):
         """A request to every registered node; new nodes register first."""
         proxies = client_manager.all()
         for node in sorted(set(proxies) - set(self._nodes.values())):
-            self._register(node, proxies[node])
+            self._register(node, proxies)
         exchanges = self.settings.method.exchanges
         logical_round, step = divmod(server_round - 1, len(exchanges))
         self.federation.begin(
@@ -175,15 +175,17 @@ class FlowerStrategy(Strategy):
             (proxies[self._nodes[client]], request_to_fit_ins(blob, request)) for client, request in requests.items()
         ]
 
-    def _register(self, node: str, proxy: ClientProxy) -> None:
+    def _register(self, node: str, present: Mapping[str, ClientProxy]) -> None:
         try:
-            result = proxy.get_properties(GetPropertiesIns({}), timeout=None, group_id=None)
+            result = present[node].get_properties(GetPropertiesIns({}), timeout=None, group_id=None)
             registrations = properties_to_registrations(result)
         except (PayloadError, ValueError) as error:
             log(WARNING, "node %s was not admitted: %s", node, error)
             return
         for registration in registrations:
-            reason = self.federation.registry.admit(registration)
+            other = self._nodes.get(registration.client, node)
+            taken = f"nodes {other} and {node} both claim to be it" if other != node and other in present else ""
+            reason = taken or self.federation.registry.admit(registration)
             if reason:
                 log(WARNING, "client %s was not admitted: %s", registration.client, reason)
             else:

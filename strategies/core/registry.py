@@ -54,7 +54,7 @@ class Registry:
         if registration.samples > self.settings.rounds.most_samples:
             return f"it registered {registration.samples} samples; at most rounds.most_samples are let in"
         known = self.registrations.get(registration.client)
-        if known is not None and known.split != registration.split:
+        if known and (known.split, known.class_counts) != (registration.split, registration.class_counts):
             return f"client {registration.client} is registered already, with other data"
         self.registrations[registration.client] = registration
         return ""

@@ -81,6 +81,8 @@ def test_a_client_comes_again_only_with_the_same_data(registry: Registry, settin
     assert registry.admit(registration(settings, "dark-0", device="a new one")) == ""
     assert registry.registrations["dark-0"].device == "a new one"
     assert "other data" in registry.admit(registration(settings, "dark-0", split="1" * 64))
+    more = registration(settings, "dark-0", samples=25, class_counts=[7, 6, 6, 6])
+    assert "other data" in registry.admit(more), "its weight is fixed when it first registers"
     assert registry.registrations["dark-0"].split == "0" * 64
 
 

@@ -16,12 +16,12 @@ from support.toy import toy_settings
 from common.errors import CheckpointError, ConfigError, EngineError
 from common.settings import with_method
 from common.storage.state import GlobalState
-from common.wire.messages import Registration, Request
+from common.wire.messages import Request
 from common.wire.payload import Payload
 from server.results.run import Run
 from server.run.checkpoint import Checkpoints
 from server.run.conduct import prepare_output
-from server.run.engine import Failure, Reply
+from server.run.engine import Admit, Failure, Reply
 from server.run.history import read_rows
 from server.run.rounds import Rounds
 from strategies.core.method import Expected, Local, Server, Update, Upload
@@ -97,10 +97,9 @@ def test_a_client_s_words_are_cut_short_in_the_record(tmp_path: Path) -> None:
 class Silent(TouchedEngine):
     """Two of three clients never register."""
 
-    def register(self, expected: Sequence[str], seconds: float) -> tuple[list[Registration], list[Failure]]:
-        found, _ = super().register(expected, seconds)
-        refusals = [Failure("node 7", "refused", "DataError: no data here")]
-        return [item for item in found if item.client == "dark-0"], refusals
+    def register(self, expected: Sequence[str], admit: Admit, seconds: float) -> list[Failure]:
+        super().register(["dark-0"], admit, seconds)
+        return [Failure("node 7", "refused", "DataError: no data here")]
 
 
 def test_too_few_registrations_end_the_run_with_every_reason(tmp_path: Path) -> None:
@@ -118,10 +117,9 @@ class Late(TouchedEngine):
 
     calls = 0
 
-    def register(self, expected: Sequence[str], seconds: float) -> tuple[list[Registration], list[Failure]]:
-        found, failures = super().register(expected, seconds)
+    def register(self, expected: Sequence[str], admit: Admit, seconds: float) -> list[Failure]:
         self.calls += 1
-        return [item for item in found if item.client != "noisy-0" or self.calls > 2], failures
+        return super().register([item for item in expected if item != "noisy-0" or self.calls > 2], admit, seconds)
 
 
 def test_a_late_client_joins(tmp_path: Path) -> None:

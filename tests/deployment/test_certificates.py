@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import json
 import re
 import socket
 import ssl
 import stat
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from common.errors import ConfigError
 from server.admission.certificates import Certificates, ensure
+from server.admission.enrolment import Enrolment
 from server.cli import main
 
 
@@ -179,6 +182,9 @@ def test_a_damaged_certificate_is_named(tmp_path: Path) -> None:
         (["certificates", "FOLDER", "days=4000"], r"\[1, 825\]"),
         (["certificates", "FOLDER", "host=-bad host-\u00e4"], "neither an address nor a host name"),
         (["enrol", "FOLDER"], "holds no public keys"),
+        (["enrol", "FOLDER", "client=webcam-0", "node=x"], "client=webcam-0 must follow the node="),
+        (["enrol", "FOLDER", "node=x", "client=a-0", "client=b-0"], "client=b-0 must follow the node="),
+        (["enrol", "FOLDER", "node=x", "client=webcam"], "client=webcam is not a domain and a number"),
         (["dismiss", "FOLDER"], "needs node=NAME"),
         (["dismiss", "FOLDER", "node=x"], "has no such key"),
     ],
@@ -188,3 +194,42 @@ def test_the_commands_say_what_is_wrong(
 ) -> None:
     assert main([item.replace("FOLDER", str(tmp_path)) for item in arguments]) == 1
     assert re.search(said, capsys.readouterr().err)
+
+
+class Registrar:
+    """Flower's command line: it takes every key once."""
+
+    def __init__(self) -> None:
+        self.names: dict[str, str] = {}
+        self.dismissed: list[str] = []
+
+    def __call__(self, _: Enrolment, arguments: Sequence[str]) -> str:
+        if arguments[1] == "unregister":
+            self.dismissed.append(arguments[2])
+            return json.dumps({"success": True})
+        key, name = Path(arguments[2]).stem, arguments[-1]
+        if key in self.names:
+            return json.dumps({"success": False, "error-message": "Public key already in use"})
+        self.names[key] = name
+        return json.dumps({"success": True, "node-id": str(sum(key.encode()))})
+
+
+def test_a_key_is_enrolled_for_one_client(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registrar = Registrar()
+    monkeypatch.setattr(Enrolment, "_call", lambda self, arguments: registrar(self, arguments))
+    ensure(tmp_path, [], ["webcam", "ward-a", "dslr-3"])
+    enrol = ["enrol", str(tmp_path)]
+    assert main([*enrol, "node=dslr-3", "node=ward-a", "client=ward_a-1", "node=webcam"]) == 0
+    assert registrar.names == {"dslr-3": "dslr-3", "ward-a": "ward_a-1", "webcam": "webcam-0"}
+    said = capsys.readouterr().out
+    assert "ward-a               enrolled as 572, for ward_a-1\n" in said
+    assert "webcam               enrolled as 623, for webcam-0\n" in said
+    assert main(enrol) == 0
+    assert "ward-a               enrolled already for ward_a-1\n" in capsys.readouterr().out
+    assert main([*enrol, "node=ward-a", "client=ward_a-1"]) == 0
+    assert main([*enrol, "node=ward-a", "client=webcam-0"]) == 1
+    assert "the key of ward-a is enrolled for ward_a-1, and a key keeps its client" in capsys.readouterr().err
+    assert main(["dismiss", str(tmp_path), "node=ward-a"]) == 0
+    assert registrar.dismissed == ["572"]

@@ -91,6 +91,26 @@ def test_the_default_devices_are_the_clients_of_the_default_run() -> None:
     assert {re.split(r":-|}", SERVICES[name]["environment"]["GOLDFINCH_DOMAIN"])[1] for name in DEVICES} == domains
 
 
+def test_each_key_is_enrolled_for_the_domain_of_its_device(tmp_path: Path) -> None:
+    said = SERVICES["enrol"]["environment"]["GOLDFINCH_CLIENTS"]
+    held = {
+        f"{re.sub('supernode-|-gpu', '', name)}={SERVICES[name]['environment']['GOLDFINCH_DOMAIN']}-0"
+        for name in DEVICES
+    }
+    assert set(said.split()) == held
+    for name, text in {"goldfinch": '#!/bin/sh\necho "$@"\n', "ca.crt": ""}.items():
+        path = tmp_path / ("operator" if name == "ca.crt" else "") / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+        path.chmod(0o755)
+    places = {"GOLDFINCH_CERTIFICATES": str(tmp_path), "FLWR_HOME": str(tmp_path), "PATH": f"{tmp_path}:/usr/bin:/bin"}
+    chosen = {"GOLDFINCH_CLIENTS": "signs=site_a-0 sketch=site_b-0", "GOLDFINCH_MORE_NODES": "ward-a ward-b"}
+    command = [str(DOCKER / "entrypoint.sh"), "enrol"]
+    ran = subprocess.run(command, env=places | chosen, capture_output=True, text=True, check=True)
+    arguments = "node=signs client=site_a-0 node=sketch client=site_b-0 node=ward-a node=ward-b"
+    assert ran.stdout.strip() == f"enrol {tmp_path / 'operator'} {arguments}"
+
+
 def test_every_setting_in_env_is_used_and_every_required_one_has_a_default() -> None:
     text = (DOCKER / "compose.yaml").read_text()
     used = set(re.findall(r"\$\{(\w+)", text)) | {"COMPOSE_PROFILES"}

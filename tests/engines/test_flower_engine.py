@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import signal
 import threading
 import time
@@ -29,6 +31,7 @@ from server.engines import flower as flower_engine
 from server.engines.flower import FlowerEngine
 from server.engines.inline import InlineEngine
 from server.run.conduct import conduct, prepare_output
+from server.trackers.events import describe
 from strategies.core.flower import (
     failure_to_fit_res,
     properties_to_registrations,
@@ -54,10 +57,16 @@ def test_nodes_and_inline_give_the_same_state_however_clients_are_spread(method:
         "a node per client": lambda settings: FlowerEngine(Simulation(*simulated(3, settings))),
         "two nodes": lambda settings: FlowerEngine(Simulation(*simulated(2, settings))),
         "more nodes than clients": lambda settings: FlowerEngine(Simulation(*simulated(5, settings))),
-        "a deployment": lambda settings: FlowerEngine(
-            Deployment(*deployment(tmp_path / "state", settings_overrides(settings)).nodes.values())
-        ),
+        "a deployment": lambda settings: enrolled(settings_overrides(settings)),
     }
+
+    def enrolled(chosen: list[str]) -> FlowerEngine:
+        """A key for every client, and one that claims to be another's: it changes nothing."""
+        there = Deployment()
+        there.world.join(Node("9", {"domain": "sketch", "state-dir": str(tmp_path / "thief")}, chosen), "thief-0")
+        for node in deployment(tmp_path / "state", chosen).nodes.values():
+            there.world.join(node, f"{node.context.node_config['domain']}-0")
+        return FlowerEngine(there, enrolled=True)
 
     def settings_overrides(settings: RunSettings) -> list[str]:
         return [*overrides, f"output={settings.output}"]
@@ -72,6 +81,11 @@ def test_nodes_and_inline_give_the_same_state_however_clients_are_spread(method:
         assert found["bytes"]["up"] > 0
     kept = {path.name for path in (tmp_path / "state").rglob("*.safetensors")}
     assert kept == {path.name for path in (tmp_path / "inline" / "clients").rglob("*.safetensors")}
+    events = map(json.loads, (tmp_path / "a-deployment" / "events.jsonl").read_text().splitlines())
+    told = [describe(entry["event"], entry, 2) for entry in events if entry["event"] == "registration refused"]
+    assert [re.sub(r"\d{4,}", "N", line) for line in told] == [
+        "thief-0 was not admitted: node N claims to be sketch-0, but its key is enrolled for thief-0"
+    ]
 
 
 def test_a_rounded_transport_gives_the_same_state_through_flower(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from flwr.common import FitIns, FitRes, Parameters
-from support.nodes import OVERRIDES, request, simulation, through
+from support.nodes import OVERRIDES, Manager, Node, request, simulation, through
 
 from client import app as client_app
 from client import node as client_node
@@ -100,6 +100,16 @@ def test_the_strategy_refuses_what_another_node_answers(tmp_path: Path) -> None:
     strategy.aggregate_fit(1, list(zip([proxy for proxy, _ in asked[:2]], answers[:2], strict=True)), [])
     assert weights_of(strategy) != before
     assert fit_res_to_answer(answers[2])[0].client in {"handwritten-0", "printed-0", "sketch-0"}
+
+
+def test_the_strategy_keeps_a_client_on_its_node_while_that_is_there(tmp_path: Path) -> None:
+    overrides = [*OVERRIDES, "method=fedavg", f"output={tmp_path}"]
+    strategy = FlowerStrategy(FedAvg(), load_settings(overrides))
+    first, second = (Node(cid, {"domain": "sketch", "state-dir": str(tmp_path / cid)}, overrides) for cid in "12")
+    both: Any = Manager(first, second)
+    assert [proxy.cid for proxy, _ in strategy.configure_fit(1, Parameters([], ""), both)] == ["1"]
+    alone: Any = Manager(second)
+    assert [proxy.cid for proxy, _ in strategy.configure_fit(2, Parameters([], ""), alone)] == ["2"]
 
 
 def answers_of(strategy: FlowerStrategy, manager: Any, number: int = 1) -> list[tuple[Any, FitRes]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -9,8 +10,9 @@ from flwr.common import Code
 from support.grids import Deployment, Simulation
 from support.nodes import request
 
-from common.wire.messages import Request
+from common.wire.messages import Registration, Request
 from server.engines.flower import FlowerEngine
+from server.run.engine import Failure
 from strategies.core.flower import failure_to_fit_res
 
 REFUSAL = failure_to_fit_res(Code.FIT_NOT_IMPLEMENTED, "DataError: no images", "Traceback ...")
@@ -27,6 +29,18 @@ def engine_of(grid: Any, *clients: str) -> FlowerEngine:
 
 def asked(*clients: str) -> dict[str, Request]:
     return {client: request(client) for client in clients}
+
+
+def registered(engine: FlowerEngine, expected: Sequence[str], seconds: float = 0.0) -> tuple[list[str], list[Failure]]:
+    """The clients that register, where everybody is admitted, and the failures."""
+    found: list[str] = []
+
+    def admit(registration: Registration) -> str:
+        found.append(registration.client)
+        return ""
+
+    failures = engine.register(expected, admit, seconds)
+    return found, failures
 
 
 class Clock:

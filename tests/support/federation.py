@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import shutil
 import ssl
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,8 +22,9 @@ def start_proxy(deployment: LocalDeployment) -> tuple[Child, str]:
     """The container's own proxy role, in front of ``deployment``; the process and its ``host:port``."""
     assert NGINX is not None
     address = f"127.0.0.1:{free_port()}"
-    temporary = deployment.folder / "proxy"
-    temporary.mkdir(parents=True)
+    temporary = Path(tempfile.mkdtemp(prefix="goldfinch-proxy-"))
+    temporary.chmod(0o711)  # nginx of a root user works as another, who cannot enter that user's folders of tests
+    atexit.register(shutil.rmtree, temporary, ignore_errors=True)
     environment = {
         "PATH": f"{Path(NGINX).parent}:{os.environ['PATH']}",
         "TMPDIR": str(temporary),

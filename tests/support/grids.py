@@ -81,9 +81,9 @@ class Nodes:
         for answer in answers:
             self.join(answer)
 
-    def join(self, answer: Answer) -> int:
-        """A node comes; its id."""
-        node = self.link.create_node("", "", uuid4().bytes, HEARTBEAT_INTERVAL_INF)
+    def join(self, answer: Answer, name: str | None = None) -> int:
+        """A node comes, perhaps with a key that was enrolled for a client, ``name``; its id."""
+        node = self.link.create_node("", "", uuid4().bytes, HEARTBEAT_INTERVAL_INF, name=name)
         self.link.acknowledge_node_heartbeat(node, HEARTBEAT_INTERVAL_INF)
         self.nodes[node] = answer
         return node
@@ -92,6 +92,11 @@ class Nodes:
         """A node goes."""
         assert self.link.deactivate_node(node)
         del self.nodes[node]
+
+    def come_back(self, node: int, answer: Answer) -> None:
+        """A node that went is here again: its key is the same, and so is its id."""
+        assert self.link.activate_node(node, HEARTBEAT_INTERVAL_INF)
+        self.nodes[node] = answer
 
     def answered(self, message: Message) -> Message | None:
         """What the node says to whom ``message`` is."""

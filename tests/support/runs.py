@@ -10,11 +10,11 @@ from typing import Any
 
 from common.errors import PayloadError
 from common.settings import RunSettings
-from common.wire.messages import Answer, Registration, Request, read_header
+from common.wire.messages import Answer, Request, read_header
 from common.wire.payload import Payload, encoded_size
 from server.engines.inline import InlineEngine
 from server.run.conduct import conduct, prepare_output
-from server.run.engine import Failure, Reply
+from server.run.engine import Admit, Failure, Reply
 
 Edit = Callable[[Request, Payload], Payload]
 
@@ -56,9 +56,10 @@ class TouchedEngine:
         for device in self.inner.devices.values():
             _make_failing(device, failing)
 
-    def register(self, expected: Sequence[str], seconds: float) -> tuple[list[Registration], list[Failure]]:
-        found, failures = self.inner.register(expected, seconds)
-        return self.arrival(found), failures
+    def register(self, expected: Sequence[str], admit: Admit, seconds: float) -> list[Failure]:
+        found = [self.inner.devices[client].register() for client in expected]
+        reasons = [(item.client, admit(item)) for item in self.arrival(found)]
+        return [Failure(client, "refused", reason) for client, reason in reasons if reason]
 
     def exchange(
         self, message: Payload, requests: Mapping[str, Request], seconds: float
