@@ -30,19 +30,20 @@ certificates) # makes what is missing; GOLDFINCH_HOSTS and GOLDFINCH_NODES are l
   for node in ${GOLDFINCH_NODES:-}; do set -- "$@" "node=$node"; done
   goldfinch certificates "$certificates" "$@"
   # this one service runs as root, without network, to give each party's volume to the user of all other containers
-  [ "$(id -u)" -ne 0 ] || [ -z "${GOLDFINCH_OWNER:-}" ] || chown -R "$GOLDFINCH_OWNER" "$certificates/server" "$certificates/operator" "$certificates/nodes"
+  [ "$(id -u)" -ne 0 ] || [ -z "${GOLDFINCH_OWNER:-}" ] || chown -R "$GOLDFINCH_OWNER" "$certificates/server" "$certificates/serverapp" "$certificates/operator" "$certificates/nodes"
   ;;
 superlink)
-  need "$certificates/server/ca.crt" "$certificates/server/server.pem" "$certificates/server/server.key" "$certificates/server/superexec.secret"
+  need "$certificates/server/ca.crt" "$certificates/server/server.pem" "$certificates/server/server.key" "$certificates/serverapp/superexec.secret"
+  umask 077 # its database names devices, keys and runs
   exec flower-superlink --host 0.0.0.0 --port 8000 --enable-supernode-auth \
     --ssl-ca-certfile "$certificates/server/ca.crt" --ssl-certfile "$certificates/server/server.pem" --ssl-keyfile "$certificates/server/server.key" \
-    --isolation process --superexec-auth-secret-file "$certificates/server/superexec.secret" \
+    --isolation process --superexec-auth-secret-file "$certificates/serverapp/superexec.secret" \
     --database "$state/superlink.db" --disable-runtime-dependency-installation "$@"
   ;;
 serverapp)
-  need "$certificates/server/ca.crt" "$certificates/server/superexec.secret"
-  exec flower-superexec --runtime-api-address "$superlink" --root-certificates "$certificates/server/ca.crt" \
-    --superexec-auth-secret-file "$certificates/server/superexec.secret" "$@"
+  need "$certificates/serverapp/ca.crt" "$certificates/serverapp/superexec.secret"
+  exec flower-superexec --runtime-api-address "$superlink" --root-certificates "$certificates/serverapp/ca.crt" \
+    --superexec-auth-secret-file "$certificates/serverapp/superexec.secret" "$@"
   ;;
 enrol) # a new device is enrolled by making its key and running this again; GOLDFINCH_CLIENTS: node=client ...
   connection
@@ -59,8 +60,12 @@ proxy)
   sed -e "s|@ADDRESS@|${GOLDFINCH_LISTEN:-8443}|" -e "s|@SUPERLINK@|$superlink|" -e "s|@NAME@|${GOLDFINCH_SUPERLINK_NAME:-${superlink%:*}}|" \
     -e "s|@CERTIFICATES@|$certificates/server|" -e "s|@TEMPORARY@|$temporary|" \
     -e "s|@RESOLVER@|resolver ${GOLDFINCH_RESOLVER:-127.0.0.11} valid=10s ipv6=off;|" \
+    -e "s|@PATIENCE@|${GOLDFINCH_PATIENCE:=300}|" \
     "${GOLDFINCH_PROXY_CONFIGURATION:-/opt/goldfinch/proxy/nginx.conf}" >"$temporary/nginx.conf"
-  exec nginx -e stderr -p "$temporary" -c "$temporary/nginx.conf"
+  set -- nginx -e stderr -p "$temporary" -c "$temporary/nginx.conf"
+  # see nginx.conf; a renewed certificate is taken up on the way, and the loop ends with nginx
+  while sleep "$GOLDFINCH_PATIENCE" && "$@" -s reload; do :; done &
+  exec "$@"
   ;;
 supernode)
   folder=${GOLDFINCH_KEY:-$certificates/node}

@@ -7,8 +7,9 @@
 makes one folder per party; each gets its own folder and nothing of the others:
 
 - ``authority/``: ``ca.key`` signs server certificates and belongs on no server and no device; ``ca.crt`` is public.
-- ``server/``: ``ca.crt``, ``server.pem`` and ``server.key`` for SuperLink and reverse proxy; ``superexec.secret``, with
-  which a SuperExec beside the SuperLink proves itself.
+- ``server/``: ``ca.crt``, ``server.pem`` and ``server.key`` for SuperLink and reverse proxy.
+- ``serverapp/``: ``ca.crt``, and ``superexec.secret``, with which the SuperExec of the ServerApps proves itself to the
+  SuperLink, which knows it too.
 - ``operator/``: ``ca.crt`` to know the server by, and ``nodes/<name>.pub``, the public keys to enrol.
 - ``nodes/<name>/``: ``ca.crt`` and ``key``, the device's private key in OpenSSH's format, as Flower wants it.
 
@@ -75,7 +76,7 @@ class Certificates:
     @property
     def superexec_secret(self) -> Path:
         """What a SuperExec beside the SuperLink proves itself with."""
-        return self.folder / "server" / "superexec.secret"
+        return self.folder / "serverapp" / "superexec.secret"
 
     @property
     def operator(self) -> Path:
@@ -146,7 +147,7 @@ def ensure(folder: Path, hosts: Sequence[str], nodes: Sequence[str] = (), days: 
             _make_node(files, name)
             made.note("made a node's key", files.node_key(name))
     devices = [files.node(name) for name in nodes if files.node_key(name).exists()]
-    for party in [files.server.parent, files.operator, *devices]:
+    for party in [files.server.parent, files.superexec_secret.parent, files.operator, *devices]:
         _write(party / files.authority.name, files.authority.read_bytes(), private=False)
     return made
 

@@ -102,7 +102,10 @@ class LocalDeployment:
             f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\naddress = "{self.address}"\n{trust}\n',
         )
         command = [program("flower-superlink"), *security, "--host", "127.0.0.1", "--port", str(self.port)]
-        command += ["--database", str(self.folder / "link.db"), "--disable-runtime-dependency-installation"]
+        database = self.folder / "link.db"
+        database.touch()
+        database.chmod(0o600)  # it names devices and their keys; SQLite gives the files beside it the same mode
+        command += ["--database", str(database), "--disable-runtime-dependency-installation"]
         child = self.processes.start("superlink", command, flower_environment(self.home, OMP_NUM_THREADS="1", **SOON))
         wait_healthy(child, f"{self._scheme}://{self.address}/health", START_SECONDS, self._verify())
         self.children["superlink"] = child

@@ -34,6 +34,27 @@ def test_every_container_is_confined(name: str) -> None:
     assert "privileged" not in service
 
 
+def bytes_of(size: str) -> int:
+    """``512m``, or the default in ``${NAME:-512m}``."""
+    number, unit = re.findall(r"(\d+)([kmg])", size)[-1]
+    return int(number) << {"k": 10, "m": 20, "g": 30}[unit]
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_what_a_container_writes_to_memory_fits_into_its_limit(name: str) -> None:
+    written = sum(bytes_of(part.partition("size=")[2]) for part in SERVICES[name]["tmpfs"])
+    assert written <= 0.75 * bytes_of(SERVICES[name]["mem_limit"])
+
+
+def test_the_uploads_that_the_proxy_holds_fit_into_its_folder() -> None:
+    configuration = (DOCKER / "proxy" / "nginx.conf").read_text()
+    largest = max(bytes_of(size) for size in re.findall(r"client_max_body_size (\w+);", configuration))
+    held = int(re.findall(r"limit_conn bodies (\d+);", configuration)[0])
+    of_one_address = int(re.findall(r"limit_conn body_of (\d+);", configuration)[0])
+    assert held * largest <= 0.8 * bytes_of(SERVICES["proxy"]["tmpfs"][0])
+    assert of_one_address <= held / 2
+
+
 def test_one_container_is_root_and_it_has_no_network_and_ends() -> None:
     root = [name for name, service in SERVICES.items() if service.get("user") == "root"]
     assert root == ["certificates"]
@@ -71,9 +92,15 @@ def test_each_container_has_the_keys_of_its_own_party_only() -> None:
         for name, service in SERVICES.items()
         if name != "certificates"
     }
-    secret = {"authority", "more-nodes", "server", *(name for name in COMPOSE["volumes"] if name.startswith("node-"))}
+    secret = {
+        "authority",
+        "more-nodes",
+        "server",
+        "serverapp",
+        *(name for name in COMPOSE["volumes"] if name.startswith("node-")),
+    }
     held = {name: sorted(volumes & secret) for name, volumes in mounts.items() if volumes & secret}
-    expected = {"superlink": ["server"], "serverapp": ["server"], "proxy": ["server"]}
+    expected = {"superlink": ["server", "serverapp"], "serverapp": ["serverapp"], "proxy": ["server"]}
     for name in DEVICES:
         expected[name] = [f"node-{name.removeprefix('supernode-').removesuffix('-gpu')}"]
     assert held == expected
@@ -137,7 +164,7 @@ def test_the_entrypoint_is_a_shell_script_with_every_role_of_compose() -> None:
     ("role", "said"),
     [
         ("superlink", "server/ca.crt is missing"),
-        ("serverapp", "server/ca.crt is missing"),
+        ("serverapp", "serverapp/ca.crt is missing"),
         ("proxy", "server/ca.crt is missing"),
         ("supernode", "node/ca.crt is missing"),
         ("enrol", "operator/ca.crt is missing"),

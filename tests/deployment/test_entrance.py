@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import socket
 import ssl
+import stat
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -58,6 +59,10 @@ class TestFromTheDevicesSide:
     def test_health_is_answered_and_the_server_is_verified(self, entrance: tuple[LocalDeployment, str]) -> None:
         deployment, address = entrance
         assert httpx.get(f"https://{address}/health", verify=trust(deployment)).status_code == 200
+
+    def test_nobody_else_reads_the_superlink_s_registry(self, entrance: tuple[LocalDeployment, str]) -> None:
+        files = list(entrance[0].folder.glob("link.db*"))
+        assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
 
     def test_every_call_a_supernode_makes_reaches_the_superlink(self, entrance: tuple[LocalDeployment, str]) -> None:
         deployment, address = entrance

@@ -11,8 +11,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from server.admission.certificates import Certificates
 from server.commands.deployment import LocalDeployment
-from server.flower.processes import Child, flower_environment, free_port, program, wait_healthy
+from server.flower.processes import Child, Processes, flower_environment, free_port, program, wait_healthy
 
 ROOT = Path(__file__).resolve().parents[2]
 NGINX = shutil.which("nginx", path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin")
@@ -20,6 +21,11 @@ NGINX = shutil.which("nginx", path=os.environ.get("PATH", "") + ":/usr/sbin:/usr
 
 def start_proxy(deployment: LocalDeployment) -> tuple[Child, str]:
     """The container's own proxy role, in front of ``deployment``; the process and its ``host:port``."""
+    return start_nginx(deployment.processes, deployment.certificates, deployment.address)
+
+
+def start_nginx(processes: Processes, certificates: Certificates, superlink: str, **more: str) -> tuple[Child, str]:
+    """nginx as the proxy's container starts it, in front of ``superlink``; the process and its ``host:port``."""
     assert NGINX is not None
     address = f"127.0.0.1:{free_port()}"
     temporary = Path(tempfile.mkdtemp(prefix="goldfinch-proxy-"))
@@ -28,14 +34,16 @@ def start_proxy(deployment: LocalDeployment) -> tuple[Child, str]:
     environment = {
         "PATH": f"{Path(NGINX).parent}:{os.environ['PATH']}",
         "TMPDIR": str(temporary),
-        "GOLDFINCH_CERTIFICATES": str(deployment.certificates.folder),
+        "GOLDFINCH_CERTIFICATES": str(certificates.folder),
         "GOLDFINCH_LISTEN": address,
-        "GOLDFINCH_SUPERLINK": deployment.address,
+        "GOLDFINCH_SUPERLINK": superlink,
         "GOLDFINCH_SUPERLINK_NAME": "localhost",
         "GOLDFINCH_PROXY_CONFIGURATION": str(ROOT / "docker" / "proxy" / "nginx.conf"),
+        **more,
     }
-    proxy = deployment.processes.start("proxy", [str(ROOT / "docker" / "entrypoint.sh"), "proxy"], environment)
-    wait_healthy(proxy, f"https://{address}/health", 20, verify=trust(deployment))
+    proxy = processes.start("proxy", [str(ROOT / "docker" / "entrypoint.sh"), "proxy"], environment)
+    context = ssl.create_default_context(cafile=str(certificates.operator / "ca.crt"))
+    wait_healthy(proxy, f"https://{address}/health", 20, verify=context)
     return proxy, address
 
 
