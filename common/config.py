@@ -9,7 +9,7 @@ import shlex
 import threading
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, dataclass_transform, get_args, get_origin, get_type_hints
@@ -30,6 +30,9 @@ _HYDRA = threading.Lock()
 """Hydra keeps what it was initialised with in one global object."""
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
+
+_SAID: set[str] = set()
+"""What the user of this process has named to be imported, besides what ``conf/`` names."""
 
 T = TypeVar("T")
 
@@ -70,15 +73,63 @@ def quoted_override(key: str, value: object) -> str:
     return f"{key}='{text}'"
 
 
-def compose_config(overrides: Sequence[str], conf: Path = CONF) -> dict[str, Any]:
+def trust(names: Iterable[str]) -> None:
+    """Let these dotted names be imported in this process: its user has named them, not a file from elsewhere."""
+    _SAID.update(names)
+
+
+def trusted(name: object, where: str) -> bool:
+    """Whether the dotted ``name`` may be imported for the key ``where``.
+
+    That is what the files of its group in ``conf/`` name, below a group's own keys data sets too (a method's public
+    images), and what the user has named: :func:`trust`.
+    """
+    group, _, deeper = where.partition(".")
+    known = _named_in(group, "") | _named_in("data") if deeper else _named_in(group)
+    return isinstance(name, str) and (name in _SAID or name in known)
+
+
+@lru_cache
+def _named_in(group: str, start: str = "^") -> frozenset[str]:
+    """What the files of a group name to be imported: at the beginning of a line, or anywhere if ``start`` is empty."""
+    files = (CONF / group).glob("*.yaml") if group.isidentifier() else ()
+    pattern = start + r"\b(?:_target_|device): (\w+(?:\.\w+)+)"
+    return frozenset(name for path in files for name in re.findall(pattern, path.read_text(), re.MULTILINE))
+
+
+def imports_of(node: object, where: str = "") -> Iterator[tuple[str, object]]:
+    """What a configuration has imported: each dotted name, with the key that it is for."""
+    if isinstance(node, Mapping):
+        for key, value in node.items():
+            if key == "_target_" or (where, key) == ("engine", "device"):
+                yield where, value
+            else:
+                yield from imports_of(value, f"{where}.{key}".removeprefix("."))
+    elif isinstance(node, list | tuple):
+        for item in node:
+            yield from imports_of(item, where)
+
+
+def compose_config(overrides: Sequence[str], conf: Path = CONF, said: Sequence[str] | None = None) -> dict[str, Any]:
     """Hydra's composition of ``conf/config.yaml`` with ``overrides``, as plain containers.
 
     ``choices`` holds the name of the option that was chosen in each group.
+
+    Args:
+        overrides: ``key=value`` each.
+        conf: folder of the configuration.
+        said: those of the overrides that are the user's own, who is trusted (:func:`trust`) with the classes that they
+            name; ``None``: all.
 
     Raises:
         ConfigError: an override cannot be parsed, or names a group, option or key that does not exist.
     """
     parsed = _parse(overrides)
+    for item in parsed if said is None else _parse(said):
+        nested: object = item.value()
+        for part in reversed(item.key_or_group.split(".")):
+            nested = {part: nested}
+        trust(str(name) for _, name in imports_of(nested))
     groups = [item for item in parsed if _check_group(item, conf)]
     try:
         base, choices = _composed(tuple(str(item.input_line) for item in groups), conf)
@@ -234,6 +285,10 @@ def _mistake(found: dict[str, Any], target: type, where: str) -> str:
 def _import(path: object, where: str) -> type:
     if not isinstance(path, str) or "." not in path:
         raise ConfigError(f"{where}: _target_ must be written module.Class; got {path!r}")
+    if not trusted(path, where):
+        raise ConfigError(
+            f"{where}: {path} is not one of Goldfinch's own, and imported only if you name it: {where}._target_={path}"
+        )
     module_name, _, name = path.rpartition(".")
     try:
         found = getattr(importlib.import_module(module_name), name)

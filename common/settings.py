@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 import yaml
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 from pydantic import Field
 
 from common.config import (
@@ -26,16 +27,23 @@ from common.config import (
     check,
     checked,
     compose_config,
+    imports_of,
     made,
+    trust,
+    trusted,
 )
 from common.errors import ConfigError, nearest
 from common.privacy import GaussianPrivacy, NoPrivacy
+from common.wire.messages import printable
 
 NOT_THE_RESULT = (
     *("engine", "report", "output", "resume", "overwrite", "experiment", "choices", "data.root", "train.device"),
     *("rounds.deadline", "rounds.registration", "rounds.failures", "rounds.checkpoints"),
 )
 """Settings, and groups of them, that do not change what comes out of a run."""
+
+LARGEST_RECORD = 1_000_000
+"""Bytes of a ``config.yaml`` that is read; ours have 3,000."""
 
 MAY_GO_ON_OTHERWISE = ("train.rounds", "rounds.last_rounds", "rounds.evaluate_every", "rounds.test_samples")
 """Settings that change the result, but not the rounds that are done: a run may go on with other values."""
@@ -54,14 +62,55 @@ def yaml_of(raw: Mapping[str, Any]) -> str:
     return OmegaConf.to_yaml(OmegaConf.create(dict(raw)))
 
 
+def read_config(path: Path) -> dict[str, Any]:
+    """What a run's ``config.yaml`` says. Nothing that it names is imported here, and later only what is trusted.
+
+    Raises:
+        ConfigError: it cannot be read, is no run's, or names for import what neither ``conf/`` nor the user names.
+    """
+    try:
+        text = path.read_text()
+        aliases = "*" in text and any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text))
+        if aliases or len(text) > LARGEST_RECORD:
+            raise ValueError("it is too large, or refers to parts of itself, which no run writes")
+        content: Any = OmegaConf.to_container(OmegaConf.create(text))
+    except (OSError, ValueError, RecursionError, OmegaConfBaseException, yaml.YAMLError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
+    if not _is_record(content):
+        raise ConfigError(f"{path} is not a run's configuration")
+    for where, name in imports_of(content):
+        if not trusted(name, where):
+            shown = printable(str(name))[:200]
+            key = "engine.device" if where == "engine" else f"{where}._target_"
+            raise ConfigError(
+                f"{path}: {key}={shown} is not one of Goldfinch's own, and what only a folder names is not imported. "
+                f"If it is yours, name it yourself: goldfinch resume {path.parent} {key}={shown}, or "
+                f"goldfinch --own {shown} table, report, figure ..."
+            )
+    return {str(key): value for key, value in content.items()}
+
+
+def _is_record(content: Any) -> bool:
+    """Whether all is there that is read from a record as it stands."""
+    groups = ("method", "data", "protocol", "model", "train", "rounds", "choices")
+    if not isinstance(content, dict) or not all(isinstance(content.get(group), dict) for group in groups):
+        return False
+    numbers = (content.get("seed"), content["train"].get("rounds"), content["rounds"].get("last_rounds"))
+    words = (content["method"].get("_target_"), *content["choices"], *filter(None, content["choices"].values()))
+    domains = content["data"].get("domains")
+    return (
+        all(isinstance(number, int) for number in numbers)
+        and all(isinstance(word, str) and printable(word) == word for word in words)
+        and isinstance(domains, list | None)
+    )
+
+
 def differing(raw: Mapping[str, Any], path: Path) -> list[str]:
     """The settings that change the rounds which are done, and are not as ``config.yaml`` at ``path`` has them."""
     if not path.exists():
         return []
-    recorded = yaml.safe_load(path.read_text())
-    before, now = (
-        result_settings(content, MAY_GO_ON_OTHERWISE) for content in (recorded, yaml.safe_load(yaml_of(raw)))
-    )
+    same: Any = OmegaConf.to_container(OmegaConf.create(yaml_of(raw)))
+    before, now = (result_settings(content, MAY_GO_ON_OTHERWISE) for content in (read_config(path), same))
     return sorted(key for key in before | now if before.get(key) != now.get(key))
 
 
@@ -246,6 +295,7 @@ def _default_output(choices: Mapping[str, str], seed: int) -> str:
 def with_method(settings: RunSettings, method: Any) -> RunSettings:
     """The same run with another method object; the record says so."""
     target = f"{type(method).__module__}.{type(method).__qualname__}"
+    trust([target])  # an object of the caller's own process
     return replace(settings, method=method, raw={**settings.raw, "method": {"_target_": target, **asdict(method)}})
 
 

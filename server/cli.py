@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import logging
 import sys
 import textwrap
-import warnings
 from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import click
 import typer
@@ -19,12 +17,6 @@ from typer.core import TyperCommand, TyperGroup
 
 from common.errors import ConfigError, GoldfinchError, nearest
 from server.commands.signals import Terminated, terminable
-
-if TYPE_CHECKING:  # torch alone takes seconds
-    from common.settings import RunSettings
-    from server.flower.superlink import SimulationLink
-
-ENGINES = ("inline", "ray", "superlink")
 
 
 class Commands(TyperGroup):
@@ -103,8 +95,15 @@ def _goldfinch(
     version: Annotated[  # noqa: ARG001  # its callback has done it
         bool, option("--version", text="Show the versions and exit.", callback=_version, is_eager=True)
     ] = False,
+    own: Annotated[
+        list[str] | None, option("--own", text="A class of yours that a run's folder may name.", metavar="MODULE.CLASS")
+    ] = None,
 ) -> None:
     """Federated learning for devices whose data come from different domains, on Flower."""
+    if own:
+        from common.config import trust
+
+        trust(own)
     if ctx.invoked_subcommand is None:
         print(ctx.get_help())
         raise typer.Exit(2)
@@ -152,6 +151,7 @@ def _run(
 
     with simulation_link() if "engine=ray" in overrides else contextlib.nullcontext() as link:
         from common.settings import settings_of  # seconds in which the SuperLink comes up
+        from server.commands.running import run
 
         run(settings_of(composed), overrides, quiet=quiet, link=link)
 
@@ -164,47 +164,9 @@ def _resume(folder: Annotated[Path, words("DIR")], overrides: Settings, quiet: Q
     DIR        the run's folder; its config.yaml says what it is
     KEY=VALUE  what is to be otherwise from here on, such as more rounds
     """
-    from common.settings import load_settings
-    from server.results.overrides import overrides_of
-    from server.results.run import Run
+    from server.commands.running import resume
 
-    again = [*overrides_of(Run(folder)), *overrides, "resume=true", "overwrite=false"]
-    run(load_settings(again), again, quiet=quiet)
-
-
-def run(
-    settings: RunSettings, overrides: Sequence[str], *, quiet: bool = False, link: SimulationLink | None = None
-) -> None:
-    """One run on the engine that the settings name, shown as it goes on unless ``quiet``.
-
-    Args:
-        settings: the run's settings.
-        overrides: the overrides that they were composed of.
-        quiet: show nothing.
-        link: a SuperLink for a simulation that was started before; ``None`` starts one where it is needed.
-
-    Raises:
-        GoldfinchError: what was wrong, and what to do next.
-    """
-    from server.engines.inline import InlineEngine
-    from server.flower.submit import run_on_ray, run_on_superlink
-    from server.run.conduct import conduct, prepare_output
-    from server.trackers.progress import watching
-
-    warnings.filterwarnings("ignore", category=FutureWarning)
-    logging.getLogger("flwr").setLevel(logging.WARNING)
-    engine = settings.engine.get("name")
-    if engine not in ENGINES:
-        raise ConfigError(f"engine.name={engine!r}; {nearest(str(engine), ENGINES)}")
-    inline = InlineEngine(settings) if engine == "inline" else None  # which refuses a device that is not there
-    prepare_output(settings)
-    with watching(settings, quiet=quiet) as show:
-        if inline:
-            conduct(settings, inline, [show])
-        elif engine == "ray":
-            run_on_ray(settings, overrides, [show], link)
-        else:
-            run_on_superlink(settings, overrides, [show])
+    resume(folder, overrides, quiet=quiet)
 
 
 @command("sweep")

@@ -130,7 +130,7 @@ def reproduce(request: Request, console: Console | None = None) -> Path:
     finally:
         keep_records(request, jobs, seeds)
         path = write_pages(request, jobs, seeds, failures)
-        console.print(f"wrote {path.with_suffix('.md')} and {path}", highlight=False, soft_wrap=True)
+        console.print(f"wrote {path.with_suffix('.md')} and {path}", highlight=False, soft_wrap=True, markup=False)
         splits = {
             client: value for job in jobs for client, value in ((job.summary() or {}).get("splits") or {}).items()
         }

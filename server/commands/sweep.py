@@ -121,11 +121,12 @@ def sweep(arguments: Sequence[str], output: Path, jobs: int = 1) -> None:
         ConfigError: a value is not good, or some runs failed (they are named, with the end of their log).
     """
     console = Console()
+    say = partial(console.print, highlight=False, markup=False)
     planned, skipped = plan(arguments, output)
     for label, reason in skipped.items():
-        console.print(f"skipped: {label}: {reason}", highlight=False)
+        say(f"skipped: {label}: {reason}")
     waiting = [job for job in planned if not job.finished()]
-    console.print(f"{len(planned)} runs, {len(planned) - len(waiting)} finished already; output in {output.absolute()}")
+    say(f"{len(planned)} runs, {len(planned) - len(waiting)} finished already; output in {output.absolute()}")
     started = time.perf_counter()
     done = 0
     failures: list[str] = []
@@ -138,7 +139,7 @@ def sweep(arguments: Sequence[str], output: Path, jobs: int = 1) -> None:
                 elapsed = time.perf_counter() - started
                 left = elapsed / done * (len(waiting) - done)
                 said = f"FAILED: {problem}" if problem else _score(job)
-                console.print(f"[{done}/{len(waiting)}, {left / 60:.1f} min left] {job.label}: {said}", highlight=False)
+                say(f"[{done}/{len(waiting)}, {left / 60:.1f} min left] {job.label}: {said}")
                 if problem:
                     failures.append(f"{job.label}: {problem} (see {job.folder / 'run.log'})")
         except KeyboardInterrupt:
@@ -218,4 +219,4 @@ def _write_tables(jobs: Sequence[Job], output: Path, arguments: Sequence[str], c
         text += [markdown(rows, "final"), ""]
     write_text(output / "table.md", "\n".join(text))
     write_text(output / "sweep.json", json.dumps({"arguments": list(arguments)}, indent=2) + "\n")
-    console.print(f"wrote {output.absolute() / 'table.md'}")
+    console.print(f"wrote {output.absolute() / 'table.md'}", markup=False)

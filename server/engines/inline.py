@@ -9,9 +9,9 @@ from typing import Protocol
 
 from hydra.utils import get_method
 
-from common.config import Count, build, checked
+from common.config import Count, build, checked, trusted
 from common.data.protocols import ClientSpec
-from common.errors import GoldfinchError
+from common.errors import ConfigError, GoldfinchError
 from common.settings import RunSettings
 from common.wire.messages import Answer, Registration, Request, read_header, request_text
 from common.wire.payload import Payload, decode, encode, encoded_size
@@ -56,6 +56,8 @@ class InlineEngine:
 
     def __init__(self, settings: RunSettings) -> None:
         self.options: InlineSettings = build(settings.engine, "engine", InlineSettings)
+        if not trusted(self.options.device, "engine"):
+            raise ConfigError(f"engine.device={self.options.device} is not Goldfinch's own: name it yourself")
         make: Callable[[RunSettings, ClientSpec], LocalDevice] = get_method(self.options.device)
         self.devices = {spec.id: make(settings, spec) for spec in settings.protocol.clients(settings.data)}
         self._pool = ThreadPoolExecutor(self.options.workers, thread_name_prefix="client")

@@ -13,6 +13,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
+import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -37,6 +38,8 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">")
 HATCHES = ("", "//", "..", "xx", "\\\\", "++")
 HEAT = "cividis"
 """A colour map of even lightness that looks the same to colour-blind readers."""
+
+mpl.rcParams["text.parse_math"] = False  # a dollar in a name is a dollar
 
 FORMATS = ("png", "pdf", "svg")
 

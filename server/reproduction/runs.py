@@ -153,7 +153,8 @@ def execute(jobs: Sequence[Job], console: Console, finished: Callable[[], None] 
                 failures[job.folder] = str(error)
                 clock.total -= job.settings.train.rounds - job.rounds_done()
                 line = f"FAILED: {error}"
-            console.print(f"[{number}/{len(waiting)}] {label}: {line}; {clock.left()} left", highlight=False)
+            told = f"[{number}/{len(waiting)}] {label}: {line}; {clock.left()} left"
+            console.print(told, highlight=False, markup=False)
     return failures
 
 

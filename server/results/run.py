@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,9 +11,7 @@ from typing import Any
 
 import torch
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 from torch import Tensor
-from yaml import YAMLError
 
 from common.config import build
 from common.data.domain import Split
@@ -23,24 +20,18 @@ from common.errors import CheckpointError, ConfigError, GoldfinchError
 from common.metrics import RoundScore, summarise
 from common.models.base import Model
 from common.seeding import generator
-from common.settings import RunSettings, result_settings, settings_of
+from common.settings import RunSettings, read_config, result_settings, settings_of
 from common.storage.series import Series
+from common.wire.messages import printable
 from server.run.checkpoint import Checkpoint, Checkpoints
 from server.run.history import read_events, read_rows, round_scores
+from server.run.lines import check_events, check_lines, reading
 from server.run.prototype_log import Page, read_confusions, read_pages
 from strategies.core.federation import Federation
 from strategies.core.method import Method
 
 EVALUATION_BATCH = 256
 _KEPT_MODEL = "model/"  # how a device names the unshared part of its model in its own state
-
-
-@contextlib.contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, ValueError, OmegaConfBaseException, YAMLError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -75,10 +66,9 @@ class Run:
         path = self.folder / "summary.json"
         if not path.exists():
             return {}
-        with _reading(path):
-            content = json.loads(path.read_text())
-        if not isinstance(content, dict) or not content:
-            raise ConfigError(f"{path} is not a run's summary")
+        with reading(path):
+            content: dict[str, Any] = json.loads(path.read_text())
+        check_lines(path, [content])
         return content
 
     @cached_property
@@ -87,11 +77,7 @@ class Run:
         path = self.folder / "config.yaml"
         if not path.exists():
             raise ConfigError(f"{self.folder} holds no run: it has no config.yaml")
-        with _reading(path):
-            content = OmegaConf.to_container(OmegaConf.load(path))
-        if not isinstance(content, dict) or "_target_" not in (content.get("method") or {}):
-            raise ConfigError(f"{path} is not a run's configuration")
-        return {str(key): value for key, value in content.items()}
+        return read_config(path)
 
     @cached_property
     def options(self) -> Mapping[str, Any]:
@@ -101,26 +87,24 @@ class Run:
     @cached_property
     def scores(self) -> Sequence[Mapping[str, Any]]:
         """Rows of ``history.csv``."""
-        with _reading(self.folder / "history.csv"):
-            return read_rows(self.folder / "history.csv")
+        return read_rows(self.folder / "history.csv")
 
     @cached_property
     def activity(self) -> Sequence[Mapping[str, Any]]:
         """Rows of ``activity.csv``."""
-        with _reading(self.folder / "activity.csv"):
-            return read_rows(self.folder / "activity.csv")
+        return read_rows(self.folder / "activity.csv")
 
     @cached_property
     def events(self) -> Sequence[Mapping[str, Any]]:
         """Lines of ``events.jsonl``."""
-        with _reading(self.folder / "events.jsonl"):
-            return read_events(self.folder / "events.jsonl")
+        events = read_events(self.folder / "events.jsonl")
+        check_events(self.folder / "events.jsonl", events)
+        return events
 
     @cached_property
     def confusions(self) -> Sequence[Mapping[str, Any]]:
         """Lines of ``confusion.jsonl``."""
-        with _reading(self.folder / "confusion.jsonl"):
-            return read_confusions(self.folder / "confusion.jsonl")
+        return read_confusions(self.folder / "confusion.jsonl")
 
     @cached_property
     def pages(self) -> Sequence[Page]:
@@ -216,7 +200,7 @@ class Run:
 
     @cached_property
     def settings(self) -> RunSettings:
-        """The settings again, as objects: imports what ``config.yaml`` names."""
+        """The settings again, as objects."""
         return settings_of({**self.config, "output": str(self.folder)})
 
     @property
@@ -358,4 +342,4 @@ def labels(runs: Sequence[Run], most: int | None = None) -> list[str]:
 
 def brief(value: Any) -> str:
     """A setting's value in few letters."""
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{value:g}" if isinstance(value, float) else printable(str(value))

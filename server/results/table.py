@@ -9,6 +9,7 @@ from typing import Any
 
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from server.results.run import Run, find_runs, labels
@@ -88,19 +89,19 @@ def render(rows: Sequence[Row], rule: str) -> Table:
     columns = _columns(rows, rule)
     best = _best(rows, columns, rule)
     title = f"{first['data']}, {first['protocol']}, {first['model']}: accuracy in %, {RULES[rule]}"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(title=escape(title), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     if any(row.personal for row in rows):
         table.caption, table.caption_justify = OWN_MODELS, "left"
     table.add_column("method", no_wrap=True)
     for column in [*columns, "rounds", "seeds", "MB"]:
-        table.add_column(column, justify="right", no_wrap=True)
+        table.add_column(escape(column), justify="right", no_wrap=True)
     for row in rows:
         cells = [_cell(row, column, rule, best.get(column) if row in _rivals(rows) else None) for column in columns]
         megabytes = statistics.fmean(
             (summary["bytes"]["up"] + summary["bytes"]["down"]) / 1e6 for summary in row.summaries
         )
         seeds = ",".join(str(summary["seed"]) for summary in sorted(row.summaries, key=lambda item: item["seed"]))
-        table.add_row(row.label + " *" * row.personal, *cells, row.rounds, seeds, f"{megabytes:.1f}")
+        table.add_row(escape(row.label) + " *" * row.personal, *cells, row.rounds, seeds, f"{megabytes:.1f}")
     return table
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from common.metrics import RoundScore, domain_accuracy
 from common.storage.files import write_text
 from server.run import traffic
+from server.run.lines import check_lines, reading
 from server.run.prototype_log import Confusions, PrototypeLog
 from server.trackers.events import Listener
 
@@ -74,14 +75,10 @@ class History:
         self.confusions = Confusions(folder / "confusion.jsonl", scores_until)
         self.prototype_log = PrototypeLog(folder / "prototypes", keep_until)
         events = folder / "events.jsonl"
-        old = events.read_text().splitlines() if keep_until >= 0 and events.exists() else []
+        old = read_events(events) if keep_until >= 0 and events.exists() else []
         until = {"score": scores_until}  # every event belongs to its round's exchanges, but for a late score
-        kept = [
-            line
-            for line in old
-            if (entry := _entry(line)) and int(entry.get("round", 0)) <= until.get(entry.get("event", ""), keep_until)
-        ]
-        write_text(events, "".join(f"{line}\n" for line in kept))
+        kept = [entry for entry in old if entry.get("round", 0) <= until.get(entry["event"], keep_until)]
+        write_text(events, "".join(f"{json.dumps(entry)}\n" for entry in kept))
 
     def event(self, name: str, **content: Any) -> None:
         """Append an event and tell the listeners."""
@@ -195,9 +192,15 @@ def round_scores(rows: Iterable[Mapping[str, Any]]) -> list[RoundScore]:
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:
-    """The lines of ``events.jsonl``; one that a crash cut short is left out."""
-    with path.open() as stream:
-        return [entry for line in stream if (entry := _entry(line))]
+    """The lines of ``events.jsonl``; one that a crash cut short is left out.
+
+    Raises:
+        ConfigError: a line is not as a run writes it.
+    """
+    with reading(path), path.open() as stream:
+        found = [entry for line in stream if (entry := _entry(line))]
+    check_lines(path, found)
+    return found
 
 
 def stream_rows(path: Path) -> Iterator[dict[str, Any]]:
@@ -208,19 +211,26 @@ def stream_rows(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a CSV written by :class:`History`; a last line that a crash cut short is left out."""
+    """The rows of a CSV written by :class:`History`; a last line that a crash cut short is left out.
+
+    Raises:
+        ConfigError: a row is not as a run writes it.
+    """
     if not path.exists():
         return []
-    text = path.read_text()
-    complete = text[: text.rfind("\n") + 1]
-    return [dict(row) for row in csv.DictReader(io.StringIO(complete)) if None not in row.values()]
+    with reading(path):
+        text = path.read_text()
+        complete = text[: text.rfind("\n") + 1]
+        rows = [dict(row) for row in csv.DictReader(io.StringIO(complete)) if None not in row.values()]
+    check_lines(path, rows)
+    return rows
 
 
 def _reopen(path: Path, columns: Sequence[str], keep_until: int) -> None:
     """Rewrite ``path`` with its header and the rows of rounds up to ``keep_until``."""
     rows = [row for row in read_rows(path) if int(row["round"]) <= keep_until] if keep_until >= 0 else []
     stream = io.StringIO()
-    writer = csv.DictWriter(stream, columns, lineterminator="\n")
+    writer = csv.DictWriter(stream, columns, lineterminator="\n", extrasaction="ignore")
     writer.writeheader()
     writer.writerows(rows)
     write_text(path, stream.getvalue())
@@ -237,6 +247,6 @@ def _entry(line: str) -> dict[str, Any]:
     """The event in ``line``; empty if a crash cut the line short."""
     try:
         found = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

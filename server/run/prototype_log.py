@@ -16,6 +16,7 @@ from common.prototypes import PrototypeSet
 from common.storage.files import write_text
 from common.storage.series import Series
 from common.storage.state import named_tensors, split_tensors, under_prefix, with_prefix
+from server.run.lines import check_lines, reading
 
 MOST_ROUNDS = 40
 """Rounds whose prototypes are kept; a longer run keeps every second, fourth ... round."""
@@ -77,15 +78,22 @@ def _fits(counts: Any, class_count: int, total: int, correct: int) -> bool:
 
 
 def read_confusions(path: Path) -> list[dict[str, Any]]:
-    """The lines of ``confusion.jsonl``; a last line that a crash cut short is left out, a missing file is empty."""
+    """The lines of ``confusion.jsonl``; a last line that a crash cut short is left out, a missing file is empty.
+
+    Raises:
+        ConfigError: a line is not as a run writes it.
+    """
     if not path.exists():
         return []
     lines = []
-    for text in path.read_text().splitlines():
+    with reading(path):
+        whole = path.read_text().splitlines()
+    for text in whole:
         try:
             lines.append(json.loads(text))
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
+    check_lines(path, lines)
     return lines
 
 

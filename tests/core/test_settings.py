@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import pytest
 
+from common import config
 from common.config import Count, build, check, checked, compose_config, split_overrides
 from common.errors import ConfigError, nearest
 from common.settings import RoundSettings, TrainSettings, load_settings, with_method
@@ -229,7 +230,8 @@ def test_a_wrong_node_is_named_with_its_place(node: Mapping[str, Any], reason: s
         ("common.data.protocols.ClientSpec", "not a checked dataclass"),
     ],
 )
-def test_only_dataclasses_are_built(target: object, reason: str) -> None:
+def test_only_dataclasses_are_built(target: object, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config, "_SAID", {target})
     with pytest.raises(ConfigError, match=reason):
         build({"_target_": target}, "method")
 

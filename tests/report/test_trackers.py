@@ -10,7 +10,7 @@ import pytest
 from support.runs import TouchedEngine, run
 from support.toy import toy_settings
 
-from common.config import CONF, build, checked, compose_config
+from common.config import CONF, build, checked, compose_config, trust
 from common.errors import ConfigError
 from common.settings import RunSettings
 from server.trackers.base import Report, Scalar, Tracker, scalars
@@ -153,6 +153,7 @@ class SpyReport(Report):
 
 
 def spied(settings: RunSettings, breaks_at: str = "") -> RunSettings:
+    trust([f"{__name__}.SpyReport"])
     return with_report(settings, _target_=f"{__name__}.SpyReport", breaks_at=breaks_at)
 
 

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from common.config import checked
+from common.config import checked, trust
 from common.data.augmentation import Augmentation
 from common.data.domain import DataSource, Domain, Split
 from common.seeding import generator
@@ -101,7 +101,9 @@ def toy_settings(
     small = {"rounds": 2, "epochs": 1, "batch_size": 8, "learning_rate": 0.05, **(train or {})}
     rounds, engine = dict(rounds or {}), dict(engine or {})
     raw = json.loads(json.dumps(base.raw))
-    raw["data"] = {"_target_": f"{type(data).__module__}.{type(data).__name__}", **asdict(data)}
+    target = f"{type(data).__module__}.{type(data).__name__}"
+    trust([target])  # as a person does who names it on the command line
+    raw["data"] = {"_target_": target, **asdict(data)}
     raw["train"] |= small
     raw["rounds"] |= rounds
     raw["engine"] |= engine

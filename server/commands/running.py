@@ -1,0 +1,62 @@
+"""``goldfinch run`` and ``goldfinch resume``: one run on the engine that its settings name."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+from common.config import compose_config
+from common.errors import ConfigError, nearest
+from common.settings import RunSettings, settings_of
+from server.engines.inline import InlineEngine
+from server.flower.submit import run_on_ray, run_on_superlink
+from server.flower.superlink import SimulationLink
+from server.results.overrides import overrides_of
+from server.results.run import Run
+from server.run.conduct import conduct, prepare_output
+from server.trackers.progress import watching
+
+ENGINES = ("inline", "ray", "superlink")
+
+
+def run(
+    settings: RunSettings, overrides: Sequence[str], *, quiet: bool = False, link: SimulationLink | None = None
+) -> None:
+    """One run on the engine that the settings name, shown as it goes on unless ``quiet``.
+
+    Args:
+        settings: the run's settings.
+        overrides: the overrides that they were composed of.
+        quiet: show nothing.
+        link: a SuperLink for a simulation that was started before; ``None`` starts one where it is needed.
+
+    Raises:
+        GoldfinchError: what was wrong, and what to do next.
+    """
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    logging.getLogger("flwr").setLevel(logging.WARNING)
+    engine = settings.engine.get("name")
+    if engine not in ENGINES:
+        raise ConfigError(f"engine.name={engine!r}; {nearest(str(engine), ENGINES)}")
+    inline = InlineEngine(settings) if engine == "inline" else None  # which refuses a device that is not there
+    prepare_output(settings)
+    with watching(settings, quiet=quiet) as show:
+        if inline:
+            conduct(settings, inline, [show])
+        elif engine == "ray":
+            run_on_ray(settings, overrides, [show], link)
+        else:
+            run_on_superlink(settings, overrides, [show])
+
+
+def resume(folder: Path, overrides: Sequence[str], *, quiet: bool = False) -> None:
+    """Go on with the run in ``folder``, by its own configuration and what ``overrides`` have otherwise.
+
+    Raises:
+        GoldfinchError: what was wrong, and what to do next.
+    """
+    compose_config(overrides)  # a class that the user names is trusted from here on, one of the folder's is not
+    again = [*overrides_of(Run(folder)), *overrides, "resume=true", "overwrite=false"]
+    run(settings_of(compose_config(again, said=overrides)), again, quiet=quiet)

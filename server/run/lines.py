@@ -1,0 +1,196 @@
+"""What the lines of a run's files must hold: a folder may come from elsewhere, and somebody may have edited it."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, NotRequired
+
+from pydantic import BeforeValidator, Field, Json, TypeAdapter, ValidationError
+from typing_extensions import TypedDict  # pydantic takes typing's own from Python 3.12 on
+
+from common.errors import ConfigError
+from common.wire.messages import Integer, Number, Word, printable
+
+Whole = Annotated[Integer, BeforeValidator(int)]
+"""In a CSV, where everything is text."""
+Real = Annotated[Number, BeforeValidator(float), Field(allow_inf_nan=False)]
+Maybe = Real | Literal[""]
+Finite = Annotated[Number, Field(allow_inf_nan=False)]
+
+MOST_CLASSES = 10_000
+Class = Annotated[int, Field(ge=0, lt=MOST_CLASSES)]
+
+
+class ScoreRow(TypedDict):
+    """A row of ``history.csv``."""
+
+    round: Whole
+    client: Word
+    domain: Word
+    count: Annotated[Whole, Field(gt=0)]
+    correct: Whole
+    loss: Real
+
+
+class ActivityRow(TypedDict):
+    """A row of ``activity.csv``; what a client that failed did not say is empty."""
+
+    round: Whole
+    client: Word
+    domain: Word
+    status: Word
+    samples: Maybe
+    losses: Json[dict[str, Finite]] | Literal[""]
+    seconds_train: Maybe
+    bytes_down: Maybe
+    bytes_up: Maybe
+    peak_bytes: Maybe
+
+
+class ByteRow(TypedDict):
+    """A row of ``bytes.csv``."""
+
+    round: Whole
+    way: Literal["down", "up"]
+    total: Whole
+
+
+class Confusion(TypedDict):
+    """A line of ``confusion.jsonl``."""
+
+    round: Integer
+    domain: Word
+    classes: Annotated[int, Field(gt=0, le=MOST_CLASSES)]
+    true: list[Class]
+    predicted: list[Class]
+    count: list[Integer]
+
+
+class Event(TypedDict):
+    """A line of ``events.jsonl``, whatever it tells of: what is shown of it has the type that it is shown as."""
+
+    event: str
+    time: Annotated[float, Field(ge=0, lt=1e11)]
+    round: NotRequired[Integer]
+    rounds: NotRequired[Integer]
+    client: NotRequired[str]
+    clients: NotRequired[list[str]]
+    domain: NotRequired[str]
+    class_counts: NotRequired[Annotated[list[Integer], Field(max_length=MOST_CLASSES)]]
+    samples: NotRequired[Integer]
+    seconds: NotRequired[Finite]
+    accuracy: NotRequired[dict[str, Finite]]
+    average: NotRequired[Finite]
+    worst: NotRequired[Finite]
+    reason: NotRequired[str]
+    sha256: NotRequired[str]
+
+
+class Scores(TypedDict):
+    """A run's scores by one rule."""
+
+    accuracy: dict[Word, Finite]
+    average: Finite
+    worst: Finite
+    spread: Finite
+
+
+class Summary(TypedDict):
+    """``summary.json``, as far as others read it."""
+
+    method: Word
+    data: Word
+    protocol: Word
+    model: Word
+    seed: Integer
+    identity: Word
+    configuration: Word
+    rounds: Integer
+    rounds_skipped: Integer
+    scored: Word
+    scores: dict[str, Scores]
+    average: Finite | None
+    worst: Finite | None
+    state_sha256: Word
+    bytes: dict[Literal["up", "down"], Integer]
+    wall_seconds: NotRequired[Finite]
+    splits: NotRequired[dict[str, str]]
+    versions: NotRequired[dict[str, str]]
+
+
+SHAPES: dict[str, TypeAdapter[Any]] = {
+    "history.csv": TypeAdapter(list[ScoreRow]),
+    "activity.csv": TypeAdapter(list[ActivityRow]),
+    "bytes.csv": TypeAdapter(list[ByteRow]),
+    "confusion.jsonl": TypeAdapter(list[Confusion]),
+    "events.jsonl": TypeAdapter(list[Event]),
+    "summary.json": TypeAdapter(list[Summary]),
+}
+"""Of the entries of each file, by its name."""
+
+NEEDED = {
+    "score": ("round", "accuracy", "average", "worst"),
+    "start": ("round", "rounds", "clients", "method", "data"),
+    "resume": ("round", "rounds", "clients", "method", "data"),
+    "registered": ("client", "domain", "class_counts"),
+    "registration refused": ("client", "reason"),
+    "missing": ("clients",),
+    "round done": ("round", "seconds"),
+    "round skipped": ("round", "answered", "needed"),
+    "stopped": ("round",),
+    "failed": ("round", "reason"),
+    "finish": ("round", "sha256"),
+}
+"""What an event of a name holds besides; one that begins with ``client`` has round, client and reason."""
+
+
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turns what a file that cannot be read raises into words.
+
+    Raises:
+        ConfigError: with the file's name.
+    """
+    try:
+        yield
+    except (OSError, ValueError, RecursionError, csv.Error) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
+
+
+def check_lines(path: Path, lines: Sequence[dict[str, Any]]) -> None:
+    """See that all ``lines`` of the file at ``path``, one of :data:`SHAPES`, hold what they are read for.
+
+    Raises:
+        ConfigError: the first that does not, and what is wrong in it.
+    """
+    try:
+        SHAPES[path.name].validate_python(lines, strict=path.suffix != ".csv")
+    except ValidationError as error:
+        found = error.errors(include_url=False)[0]
+        place, *key = found["loc"]
+        shown = printable(repr(found["input"]))[:100]
+        raise _odd(path, int(place), f"{'.'.join(map(str, key)) or 'it'}: {found['msg']}; it is {shown}") from error
+    if path.name == "confusion.jsonl":
+        for number, line in enumerate(lines):
+            if not len(line["true"]) == len(line["predicted"]) == len(line["count"]):
+                raise _odd(path, number, "true, predicted and count: are not of one length")
+
+
+def check_events(path: Path, events: Sequence[dict[str, Any]]) -> None:
+    """See that all ``events`` hold what is told of an event of their name.
+
+    Raises:
+        ConfigError: the first that does not, and what it lacks.
+    """
+    for number, event in enumerate(events):
+        name: str = event["event"]
+        needed = ("round", "client", "reason") if name.startswith("client ") else NEEDED.get(name, ())
+        if missing := [key for key in needed if key not in event]:
+            raise _odd(path, number, f"{missing[0]}: is missing of {printable(name)[:100]!r}")
+
+
+def _odd(path: Path, number: int, told: str) -> ConfigError:
+    return ConfigError(f"{path}: entry {number + 1}: {told}. No run writes this: leave the run out, or mend the file")

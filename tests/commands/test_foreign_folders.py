@@ -1,0 +1,221 @@
+"""Run folders that came from elsewhere: nothing that only they name is imported, and what is odd in them is said."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from common import config
+from common.config import trust
+from server.cli import main
+
+TINY = ["train.rounds=1", "train.local_steps=1", "protocol.samples=8", "rounds.test_samples=8", "data.domains=[sketch]"]
+
+SPEAKING = """
+from pathlib import Path
+from common.config import checked
+from strategies.fedavg import FedAvg
+
+Path(__file__).with_suffix(".imported").touch()
+
+@checked
+class Mine(FedAvg):
+    pass
+"""
+
+READERS = {
+    "resume": ["resume", "RUN", "train.rounds=2", "--quiet"],
+    "report": ["report", "RUN", "--images"],
+    "table": ["table", "RUN"],
+    "curves": ["figure", "convergence", "RUN"],
+    "features": ["figure", "features", "RUN"],
+}
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("original") / "run"
+    assert main(["run", "--quiet", "method=fedavg", *TINY, f"output={folder}"]) == 0
+    return folder
+
+
+@pytest.fixture
+def folder(original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(config, "_SAID", set())
+    return Path(shutil.copytree(original, tmp_path / "run"))
+
+
+@pytest.fixture
+def stranger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A module that leaves a file when it is imported; the file."""
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules" / "stranger.py").write_text(SPEAKING)
+    monkeypatch.syspath_prepend(tmp_path / "modules")
+    monkeypatch.setattr(config, "_SAID", set())
+    monkeypatch.delitem(sys.modules, "stranger", raising=False)
+    return tmp_path / "modules" / "stranger.imported"
+
+
+def changed(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    path = folder / "config.yaml"
+    content = yaml.safe_load(path.read_text())
+    change(content)
+    path.write_text(yaml.safe_dump(content))
+
+
+def words_for(reader: str, folder: Path) -> list[str]:
+    return [str(folder) if word == "RUN" else word for word in READERS[reader]]
+
+
+@pytest.mark.parametrize("target", ["stranger.Mine", "os.system", "subprocess.Popen"])
+@pytest.mark.parametrize("reader", READERS)
+def test_a_class_that_only_a_folder_names_is_not_imported(
+    reader: str, target: str, folder: Path, stranger: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changed(folder, lambda content: content["method"].update(_target_=target))
+    assert main(words_for(reader, folder)) == 1
+    said = capsys.readouterr().err
+    assert f"method._target_={target} is not one of Goldfinch's own" in said
+    assert f"goldfinch resume {folder} method._target_={target}" in said
+    assert not stranger.exists()
+
+
+HIDDEN: dict[str, Callable[[dict[str, Any]], object]] = {
+    "the data": lambda content: content["data"].update(_target_="stranger.Mine"),
+    "the report": lambda content: content["report"].update(_target_="stranger.Mine"),
+    "the model": lambda content: content["model"].update(_target_="stranger.Mine"),
+    "the inline engine's devices": lambda content: content["engine"].update(device="stranger.Mine"),
+    "below another key": lambda content: content["data"]["augmentation"].update(_target_="stranger.Mine"),
+    "in a list": lambda content: content["train"].update(more=[{"_target_": "stranger.Mine"}]),
+    "as a choice": lambda content: content["choices"].update({"method._target_": "stranger.Mine"}),
+    "as a key with dots": lambda content: content.update({"method._target_": "stranger.Mine"}),
+    "as an option with dots": lambda content: content.update({"method": {"_target_": "strategies.fedavg.FedAvg",
+        "x._target_": "stranger.Mine"}}),
+    "as a key with a brace": lambda content: content["data"].update(augmentation={"a:1},_target_": "stranger.Mine"}),
+    "by an interpolation": lambda content: content["method"].update(_target_="${oc.env:STRANGER}"),
+    "as something else": lambda content: content["method"].update(_target_=["stranger.Mine"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("place", HIDDEN)
+def test_a_class_is_not_imported_wherever_a_folder_names_it(
+    place: str, folder: Path, stranger: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("STRANGER", "stranger.Mine")
+    changed(folder, HIDDEN[place])
+    for reader in ("resume", "report"):
+        if main(words_for(reader, folder)):
+            assert "error: " in capsys.readouterr().err
+    assert not stranger.exists()
+
+
+def test_a_class_of_goldfinch_s_stands_only_where_conf_names_it(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changed(folder, lambda content: content["method"].update(_target_="common.data.glyphs.Glyphs"))
+    assert main(words_for("resume", folder)) == 1
+    assert "is not one of Goldfinch's own" in capsys.readouterr().err
+
+
+def test_a_method_of_one_s_own_goes_on_when_it_is_named_again(
+    tmp_path: Path, stranger: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "own"
+    assert main(["run", "--quiet", "method=fedavg", "method._target_=stranger.Mine", *TINY, f"output={folder}"]) == 0
+    assert stranger.exists()
+    monkeypatch.setattr(config, "_SAID", set())  # another process
+    assert main(words_for("resume", folder)) == 1
+    assert main([*words_for("resume", folder), "method._target_=stranger.Mine"]) == 0
+    monkeypatch.setattr(config, "_SAID", set())
+    assert main(["table", str(folder)]) == 1
+    assert "goldfinch --own stranger.Mine table" in capsys.readouterr().err
+    assert main(["--own", "stranger.Mine", "table", str(folder)]) == 0
+    assert "Mine" not in capsys.readouterr().err
+
+
+def test_what_a_program_s_caller_names_is_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config, "_SAID", set())
+    assert not config.trusted("mine.Mine", "method")
+    trust(["mine.Mine"])
+    assert config.trusted("mine.Mine", "method")
+
+
+# ---- odd files -------------------------------------------------------------------------------------------------------
+
+BOMB = "a: &a [x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{new}: &{new} [{', '.join(['*' + old] * 8)}]\n" for old, new in zip("abcdefghijkl", "bcdefghijklm", strict=True)
+)
+EVENT = '{"event": "%s", "time": 1, %s}\n'
+SCORES = "round,client,client_domain,domain,count,correct,accuracy,loss\n"
+ACTIVITY = "round,client,domain,status,samples,losses,seconds_train,bytes_down,bytes_up,peak_bytes\n"
+MATRIX = '{"round": 1, "domain": "a", "classes": %d, "true": [%s], "predicted": [%s], "count": []}\n'
+
+ODD = {
+    "aliases": ("config.yaml", BOMB),
+    "deep": ("config.yaml", "[" * 100_000),
+    "binary": ("config.yaml", "\x00\x01"),
+    "a list": ("config.yaml", "- 1\n"),
+    "huge": ("config.yaml", "x" * 2_000_000),
+    "not JSON": ("summary.json", "{"),
+    "other JSON": ("summary.json", '{"method": 3}'),
+    "deep JSON": ("summary.json", "[" * 100_000),
+    "an event of nothing": ("events.jsonl", '{"round": 1}\n'),
+    "an event of a number": ("events.jsonl", '{"event": 3, "time": 1}\n'),
+    "a round of NaN": ("events.jsonl", EVENT % ("round done", '"round": NaN')),
+    "a score without accuracy": ("events.jsonl", EVENT % ("score", '"round": 1')),
+    "a score of NaN": ("events.jsonl", EVENT % ("score", '"round": 1, "accuracy": {"a": NaN}')),
+    "a client's trouble without a client": ("events.jsonl", EVENT % ("client lost", '"round": 1')),
+    "other columns": ("history.csv", "a,b\n1,2\n"),
+    "a score of words": ("history.csv", SCORES + "1,a,a,a,8,x,1,1\n"),
+    "a loss of NaN": ("history.csv", SCORES + "1,a,a,a,8,4,50,nan\n"),
+    "a count of nothing": ("history.csv", SCORES + "1,a,a,a,0,0,0,1\n"),
+    "a colour": ("history.csv", SCORES + "1,a,a,\x1b[31m,8,4,50,1\n"),
+    "not text": ("history.csv", SCORES + "\udcff\n"),
+    "a row too long": ("history.csv", SCORES + "1,a,a,a,8,4,50,1,9,9\nx\n2,a,a,a,8,?,50,1\n"),
+    "losses of words": ("activity.csv", ACTIVITY + "1,a,a,trained,8,[,1,1,1,1\n"),
+    "a cell out of the matrix": ("confusion.jsonl", MATRIX % (10, "10001", "1")),
+    "columns of different lengths": ("confusion.jsonl", MATRIX % (10, "1", "1")),
+    "a matrix of a million classes": ("confusion.jsonl", MATRIX % (10**6, "", "")),
+}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("oddity", ODD)
+def test_odd_files_are_said_and_not_shown(oddity: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    name, content = ODD[oddity]
+    (folder / name).write_bytes(content.encode(errors="surrogateescape"))
+    assert main(words_for("report", folder)) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("error: ")
+    assert name in said
+    if name in ("config.yaml", "summary.json"):
+        assert main(words_for("table", folder)) == 1
+    if name != "summary.json":
+        main(words_for("resume", folder))  # in words or not at all
+
+
+def test_a_broken_line_between_others_is_left_out(folder: Path) -> None:
+    with (folder / "events.jsonl").open("a") as stream:
+        stream.write('{"event": "rou\n')
+    assert main(words_for("report", folder)) == 0
+
+
+def test_markup_and_formulas_in_names_are_words(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    summary = json.loads((folder / "summary.json").read_text())
+    score = summary["scores"]["final"]
+    score["accuracy"] = {"[/red]": 50.0, "$\\frac$": 50.0}
+    summary |= {"method": "[/red]", "data": "$\\frac{$", "protocol": "[bold", "model": "[link=x]y[/link]"}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    assert main(["table", str(folder)]) == 0
+    printed = capsys.readouterr().out
+    assert "[/red]" in printed
+    assert "[link=x]y[/link]" in printed
+    assert main(["figure", "bars", str(folder)]) == 0
+    assert main(["figure", "convergence", str(folder)]) == 0
