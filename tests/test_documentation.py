@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from common.config import build
+from common.config import build, trust
 from common.settings import load_settings, with_method
 from server.engines.inline import InlineEngine
 from server.run.conduct import conduct, prepare_output
@@ -37,6 +37,7 @@ def test_added_method_runs_and_is_fedavg_at_zero(tmp_path: Path, monkeypatch: py
     monkeypatch.setitem(sys.modules, "strategies.warm_contrast", module)
     exec(compile(source, "add-a-method.md", "exec"), module.__dict__)
     node = yaml.safe_load(blocks("add-a-method.md", "yaml")[0])
+    trust([node["_target_"]])  # it is not in conf/
     hashes = {}
     for label, contrast in (("on", 1.0), ("off", 0.0)):
         settings = load_settings([*TINY, f"output='{tmp_path / label}'"])
