@@ -7,8 +7,10 @@ import os
 import platform
 import resource
 import sys
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from importlib import metadata
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 VERSION = "0.1.0"
@@ -39,6 +41,20 @@ def code_sha256() -> str:
                 digest.update(path.relative_to(root).as_posix().encode() + b"\0")
                 digest.update(path.read_bytes() + b"\0")
     return digest.hexdigest()[:16]
+
+
+def shadows(folders: Iterable[str], packages: Sequence[str] = CODE[:4]) -> list[str]:
+    """Files in ``folders`` that Python imports in place of ``packages`` of the application, if it finds them first.
+
+    A folder that holds an application ends the search: if it is another one, hashes tell.
+    """
+    found: list[str] = []
+    for folder in folders:
+        if (Path(folder) / "common" / "versions.py").exists():
+            break
+        specs = (PathFinder.find_spec(package, [folder]) for package in packages)
+        found += [spec.origin for spec in specs if spec and spec.origin]
+    return found
 
 
 RESTRICTIONS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA")

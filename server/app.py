@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from flwr.superlink.grid.http_grid import HttpGrid
 from flwr.superlink.grid.inmemory_grid import InMemoryGrid
 
 from common.config import split_overrides
+from common.errors import ConfigError, GoldfinchError
 from common.run_config import overrides_in
 from common.settings import load_settings
+from common.versions import shadows
 from server.engines.flower import FlowerEngine
 from server.run.conduct import conduct, prepare_output
 from server.trackers.events import plain_lines
@@ -20,8 +25,17 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Check the settings and the output folder, then run all rounds."""
-    settings = load_settings(split_overrides(overrides_in(context.run_config)))
-    prepare_output(settings)
-    enrolled = isinstance(grid, HttpGrid) and not grid._insecure  # without TLS Flower admits whoever comes
-    engine = FlowerEngine(grid, simulated=isinstance(grid, InMemoryGrid), enrolled=enrolled)
-    conduct(settings, engine, [plain_lines(settings)])
+    simulated = isinstance(grid, InMemoryGrid)
+    try:
+        if simulated and (strangers := shadows([str(Path.cwd())], ("common", "strategies", "client"))):
+            raise ConfigError(
+                f"{strangers[0]} is imported in place of Goldfinch's package of that name, because the SuperLink was "
+                "started in its folder: stop that SuperLink, and start it in another folder"
+            )
+        settings = load_settings(split_overrides(overrides_in(context.run_config)))
+        prepare_output(settings)
+        enrolled = isinstance(grid, HttpGrid) and not grid._insecure  # without TLS Flower admits whoever comes
+        conduct(settings, FlowerEngine(grid, simulated=simulated, enrolled=enrolled), [plain_lines(settings)])
+    except GoldfinchError as error:
+        sys.tracebacklimit = 0  # Flower prints what is raised, and says so that the run failed: the words are enough
+        raise error from None

@@ -8,6 +8,7 @@ import sys
 import textwrap
 from collections.abc import Iterable, Sequence
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,6 +17,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from common.errors import ConfigError, GoldfinchError, nearest
+from common.versions import VERSION, shadows
 from server.commands.signals import Terminated, terminable
 
 
@@ -81,10 +83,6 @@ Quiet = Annotated[bool, option("--quiet", text="Show nothing; errors are said al
 
 def _version(asked: bool) -> None:
     if asked:
-        from importlib.metadata import version
-
-        from common.versions import VERSION
-
         print(f"goldfinch {VERSION}, Flower {version('flwr')}, Python {sys.version.split()[0]}")
         raise typer.Exit
 
@@ -100,6 +98,8 @@ def _goldfinch(
     ] = None,
 ) -> None:
     """Federated learning for devices whose data come from different domains, on Flower."""
+    if strangers := shadows(sys.path):
+        raise ConfigError(f"{strangers[0]} is imported in place of Goldfinch's package: call goldfinch elsewhere")
     if own:
         from common.config import trust
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
 
@@ -9,11 +10,13 @@ import torch
 
 from common.config import Fraction, Names, checked
 from common.data.domain import DATA_VARIABLE, DataSource, Domain, ImageSize, Split
-from common.data.image_files import class_folders, decode, image_files
+from common.data.image_files import SUFFIXES, class_folders, decode, image_files, is_image
 from common.data.image_folders import Files, per_class_fraction
 from common.errors import DataError, nearest
 
 _PARTS = (("train",), ("test", "val", "valid", "validation"))
+_NOT_OURS = (".", "__", "@")
+"""What names of folders begin with that programs made: hidden ones, __pycache__, __MACOSX, a file server's @eaDir."""
 
 
 @checked
@@ -47,12 +50,12 @@ class Folder(DataSource):
             object.__setattr__(self, "domains", tuple(path.name for path in _directories(Path(self.root).expanduser())))
         super().__post_init__()
 
-    @property
+    @cached_property
     def class_names(self) -> tuple[str, ...]:
         """``classes``, or the sorted union of the class folders of all domains.
 
         Raises:
-            DataError: ``classes`` is empty and a domain is not under the root.
+            DataError: ``classes`` is empty, and a domain is not under the root or has an empty class folder.
         """
         if self.classes:
             return self.classes
@@ -67,7 +70,7 @@ class Folder(DataSource):
                     f"folder: the classes are the union over all domains, but {directory} is not there; put it there, "
                     "or name the classes (data.classes=[a,b]) so that every device agrees on the labels"
                 )
-            found.update(path.name for base in _bases(directory) for path in _directories(base))
+            found.update(map(_class_name, (path for base in _bases(directory) for path in _directories(base))))
         if not found:
             raise DataError(f"folder: no class folders in any domain under {root}; {self.layout()}")
         return tuple(sorted(found))
@@ -101,9 +104,14 @@ class Folder(DataSource):
     def _read(self, domain: str) -> Domain:
         directory = self.directory(domain)
         class_names = self.class_names
+        for base in dict.fromkeys([directory, *_bases(directory)]):
+            if loose := image_files(base):
+                raise DataError(f"folder: {loose[0]} lies in no class folder; move it into one, or take it out")
         for base in _bases(directory):
             for folder in _directories(base):
-                if folder.name not in class_names and image_files(folder):
+                if folder.name in class_names:
+                    _class_name(folder)
+                elif image_files(folder):
                     close = nearest(folder.name, class_names)
                     raise DataError(f"folder: {folder} is not one of data.classes; {close}")
         parts = [_part(directory, names) for names in _PARTS]
@@ -122,7 +130,30 @@ class Folder(DataSource):
 
 
 def _directories(parent: Path) -> list[Path]:
-    return sorted(path for path in parent.iterdir() if path.is_dir() and not path.name.startswith("."))
+    """The folders that may be domains or classes: none that programs made for themselves, and no caches."""
+    return sorted(
+        path
+        for path in parent.iterdir()
+        if path.is_dir()
+        and not path.name.startswith(_NOT_OURS)
+        and path.name.casefold() != "cache"
+        and not (path / "CACHEDIR.TAG").exists()
+    )
+
+
+def _class_name(folder: Path) -> str:
+    """The name of a class folder.
+
+    Raises:
+        DataError: it holds no images, or some in folders below it.
+    """
+    for below in _directories(folder):
+        if deeper := min(filter(is_image, below.rglob("*")), default=None):
+            raise DataError(f"folder: {deeper} lies deeper than its class folder {folder}; move such images up into it")
+    if not any(map(is_image, folder.iterdir())):
+        kinds = ", ".join(sorted(SUFFIXES))
+        raise DataError(f"folder: class folder {folder} has no images ({kinds}); put some there, or remove it")
+    return folder.name
 
 
 def _part(directory: Path, names: tuple[str, ...]) -> Path | None:

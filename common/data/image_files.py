@@ -40,11 +40,14 @@ def subdirectory(parent: Path, name: str) -> Path | None:
     return next((path for path in sorted(parent.iterdir()) if path.is_dir() and normal_name(path.name) == wanted), None)
 
 
+def is_image(path: Path) -> bool:
+    """Whether it is an image file by its name; hidden ones, such as macOS leaves behind, are none."""
+    return path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
+
+
 def image_files(directory: Path) -> list[Path]:
     """The image files directly in ``directory``, sorted by name; hidden files are left out."""
-    return sorted(
-        path for path in directory.iterdir() if path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
-    )
+    return sorted(filter(is_image, directory.iterdir()))
 
 
 def class_folders(

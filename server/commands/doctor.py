@@ -14,7 +14,7 @@ from pathlib import Path
 from common.config import CONF, compose_config
 from common.errors import ConfigError, EngineError, GoldfinchError
 from common.settings import load_settings
-from common.versions import package_versions
+from common.versions import package_versions, shadows
 
 OK, WARN, FAIL = "ok", "note", "FAIL"
 PINNED_FLOWER = "1.41"
@@ -171,6 +171,18 @@ def _local_superlink() -> Iterator[Finding]:
         yield Finding(OK, f"port {port}", "no local SuperLink of an earlier flwr run")
 
 
+def _shadows() -> Iterator[Finding]:
+    """What here gets in the way of the application's packages; ``goldfinch`` itself does not look in this folder."""
+    paths = [str(Path.cwd()), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    for stranger in shadows(paths):
+        yield Finding(
+            WARN,
+            "this folder",
+            f"python -c, python -m and a SuperLink started here import {stranger} in place of Goldfinch's package",
+            "rename it, or work in another folder",
+        )
+
+
 def _memory() -> Iterator[Finding]:
     shared, disk = Path("/dev", "shm"), shutil.disk_usage(Path.cwd())  # Ray's object store lives there
     if shared.exists():
@@ -221,6 +233,7 @@ CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
     _compute,
     _flower_programs,
     _local_superlink,
+    _shadows,
     _memory,
     _configuration,
     _data,

@@ -20,6 +20,7 @@ from common.settings import load_settings
 from server import cli
 from server.cli import main
 from server.commands import demo as demo_module
+from server.commands import doctor
 from server.commands import sweep as sweep_module
 from server.commands.listing import description
 from server.commands.sweep import plan
@@ -99,6 +100,32 @@ def test_commands_and_options_complete(monkeypatch: pytest.MonkeyPatch, capsys: 
 def test_mistakes_are_named(words: list[str], code: int, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == code
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("stranger", ["strategies.py", "client/__init__.py"])
+def test_a_module_in_the_way_is_named(
+    stranger: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / stranger).parent.mkdir(exist_ok=True)
+    (tmp_path / stranger).touch()
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    assert main(["list", "engine"]) == 1
+    assert f"{tmp_path / stranger} is imported in place of Goldfinch's" in capsys.readouterr().err
+
+
+def test_goldfinch_does_not_look_in_the_working_folder_and_its_doctor_says_what_would_be_in_the_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strangers = [tmp_path / f"{name}.py" for name in ("common", "strategies", "client", "server")]
+    for path in strangers:
+        path.write_text("raise SystemExit('imported')")
+    command = [sys.executable, Path(sys.executable).with_name("goldfinch"), "list", "engine"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    found = [finding.found for finding in doctor._shadows()]
+    assert [f"import {path} in place of" in words for path, words in zip(strangers, found, strict=True)] == [True] * 4
 
 
 IMPORTED = """

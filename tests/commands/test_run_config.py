@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 import tomllib
+import traceback
 import zipfile
 from pathlib import Path
 
+import pytest
+from flwr.app import Context, RecordDict
+from flwr.superlink.grid.inmemory_grid import InMemoryGrid
+
 from common.config import split_overrides
+from common.errors import ConfigError
 from common.run_config import KEYS, overrides_in
 from common.settings import load_settings
+from server.app import app
 from server.flower.processes import program
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,6 +38,33 @@ def test_plain_keys_are_settings_and_overrides_win(tmp_path: Path) -> None:
 def test_the_app_offers_exactly_these_keys() -> None:
     offered = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
     assert offered == dict.fromkeys(["overrides", *KEYS], "")
+
+
+def flower_prints(monkeypatch: pytest.MonkeyPatch, **run_config: str) -> str:
+    """What Flower prints of what the ServerApp raises in a simulation."""
+    monkeypatch.setattr(sys, "tracebacklimit", 1000, raising=False)  # set back afterwards
+    context = Context(1, 1, {}, RecordDict(), {"overrides": "", **run_config})
+    with pytest.raises(ConfigError) as raised:
+        app(object.__new__(InMemoryGrid), context)
+    return "".join(traceback.format_exception(raised.value))
+
+
+def test_a_mistake_is_our_words_without_a_traceback(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    printed = flower_prints(monkeypatch, method="fpll")
+    assert printed.startswith("common.errors.ConfigError: method=fpll: no such choice; did you mean 'fpl'?")
+    assert printed.count("\n") == 1
+    assert "train.rounds" in flower_prints(monkeypatch, overrides="train.rounds=-1")
+
+
+@pytest.mark.parametrize("package", ["common", "strategies", "client"])
+def test_a_module_of_the_superlinks_folder_that_is_in_the_way_is_named(
+    package: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Ray's workers import from there first."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / f"{package}.py").touch()
+    assert f"{tmp_path / package}.py is imported in place of" in flower_prints(monkeypatch, method="fpll")
 
 
 def test_a_plain_build_leaves_tests_docs_and_benchmarks_out(tmp_path: Path) -> None:

@@ -87,18 +87,45 @@ def test_a_class_of_one_image_is_trained_on(tmp_path: Path) -> None:
     assert domain.test.class_counts(2).tolist() == [0, 2]
 
 
-@pytest.mark.parametrize("layout", ["nothing", "empty classes", "no test"])
+@pytest.mark.parametrize("layout", ["nothing", "no test"])
 def test_an_empty_domain_is_an_error(tmp_path: Path, layout: str) -> None:
     wards(tmp_path)
     target = tmp_path / "ward_c"
     target.mkdir()
-    if layout == "empty classes":
-        (target / "benign").mkdir()
     if layout == "no test":
         write_image(target / "benign" / "only.png", 1)
     wanted = "no test images" if layout == "no test" else "no images"
     with pytest.raises(DataError, match=f"'ward_c' in .* has {wanted}"):
         folder(tmp_path, domains=("ward_a", "ward_c")).load("ward_c")
+
+
+@pytest.mark.parametrize("classes", [(), ("benign", "malignant", "unclear")], ids=["found", "named"])
+def test_an_empty_class_folder_is_an_error_that_names_it(tmp_path: Path, classes: tuple[str, ...]) -> None:
+    wards(tmp_path)
+    (tmp_path / "ward_a" / "unclear").mkdir()
+    (tmp_path / "ward_a" / "unclear" / "notes.txt").write_text("none yet")
+    with pytest.raises(DataError, match=r"class folder .*ward_a/unclear has no images"):
+        folder(tmp_path, classes=classes).load("ward_a")
+
+
+@pytest.mark.parametrize("place", ["unclear/2021/a/image.png", "image.png", "train/cat/image.png"])
+def test_an_image_that_lies_too_deep_or_in_no_class_is_named(tmp_path: Path, place: str) -> None:
+    wards(tmp_path)
+    write_image(tmp_path / "ward_b" / place, 3)
+    with pytest.raises(DataError, match=rf"ward_b/{place} lies (deeper than its class|in no class)"):
+        folder(tmp_path).load("ward_b")
+
+
+def test_what_programs_made_is_neither_a_domain_nor_a_class(tmp_path: Path) -> None:
+    wards(tmp_path)
+    for place in (tmp_path, tmp_path / "ward_a", tmp_path / "ward_a" / "benign"):
+        for name in ("__pycache__", ".hidden", "@eaDir", "__MACOSX", "Cache", "tagged"):
+            write_image(place / name / "image.png", 9)
+        (place / "tagged" / "CACHEDIR.TAG").touch()
+    source = folder(tmp_path)
+    assert source.domains == ("ward_a", "ward_b")
+    assert source.class_names == ("benign", "malignant", "unclear")
+    assert len(source.load("ward_a").whole) == 10
 
 
 def test_a_broken_image_is_named(tmp_path: Path) -> None:
