@@ -22,6 +22,7 @@ from strategies.parts.server_nets import (
     received_discriminator,
     retrain,
     sent_net,
+    sent_rows,
 )
 from strategies.single_set import SingleSet
 
@@ -83,12 +84,11 @@ class ADCOL(SingleSet):
 
     def aggregate(self, state: GlobalState, updates: Sequence[Update], server: Server) -> GlobalState:
         """Train the discriminator on (feature, whose it is)."""
-        features = torch.cat([update.extra["features"] for update in updates])
-        owners = owners_of(updates)
+        features, owners = sent_rows(updates, "features"), owners_of(updates)
         net = retrain(NET, new_discriminator(NET, server), state.extra, features, owners, self.server_training, server)
         return GlobalState(state.round, state.weights, state.prototypes, net)
 
 
 def owners_of(updates: Sequence[Update]) -> Tensor:
-    """``[N]`` int64: index of the client of each uploaded feature."""
-    return torch.cat([torch.full((len(update.extra["features"]),), update.client.index) for update in updates])
+    """``[N]`` int64: index of the client of each row of :func:`strategies.parts.server_nets.sent_rows`."""
+    return torch.cat([torch.full((update.samples,), update.client.index) for update in updates])

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 from typing import ClassVar, Literal
 
-import torch
 from torch import Tensor
 
 from common.config import NonNegative, Positive, checked
@@ -25,6 +24,7 @@ from strategies.parts.server_nets import (
     received_discriminator,
     retrain,
     sent_net,
+    sent_rows,
 )
 from strategies.single_set import SingleSet
 
@@ -112,7 +112,7 @@ class FedPall(ProtectedFeatures, SingleSet):
         """``train``: prototypes (Eq. 4). ``mix``: classifier by label, then amplifier by client."""
         if server.exchange == "train":
             return replace(state, prototypes=class_means_of(updates, server, unit=self.fidelity == "released"))
-        features, labels = (torch.cat([update.extra[name] for update in updates]) for name in ("features", "labels"))
+        features, labels = (sent_rows(updates, name) for name in ("features", "labels"))
         head, amplifier = server.new_model().get_submodule("head"), new_discriminator(AMPLIFIER, server)
         how, extra = self.server_training, state.extra
         nets = retrain(CLASSIFIER, head, extra, features, labels, how, server)

@@ -91,4 +91,4 @@ def deployment_demo(output: str = "outputs/deployment-demo", overrides: Sequence
         with watching(settings) as show:
             deployment.run(settings, chosen, [show])
     console.print(f"\nall processes are stopped, {time.perf_counter() - started:.0f} s in all\n")
-    print_table([str(folder / "run")])
+    print_table([str(settings.output_folder)])

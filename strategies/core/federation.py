@@ -114,6 +114,7 @@ class Federation:
         self.server = self._server_side()
         self._requests: dict[str, Request] = {}
         self._answered: set[str] = set()
+        self._asked = 0
         self._clients: dict[str, Client] = {}
         self._tested: dict[tuple[str, str], int] = {}
         self.bounds = Bounds(settings.rounds.outlier_factor, len(self.registry.expected))
@@ -159,7 +160,7 @@ class Federation:
         self.server.clients = at_most(clients, self.settings.rounds.largest_client * usual)
         self.server.round, self.server.exchange, self.server.scoring = round_number, exchange, score
         self.server.aggregation = self.settings.aggregation
-        self._requests, self._answered = {}, set()
+        self._requests, self._answered, self._asked = {}, set(), 0
 
     def message(self, state: GlobalState) -> Payload:
         """The tensors every participant of the present exchange is sent."""
@@ -188,6 +189,7 @@ class Federation:
             for client in self.server.clients
             if client.id in training or client.id in duties
         }
+        self._asked = sum(request.train for request in self._requests.values())
         return dict(self._requests)
 
     def admit(self, client: str, answer: Answer, payload: Payload) -> Update | None:
@@ -202,7 +204,7 @@ class Federation:
         if client in self._answered:
             raise PayloadError(f"{client} has answered already in round {self.server.round}")
         registered = self._clients[client]
-        gate = Gate(self.method.expects(self.server), self.server)
+        gate = Gate(self.method.expects(self.server), self.server, self._asked)
         payload = cast_up(payload, self.settings.rounds.transport)
         update = gate.admit(request, answer, payload, registered)
         if update is not None:
@@ -249,8 +251,7 @@ class Federation:
         admitted = [arrived for arrived in admitted if arrived.client not in too_long]
         updates = counted(updates, self.server.clients, self.settings.rounds.largest_share)
         self.server.aggregation = self.settings.aggregation.knowing(refused + len(refusals), len(updates))
-        asked = sum(request.train for request in self._requests.values())
-        needed, by = self.needed(asked) if asked else (0, "")
+        needed, by = self.needed(self._asked) if self._asked else (0, "")
         if needed and len(updates) >= needed:
             state = self.method.aggregate(state, updates, self.server)
         return Outcome(state, admitted, updates, refusals, clipped, needed, by)

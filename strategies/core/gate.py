@@ -16,8 +16,12 @@ from common.wire.payload import Payload
 from strategies.core.method import Client, Expected, Server, Shape, Update
 
 MOST_CLASS_ROWS, MOST_ROWS = 2_000, 20_000
-"""Prototypes of a class, and of a message: the server clusters each class at a cost that grows with the square of its
-rows. 2,000 rows of 512 features took 0.2 s on one core, 10,000 took 7 s; FINCH made 1,800 of 7,300 samples."""
+"""Prototypes of a class, and of a message. FINCH made 1,800 of 7,300 samples."""
+
+MOST_CLUSTERED, MOST_PAIRS = 10_000, 10**9
+"""Prototypes of a class, and pairs of the same class in all, of those who are asked together: each may send its equal
+part, and one of each class in any case. FINCH compares all pairs of a class. So many of 512 features took 16 to 21 s of
+one core, and of longer ones fewer are let in; finch-clust gets no more than 10,000 of a class."""
 
 MOST_REPEATS = 100
 """How often a client can have released something per round: a round has few exchanges, and is repeated on resume."""
@@ -36,11 +40,13 @@ class Gate:
     Args:
         expected: what the method's uploads carry.
         server: names, shapes and dtypes of the shared state; feature size and classes.
+        asked: clients that are asked for updates in the exchange, >= 1.
         max_norm: largest L2 norm of a floating-point tensor that is let in.
     """
 
     expected: Expected
     server: Server
+    asked: int = 1
     max_norm: float = 1e8
 
     def admit(self, request: Request, answer: Answer, payload: Payload, client: Client) -> Update | None:
@@ -123,13 +129,19 @@ class Gate:
         rows = torch.bincount(prototypes.labels, minlength=self.server.class_count)
         mass = torch.zeros(self.server.class_count, dtype=torch.float64)
         mass.index_add_(0, prototypes.labels, prototypes.weights.double())
+        let_in = max(1, min(self.expected.most_rows or MOST_CLASS_ROWS, MOST_CLUSTERED // self.asked))
         for label in prototypes.classes:
-            held = client.class_counts[label]
-            most = min(held, self.expected.most_rows or MOST_CLASS_ROWS, MOST_CLASS_ROWS)
-            if int(rows[label]) > most:
-                raise PayloadError(f"{int(rows[label])} prototypes of class {label}; at most {most} can be")
+            held, sent = client.class_counts[label], int(rows[label])
+            most = min(held, let_in)
+            if sent > most:
+                raise PayloadError(
+                    f"{sent} prototypes of class {label}; at most {most} can be from each of {self.asked} clients"
+                )
             if float(mass[label]) > held * (1 + 1e-6):
                 raise PayloadError(f"prototypes of class {label} weigh {float(mass[label]):g}; {held} samples exist")
+        pairs, share = int(rows.square().sum()), MOST_PAIRS * min(1.0, 512 / prototypes.feature_size) / self.asked**2
+        if pairs > max(self.server.class_count, share):
+            raise PayloadError(f"prototypes of {pairs} pairs; at most {share:.0f} from each of {self.asked} clients")
         self._check_values("prototypes", prototypes.vectors)
         return prototypes
 

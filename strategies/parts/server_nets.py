@@ -6,7 +6,7 @@ optimiser under ``momentum/NAME/...``, so that it goes on where it was after a r
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -18,7 +18,7 @@ from common.losses import cross_entropy
 from common.models.auxiliary import Discriminator
 from common.models.base import initialised
 from common.storage.state import under_prefix, with_prefix
-from strategies.core.method import Local, Server
+from strategies.core.method import Local, Server, Update
 
 MOMENTUM = "momentum/"
 
@@ -89,6 +89,16 @@ def initial_net(name: str, net: nn.Module) -> dict[str, Tensor]:
     """``net`` and its momentum, zero, as entries of ``GlobalState.extra``."""
     zeros = {item: torch.zeros_like(parameter) for item, parameter in net.named_parameters()}
     return _entries(name, net, zeros)
+
+
+def sent_rows(updates: Sequence[Update], name: str) -> Tensor:
+    """The updates' tables of this name, one below the other, with a row per sample that the client counts for.
+
+    Where that is fewer than it registered its rows are taken evenly: it has neither more say nor more of the server's
+    time. See :mod:`strategies.core.shares`.
+    """
+    tables = [(update.extra[name], update.samples) for update in updates]
+    return torch.cat([table[torch.arange(count) * len(table) // count] for table, count in tables])
 
 
 def retrain(

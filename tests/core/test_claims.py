@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,16 +15,19 @@ from support.runs import TouchedEngine, run
 from support.toy import toy_settings
 
 from common.errors import PayloadError
-from common.prototypes import PrototypeSet, cluster_prototypes
+from common.prototypes import PrototypeSet, cluster_prototypes, finch
 from common.settings import load_settings
 from common.versions import code_sha256
 from common.wire.messages import Registration, Request
 from common.wire.payload import Payload
+from strategies.adcol import owners_of
+from strategies.core import gate
 from strategies.core.aggregation import average
 from strategies.core.federation import Federation
-from strategies.core.gate import MOST_CLASS_ROWS, MOST_PASSES, MOST_ROWS, Gate
+from strategies.core.gate import MOST_CLASS_ROWS, MOST_CLUSTERED, MOST_PASSES, MOST_ROWS, Gate
 from strategies.core.method import Client, Expected
 from strategies.core.shares import counted, largest
+from strategies.parts.server_nets import sent_rows
 
 # ---- prototypes ------------------------------------------------------------------------------------------------------
 
@@ -37,9 +39,11 @@ def rows(counts: Sequence[int], features: int = FEATURES) -> PrototypeSet:
     return PrototypeSet(torch.randn(len(labels), features, generator=draws), labels, torch.ones(len(labels)))
 
 
-def admit_rows(sent: PrototypeSet, classes: int, most_rows: int | None = None) -> PrototypeSet:
-    gate = Gate(Expected(prototypes=True, most_rows=most_rows), Half(class_count=classes))
-    return gate._check_prototypes(sent, Client("ward-0", "ward", 10**6 * classes, (10**6,) * classes))
+def admit_rows(sent: PrototypeSet, classes: int, most_rows: int | None = None, asked: int = 1) -> PrototypeSet:
+    made = Gate(
+        Expected(prototypes=True, most_rows=most_rows), Half(class_count=classes, feature_size=sent.feature_size), asked
+    )
+    return made._check_prototypes(sent, Client("ward-0", "ward", 10**6 * classes, (10**6,) * classes))
 
 
 def test_a_client_sends_no_more_rows_than_the_server_can_cluster() -> None:
@@ -54,12 +58,64 @@ def test_a_client_sends_no_more_rows_than_the_server_can_cluster() -> None:
         admit_rows(rows([1, 2, 1]), 3, most_rows=1)
 
 
-def test_as_many_rows_of_a_class_as_are_let_in_are_clustered_in_time() -> None:
-    sent = rows([MOST_CLASS_ROWS], 128)
-    cluster_prototypes(rows([10], 128))  # the first one compiles
-    started = time.process_time()
-    cluster_prototypes(sent)
-    assert time.process_time() - started < 5
+@pytest.mark.parametrize(("asked", "most"), [(5, 2000), (20, 500), (1000, 10), (50_000, 1)])
+def test_many_clients_share_what_is_clustered_of_a_class(asked: int, most: int) -> None:
+    """And each may send one of each of DomainNet's 345 classes, as most methods do."""
+    assert len(admit_rows(rows([most, 0, 0]), 3, asked=asked)) == most
+    assert len(admit_rows(rows([1] * 345), 345, asked=asked)) == 345
+    with pytest.raises(PayloadError, match=f"at most {most} can be from each of {asked} clients"):
+        admit_rows(rows([most + 1, 0, 0]), 3, asked=asked)
+
+
+@pytest.mark.parametrize(("features", "asked", "classes"), [(4, 5, 10), (512, 5, 10), (512, 10, 10), (2048, 5, 2)])
+def test_what_is_clustered_in_all_is_bounded_by_the_pairs_that_are_compared(
+    features: int, asked: int, classes: int
+) -> None:
+    most = min(MOST_CLASS_ROWS, MOST_CLUSTERED // asked)
+    assert len(admit_rows(rows([most] * classes, features), classes, asked=asked)) == most * classes
+    with pytest.raises(PayloadError, match=rf"pairs; at most \d+ from each|at most {MOST_ROWS}"):
+        admit_rows(rows([most] * (classes + 1), features), classes + 1, asked=asked)
+
+
+def test_the_server_compares_no_more_pairs_than_it_lets_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight clients send all that passes the gate, in one class or in several; counted is what FINCH compares."""
+    monkeypatch.setattr(gate, "MOST_PAIRS", 20_000)
+    pairs: list[int] = []
+    nearest = finch.first_neighbours
+
+    def counting(points: torch.Tensor) -> torch.Tensor:
+        pairs.append(len(points) ** 2)
+        return nearest(points)
+
+    monkeypatch.setattr(finch, "first_neighbours", counting)
+
+    def admitted(counts: list[int]) -> bool:
+        try:
+            admit_rows(rows(counts), 3, asked=8)
+        except PayloadError:
+            return False
+        return True
+
+    for classes in (1, 3):
+        most = max(count for count in range(1, 50) if admitted([count] * classes))
+        pairs.clear()
+        cluster_prototypes(PrototypeSet.concatenate([rows([most] * classes)] * 8), clustering="torch")
+        assert 15_000 < sum(pairs) <= 20_000 * 4 / 3  # each level has at most half as many rows as the one before
+
+
+def test_the_rows_of_a_run_are_shared_by_those_who_are_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate, "MOST_CLUSTERED", 12)
+
+    def edit(request: Request, payload: Payload) -> Payload:
+        if request.client != "bright-0" or not request.train:
+            return payload
+        vectors = torch.randn(5, payload.prototypes.feature_size) if payload.prototypes else torch.zeros(0)
+        return replace(payload, prototypes=PrototypeSet(vectors, torch.zeros(5, dtype=torch.int64), torch.ones(5)))
+
+    settings = toy_settings("fedplvm", tmp_path, train={"rounds": 1})
+    done = run(settings, TouchedEngine(settings, edit=edit))
+    refused = {row["client"]: row["reason"] for row in done.rows("activity.csv") if row["status"] == "refused"}
+    assert refused == {"bright-0": "5 prototypes of class 0; at most 4 can be from each of 3 clients"}
 
 
 # ---- counters --------------------------------------------------------------------------------------------------------
@@ -80,11 +136,11 @@ def test_a_counter_counts_no_more_than_the_rounds_so_far_could() -> None:
     """From 4 in the initial state, by at most the passes of the largest client's 30 samples."""
     half = Half(round=3)
     half.train = replace(half.train, epochs=2)
-    gate, most = Gate(Expected(), half), 4 + 3 * 2 * 30 * MOST_PASSES
-    gate._check_model(model_state("client") | {COUNTER: torch.tensor(most)})
+    made, most = Gate(Expected(), half), 4 + 3 * 2 * 30 * MOST_PASSES
+    made._check_model(model_state("client") | {COUNTER: torch.tensor(most)})
     for claim in (most + 1, ENDLESS):
         with pytest.raises(PayloadError, match=f"{COUNTER} is {claim}; 3 rounds cannot count so far"):
-            gate._check_model(model_state("client") | {COUNTER: torch.tensor(claim)})
+            made._check_model(model_state("client") | {COUNTER: torch.tensor(claim)})
 
 
 def test_a_counter_that_ran_away_does_not_end_the_run(tmp_path: Path) -> None:
@@ -186,6 +242,17 @@ def test_a_liar_about_samples_has_no_more_than_half_of_the_average(tmp_path: Pat
     weights = made.server.aggregation.average(found)["layer.weight"]
     shares = zip([25, 42, 17], sent, strict=True)
     assert torch.allclose(weights, sum(share * update.weights["layer.weight"] for share, update in shares) / 84)
+
+
+def test_a_liar_about_samples_gives_the_servers_nets_no_more_rows_than_it_counts_for() -> None:
+    """Its rows are taken evenly, since those of a class may lie together; of an honest client all are, in order."""
+    tables = {index: {"features": torch.arange(size * 1.0)[:, None]} for index, size in enumerate((10, 30, 20))}
+    sent = updates(extra=tables)
+    assert torch.equal(sent_rows(sent, "features"), torch.cat([tables[index]["features"] for index in range(3)]))
+    found = counted(sent, clients(), 0.4)
+    assert [update.samples for update in found] == [10, 20, 20]
+    assert sent_rows(found[1:2], "features").flatten().tolist() == [index * 30 // 20 for index in range(20)]
+    assert owners_of(found).tolist() == [0] * 10 + [1] * 20 + [2] * 20
 
 
 def test_a_billion_samples_are_not_registered(tmp_path: Path) -> None:

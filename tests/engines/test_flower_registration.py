@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from flwr.app import Context, Error, Message, RecordDict
-from flwr.common import Code, GetPropertiesRes, Status
+from flwr.common import Code, GetPropertiesIns, GetPropertiesRes, Status
 from flwr.common.constant import ErrorCode
 from flwr.superlink.grid.http_grid import HttpGrid
 from support.engines import GRIDS, REFUSAL, Clock, asked, engine_of, registered
@@ -20,7 +20,7 @@ from common.wire.payload import Payload
 from server import app as server_app
 from server.engines import flower as flower_engine
 from server.engines.flower import PATIENCE_SECONDS, FlowerEngine
-from strategies.core.flower import refusal_to_properties
+from strategies.core.flower import properties_to_registrations, refusal_to_properties
 
 
 @pytest.fixture(autouse=True)
@@ -156,6 +156,14 @@ def test_who_is_refused_takes_nobody_s_place(grid: Any, tmp_path: Path) -> None:
     assert registered(engine, ["sketch-0"]) == (["sketch-0"], [])
     assert engine._nodes == {"sketch-0": honest}
     assert engine.exchange(Payload({}), asked("printed-0"), 5)[1][0].reason == "its node is offline"
+
+
+def test_who_answered_and_left_is_not_mapped(tmp_path: Path) -> None:
+    engine = FlowerEngine(Deployment())
+    answer = node_of(tmp_path).get_properties(GetPropertiesIns({}), None, None)
+    engine._answered[77] = properties_to_registrations(answer)  # it came during a round
+    found, failures = registered(engine, ["sketch-0"])
+    assert (found, [item.reason for item in failures], engine._nodes) == ([], ["node 77 left again"], {})
 
 
 # ---- enrolled keys ---------------------------------------------------------------------------------------------------

@@ -40,8 +40,8 @@ class NetHalf(Half):
 def net_update(
     index: int, prototypes: PrototypeSet | None = None, counts: Sequence[int] = (), **extra: Tensor
 ) -> Update:
-    """What client ``index`` of three sent: its samples are as many as ``counts`` say, or as it usually has."""
-    held = tuple(counts) or (SIZES[index], 0, 0)
+    """What client ``index`` of three sent: it has as many samples as ``counts`` say, or its features, or as usual."""
+    held = tuple(counts) or (len(extra.get("features", range(SIZES[index]))), 0, 0)
     client = Client(f"c-{index}", f"c{index}", sum(held), held, index, len(SIZES))
     return Update(client, {}, prototypes or PrototypeSet.empty(FEATURES), extra)
 
