@@ -311,16 +311,16 @@ def _certificates(
     certificates(names)
 
 
-@command("enrol")
-def _enrol(
-    names: Annotated[list[str], words("FOLDER [node=NAME [client=ID]]... [connection=NAME]", default_factory=list)],
-) -> None:
-    """Let devices take part, each as one client and no other.
+Members = Annotated[list[str], words("FOLDER [node=NAME]... [connection=NAME]", default_factory=list)]
 
-    FOLDER           the folder that goldfinch certificates was given
-    node=NAME        a device, repeatable; all by default
-    client=ID        the client that it may be, for ever: NAME, or NAME-0, by default
-    connection=NAME  the SuperLink's name in Flower's config.toml
+
+@command("enrol")
+def _enrol(names: Members) -> None:
+    """Let devices take part, each as one client for good.
+
+    FOLDER                 the folder that goldfinch certificates was given
+    node=NAME [client=ID]  a device, repeatable, and its client (NAME, or NAME-0); all by default
+    connection=NAME        the SuperLink's name in Flower's config.toml
     """
     from server.commands.membership import enrol
 
@@ -328,9 +328,7 @@ def _enrol(
 
 
 @command("dismiss")
-def _dismiss(
-    names: Annotated[list[str], words("FOLDER node=NAME... [connection=NAME]", default_factory=list)],
-) -> None:
+def _dismiss(names: Members) -> None:
     """Let devices take part no longer.
 
     FOLDER           the folder that goldfinch certificates was given

@@ -221,7 +221,7 @@ class FlowerEngine:
             EngineError: Ray lost it. Flower's simulation has codes for all that a client raises, whatever that says.
         """
         if message is None:
-            return Failure(name, "lost", "its answer got lost on the way")
+            return Failure(name, "lost", "its answer got lost on the way, or is too large")
         if message.has_error():
             if self.simulated and message.error.code == ErrorCode.UNKNOWN:
                 raise EngineError(

@@ -19,6 +19,11 @@ from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.superlink.grid.http_grid import HttpGrid
 
+from common.wire.payload import MAX_BYTES
+
+MOST_BYTES = MAX_BYTES + 2**20
+"""Of an answer: its tensors, and Flower's words around them."""
+
 
 @dataclass
 class Announced:
@@ -27,6 +32,7 @@ class Announced:
     identity: str
     missing: list[str]
     parts: dict[str, bytes] = field(default_factory=dict)
+    size: int = 0
 
 
 class Inbox:
@@ -72,13 +78,16 @@ class Inbox:
                 yield key, None if lost else self._assemble(self.grid, answer)
 
     def _fetch(self, grid: HttpGrid, answer: Announced) -> bool:
-        """Take the parts that have come; whether one will never come."""
+        """Take the parts that have come; whether one will never come, or they are more than anybody has to send."""
         while answer.missing:
             request = PullObjectRequest(node=grid.node, run_id=grid.run.run_id, object_id=answer.missing[-1])
             part = grid._runtime_client.PullObject(request)
             if not part.object_available:
                 return not part.object_found
             answer.parts[answer.missing.pop()] = part.object_content
+            answer.size += len(part.object_content)
+            if answer.size > MOST_BYTES:
+                return True
         return False
 
     def _assemble(self, grid: HttpGrid, answer: Announced) -> Message | None:

@@ -100,6 +100,8 @@ def test_a_rounded_transport_gives_the_same_state_through_flower(tmp_path: Path)
     assert found["bytes"]["up"] < 0.6 * exact["bytes"]["up"]
 
 
+LOST = "its answer got lost on the way, or is too large"
+
 # ---- one exchange ----------------------------------------------------------------------------------------------------
 
 
@@ -171,7 +173,15 @@ def test_parts_that_make_no_message_are_that_client_s_loss(monkeypatch: pytest.M
 
     monkeypatch.setattr("server.engines.messages.inflate_object_from_contents", broken)
     _, failures = engine_of(Deployment(scripted(REFUSAL)), "a").exchange(Payload({}), asked("a"), 5)
-    assert [(failure.status, failure.reason) for failure in failures] == [("lost", "its answer got lost on the way")]
+    assert [(failure.status, failure.reason) for failure in failures] == [("lost", LOST)]
+
+
+def test_an_answer_without_end_is_given_up_while_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.engines.messages.MOST_BYTES", 1)
+    grid = Deployment(scripted(REFUSAL))
+    _, failures = engine_of(grid, "a").exchange(Payload({}), asked("a"), 5)
+    assert [(failure.status, failure.reason) for failure in failures] == [("lost", LOST)]
+    assert grid.calls.count("PullObject") == 1
 
 
 def test_how_often_answers_are_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
