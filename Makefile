@@ -49,7 +49,7 @@ test-fast: $(STAMP)
 	$(PYTEST) -m "not slow and not processes" $(PARALLEL) --dist loadfile $(LISTED) # shared things are made once a file
 	$(PYTEST) -m "processes and not slow" $(LISTED)
 
-test-portable: $(STAMP) ## the conformance suite, one method of each kind, as on a processor without AVX
+test-portable: $(STAMP) ## conformance where arithmetic decides, one method of each kind, as on a processor without AVX
 	ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 $(PYTEST) tests/conformance -m each_kind $(PARALLEL) $(LISTED)
 
 test-times: LISTED = --durations=20 --durations-min=0.5
