@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout,
 
 from bench.measuring import peak_kib
 from bench.ratios import RESULTS, Ratio, append, class_of, in_turn, machine_class, quantity, read
-from common.config import compose_config
+from common.config import compose_config, trust
 from common.data.domain import DataSource, Domain, Split
 from common.prototypes.finch import partition
 from common.seeding import generator
@@ -104,6 +104,7 @@ def settings_with(count: int, steps: int, rounds: int, output: str) -> RunSettin
          f"train.epochs={steps}", f"train.batch_size={IMAGES}", f"output={output}"]
     )  # fmt: skip
     half = count // 2
+    trust(["bench.scale.MadeUp"])
     raw["data"] = {"_target_": "bench.scale.MadeUp", "domains": ["left", "right"], "images": half * IMAGES}
     raw["protocol"] = {
         "_target_": "common.data.protocols.Allocation",

@@ -16,7 +16,7 @@ from client.privacy import Protection
 from client.store import Store
 from client.trainer import LocalExchange, build_model, choose_device, memory_format
 from common.data.domain import Split
-from common.data.protocols import ClientSpec, split_hash, test_subset
+from common.data.protocols import ClientSpec, content_hash, split_hash, test_subset
 from common.errors import DataError, PayloadError
 from common.privacy import GaussianPrivacy
 from common.prototypes import PrototypeSet
@@ -89,6 +89,7 @@ class Device:
             code=code_sha256(),
             device=describe_device(self.torch_device),
             versions=package_versions(),
+            content=content_hash(split),
         )
 
     def _training_data(self) -> Split:

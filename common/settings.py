@@ -235,7 +235,7 @@ class RunSettings:
     Args:
         seed: seed of model initialisation, shuffling, augmentation and client sampling, >= 0.
         output: folder of everything the run writes; absolute, or relative to where ``goldfinch`` was called.
-        resume: go on from the checkpoint in ``output`` if there is one.
+        resume: go on from the checkpoint in ``output`` if there is one; ``anyway``: even if clients' data have changed.
         overwrite: replace a run that ``output`` holds already.
         engine: the chosen engine's own settings; read by that engine only.
         report: where rows go besides the CSV; read by the report only.
@@ -252,7 +252,7 @@ class RunSettings:
     aggregation: Any
     seed: Natural
     output: str
-    resume: bool
+    resume: bool | Literal["anyway"]
     overwrite: bool
     engine: Mapping[str, Any]
     report: Mapping[str, Any]
@@ -318,6 +318,8 @@ def settings_of(raw: Mapping[str, Any]) -> RunSettings:
     for key in (*groups, "engine", "report"):
         if not isinstance(raw.get(key), Mapping):
             raise ConfigError(f"no {key} chosen; add {key}=NAME (see conf/{key}/)")
+    if isinstance(raw["data"].get("root"), str):  # it means something else where the run is resumed
+        raw = {**raw, "data": {**raw["data"], "root": str(Path(raw["data"]["root"]).expanduser().absolute())}}
     targets = {"train": TrainSettings, "rounds": RoundSettings}
     values = {key: build(raw[key], key, targets.get(key)) for key in groups}
     values |= {key: raw[key] for key in ("seed", "output", "resume", "overwrite", "engine", "report")}

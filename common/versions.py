@@ -31,16 +31,21 @@ CODE = ("common", "strategies", "client", "server", "conf")
 
 
 @lru_cache(maxsize=1)
-def code_sha256() -> str:
-    """16 hex digits over the application's source and configuration: equal where both sides run the same code."""
+def code_files() -> dict[str, str]:
+    """16 hex digits for each file of the application's source and configuration, by its path."""
     root = Path(__file__).resolve().parent.parent
-    digest = hashlib.sha256()
-    for package in CODE:
-        for path in sorted((root / package).rglob("*")):
-            if path.suffix in (".py", ".yaml") and "__pycache__" not in path.parts:
-                digest.update(path.relative_to(root).as_posix().encode() + b"\0")
-                digest.update(path.read_bytes() + b"\0")
-    return digest.hexdigest()[:16]
+    return {
+        path.relative_to(root).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+        for package in CODE
+        for path in sorted((root / package).rglob("*"))
+        if path.suffix in (".py", ".yaml") and "__pycache__" not in path.parts
+    }
+
+
+@lru_cache(maxsize=1)
+def code_sha256() -> str:
+    """16 hex digits over all of :func:`code_files`: equal where both sides run the same code."""
+    return hashlib.sha256(repr(code_files()).encode()).hexdigest()[:16]
 
 
 def shadows(folders: Iterable[str], packages: Sequence[str] = CODE[:4]) -> list[str]:

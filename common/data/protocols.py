@@ -271,6 +271,11 @@ def split_hash(data_name: str, client: ClientSpec, indices: Tensor, labels: Tens
     return digest.hexdigest()
 
 
+def content_hash(split: Split) -> str:
+    """SHA-256 (hex) of a split's pixels."""
+    return hashlib.sha256(split.images.cpu().contiguous().numpy().data).hexdigest()
+
+
 def test_subset(split: Split, samples: int | None, domain: str) -> Split:
     """At most ``samples`` random samples of a test split, the same ones in every run; all of it for ``None``."""
     if samples is None or samples >= len(split):

@@ -25,6 +25,10 @@ MOST_ENTRIES = 50
 """Of a mapping in a header, such as loss terms: with names of 100 characters a CSV can hold them in one field."""
 
 MOST_DOMAINS = 1000
+MOST_CLASSES = 10_000
+
+ClassCounts = Annotated[list[Integer], FailFast(), Field(max_length=MOST_CLASSES)]
+"""Samples per class."""
 
 FORMULA = ("=", "+", "-", "@")
 """What a cell begins with that a spreadsheet would compute."""
@@ -121,7 +125,7 @@ class Answer:
     exchange: str
     client: str
     samples: Integer
-    class_counts: Annotated[list[Integer], FailFast()]
+    class_counts: ClassCounts
     trained: bool
     scores: Annotated[list[Annotated[Score, Few]], FailFast()]
     losses: Annotated[dict[Name, Number], Few]
@@ -146,18 +150,20 @@ class Registration:
         identity, code: as in :class:`Request`.
         device: where it computes.
         versions: package versions.
+        content: SHA-256 of the split's pixels; empty where a device does not say.
     """
 
     client: Word
     domain: Word
     samples: Integer
-    class_counts: Annotated[list[Integer], FailFast()]
+    class_counts: ClassCounts
     scores: Annotated[list[Word], FailFast(), Field(max_length=MOST_DOMAINS)]
     split: Word
     identity: Word
     code: Word
     device: Word
     versions: Annotated[dict[Name, Name], Few]
+    content: Word = ""
 
 
 def header_of(message: Request | Answer | Registration) -> dict[str, Any]:

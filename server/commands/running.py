@@ -58,5 +58,5 @@ def resume(folder: Path, overrides: Sequence[str], *, quiet: bool = False) -> No
         GoldfinchError: what was wrong, and what to do next.
     """
     compose_config(overrides)  # a class that the user names is trusted from here on, one of the folder's is not
-    again = [*overrides_of(Run(folder)), *overrides, "resume=true", "overwrite=false"]
+    again = [*overrides_of(Run(folder)), "resume=true", "overwrite=false", *overrides]
     run(settings_of(compose_config(again, said=overrides)), again, quiet=quiet)

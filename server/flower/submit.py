@@ -136,8 +136,8 @@ def submit(
     empty = neutral / "cwd"  # Flower's commands take an argument that names a folder here for an app
     empty.mkdir(exist_ok=True)
     places = [quoted_override("output", settings.output_folder)]
-    if settings.data.root:  # relative paths mean something else where the server and its clients run
-        places.append(quoted_override("data.root", Path(settings.data.root).expanduser().absolute()))
+    if settings.data.root:  # a relative path means something else where the server and its clients run
+        places.append(quoted_override("data.root", settings.data.root))
     text = shlex.join([*overrides, *places])
     target = [connection] if connection else []
     # a file, because Flower's parser of command-line values stumbles over quotes inside quotes

@@ -190,6 +190,8 @@ class Run:
     def status(self) -> str:
         """``finished``, ``stopped``, ``failed``, or ``unfinished``: it goes on still, or was broken off."""
         for entry in reversed(self.events):
+            if entry["event"] == "finish" and not (self.folder / "summary.json").exists():
+                break  # it is being continued, or was to be
             if entry["event"] in ("finish", "stopped", "failed"):
                 return str(entry["event"]).replace("finish", "finished")
             if entry["event"] in ("start", "resume", "round"):

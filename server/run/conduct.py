@@ -28,46 +28,60 @@ from server.trackers.events import Listener
 def prepare_output(settings: RunSettings) -> None:
     """Make the output folder and write ``config.yaml``; a run that is there already is never overwritten silently.
 
+    :func:`conduct` does the same once more before it begins, under the lock that it keeps: somebody else may have begun
+    in between. Here it is said before anything is started.
+
     Raises:
         ConfigError: the folder holds a run and neither ``resume`` nor ``overwrite`` was said, or another process is at
             work in it, or it cannot be written; or the chosen report's library is missing.
     """
-    folder = settings.output_folder
     if settings.resume and settings.overwrite:
         raise ConfigError("resume=true goes on with a run and overwrite=true replaces it: choose one")
     report_of(settings)
     check_accountant(settings)
-    if folder.is_dir():
-        with run_lock(folder):
-            pass
+    with run_lock(settings.output_folder):
+        _begin(settings)
+
+
+def _begin(settings: RunSettings) -> None:
+    """What :func:`prepare_output` does under the lock."""
+    folder = settings.output_folder
+    taken = (folder / "checkpoint").is_dir() and any((folder / "checkpoint").iterdir())
+    if taken and not (settings.resume or settings.overwrite):
+        raise ConfigError(
+            f"{folder} already holds a run; add resume=true to go on with it, overwrite=true to replace it, "
+            "or choose another output="
+        )
+    if settings.resume and (folder / "config.yaml").exists():
+        return
+    with _writing(folder):
+        (folder / "summary.json").unlink(missing_ok=True)
+        if not settings.resume:  # an old run's client states are of no use to any other
+            shutil.rmtree(folder / "clients", ignore_errors=True)
+        write_text(folder / "config.yaml", yaml_of(settings.raw))
+
+
+@contextlib.contextmanager
+def _writing(folder: Path) -> Iterator[None]:
     try:
-        taken = (folder / "checkpoint").is_dir() and any((folder / "checkpoint").iterdir())
-        if taken and not (settings.resume or settings.overwrite):
-            raise ConfigError(
-                f"{folder} already holds a run; add resume=true to go on with it, overwrite=true to replace it, "
-                "or choose another output="
-            )
-        folder.mkdir(parents=True, exist_ok=True)
-        if not (settings.resume and (folder / "config.yaml").exists()):
-            (folder / "summary.json").unlink(missing_ok=True)
-            if not settings.resume:  # an old run's client states are of no use to any other
-                shutil.rmtree(folder / "clients", ignore_errors=True)
-            write_text(folder / "config.yaml", yaml_of(settings.raw))
+        yield
     except OSError as error:
         raise ConfigError(f"cannot write to {folder}: {error.strerror}; choose another output=") from error
 
 
 @contextlib.contextmanager
 def run_lock(folder: Path) -> Iterator[None]:
-    """The right to write a run into ``folder``, which only one process has at a time; it ends with the process.
+    """The right to write a run into ``folder``, which is made, and which only one process has at a time.
 
     A run that was submitted goes on when nobody watches it, so it could otherwise be resumed while it still runs. Where
     the file system knows no locks, nothing is checked.
 
     Raises:
-        ConfigError: another process has it.
+        ConfigError: another process has it, or the folder cannot be made.
     """
-    handle = os.open(folder, os.O_RDONLY)
+    with _writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder, os.O_RDONLY)
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -123,13 +137,13 @@ def conduct(
     A resumed run's wall seconds count all its parts; one that crashed counts up to its last complete round.
 
     Raises:
-        ConfigError: another process writes to the same folder.
+        ConfigError: another process writes to the same folder, or has left a run there.
         EngineError: the disk is full or cannot be written; no round was held, or the last state could not be scored
             (then there is a summary, without a final score); or see :meth:`server.run.rounds.Rounds.run`.
     """
     folder = settings.output_folder
-    folder.mkdir(parents=True, exist_ok=True)
     with run_lock(folder), storage_errors(folder), tracking(settings, listeners) as told:
+        _begin(settings)
         finished = _earlier_seconds(settings) if settings.resume else 0.0  # also counts the last scoring
         rounds = Rounds(settings, engine, told, stop)
         try:

@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field, Json, TypeAdapter, ValidationError
 from typing_extensions import TypedDict  # pydantic takes typing's own from Python 3.12 on
 
 from common.errors import ConfigError
-from common.wire.messages import Integer, Number, Word, printable
+from common.wire.messages import MOST_CLASSES, ClassCounts, Integer, Number, Word, printable
 
 Whole = Annotated[Integer, BeforeValidator(int)]
 """In a CSV, where everything is text."""
@@ -20,7 +20,6 @@ Real = Annotated[Number, BeforeValidator(float), Field(allow_inf_nan=False)]
 Maybe = Real | Literal[""]
 Finite = Annotated[Number, Field(allow_inf_nan=False)]
 
-MOST_CLASSES = 10_000
 Class = Annotated[int, Field(ge=0, lt=MOST_CLASSES)]
 
 
@@ -79,7 +78,7 @@ class Event(TypedDict):
     client: NotRequired[str]
     clients: NotRequired[list[str]]
     domain: NotRequired[str]
-    class_counts: NotRequired[Annotated[list[Integer], Field(max_length=MOST_CLASSES)]]
+    class_counts: NotRequired[ClassCounts]
     samples: NotRequired[Integer]
     seconds: NotRequired[Finite]
     accuracy: NotRequired[dict[str, Finite]]
@@ -138,6 +137,8 @@ NEEDED = {
     "registered": ("client", "domain", "class_counts"),
     "registration refused": ("client", "reason"),
     "missing": ("clients",),
+    "code changed": ("reason",),
+    "data changed": ("reason",),
     "round done": ("round", "seconds"),
     "round skipped": ("round", "answered", "needed"),
     "stopped": ("round",),

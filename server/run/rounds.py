@@ -17,6 +17,7 @@ from common.storage.files import write_text
 from common.storage.state import GlobalState
 from common.wire.messages import Registration
 from server.run.checkpoint import Checkpoint, Checkpoints, check_belongs, check_length
+from server.run.earlier import Earlier, best_of, changed_code
 from server.run.engine import MOST_REASON, Engine, Failure, Reply
 from server.run.history import History
 from server.run.traffic import exchange_rows
@@ -27,7 +28,7 @@ from strategies.core.method import Client, Method
 MOST_LINES = 40
 """Lines of a traceback that end a run's error message."""
 
-_REGISTERED = ("client", "domain", "samples", "class_counts", "split", "device", "versions")
+_REGISTERED = ("client", "domain", "samples", "class_counts", "split", "content", "device", "versions")
 
 
 @dataclass
@@ -61,6 +62,7 @@ class Rounds:
         self.registry = self.federation.registry
         self.server = self.federation.server
         self.refusals: list[str] = []
+        self.earlier = Earlier()
         self._count_less: set[str] = set()
         self._outcome: tuple[Sequence[Reply], Sequence[Failure]] = ((), ())
         self.earlier_seconds = 0.0
@@ -79,10 +81,14 @@ class Rounds:
         resumed = self._resume()
         self.trained = resumed is not None
         self._register(self.settings.rounds.registration)
+        if self.earlier.changed:
+            self.history.event("data changed", round=self.state.round, reason=", ".join(self.earlier.changed))
+            self.earlier.check()
         self._insist_on_quorum()
         if resumed is None:
             self.state = self.federation.initial_state()
         total = self.settings.train.rounds
+        self._take_over(total)
         self.history.event(
             "start" if resumed is None else "resume",
             round=self.state.round,
@@ -91,6 +97,7 @@ class Rounds:
             data=self.settings.data.name,
             clients=sorted(self.registry.registrations),
             run=self.run_id,
+            **({"best": best_of(self.history.round_scores())} if resumed else {}),
         )
         missed = 0
         for number in range(self.state.round + 1, total + 1):
@@ -125,26 +132,33 @@ class Rounds:
 
     def _resume(self) -> Checkpoint | None:
         checkpoint = self.checkpoints.load() if self.settings.resume else None
+        settings, folder = self.settings, self.settings.output_folder
         if checkpoint is None:
             self.checkpoints.clear()
-            self.history = History(self.settings.output_folder, listeners=self.listeners)
+            self.history = History(folder, listeners=self.listeners)
+            changed_code(folder, resumed=False)
             return None
-        settings, folder = self.settings, self.settings.output_folder
         differ = differing(settings.raw, folder / "config.yaml")
         check_belongs(checkpoint, self.method.name, settings.identity, settings.seed, differ)
         if self.method.scheduled:
             check_length(checkpoint, self.settings.train.rounds)
-        write_text(folder / "config.yaml", yaml_of(settings.raw))  # more rounds, say, from here on
-        if checkpoint.state.round < settings.train.rounds:
-            (folder / "summary.json").unlink(missing_ok=True)  # it is no longer the end of the run
         self.state, self.run_id, self.earlier_seconds = checkpoint.state, checkpoint.run, checkpoint.seconds
         self.federation.bounds.lengths = dict(checkpoint.lengths)
         done = self.state.round
         scored_late = self.method.scored_at != self.method.exchanges[0]
-        self.history = History(
-            self.settings.output_folder, done, done if scored_late else done - 1, listeners=self.listeners
-        )
+        self.history = History(folder, done, done if scored_late else done - 1, listeners=self.listeners)
+        self.earlier = Earlier.of(folder, anyway=settings.resume == "anyway")
+        if changed := changed_code(folder, resumed=True):
+            self.history.event("code changed", round=done, reason=changed)
         return checkpoint
+
+    def _take_over(self, total: int) -> None:
+        """Make the folder this run's, if another part of it, or another run that got nowhere, left it."""
+        folder = self.settings.output_folder
+        if self.settings.resume:
+            write_text(folder / "config.yaml", yaml_of(self.settings.raw))  # more rounds, say, from here on
+            if self.state.round < total:
+                (folder / "summary.json").unlink(missing_ok=True)  # it is no longer the end of the run
 
     def _save(self) -> None:
         settings, seconds = self.settings, round(self.seconds(), 3)
@@ -164,7 +178,7 @@ class Rounds:
             self.refusals.append(f"{failure.client}: {failure.reason}")
 
     def _admit(self, registration: Registration) -> str:
-        reason = self.registry.admit(registration)
+        reason = self.earlier.refuses(registration) or self.registry.admit(registration)
         if not reason:
             self.history.event("registered", **{key: getattr(registration, key) for key in _REGISTERED})
         return reason

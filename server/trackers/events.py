@@ -36,6 +36,8 @@ def describe(name: str, entry: Mapping[str, Any], rounds: int) -> str:
     if name in ("start", "resume"):
         verb = "starts" if name == "start" else f"resumes after round {entry['round']}"
         return f"{entry['method']} on {entry['data']} {verb}: {len(entry['clients'])} clients, {entry['rounds']} rounds"
+    if name in ("code changed", "data changed"):
+        return f"{name} since the rounds that are done: {entry['reason']}"
     if name == "missing":
         return f"going on without {', '.join(entry['clients'])}"
     if name == "registration refused":

@@ -41,6 +41,7 @@ class LiveView:
         self.round_began = self.began
         self.round_seconds: float | None = None
         self.scores: dict[str, list[float]] = {}
+        self.best: dict[str, float] = {}  # of the rounds before the run was resumed
         self.losses: dict[str, list[float]] = {}
         self.outcomes: Counter[str] = Counter()
         self.last_outcomes: dict[str, int] = {}
@@ -69,6 +70,7 @@ class LiveView:
         if name in ("start", "resume"):
             self.done = self.current = int(entry["round"])
             self.total, self.clients = int(entry["rounds"]), len(entry["clients"])
+            self.best = dict(entry.get("best", {}))
             self.state = "scoring" if self.done >= self.total else "training"
         elif name == "registered":
             self.clients += self.state == "waiting for clients"
@@ -169,7 +171,7 @@ class LiveView:
         for name in [*sorted(names), "average", "worst"]:
             values = self.scores[name]
             cells = [Text(name), Text(f"{values[-1]:.1f}"), _change(values)]
-            cells += [Text(f"{max(values):.1f}", "dim")] if roomy else []
+            cells += [Text(f"{max([*values, self.best.get(name, 0.0)]):.1f}", "dim")] if roomy else []
             if name == "average":
                 table.add_section()
             style = "bold" if name == "average" else ""

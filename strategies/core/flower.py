@@ -35,11 +35,14 @@ from flwr.server.strategy import Strategy
 from common.errors import PayloadError
 from common.metrics import domain_accuracy
 from common.settings import RunSettings, load_settings, with_method
-from common.wire.messages import Answer, Registration, Request, read_header, request_text
+from common.wire.messages import Answer, Registration, Request, printable, read_header, request_text
 from common.wire.payload import TENSOR_TYPE, Payload, decode, encode
 from strategies.core.codec import only_blob, read_registrations, read_request, write_registrations
 from strategies.core.federation import Federation
 from strategies.core.method import Method
+
+MOST_WORDS = 2_000
+"""Characters of a client's words that are logged."""
 
 
 def request_to_fit_ins(blob: bytes, request: Request) -> FitIns:
@@ -99,6 +102,11 @@ def properties_to_registrations(result: GetPropertiesRes) -> list[Registration]:
     if result.status.code != Code.OK or not isinstance(text, str):
         raise PayloadError(result.status.message or "the node does not answer as a Goldfinch client")
     return read_registrations(text)
+
+
+def _shown(words: object) -> str:
+    """A stranger's words as they may stand in a log."""
+    return printable(str(words)[:MOST_WORDS])
 
 
 FitResults = list[tuple[ClientProxy, FitRes]]
@@ -180,14 +188,14 @@ class FlowerStrategy(Strategy):
             result = present[node].get_properties(GetPropertiesIns({}), timeout=None, group_id=None)
             registrations = properties_to_registrations(result)
         except (PayloadError, ValueError) as error:
-            log(WARNING, "node %s was not admitted: %s", node, error)
+            log(WARNING, "node %s was not admitted: %s", node, _shown(error))
             return
         for registration in registrations:
             other = self._nodes.get(registration.client, node)
             taken = f"nodes {other} and {node} both claim to be it" if other != node and other in present else ""
             reason = taken or self.federation.registry.admit(registration)
             if reason:
-                log(WARNING, "client %s was not admitted: %s", registration.client, reason)
+                log(WARNING, "client %s was not admitted: %s", registration.client, _shown(reason))
             else:
                 self._nodes[registration.client] = node
 
@@ -207,7 +215,7 @@ class FlowerStrategy(Strategy):
                 unread.append((f"node {proxy.cid}", str(error)))
         closed = self.federation.close(self.state, arrived, len(unread))
         for sender, reason in unread + closed.refused:
-            log(WARNING, "round %s: the answer of %s is refused: %s", server_round, sender, reason)
+            log(WARNING, "round %s: the answer of %s is refused: %s", server_round, _shown(sender), _shown(reason))
         for client, factors in closed.clipped.items():
             log(WARNING, "round %s: the update of %s is scaled: %s", server_round, client, factors)
         if failures:

@@ -19,6 +19,7 @@ from common.wire.messages import FORMULA, MOST_ENTRIES, Answer, Registration, Re
 from common.wire.payload import Payload
 from server.run.engine import MOST_REASON, MOST_TRACEBACK, Failure
 from server.trackers.live import LiveView
+from strategies.core.codec import MOST_REGISTERED, read_registrations, write_registrations
 
 ODD = {
     "a control sequence": "\x1b[2Jgone",
@@ -59,6 +60,7 @@ ENDLESS: dict[str, dict[str, Any]] = {
     "the name of a domain": {"scores": ["x" * 301]},
     "the version of a package": {"versions": {"python": "3" * 101}},
     "packages": {"versions": {str(i): "1" for i in range(MOST_ENTRIES + 1)}},
+    "classes": {"class_counts": [1] * 10_001},
 }
 
 
@@ -67,6 +69,13 @@ def test_a_registration_is_bounded(case: str) -> None:
     with pytest.raises(PayloadError) as caught:
         read_header(Registration, {**REGISTRATION, **ENDLESS[case]})
     assert len(str(caught.value)) < 1000
+
+
+def test_what_a_node_registers_is_not_even_read_beyond_a_bound() -> None:
+    text = write_registrations([read_header(Registration, REGISTRATION)])
+    assert [found.client for found in read_registrations(text)] == ["dark-0"]
+    with pytest.raises(PayloadError, match="at most 16777216 are read"):
+        read_registrations(text + " " * MOST_REGISTERED)
 
 
 def test_as_many_loss_terms_as_are_let_in_fit_into_a_field(tmp_path: Path) -> None:

@@ -17,10 +17,13 @@ from common.settings import load_settings
 from common.storage.state import tensors_sha256
 from common.wire.payload import TENSOR_TYPE, Payload, decode, encode
 from server.engines.inline import InlineEngine
+from strategies.core import flower
 from strategies.core.flower import (
     FlowerStrategy,
+    answer_to_fit_res,
     fit_ins_to_request,
     fit_res_to_answer,
+    refusal_to_properties,
     request_to_fit_ins,
 )
 from strategies.fedavg import FedAvg
@@ -185,3 +188,28 @@ def test_a_round_that_was_skipped_has_no_further_exchange(tmp_path: Path) -> Non
 
 def test_what_the_thin_app_says_is_what_the_server_reads() -> None:
     assert client_app.TENSOR_TYPE == TENSOR_TYPE
+
+
+class Loud:
+    """A node whose words would write on a terminal."""
+
+    cid = "7"
+
+    def get_properties(self, ins: Any, timeout: Any, group_id: Any) -> Any:
+        return refusal_to_properties("\x1b[2Jgone\r" + "x" * 10_000)
+
+
+def test_what_strangers_say_is_logged_printable_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(flower, "log", lambda level, text, *arguments: said.append(text % arguments))
+    strategy = FlowerStrategy(FedAvg(), load_settings(OVERRIDES))
+    assert strategy.configure_fit(1, strategy._parameters(), Manager(Loud())) == []  # type: ignore[arg-type]  # a fake
+    answer = {
+        "run": "r", "method": "fedavg", "round": 1, "exchange": "train", "client": "\x1b[2Jme", "samples": 2,
+        "class_counts": [2], "trained": True, "scores": [], "losses": {}, "steps": 1, "seconds": {}, "peak_bytes": 1,
+        "device": "a CPU", "releases": 0,
+    }  # fmt: skip
+    strategy.aggregate_fit(1, [(Loud(), answer_to_fit_res(Payload(answer)))], [])  # type: ignore[list-item]  # a fake
+    assert [line for line in said if "not admitted" in line]
+    assert [line for line in said if "does not host" in line]
+    assert all(line.isprintable() and len(line) < 3000 for line in said)

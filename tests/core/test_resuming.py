@@ -1,0 +1,199 @@
+"""A run that goes on says what is no longer as it was, keeps what it had, and is nobody else's meanwhile."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+from rich.console import Console
+from support.runs import run
+from support.toy import Toy, toy_settings
+
+from common.data.domain import Domain, Split, _load
+from common.errors import CheckpointError, ConfigError
+from common.settings import RunSettings, load_settings, read_config
+from common.versions import code_files, package_versions
+from server.cli import main
+from server.engines.inline import InlineEngine
+from server.results.run import Run
+from server.run.conduct import conduct, prepare_output
+from server.trackers.live import LiveView
+
+
+def settings(folder: Path, rounds: int = 1, method: str = "fedavg", **more: Any) -> RunSettings:
+    return toy_settings(method, folder, train={"rounds": rounds}, **more)
+
+
+def events(folder: Path, name: str) -> list[Mapping[str, Any]]:
+    return [entry for entry in Run(folder).events if entry["event"] == name]
+
+
+# ---- whose folder it is ----------------------------------------------------------------------------------------------
+
+
+def test_of_two_that_start_in_one_folder_one_runs_and_the_other_is_told(tmp_path: Path) -> None:
+    first, second = settings(tmp_path), settings(tmp_path, method="fpl")
+    prepare_output(first)
+    prepare_output(second)
+    summary = conduct(first, InlineEngine(first))
+    assert read_config(tmp_path / "config.yaml")["method"]["_target_"] == "strategies.fedavg.FedAvg"
+    with pytest.raises(ConfigError, match="already holds a run; add resume=true"):
+        conduct(second, InlineEngine(second))
+    assert Run.open(tmp_path).summary == summary
+    assert run(settings(tmp_path, 2, resume=True)).summary["rounds"] == 2
+
+
+def test_a_start_between_check_and_end_is_told(tmp_path: Path) -> None:
+    first, second = settings(tmp_path), settings(tmp_path, method="fpl")
+    prepare_output(second)
+
+    def start(name: str, entry: Mapping[str, Any]) -> None:
+        with pytest.raises(ConfigError, match="another process is writing a run"):
+            conduct(second, InlineEngine(second))
+
+    prepare_output(first)
+    conduct(first, InlineEngine(first), [start])
+    assert Run.open(tmp_path).summary["method"] == "fedavg"
+
+
+def test_what_got_nowhere_is_replaced_whole(tmp_path: Path) -> None:
+    prepare_output(settings(tmp_path, method="fpl"))
+    (tmp_path / "summary.json").write_text("{}")
+    run(settings(tmp_path, resume=True))
+    assert read_config(tmp_path / "config.yaml")["method"]["_target_"] == "strategies.fedavg.FedAvg"
+    assert Run.open(tmp_path).summary["method"] == "fedavg"
+
+
+# ---- what it keeps and says ------------------------------------------------------------------------------------------
+
+
+def test_more_rounds_are_recorded_and_a_run_that_is_continued_is_not_finished(tmp_path: Path) -> None:
+    run(settings(tmp_path, 2))
+    assert Run(tmp_path).status == "finished"
+
+    class Crash(BaseException):
+        pass
+
+    def crash(name: str, entry: Mapping[str, Any]) -> None:
+        assert Run(tmp_path).status == ("finished" if name == "registered" else "unfinished")
+        if name == "round done":
+            raise Crash
+
+    again = settings(tmp_path, 4, resume=True)
+    with pytest.raises(Crash):
+        conduct(again, InlineEngine(again), [crash])
+    assert read_config(tmp_path / "config.yaml")["train"]["rounds"] == 4
+    assert Run(tmp_path).status == "unfinished"
+    with pytest.raises(ConfigError, match=r"no finished run"):
+        Run.open(tmp_path)
+    assert run(again).summary["rounds"] == 4
+    assert Run(tmp_path).status == "finished"
+
+
+def test_a_finished_run_without_its_summary_is_not_shown_as_finished(tmp_path: Path) -> None:
+    run(settings(tmp_path))
+    (tmp_path / "summary.json").unlink()
+    assert Run(tmp_path).status == "unfinished"
+
+
+def test_the_best_so_far_is_that_of_all_parts(tmp_path: Path) -> None:
+    run(settings(tmp_path, 2))
+    before = Run(tmp_path).round_scores[:2]  # the last one is scored again
+    run(settings(tmp_path, 3, resume=True))
+    (told,) = events(tmp_path, "resume")
+    assert told["best"]["average"] == max(score.average for score in before)
+    assert set(told["best"]) == {"bright", "dark", "noisy", "average", "worst"}
+    screen = StringIO()
+    view = LiveView(settings(tmp_path), console := Console(file=screen, width=100, force_terminal=False))
+    view("resume", {**told, "best": {"bright": 88.8}})
+    view("score", {"round": 3, "accuracy": {"bright": 50.0}, "average": 50.0, "worst": 50.0})
+    console.print(view)
+    assert "88.8" in screen.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"strategies/fedavg.py": "0" * 16}, "strategies/fedavg.py"),
+        ({"torch": "1.0.0"}, f"torch 1.0.0 -> {package_versions()['torch']}"),
+        ({f"gone/{number}.py": "0" for number in range(8)}, "gone/4.py, 3 more"),
+    ],
+    ids=["a file", "a package", "many"],
+)
+def test_changed_code_is_named(changes: dict[str, str], said: str, tmp_path: Path) -> None:
+    run(settings(tmp_path))
+    record = json.loads((tmp_path / "code.json").read_text())
+    assert record == {**code_files(), **package_versions()}
+    (tmp_path / "code.json").write_text(json.dumps(record | changes))
+    done = run(settings(tmp_path, 2, resume=True))
+    (told,) = events(tmp_path, "code changed")
+    assert told["reason"].endswith(said)
+    assert [name for name, _ in done.events].count("code changed") == 1
+    again = run(settings(tmp_path, 3, resume=True))
+    assert "code changed" not in [name for name, _ in again.events]
+
+
+def test_a_damaged_record_of_the_code_is_a_change(tmp_path: Path) -> None:
+    run(settings(tmp_path))
+    (tmp_path / "code.json").write_text("[")
+    run(settings(tmp_path, 2, resume=True))
+    assert "code.json" in events(tmp_path, "code changed")[0]["reason"]
+
+
+class Other(Toy):
+    """The same samples, all but one pixel."""
+
+    def _read(self, domain: str) -> Domain:
+        found = super()._read(domain)
+        images = found.train.images.clone()
+        images[0, 0, 0, 0] ^= 1
+        return Domain(domain, Split(images, found.train.labels) if domain == "dark" else found.train, found.test)
+
+
+def changed(folder: Path, **more: Any) -> RunSettings:
+    """A run of the same settings whose files have changed underneath."""
+    chosen = settings(folder, 2, **more)
+    object.__setattr__(chosen, "data", Other())
+    return chosen
+
+
+def test_changed_data_are_refused_and_nothing_is_lost(tmp_path: Path) -> None:
+    finished = run(settings(tmp_path)).summary
+    for _ in range(2):  # it does not get used to them
+        with pytest.raises(CheckpointError, match=r"other data of dark-0 \(content\): .*resume=anyway"):
+            run(changed(tmp_path, resume=True))
+    assert Run.open(tmp_path).summary == finished
+    assert [entry["client"] for entry in events(tmp_path, "registration refused")] == ["dark-0"] * 2
+    again = run(changed(tmp_path, resume="anyway"))
+    assert again.summary["rounds"] == 2
+    assert "dark-0 (content)" in dict(again.events)["data changed"]["reason"]
+    run(changed(tmp_path, resume=True))  # they are its own now
+
+
+def test_a_relative_root_is_found_from_everywhere_and_changed_images_are_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for domain in ("left", "right"):
+        for number in range(8):
+            path = tmp_path / "images" / domain / f"class{number % 2}" / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (32, 32), (number * 30, 100 * (domain == "left"), 0)).save(path)
+    monkeypatch.chdir(tmp_path)
+    words = ["data=folder", "data.root=images", "method=fedavg", "train.rounds=1", "train.batch_size=4", "output=run"]
+    assert load_settings(words).identity == load_settings([*words, f"data.root={tmp_path}/images"]).identity
+    assert main(["run", "--quiet", *words]) == 0
+    assert read_config(tmp_path / "run" / "config.yaml")["data"]["root"] == str(tmp_path / "images")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert main(["resume", str(tmp_path / "run"), "train.rounds=2", "--quiet"]) == 0
+    for path in tmp_path.glob("images/left/class0/*.png"):
+        Image.new("RGB", (32, 32), (9, 9, 9)).save(path)
+    _load.cache_clear()
+    assert main(["resume", str(tmp_path / "run"), "train.rounds=3", "--quiet"]) == 1
+    assert "other data of left-0 (content)" in capsys.readouterr().err
+    assert main(["resume", str(tmp_path / "run"), "train.rounds=3", "resume=anyway", "--quiet"]) == 0
