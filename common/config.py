@@ -161,7 +161,7 @@ def _parse(overrides: Sequence[str]) -> list[Override]:
             raise ConfigError(f"override {item!r} is not of the form key=value")
     try:
         parsed = OverridesParser.create().parse_overrides(list(overrides))
-    except HydraException as error:
+    except (HydraException, RecursionError) as error:
         raise ConfigError(f"an override cannot be read: {error}") from error
     several = next((item.input_line for item in parsed if item.is_sweep_override() or item.value() == "*"), None)
     if several:

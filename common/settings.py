@@ -42,7 +42,7 @@ NOT_THE_RESULT = (
 )
 """Settings, and groups of them, that do not change what comes out of a run."""
 
-LARGEST_RECORD = 1_000_000
+LARGEST_RECORD = 100_000
 """Bytes of a ``config.yaml`` that is read; ours have 3,000."""
 
 MAY_GO_ON_OTHERWISE = ("train.rounds", "rounds.last_rounds", "rounds.evaluate_every", "rounds.test_samples")

@@ -7,11 +7,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from common.config import compose_config, quoted_override
-from common.errors import GoldfinchError
+from common.errors import ConfigError, GoldfinchError
 from common.settings import flat
 from server.results.run import Run
 
 PLACES = ("output", "resume", "overwrite", "data.root", "choices.", "report.")
+
+
+LONGEST = 20_000
+"""Characters of a setting in words: Hydra's parser takes seconds for more."""
 
 
 def repeat_command(config: Mapping[str, Any]) -> str:
@@ -46,13 +50,18 @@ def overrides_of(run: Run) -> list[str]:
     """The overrides that compose the whole configuration of ``run`` again, on every engine, into the same folder.
 
     Raises:
-        ConfigError: the folder holds no run.
+        ConfigError: the folder holds no run, or one with a setting that is too long.
     """
     words = [f"{group}={choice}" for group, choice in run.config.get("choices", {}).items() if choice is not None]
     for key, value in run.config.items():
         if key in ("choices", "experiment"):  # an experiment's settings are among the others
             continue
         leaves = value if isinstance(value, Mapping) else {}
+        if long := [name for name, leaf in (leaves or {key: value}).items() if len(repr(leaf)) > LONGEST]:
+            raise ConfigError(
+                f"{run.folder / 'config.yaml'}: {key}.{long[0]} is too long to be said again; go on with the words that "
+                "the run was started with: goldfinch run ... resume=true"
+            )
         words += [_override(f"{key}.{name}", leaf) for name, leaf in leaves.items()] or [_override(key, value)]
     return [*words, quoted_override("output", run.folder.absolute())]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 import sys
@@ -15,6 +16,7 @@ import yaml
 from common import config
 from common.config import trust
 from server.cli import main
+from server.commands import sweep as sweep_module
 
 TINY = ["train.rounds=1", "train.local_steps=1", "protocol.samples=8", "rounds.test_samples=8", "data.domains=[sketch]"]
 
@@ -159,10 +161,10 @@ MATRIX = '{"round": 1, "domain": "a", "classes": %d, "true": [%s], "predicted": 
 
 ODD = {
     "aliases": ("config.yaml", BOMB),
-    "deep": ("config.yaml", "[" * 100_000),
+    "deep": ("config.yaml", "[" * 20_000),
     "binary": ("config.yaml", "\x00\x01"),
     "a list": ("config.yaml", "- 1\n"),
-    "huge": ("config.yaml", "x" * 2_000_000),
+    "huge": ("config.yaml", "x" * 200_000),
     "not JSON": ("summary.json", "{"),
     "other JSON": ("summary.json", '{"method": 3}'),
     "deep JSON": ("summary.json", "[" * 100_000),
@@ -201,10 +203,31 @@ def test_odd_files_are_said_and_not_shown(oddity: str, folder: Path, capsys: pyt
         main(words_for("resume", folder))  # in words or not at all
 
 
+LONG = {"long": ["abc"] * 10_000, "deep": functools.reduce(lambda inner, _: [inner], range(300), "x")}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("value", LONG)
+def test_a_setting_that_takes_long_to_be_read_is_not(
+    value: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changed(folder, lambda content: content["method"].update(weighting=LONG[value]))
+    assert main(words_for("resume", folder)) == 1
+    assert "config.yaml" in capsys.readouterr().err or value == "deep"
+
+
 def test_a_broken_line_between_others_is_left_out(folder: Path) -> None:
     with (folder / "events.jsonl").open("a") as stream:
         stream.write('{"event": "rou\n')
     assert main(words_for("report", folder)) == 0
+
+
+def test_brackets_in_a_sweep_s_labels_are_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sweep_module, "plan", lambda arguments, output: ([], {"data.domains=[sketch]": "no [/red]"}))
+    sweep_module.sweep([], tmp_path)
+    assert "skipped: data.domains=[sketch]: no [/red]" in capsys.readouterr().out
 
 
 def test_markup_and_formulas_in_names_are_words(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
