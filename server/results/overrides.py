@@ -59,8 +59,8 @@ def overrides_of(run: Run) -> list[str]:
         leaves = value if isinstance(value, Mapping) else {}
         if long := [name for name, leaf in (leaves or {key: value}).items() if len(repr(leaf)) > LONGEST]:
             raise ConfigError(
-                f"{run.folder / 'config.yaml'}: {key}.{long[0]} is too long to be said again; go on with the words that "
-                "the run was started with: goldfinch run ... resume=true"
+                f"{run.folder / 'config.yaml'}: {key}.{long[0]} is too long to be said again; go on with the words "
+                "that the run was started with: goldfinch run ... resume=true"
             )
         words += [_override(f"{key}.{name}", leaf) for name, leaf in leaves.items()] or [_override(key, value)]
     return [*words, quoted_override("output", run.folder.absolute())]
