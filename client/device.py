@@ -21,6 +21,7 @@ from common.errors import DataError, PayloadError
 from common.privacy import GaussianPrivacy
 from common.prototypes import PrototypeSet
 from common.settings import RunSettings
+from common.storage.state import MODEL_PREFIX
 from common.versions import code_sha256, package_versions, peak_bytes
 from common.wire.cast import cast_down, cast_up
 from common.wire.messages import Answer, Registration, Request, header_of
@@ -34,7 +35,6 @@ _MODELS = threading.local()
 LEAST_VARIANCE = 1e-7
 """A hundredth of batch norm's epsilon; float16 still carries it."""
 
-MODEL_PREFIX = "model/"
 LOCAL_PREFIX = "local/"
 
 

@@ -284,5 +284,6 @@ class LocalExchange:
 
 def build_model(settings: RunSettings, method: Method, client_count: int) -> nn.Module:
     """The run's model with its initial weights, a pure function of the settings and the seed."""
-    model = settings.model.build(settings.data.class_count, settings.data.image_size, settings.seed)
+    data = settings.data
+    model = settings.model.build(data.class_count, data.image_size, settings.seed, data.class_names)
     return method.extend(model, client_count, settings.seed)

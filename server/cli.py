@@ -3,82 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import sys
-import textwrap
 from collections.abc import Iterable, Sequence
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
 import click
 import typer
-from typer.core import TyperCommand, TyperGroup
 
-from common.errors import ConfigError, GoldfinchError, nearest
+from common.errors import ConfigError, nearest
 from common.versions import VERSION, shadows
-from server.commands.signals import Terminated, terminable
-
-
-class Commands(TyperGroup):
-    """Goldfinch's commands: errors of the user's are said without a traceback, and an interruption has its own code."""
-
-    def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; the exit code is 1 for an error, 130 for Ctrl-C and 143 for SIGTERM."""
-        try:
-            with terminable():
-                return super().invoke(ctx)
-        except GoldfinchError as error:
-            print(f"error: {error}", file=sys.stderr)
-            raise typer.Exit(1) from error
-        except KeyboardInterrupt as error:
-            words = str(error) or "stopped; the last complete round is kept: resume=true goes on"
-            print(f"\n{words}", file=sys.stderr)
-            raise typer.Exit(143 if isinstance(error, Terminated) else 130) from error
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click does, but a word that is no command gets the nearest one."""
-        if args[0] not in self.commands and not args[0].startswith("-"):
-            raise ConfigError(f"goldfinch {args[0]}: no such command; {nearest(args[0], self.commands)}")
-        return super().resolve_command(ctx, args)
-
-
-app = typer.Typer(
-    cls=Commands,
-    rich_markup_mode=None,  # rich's help takes longer to import than everything else here
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
-)
-
-
-class Command(TyperCommand):
-    """A command whose help is its docstring, line by line."""
-
-    def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        """Write the docstring as it stands."""
-        formatter.write("\n" + textwrap.indent(inspect.cleandoc(self.help or ""), "  ") + "\n")
-
-
-command = partial(app.command, cls=Command)
-
-
-def words(metavar: str, **more: Any) -> Any:
-    """Positional words; a command's docstring explains them, because typer loses an argument's help with click 8.5."""
-    return typer.Argument(metavar=metavar, hidden=True, **more)
-
-
-def option(*names: str, text: str, **more: Any) -> Any:
-    """An option that says its default in its own words."""
-    return typer.Option(*names, help=text, show_default=False, **more)
-
-
-Settings = Annotated[list[str], words("[KEY=VALUE]...", default_factory=list)]
-Runs = Annotated[list[str], words("DIR...")]
-Rule = Annotated[str, option(text="How a run is scored: final (default), last_n or best_round.", metavar="RULE")]
-Quiet = Annotated[bool, option("--quiet", text="Show nothing; errors are said all the same.")]
+from server.commands import models
+from server.commands.program import Quiet, Rule, Runs, Settings, app, command, option, words
 
 
 def _version(asked: bool) -> None:
@@ -217,6 +154,11 @@ def _report(
 
     path = write_report(folders, output, tsne=tsne, images=images)
     print(f"wrote {path} ({path.stat().st_size / 1e6:.1f} MB); it needs no network: open it in any browser")
+
+
+command("export")(models.export)
+command("predict")(models.predict)
+command("evaluate")(models.evaluate)
 
 
 @command("reproduce")

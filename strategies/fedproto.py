@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from common.config import NonNegative, checked
 from common.losses import cross_entropy, prototype_mse
+from common.models.base import Model
 from common.prototypes import PrototypeSet
 from common.storage.state import GlobalState
 from strategies.core.method import Batch, Local, Losses, PrototypeMode, Server, Update
@@ -78,7 +79,32 @@ class FedProto(Averaging):
         scores[:, local.prototypes.labels] = -distances.square()
         return scores
 
+    def inference(self, model: nn.Module, prototypes: PrototypeSet, seed: int) -> nn.Module:
+        """The model, or the nearest prototype to its features."""
+        nearest = self.predict_with == "prototypes" and len(prototypes)
+        return NearestPrototype(model, prototypes) if nearest else super().inference(model, prototypes, seed)
+
     def aggregate_prototypes(self, state: GlobalState, updates: Sequence[Update], server: Server) -> PrototypeSet:  # noqa: ARG002
         """The mean of the clients' class means, class by class."""
         sets = [update.prototypes for update in updates]
         return server.aggregation.class_means(sets, sample_weighted=self.prototype_weighting == "samples")
+
+
+class NearestPrototype(nn.Module):
+    """A model that classifies by the nearest prototype, of which there is at most one for each class."""
+
+    table: Tensor
+    present: Tensor
+
+    def __init__(self, model: nn.Module, prototypes: PrototypeSet) -> None:
+        super().__init__()
+        assert isinstance(model, Model)
+        self.model = model
+        for name, rows in zip(("table", "present"), prototypes.rows_per_class(model.class_count), strict=True):
+            self.register_buffer(name, rows, persistent=False)
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Features ``[B, D]``, and minus their squared distances ``[B, K]``, minus infinity for absent classes."""
+        features, logits = self.model(images)
+        distances = (features[:, None] - self.table).square().sum(2)
+        return features, torch.where(self.present, -distances, torch.full_like(logits, -torch.inf))

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
+import torch
 from torch import Tensor, nn
 
 from common.config import Count, Natural, NonNegative, checked
 from common.losses import cross_entropy, feature_norm, gaussian_class_divergence
-from common.models.auxiliary import ClassGaussians, ProbabilisticModel, sample
+from common.models.auxiliary import ClassGaussians, FixedDraws, ProbabilisticModel, sample
 from common.models.base import Model, initialised
+from common.prototypes import PrototypeSet
+from common.seeding import generator
 from strategies.core.method import Batch, Local, Losses, Method
 
 GAUSSIANS = "class_gaussians"
@@ -70,6 +73,14 @@ class FedSR(Method):
             return mean, model.classify(mean), gaussian
         draws = local.generator("latent noise of tests")  # the same for every batch: batches are not ordered
         return mean, model.average(mean, deviation, draws, self.test_samples), gaussian
+
+    def inference(self, model: nn.Module, prototypes: PrototypeSet, seed: int) -> nn.Module:
+        """The same draws for every image, ten times as many as a test makes of each, so that they count for little."""
+        assert isinstance(model, ProbabilisticModel)
+        if self.test_samples == 0:
+            return super().inference(model, prototypes, seed)
+        draws = generator(seed, "latent noise of tests")
+        return FixedDraws(model, torch.randn(10 * self.test_samples, model.feature_size, generator=draws))
 
     def loss(self, batch: Batch, local: Local) -> Losses:
         """Cross-entropy, L2R and CMI of the drawn features, over all views."""

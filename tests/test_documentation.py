@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 import types
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
+from fastapi.testclient import TestClient
+from PIL import Image
 
 from common.config import build, trust
 from common.settings import load_settings, with_method
+from server.cli import main
 from server.engines.inline import InlineEngine
 from server.run.conduct import conduct, prepare_output
 
@@ -26,8 +31,42 @@ def blocks(page: str, language: str) -> list[str]:
 @pytest.mark.parametrize("number", range(3))
 def test_python_api_blocks_run(number: int, tmp_path: Path) -> None:
     source = blocks("python-api.md", "python")
-    assert len(source) == 3
+    assert len(source) == 4  # the last is below
     exec(compile(source[number], f"python-api.md block {number}", "exec"), {"folder": str(tmp_path / "run")})
+
+
+def test_the_way_from_a_run_to_its_users(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every command and every block of Python of the page, in its order, in an empty folder."""
+    pytest.importorskip("onnxscript", reason="the export extra is not installed")
+    monkeypatch.chdir(tmp_path)
+    tiny = ["train.rounds=1", "train.local_steps=2", "train.device=cpu", "rounds.test_samples=8", "--quiet"]
+    assert main(["run", "method=fpl", "data=glyphs", *tiny, "output=outputs/first"]) == 0
+    glyphs = load_settings(["data=glyphs", "data.domains=[blended]"]).data.load("blended").test
+    for number, (image, label) in enumerate(zip(glyphs.images[:40], glyphs.labels.tolist(), strict=False)):
+        picture = Image.fromarray(image.permute(1, 2, 0).numpy())
+        for folder in (Path("photos"), Path("elsewhere", "new_site", str(label))):
+            folder.mkdir(parents=True, exist_ok=True)
+            picture.save(folder / f"{number}.png")
+    commands = [line for block in blocks("use-the-model.md", "bash") for line in block.splitlines()]
+    for command in commands:
+        words = shlex.split(command)[1:]
+        assert main([*words, *(tiny if words[0] == "run" else [])]) == 0, command
+    assert len(commands) == 4
+    assert len(Path("said.csv").read_text().splitlines()) == 41
+    assert Path("outputs/second/summary.json").exists()
+    spaces = []
+    for source in [*blocks("use-the-model.md", "python"), blocks("python-api.md", "python")[3]]:
+        spaces.append({"folder": "models/first"})
+        exec(compile(source, "use-the-model.md", "exec"), spaces[-1])
+    model, service = spaces[0]["model"], TestClient(spaces[1]["app"])
+    with torch.no_grad():
+        expected = model(glyphs.images[:1].float() / 255)["probabilities"][0]
+    answer = service.post("/predict", content=Path("photos", "0.png").read_bytes())
+    assert list(answer.json()) == list(model.classes)
+    assert list(answer.json().values()) == pytest.approx(expected.tolist(), abs=1e-5)
+    assert service.post("/predict", content=b"words").status_code == 400
 
 
 def test_added_method_runs_and_is_fedavg_at_zero(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

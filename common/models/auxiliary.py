@@ -183,6 +183,24 @@ class ProbabilisticModel(Model):
         return torch.stack(draws).logsumexp(dim=0) - math.log(samples)
 
 
+class FixedDraws(nn.Module):
+    """A probabilistic network that averages the class probabilities over the same draws ``[S, Z]`` for every image."""
+
+    draws: Tensor
+
+    def __init__(self, model: ProbabilisticModel, draws: Tensor) -> None:
+        super().__init__()
+        self.model = model
+        self.register_buffer("draws", draws, persistent=False)
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """The mean ``[B, Z]`` and log-probabilities ``[B, K]`` of prepared images."""
+        mean, deviation = self.model.distribution(images)
+        features = mean + deviation * self.draws[:, None]
+        logits = self.model.classify(features).log_softmax(2).logsumexp(0)
+        return mean, logits - math.log(len(features))
+
+
 def sample(mean: Tensor, deviation: Tensor, generator: torch.Generator) -> Tensor:
     """``[B, Z]``: one draw ``mean + deviation * noise``, differentiable in both; noise is drawn on the CPU."""
     noise = torch.randn(mean.shape, generator=generator).to(mean.device, mean.dtype)

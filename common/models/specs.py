@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import field
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -11,30 +13,38 @@ from torch import nn
 from common.config import checked
 from common.models.base import Model, ModelError, MultilayerHead, Norm, initialised
 from common.models.digits import DigitBackbone, DigitPooledBackbone, FedBNDigitBackbone
-from common.models.pretrained import load_pretrained
+from common.models.pretrained import load_pretrained, start_from
 from common.models.residual import ResidualBackbone
 from common.models.small import SmallBackbone
 
 
 @checked
 class ModelSpec(ABC):
-    """A network that can be built for any number of classes, image size and seed."""
+    """A network that can be built for any number of classes, image size and seed.
+
+    Args:
+        pretrained: the folder of an exported model of the same network that it starts from, but for the classifier
+            where the classes differ. ``None``: weights of the seed.
+    """
 
     minimum_image_size: ClassVar[int]
     """Side in pixels below which a layer would have nothing left to halve."""
     channels_last: ClassVar[bool] = False
     """Whether training was measured faster with channels last in memory (docs/performance.md)."""
 
-    def build(self, class_count: int, image_size: int, seed: int) -> Model:
-        """The network on the CPU in float32, in training mode; its weights depend on ``seed`` and nothing else.
+    pretrained: Path | None = field(default=None, kw_only=True)
+
+    def build(self, class_count: int, image_size: int, seed: int, classes: Sequence[str] = ()) -> Model:
+        """The network on the CPU in float32, in training mode; its weights depend on ``seed`` and what it starts from.
 
         Args:
             class_count: K, >= 1.
             image_size: side of the square input images in pixels.
             seed: the run's seed.
+            classes: their names, where they are known.
 
         Raises:
-            ModelError: no class, or images too small for this network.
+            ModelError: no class, images too small for this network, or weights to start from that do not fit.
         """
         if class_count < 1:
             raise ModelError(f"a network needs at least one class; got {class_count}")
@@ -44,7 +54,10 @@ class ModelSpec(ABC):
                 f"{self.minimum_image_size} or more; set a larger image size for the data, or choose another model"
             )
         with initialised(seed, "initialisation"):
-            return self._construct(class_count, image_size)
+            model = self._construct(class_count, image_size)
+        if self.pretrained is not None:
+            start_from(model, self.pretrained, classes)
+        return model
 
     @abstractmethod
     def _construct(self, class_count: int, image_size: int) -> Model:

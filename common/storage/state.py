@@ -11,6 +11,9 @@ from torch import Tensor
 
 from common.prototypes import PrototypeSet
 
+MODEL_PREFIX = "model/"
+"""Of the names in a client's own state that are the unshared part of its model."""
+
 
 @dataclass(frozen=True, eq=False)
 class GlobalState:

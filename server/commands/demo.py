@@ -6,14 +6,19 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from PIL import Image
 from rich.console import Console
 
 from common.config import quoted_override
 from common.settings import load_settings
 from server.commands.deployment import LocalDeployment, one_node_per_client
+from server.commands.export import export
+from server.commands.predict import predict
 from server.flower.submit import run_on_ray
+from server.results.overrides import own_model_of
 from server.results.report.page import write_report
-from server.results.table import print_table
+from server.results.run import Run, find_runs
+from server.results.table import group_rows, print_table, winner
 from server.run.conduct import prepare_output
 from server.trackers.progress import watching
 
@@ -60,7 +65,23 @@ def demo(output: str = "outputs/demo", overrides: Sequence[str] = ()) -> None:
     print_table(folders)
     console.print(f"written to {Path(output).absolute()}: history.csv, summary.json, checkpoint/ of each run")
     console.print(f"to look at: {write_report(folders, Path(output) / 'report.html', images=True)}", soft_wrap=True)
+    if best := winner(group_rows(find_runs(folders))):
+        show_predictions(best, Path(output))
     console.print("next: goldfinch run method=fpl data=glyphs; goldfinch list; goldfinch doctor")
+
+
+def show_predictions(run: Run, output: Path) -> None:
+    """Export the run's model and let it say what is on three test images, which are written beside it."""
+    export(run.folder, output / "model", client=own_model_of(run))
+    places = []
+    for domain in run.domains[:3]:
+        sample = run.sample(domain, 1)
+        picture = Image.fromarray(sample.images[0].permute(1, 2, 0).numpy())
+        places.append(output / "images" / f"{domain}-{run.class_names[int(sample.labels[0])]}.png")
+        places[-1].parent.mkdir(exist_ok=True)
+        picture.resize((4 * picture.width, 4 * picture.height), Image.Resampling.NEAREST).save(places[-1])
+    print("\nwhat it says of three test images, named by domain and class:")
+    predict(output / "model", places)
 
 
 def deployment_demo(output: str = "outputs/deployment-demo", overrides: Sequence[str] = ()) -> None:

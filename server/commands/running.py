@@ -9,6 +9,7 @@ from pathlib import Path
 
 from common.config import compose_config
 from common.errors import ConfigError, nearest
+from common.models.pretrained import same_classes
 from common.settings import RunSettings, settings_of
 from server.engines.inline import InlineEngine
 from server.flower.submit import run_on_ray, run_on_superlink
@@ -41,6 +42,10 @@ def run(
     if engine not in ENGINES:
         raise ConfigError(f"engine.name={engine!r}; {nearest(str(engine), ENGINES)}")
     inline = InlineEngine(settings) if engine == "inline" else None  # which refuses a device that is not there
+    if settings.model.pretrained and not quiet:
+        kept = same_classes(settings.model.pretrained, settings.data.class_names)
+        head = "with its classifier" if kept else "whose classes differ: these get a new classifier"
+        print(f"starts from {settings.model.pretrained}, {head}")
     prepare_output(settings)
     with watching(settings, quiet=quiet) as show:
         if inline:

@@ -138,6 +138,8 @@ def submit(
     places = [quoted_override("output", settings.output_folder)]
     if settings.data.root:  # a relative path means something else where the server and its clients run
         places.append(quoted_override("data.root", settings.data.root))
+    if settings.model.pretrained:
+        places.append(quoted_override("model.pretrained", settings.model.pretrained.expanduser().absolute()))
     text = shlex.join([*overrides, *places])
     target = [connection] if connection else []
     # a file, because Flower's parser of command-line values stumbles over quotes inside quotes

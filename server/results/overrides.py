@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from common.config import compose_config, quoted_override
@@ -44,6 +45,17 @@ def repeat_command(config: Mapping[str, Any]) -> str:
         if key in base and base[key] != value and not key.startswith(PLACES) and not key.endswith("_target_")
     ]
     return " ".join(["goldfinch run", *(shlex.quote(item) for item in [*sorted(groups), *values])])
+
+
+def export_command(run: Run) -> str:
+    """``goldfinch export ...`` for the run's model, or for its first client's own."""
+    words = ["goldfinch", "export", str(run.folder), "--to", str(Path("models", str(run.summary["method"])))]
+    return shlex.join([*words, *(["--client", client] if (client := own_model_of(run)) else [])])
+
+
+def own_model_of(run: Run) -> str | None:
+    """The first client that keeps a model of its own in the run's folder."""
+    return next(iter(run.registrations), None) if run.personal and (run.folder / "clients").is_dir() else None
 
 
 def overrides_of(run: Run) -> list[str]:

@@ -11,17 +11,17 @@ from typing import Any
 
 import torch
 from omegaconf import OmegaConf
-from torch import Tensor
+from torch import Tensor, nn
 
 from common.config import build
 from common.data.domain import Split
 from common.data.protocols import ClientSpec, test_subset
 from common.errors import CheckpointError, ConfigError, GoldfinchError
+from common.exports.model import kept_part, without_training_parts
 from common.metrics import RoundScore, summarise
 from common.models.base import Model
 from common.seeding import generator
 from common.settings import RunSettings, read_config, result_settings, settings_of
-from common.storage.series import Series
 from common.wire.messages import printable
 from server.run.checkpoint import Checkpoint, Checkpoints
 from server.run.history import read_events, read_rows, round_scores
@@ -31,7 +31,8 @@ from strategies.core.federation import Federation
 from strategies.core.method import Method
 
 EVALUATION_BATCH = 256
-_KEPT_MODEL = "model/"  # how a device names the unshared part of its model in its own state
+BEST = "best"
+"""The folder, beside ``checkpoint/``, of the checkpoint of the best round by validation."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +43,11 @@ class Run:
 
     Args:
         folder: where it was written.
+        chosen: the round whose models and prototypes are given: ``last``, ``best`` by validation, or a round's number.
     """
 
     folder: Path
+    chosen: str = "last"
 
     @classmethod
     def open(cls, folder: Path | str) -> Run:
@@ -213,15 +216,31 @@ class Run:
 
     @cached_property
     def checkpoint(self) -> Checkpoint:
-        """The newest checkpoint.
+        """The checkpoint of the chosen round.
 
         Raises:
             CheckpointError: there is none.
+            ConfigError: ``best`` was chosen, and the run keeps no such round; or the choice is none.
         """
-        found = Checkpoints(self.folder / "checkpoint").load()
+        kept = Checkpoints(self.folder / "checkpoint")
+        if self.chosen.isdigit():
+            return kept.at(int(self.chosen))
+        if self.chosen not in ("best", "last"):
+            raise ConfigError(f"--round {self.chosen}: best, last or a round's number")
+        if self.chosen == "best" and not self.has_best:
+            raise ConfigError(
+                f"{self.folder} keeps no best round: run again with protocol.validation set to a share of the training "
+                "images, by which it is chosen, or take --round last"
+            )
+        found = (Checkpoints(self.folder / BEST) if self.chosen == "best" else kept).load()
         if found is None:
             raise CheckpointError(f"{self.folder} has no checkpoint: the model is gone; run it again")
         return found
+
+    @property
+    def has_best(self) -> bool:
+        """Whether the run kept the best round by validation."""
+        return bool(Checkpoints(self.folder / BEST).series.numbers())
 
     @cached_property
     def federation(self) -> Federation:
@@ -240,6 +259,12 @@ class Run:
         domains: tuple[str, ...] = tuple(self.settings.protocol.test_domains(self.settings.data))
         return domains
 
+    def shared_model(self) -> tuple[Model, dict[str, Tensor]]:
+        """The net that classifies, with initial weights, and those of the chosen state that are shared, as scored."""
+        model = without_training_parts(self.federation.server.new_model())
+        scored = self.method.scored_weights(self.checkpoint.state)
+        return model, {name: scored[name] for name in model.state_dict() if name in scored}
+
     def model(self, client: str | None = None) -> Model:
         """The global model as it is scored, or, where methods leave parts of it on devices, a client's; for evaluation.
 
@@ -249,13 +274,16 @@ class Run:
         Raises:
             CheckpointError: the client's part is not in the run's folder, as after a run on real devices.
         """
-        model = self.federation.server.new_model()
-        assert isinstance(model, Model)
-        state = {**model.state_dict(), **self.method.scored_weights(self.checkpoint.state)}
-        if self.method.shared_names(model) != set(model.state_dict()):
-            state |= self.kept(client or self.clients[0].id)
+        model, state = self.shared_model()
+        if len(state) < len(model.state_dict()):
+            kept = self.kept(client or self.clients[0].id)
+            state |= {name: kept[name] for name in model.state_dict() if name in kept}
         model.load_state_dict(state)
         return model.eval().requires_grad_(False)
+
+    def inference(self, client: str | None = None) -> nn.Module:
+        """What classifies by :meth:`model`: from prepared images to features and scores."""
+        return self.method.inference(self.model(client), self.checkpoint.state.prototypes, self.seed).eval()
 
     def kept(self, client: str) -> dict[str, Tensor]:
         """The part of its model that a client kept.
@@ -263,11 +291,8 @@ class Run:
         Raises:
             CheckpointError: it is not in the run's folder.
         """
-        folder = self.folder / "clients" / self.checkpoint.run / client
-        tensors = Series(folder, "state").newest(lambda entry: entry.tensors)
-        if tensors is None:
-            raise CheckpointError(f"{client}'s own state is not in {folder}: it stays on the device where it was made")
-        return {name[len(_KEPT_MODEL) :]: tensors[name] for name in tensors if name.startswith(_KEPT_MODEL)}
+        after = (self.checkpoint.state.round + 1) * len(self.method.exchanges)
+        return kept_part(self.folder / "clients" / self.checkpoint.run / client, after)
 
     def model_for(self, domain: str) -> Model:
         """The model that was scored on ``domain``: the global one, or its first client's."""

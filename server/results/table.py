@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from server.results.overrides import export_command
 from server.results.run import Run, find_runs, labels
 
 RULES = {"final": "last round", "last_n": "mean of the last rounds", "best_round": "best round by test score"}
@@ -28,10 +29,12 @@ class Row:
     Args:
         label: the method's name, with the settings that tell rows of one method apart.
         summaries: the runs' ``summary.json``.
+        runs: the runs.
     """
 
     label: str
     summaries: list[dict[str, Any]] = field(default_factory=list)
+    runs: list[Run] = field(default_factory=list)
 
     @property
     def rounds(self) -> str:
@@ -73,6 +76,7 @@ def group_rows(runs: Sequence[Run]) -> list[Row]:
         )
         if not twin:  # the same run again, on another engine say, is not a further sample
             row.summaries.append(dict(summary))
+            row.runs.append(run)
     for row, label in zip(rows.values(), labels(list(first.values()), MOST_SETTINGS), strict=True):
         row.label = label
     ordered = list(rows.values())
@@ -172,8 +176,21 @@ def print_table(folders: Sequence[str], rule: str = "final") -> None:
     Raises:
         ConfigError: there is nothing to show.
     """
-    console = Console()
     for members in boards(find_runs(folders)):
-        table = render(group_rows(members), rule)
-        needed = Console(width=1000).measure(table).maximum
-        Console(width=max(console.width, needed)).print(table)  # a table cut short is worse than one that wraps
+        rows = group_rows(members)
+        print_whole(render(rows, rule))
+        if best := winner(rows, rule):
+            print(f"the best model leaves with: {export_command(best)}\n")
+
+
+def winner(rows: Sequence[Row], rule: str = "final") -> Run | None:
+    """The run of the lowest seed in the row of the best average among rivals; ``None`` if none was scored."""
+    scored = [(mean, row) for row in _rivals(rows) if (mean := row.mean("average", rule)) is not None]
+    best = max(scored, key=lambda pair: pair[0])[1] if scored else None
+    return min(best.runs, key=lambda run: int(run.summary["seed"])) if best else None
+
+
+def print_whole(table: Table) -> None:
+    """Print a table at its full width: one cut short is worse than one that wraps."""
+    needed = Console(width=1000).measure(table).maximum
+    Console(width=max(Console().width, needed)).print(table)

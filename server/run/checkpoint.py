@@ -68,6 +68,23 @@ class Checkpoints:
                 f"no checkpoint in {self.series.folder} is good ({error}); start anew with overwrite=true"
             ) from error
 
+    def at(self, number: int) -> Checkpoint:
+        """The checkpoint of round ``number``.
+
+        Raises:
+            CheckpointError: it is not kept any more, or is damaged.
+        """
+        kept = self.series.numbers()
+        if number not in kept:
+            there = ", ".join(map(str, kept)) or "none"
+            raise CheckpointError(
+                f"round {number} is not in {self.series.folder}, which has {there}; rounds.checkpoints=N keeps N rounds"
+            )
+        try:
+            return _understand(self.series.read(number))
+        except (ValueError, TypeError) as error:
+            raise CheckpointError(f"{self.series.path(number)} is damaged: {error}") from error
+
     def clear(self) -> None:
         """Remove all checkpoints."""
         self.series.keep(())

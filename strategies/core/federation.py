@@ -145,7 +145,7 @@ class Federation:
     def _model(self) -> nn.Module:
         """The run's model with its initial weights, a pure function of the settings and the seed."""
         data, seed = self.settings.data, self.settings.seed
-        built = self.settings.model.build(data.class_count, data.image_size, seed)
+        built = self.settings.model.build(data.class_count, data.image_size, seed, data.class_names)
         return self.method.extend(built, len(self.registry.expected), seed)
 
     def initial_state(self) -> GlobalState:

@@ -122,6 +122,13 @@ class Method:
         """
         return state.weights
 
+    def inference(self, model: nn.Module, prototypes: PrototypeSet, seed: int) -> nn.Module:  # noqa: ARG002
+        """What classifies once training is over: from prepared images to features ``[B, D]`` and scores ``[B, K]``.
+
+        It says what :meth:`compute` and :meth:`predict` say in evaluation, but needs no device, and can be exported.
+        """
+        return model
+
     # ---- the model -------------------------------------------------------------------------------------------------
 
     def extend(self, model: nn.Module, client_count: int, seed: int) -> nn.Module:  # noqa: ARG002

@@ -228,6 +228,7 @@ def test_the_demonstration_trains_what_it_is_told(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(demo_module, "run_on_ray", note)
     monkeypatch.setattr(demo_module, "print_table", lambda folders: None)
+    monkeypatch.setattr(demo_module, "find_runs", lambda folders: [])
     monkeypatch.setattr(demo_module, "write_report", lambda folders, path, images: path)
     assert main(["demo", "method=fedprox,moon", f"output={tmp_path}"]) == 0
     assert trained == ["fedprox", "moon"]

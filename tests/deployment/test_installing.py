@@ -70,7 +70,7 @@ def test_every_pin_is_exact_and_says_nothing_of_where_it_comes_from() -> None:
 @pytest.mark.parametrize("platform", PLATFORMS)
 def test_everything_declared_is_pinned_on_every_platform(platform: str) -> None:
     wanted = names(PROJECT["dependencies"])
-    for extra in ("device", "server", "simulation", "tensorboard", "prometheus", "privacy", "dev"):
+    for extra in ("device", "server", "simulation", "tensorboard", "prometheus", "privacy", "export", "dev"):
         wanted |= names(EXTRAS[extra])
     pinned = {canonicalize_name(pin.name) for pin in pinned_on(platform)}
     assert wanted <= pinned
@@ -113,7 +113,7 @@ def test_the_pins_resolve_to_wheels_on_every_platform(platform: str, tmp_path: P
 # ---- declared = imported ---------------------------------------------------------------------------------------------
 
 BROUGHT_BY = metadata.packages_distributions()
-CALLED_OTHERWISE = {"mlflow": "mlflow-skinny", "wandb": "wandb"}
+CALLED_OTHERWISE = {"mlflow": "mlflow-skinny", "wandb": "wandb", "executorch": "executorch"}
 """Distributions of extras that are often not installed, by the module they bring."""
 
 BROUGHT_ALONG = {"triton": "PyTorch brings it where it has kernels; common.kernels asks whether it is there"}
@@ -180,7 +180,10 @@ overrides = {overrides!r}
 place = {{"domain": "a", "data-dir": {data!r}, "state-dir": {data!r} + "/../state"}}
 reply = Node(1, " ".join(overrides), place).register()
 assert reply.ok, reply.text
-print(main(["run", "--quiet", *overrides]), main(["run", "--quiet", "data=glyphs", *overrides[4:]]))
+codes = [main(["run", "--quiet", *overrides])]
+out = overrides[-2].partition("=")[2]
+codes += [main(["export", out, "--to", out + "-model"]), main(["predict", out + "-model", {data!r}])]
+print(*codes, main(["run", "--quiet", "data=glyphs", *overrides[4:]]))
 """
 
 
@@ -236,5 +239,5 @@ def test_the_device_extra_trains_and_lacks_what_only_servers_need(tmp_path: Path
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "0 1"
+    assert done.stdout.splitlines()[-1] == "0 0 0 1", done.stderr
     assert "pip install 'goldfinch-fl[datasets]'" in done.stderr

@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,8 @@ from torchvision.models import resnet18, resnet50
 
 from common.errors import ConfigError
 from common.models.base import ModelError
-from common.models.specs import TorchvisionResNet
+from common.models.specs import ResNet10, Small, TorchvisionResNet
+from common.storage.files import write_tensors
 
 
 @pytest.fixture(scope="module")
@@ -78,3 +80,52 @@ def test_unknown_tensors_are_refused(tmp_path):
 def test_batch_norm_weights_do_not_start_a_group_norm_network(file):
     with pytest.raises(ModelError, match=r"model\.norm"):
         TorchvisionResNet(18, norm="group", pretrained_file=file).build(10, 64, 0)
+
+
+# ---- from a model that was exported ----------------------------------------------------------------------------------
+
+CLASSES = ("cat", "dog", "owl")
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("exported")
+    state = Small().build(3, 16, seed=5).state_dict()
+    write_tensors(folder / "model.safetensors", state, {"goldfinch": json.dumps({"classes": CLASSES})})
+    return folder
+
+
+def test_equal_classes_keep_their_classifier(exported):
+    started = Small(pretrained=exported).build(3, 16, 0, CLASSES).state_dict()
+    source = Small().build(3, 16, 5).state_dict()
+    assert all(torch.equal(started[name], source[name]) for name in source)
+
+
+@pytest.mark.parametrize("classes", [("dog", "cat", "owl"), ("cat", "dog"), ()], ids=["order", "number", "unknown"])
+def test_other_classes_get_a_new_classifier(classes, exported):
+    count = len(classes) or 3
+    started = Small(pretrained=exported).build(count, 16, 0, classes).state_dict()
+    source, fresh = Small().build(3, 16, 5).state_dict(), Small().build(count, 16, 0).state_dict()
+    for name in source:
+        assert torch.equal(started[name], fresh[name] if name.startswith("head.") else source[name])
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        (lambda folder: ResNet10(pretrained=folder), "another network"),
+        (lambda folder: Small("group", pretrained=folder), "another network: backbone"),
+        (lambda folder: Small(pretrained=folder / "absent"), "no exported model.*goldfinch export RUN --to"),
+        (lambda folder: Small(pretrained=folder.parent), "no exported model"),
+    ],
+    ids=["architecture", "norm", "absent", "another folder"],
+)
+def test_what_does_not_fit_is_said(spec, message, exported):
+    with pytest.raises(ModelError, match=message):
+        spec(exported).build(3, 16, 0, CLASSES)
+
+
+def test_a_checkpoint_is_no_exported_model(tmp_path):
+    write_tensors(tmp_path / "model.safetensors", {"x": torch.zeros(1)}, {"goldfinch": '{"round": 1}'})
+    with pytest.raises(ModelError, match="no exported model"):
+        Small(pretrained=tmp_path).build(3, 16, 0, CLASSES)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -32,4 +33,9 @@ def test_the_demonstration_ends_with_a_table_and_a_report(
     printed = capsys.readouterr().out
     assert "report.html" in printed
     assert "fedavg" in printed
-    assert sorted(path.name for path in (tmp_path / "shown").iterdir()) == ["fedavg", "fpl", "report.html"]
+    assert re.search(r"the best model leaves with: goldfinch export \S+/shown/(fedavg|fpl) --to models/\1", printed)
+    pictures = sorted((tmp_path / "shown" / "images").iterdir())
+    assert [path.stem.partition("-")[0] for path in pictures] == ["handwritten", "printed", "signs"]
+    assert all(re.search(rf"^{re.escape(str(path))}  \d  \d+\.\d%", printed, re.MULTILINE) for path in pictures)
+    names = sorted(path.name for path in (tmp_path / "shown").iterdir())
+    assert names == ["fedavg", "fpl", "images", "model", "report.html"]

@@ -74,7 +74,7 @@ def test_large_images_are_made_small_for_the_page() -> None:
 
 
 def test_methods_without_one_shared_net_say_so(tmp_path: Path) -> None:
-    settings = toy_settings("fedproto", tmp_path / "run", train={"rounds": 1})
+    settings = toy_settings("fedproto", tmp_path / "run", train={"rounds": 1}, hyper={"predict_with": "prototypes"})
     run(settings)
     with pytest.raises(UnseenError, match="all clients share"):
         trained_model(Run(tmp_path / "run"))

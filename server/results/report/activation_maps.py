@@ -19,8 +19,6 @@ from common.errors import GoldfinchError
 from common.models.base import Model
 from server.results.report.records import Board, run_name
 from server.results.run import Run
-from server.run.checkpoint import Checkpoints
-from strategies.core.method import Method
 
 MOST_SEARCHED = 400
 """Test images of a domain among which examples are looked for."""
@@ -92,27 +90,17 @@ def coarseness(cells: tuple[int, int]) -> str:
 
 
 def trained_model(run: Run) -> Model:
-    """The net as the newest checkpoint has it, in evaluation mode.
+    """The net that all clients share as it was scored, in evaluation mode.
 
     Raises:
-        UnseenError: the run keeps no whole net, or one without class activation maps.
+        UnseenError: the run has none, or one without class activation maps.
     """
-    method: Method = build(run.config["method"], "method")
-    kind = type(method)
-    if method.personal or kind.predict is not Method.predict or kind.compute is not Method.compute:
+    model = run.model()
+    if run.method.personal or run.method.inference(model, run.checkpoint.state.prototypes, run.seed) is not model:
         raise UnseenError("this method does not classify by one net that all clients share")
-    checkpoint = Checkpoints(run.folder / "checkpoint").load()
-    if checkpoint is None:
-        raise UnseenError("the run has no checkpoint")
-    data = build(run.config["data"], "data")
-    plain: nn.Module = build(run.config["model"], "model").build(data.class_count, data.image_size, run.seed)
-    model = method.extend(plain, len(run.registrations), run.seed)
-    if not isinstance(model, Model) or not model.supports_cam:
+    if not model.supports_cam:
         raise UnseenError("this net has no class activation maps; choose one that ends in pooling and a linear layer")
-    if set(model.state_dict()) != set(checkpoint.state.weights):
-        raise UnseenError("clients keep parts of the net to themselves")
-    model.load_state_dict(dict(method.scored_weights(checkpoint.state)))
-    return model.eval()
+    return model
 
 
 @torch.no_grad()
@@ -137,9 +125,7 @@ def find_examples(model: Model, images: Tensor, labels: Tensor, prepare: object)
     if not chosen:
         return []
     picked = torch.tensor(chosen)
-    maps = model.class_activation_maps(model.feature_maps(prepare(images[picked])), guesses[picked])
-    heat = nn.functional.interpolate(maps[:, None].float(), images.shape[-2:], mode="bilinear")[:, 0].clamp_min(0)
-    heat = heat / heat.amax((1, 2), keepdim=True).clamp_min(1e-12)
+    heat, cells = heat_maps(model, prepare(images[picked]), guesses[picked], (images.shape[2], images.shape[3]))
     return [
         Example(
             images[index].permute(1, 2, 0).numpy(),
@@ -147,10 +133,26 @@ def find_examples(model: Model, images: Tensor, labels: Tensor, prepare: object)
             int(labels[index]),
             int(guesses[index]),
             100 * float(sure[index]),
-            (maps.shape[1], maps.shape[2]),
+            cells,
         )
         for position, index in enumerate(chosen)
     ]
+
+
+def heat_maps(model: Model, prepared: Tensor, labels: Tensor, size: tuple[int, int]) -> tuple[Tensor, tuple[int, int]]:
+    """Class activation maps of ``prepared [N, 3, H, W]`` for ``labels [N]``, as large as asked for.
+
+    Returns:
+        ``[N, *size]`` in [0, 1], and the rows and columns that they had.
+    """
+    maps = model.class_activation_maps(model.feature_maps(prepared), labels)
+    heat = nn.functional.interpolate(maps[:, None].float(), size, mode="bilinear")[:, 0].clamp_min(0)
+    return heat / heat.amax((1, 2), keepdim=True).clamp_min(1e-12), (maps.shape[1], maps.shape[2])
+
+
+def overlay(image: Image.Image, heat: NDArray[np.float64]) -> Image.Image:
+    """``image`` under ``heat [H, W]`` in [0, 1], which is as large."""
+    return Image.alpha_composite(image.convert("RGBA"), Image.fromarray(_coloured(heat))).convert("RGB")
 
 
 def _varied(candidates: Sequence[int], labels: Tensor) -> list[int]:

@@ -14,7 +14,7 @@ from markupsafe import Markup
 from common.errors import ConfigError
 from common.storage.files import write_text
 from common.versions import package_versions
-from server.results.overrides import repeat_command
+from server.results.overrides import export_command, repeat_command
 from server.results.report import plots, results
 from server.results.report.activation_maps import activation_maps
 from server.results.report.records import Board, arrange
@@ -72,7 +72,14 @@ def render(boards: Sequence[Board], *, tsne: bool = False, images: bool = False)
         "version": package_versions().get("goldfinch", ""),
     }
     page = templates(HERE)
-    page.globals.update(draw=draw, drawn=drawn, plots=plots, results=results, repeat_command=repeat_command)
+    page.globals.update(
+        draw=draw,
+        drawn=drawn,
+        plots=plots,
+        results=results,
+        repeat_command=repeat_command,
+        export_command=export_command,
+    )
     return page.get_template("page.html").render(content)
 
 

@@ -65,6 +65,12 @@ def comparable(groups: Sequence[Group]) -> list[Group]:
     return [group for group in groups if not group.personal] or list(groups)
 
 
+def best_run(board: Board) -> Run | None:
+    """The finished run of the lowest seed in the group with the best average."""
+    runs = [run for group in comparable(ranked(board.groups))[:1] for run in group.runs if run.summary]
+    return min(runs, key=lambda run: run.seed, default=None)
+
+
 def worst_domain(group: Group, domains: Sequence[str]) -> str:
     """The domain of the lowest mean accuracy."""
     scored = [(mean(group, f"domain:{name}"), name) for name in domains]

@@ -1,0 +1,154 @@
+"""A trained net as people use it: images in 0..1 go in, probabilities of named classes come out."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from common.config import build
+from common.errors import CheckpointError, ConfigError
+from common.exports.description import Description, read_description
+from common.models.base import Model
+from common.models.pretrained import WEIGHTS
+from common.prototypes import PrototypeSet, normalise_rows
+from common.storage.files import read_tensors
+from common.storage.series import Series
+from common.storage.state import MODEL_PREFIX, under_prefix
+
+PROTOTYPES = "prototypes."
+NO_PROTOTYPE = 2.0
+"""The distance to a class without a prototype: the largest there is."""
+
+
+class TrainedModel(nn.Module):
+    """A trained net in evaluation mode that normalises its input itself.
+
+    Args:
+        description: what it is.
+        weights: the state of ``net``.
+        prototypes: the global prototypes, or none.
+
+    Attributes:
+        classes: names of the classes, in the order of the outputs.
+        image_size: side of the images, pixels.
+        net: the network itself, from prepared images to ``(features, logits)``.
+
+    Raises:
+        CheckpointError: the weights are not those of the network.
+    """
+
+    rows: Tensor
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, description: Description, weights: Mapping[str, Tensor], prototypes: PrototypeSet) -> None:
+        super().__init__()
+        self.description, self.classes, self.image_size = description, description.classes, description.image_size
+        parts, self.prototypes = description.architecture, prototypes
+        plain = build(parts["model"], "model").build(len(self.classes), self.image_size, parts["seed"])
+        method = build(parts["method"], "method")
+        self.net = without_training_parts(method.extend(plain, parts["clients"], parts["seed"]))
+        try:
+            self.net.load_state_dict(weights)
+        except RuntimeError as error:
+            raise CheckpointError(f"the weights are not those of the network in model.json: {error}") from error
+        self.inference: nn.Module = method.inference(self.net, prototypes, parts["seed"])
+        self.register_buffer("rows", prototypes.normalised)
+        self.register_buffer("mean", torch.tensor(description.mean).view(1, -1, 1, 1))
+        self.register_buffer("std", torch.tensor(description.std).view(1, -1, 1, 1))
+        self.eval().requires_grad_(False)
+
+    def prepare(self, images: Tensor) -> Tensor:
+        """``images [N, 3, S, S]`` float in 0..1, normalised as in training."""
+        return (images - self.mean) / self.std
+
+    def forward(self, images: Tensor) -> dict[str, Tensor]:
+        """What the net says of images.
+
+        Args:
+            images: ``[N, 3, S, S]`` float32 in 0..1, RGB; S is ``image_size``.
+
+        Returns:
+            ``probabilities [N, K]``; ``features [N, D]``; if there are prototypes, ``distances [N, K]``: the cosine
+            distance, in 0..2, to the nearest prototype of each class; 2 for a class without one.
+        """
+        features, scores = self.inference(self.prepare(images))
+        outputs = {"probabilities": scores.softmax(1), "features": features}
+        if len(self.prototypes):
+            near = normalise_rows(features) @ self.rows.T
+            edges = self.prototypes.offsets(len(self.classes)).tolist()
+            columns = [
+                1 - near[:, first:last].amax(1) if last > first else torch.full_like(near[:, 0], NO_PROTOTYPE)
+                for first, last in pairwise(edges)
+            ]
+            outputs["distances"] = torch.stack(columns, 1)
+        return outputs
+
+
+def without_training_parts(model: nn.Module) -> Model:
+    """The model without the nets that only training needs, such as a discriminator."""
+    assert isinstance(model, Model)
+    for name in [name for name, _ in model.named_children() if name not in ("backbone", "head")]:
+        delattr(model, name)
+    return model
+
+
+def load_model(folder: Path | str) -> TrainedModel:
+    """The model in a folder that ``goldfinch export`` wrote, on the CPU, in evaluation mode.
+
+    Raises:
+        ConfigError: the folder holds no exported model, or a part of one.
+        CheckpointError: a file is missing or changed.
+    """
+    description, weights, prototypes = read_export(Path(folder))
+    if not description.complete:
+        raise ConfigError(
+            f"{folder} holds what clients of {description.method} share; each keeps the rest: on its device, "
+            f"goldfinch export STATE --shared {folder} --to DIR"
+        )
+    return TrainedModel(description, weights, prototypes)
+
+
+def read_export(folder: Path) -> tuple[Description, dict[str, Tensor], PrototypeSet]:
+    """The description, the net's state and the prototypes in an exported model's folder.
+
+    Raises:
+        ConfigError: the folder holds no exported model.
+        CheckpointError: a file is missing or changed.
+    """
+    description, path = read_description(folder), folder / WEIGHTS
+    try:
+        if hashlib.sha256(path.read_bytes()).hexdigest() != description.files["safetensors"]["sha256"]:
+            raise ValueError("its SHA-256 is not the one in model.json")
+        tensors = read_tensors(path)[0]
+        rows = under_prefix(PROTOTYPES, tensors)
+        weights = {name: tensor for name, tensor in tensors.items() if not name.startswith(PROTOTYPES)}
+        return description, weights, PrototypeSet(**rows) if rows else PrototypeSet.empty()
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be used ({error}); export the run again") from error
+
+
+def kept_part(folder: Path, before: float = float("inf")) -> dict[str, Tensor]:
+    """The part of its model that a client kept, in its own state from before an exchange.
+
+    Args:
+        folder: the client's own folder.
+        before: position of the exchange in the run.
+
+    Raises:
+        CheckpointError: there is none in the folder, or all are damaged.
+    """
+    try:
+        tensors = Series(folder, "state").newest(lambda entry: entry.tensors, before=before)
+    except ValueError as error:
+        raise CheckpointError(f"the client's own state in {folder} is damaged: {error}") from error
+    if tensors is None:
+        raise CheckpointError(
+            f"{folder.name}'s own state of that round is not in {folder}: it stays on the device where it was made"
+        )
+    return under_prefix(MODEL_PREFIX, tensors)

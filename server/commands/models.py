@@ -1,0 +1,79 @@
+"""``goldfinch export``, ``predict`` and ``evaluate``: their options and help. What they do is imported when called."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from common.errors import ConfigError, nearest
+from server.commands.program import Settings, option, words
+
+Model = Annotated[Path, words("MODEL")]
+
+
+def export(
+    source: Annotated[Path, words("RUN")],
+    data: Settings,
+    to: Annotated[Path, option("--to", text="The new folder; needed.", metavar="DIR")],
+    formats: Annotated[
+        str, option("--format", text="Besides safetensors: torch, onnx, executorch; commas between.", metavar="NAMES")
+    ] = "",
+    chosen: Annotated[
+        str | None, option("--round", text="best (by validation, default where it was kept), last, or a round.")
+    ] = None,
+    client: Annotated[str | None, option("--client", text="Whose own model, where clients keep one.")] = None,
+    shared: Annotated[
+        Path | None, option("--shared", text="On a device: what the server exported of the run.", metavar="DIR")
+    ] = None,
+    licence: Annotated[str, option("--licence", text="Under which the model may be used.")] = "not stated",
+) -> None:
+    """Write a trained model into a folder of its own.
+
+    goldfinch export outputs/first --to models/first --format torch,onnx
+    RUN        the run's folder; with --shared, the device's state folder
+    KEY=VALUE  data to compare the files on, as of evaluate; the run's test splits by default
+    """
+    from server.commands.export import export as write
+
+    names = [name for name in formats.split(",") if name]
+    write(source, to, names, chosen=chosen, client=client, shared=shared, licence=licence, data=data)
+
+
+def predict(
+    model: Model,
+    images: Annotated[list[Path], words("IMAGE...")],
+    output: Annotated[Path | None, option("--output", text="A .csv or .json file for all of it.")] = None,
+    cam: Annotated[Path | None, option("--cam", text="A folder for pictures of where the model looked.")] = None,
+) -> None:
+    """Say what is on images, by an exported model.
+
+    MODEL  the folder that goldfinch export wrote
+    IMAGE  images, or folders of images
+    What cannot be read is named and skipped, and makes the exit code 1.
+    """
+    from server.commands.predict import predict as classify
+
+    raise typer.Exit(classify(model, images, output, cam))
+
+
+def evaluate(
+    model: Model,
+    data: Settings,
+    part: Annotated[str, option("--split", text="test (default), train or all.")] = "test",
+    output: Annotated[Path | None, option("--output", text="A .json file for all of it.")] = None,
+) -> None:
+    """Score an exported model, also on domains of others.
+
+    goldfinch evaluate MODEL data=folder data.root=DIR data.domains=[new_site]
+    MODEL      the folder that goldfinch export wrote
+    KEY=VALUE  the data, as of goldfinch run
+    """
+    from server.commands.evaluate import PARTS
+    from server.commands.evaluate import evaluate as score
+
+    if part not in PARTS:
+        raise ConfigError(f"--split {part}: {nearest(part, PARTS)}")
+    known: Any = part
+    score(model, data, known, output)

@@ -1,0 +1,127 @@
+"""``goldfinch predict``: the class of images, by an exported model."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image, ImageOps
+from rich.console import Console
+from rich.progress import track
+
+from common.data.image_files import FORMATS, SUFFIXES, decode_image
+from common.errors import ConfigError, DataError
+from common.exports.model import TrainedModel, load_model
+from common.storage.files import write_bytes, write_text
+from server.results.report.activation_maps import heat_maps, overlay
+
+MOST_SHOWN = 40
+"""Lines on the screen; a file holds all."""
+
+CAM_SIDE = 256
+"""The longer side of a picture with its class activation map, pixels."""
+
+
+def predict(folder: Path, places: Sequence[Path], output: Path | None = None, cam: Path | None = None) -> int:
+    """Print the class of each image, and write all to a file if asked for.
+
+    Args:
+        folder: of an exported model.
+        places: images, and folders that are searched for images with all that is below them.
+        output: a ``.csv`` or ``.json`` file.
+        cam: a folder for the images under their class activation maps.
+
+    Returns:
+        1 if an image could not be read, else 0.
+
+    Raises:
+        ConfigError: no images, another kind of output, or a net without class activation maps.
+        CheckpointError: the model is damaged.
+    """
+    if output is not None and output.suffix not in (".csv", ".json"):
+        raise ConfigError(f"--output {output}: name a .csv or a .json file")
+    model, files = load_model(folder), _files(places)
+    if cam is not None and not (model.net.supports_cam and model.inference is model.net):
+        raise ConfigError(
+            f"--cam: {folder} has no class activation maps; its net must end in pooling and a linear layer"
+        )
+    rows: list[dict[str, Any]] = []
+    console = Console(stderr=True)
+    for path in track(files, "images", console=console, transient=True, disable=not console.is_terminal):
+        try:
+            rows.append(_row(model, path, cam and cam / f"{len(rows):05d}-{path.stem}.png"))
+        except DataError as error:
+            console.print(f"skipped: {error}", markup=False, highlight=False, soft_wrap=True)
+    for row in rows[:MOST_SHOWN]:
+        print(_line(row))
+    if len(rows) > MOST_SHOWN:
+        print(f"... and {len(rows) - MOST_SHOWN} more{'' if output else ': --output FILE.csv holds all'}")
+    if output is not None:
+        write_text(output, json.dumps(rows, indent=2) + "\n" if output.suffix == ".json" else _csv(rows))
+        print(f"wrote {output}: {len(rows)} images")
+    return int(len(rows) < len(files))
+
+
+def _files(places: Sequence[Path]) -> list[Path]:
+    found: list[Path] = []
+    for place in places:
+        inside = (
+            sorted(path for path in place.rglob("*") if path.suffix.lower() in SUFFIXES) if place.is_dir() else [place]
+        )
+        if not inside or not place.exists():
+            raise ConfigError(f"{place} {'holds no images' if place.exists() else 'is not there'}")
+        found += inside
+    return list(dict.fromkeys(found))
+
+
+@torch.no_grad()
+def _row(model: TrainedModel, path: Path, picture: Path | None) -> dict[str, Any]:
+    """What is said of one image; its class activation map goes to ``picture``.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    pixels = torch.from_numpy(decode_image(path, model.image_size, str(path)).copy()).permute(2, 0, 1)
+    images = pixels[None].float() / 255
+    outputs = model(images)
+    probabilities = outputs["probabilities"][0]
+    chosen = int(probabilities.argmax())
+    row = {"image": str(path), "class": model.classes[chosen], "probability": round(float(probabilities[chosen]), 6)}
+    if "distances" in outputs:
+        distance, nearest = outputs["distances"][0].min(0)
+        row |= {"nearest_prototype": model.classes[int(nearest)], "distance": round(float(distance), 6)}
+        threshold = (model.description.prototypes or {}).get("threshold")
+        row |= {} if threshold is None else {"none_of_these": float(distance) > threshold}
+    if picture is not None:
+        with Image.open(path, formats=FORMATS) as image:
+            shown = ImageOps.contain(image.convert("RGB"), (CAM_SIDE, CAM_SIDE))
+        heat, _ = heat_maps(model.net, model.prepare(images), torch.tensor([chosen]), (shown.height, shown.width))
+        stream = io.BytesIO()
+        overlay(shown, heat[0].double().numpy()).save(stream, "PNG")
+        write_bytes(picture, stream.getvalue())
+        row["cam"] = str(picture)
+    row["probabilities"] = dict(zip(model.classes, [round(value, 6) for value in probabilities.tolist()], strict=True))
+    return row
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    said = f"{row['image']}  {row['class']}  {row['probability']:.1%}"
+    if "distance" in row:
+        said += f"  (nearest prototype: {row['nearest_prototype']}, at {row['distance']:.3f})"
+    return said + ("  like none of the classes" if row.get("none_of_these") else "")
+
+
+def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    columns = [
+        name for name in (rows[0] if rows else {"image": "", "class": "", "probability": ""}) if name != "probabilities"
+    ]
+    stream = io.StringIO()
+    writer = csv.DictWriter(stream, columns, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return stream.getvalue()

@@ -1,0 +1,53 @@
+"""A run whose model left, made once."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from support.runs import run
+from support.toy import CLASSES, DOMAINS, Toy, toy_settings
+
+from common.data.domain import Split
+from server.commands.export import export
+from server.results.run import Run
+
+HERE = [name for name, module in (("torch", "torch"), ("onnx", "onnxscript")) if importlib.util.find_spec(module)]
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """FPL on the toy domains, far enough to have prototypes and to know the classes."""
+    folder = tmp_path_factory.mktemp("trained") / "fpl"
+    run(toy_settings("fpl", folder, train={"rounds": 4, "epochs": 2}))
+    return Run(folder)
+
+
+@pytest.fixture(scope="session")
+def exported(trained: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that its model left in, in every format whose packages are here."""
+    folder = tmp_path_factory.mktemp("exported") / "model"
+    export(trained.folder, folder, HERE, licence="CC-BY-4.0")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The toy domains as files: ``<domain>/{train,test}/<class>/<number>.png``."""
+    root = tmp_path_factory.mktemp("pictures")
+    toy = Toy()
+    for name in DOMAINS:
+        domain = toy.load(name)
+        for part, split in (("train", domain.train), ("test", domain.test)):
+            write(split, root / name / part, toy.class_names)
+    return root
+
+
+def write(split: Split, folder: Path, names: tuple[str, ...]) -> None:
+    assert len(names) == CLASSES
+    for number, (image, label) in enumerate(zip(split.images, split.labels.tolist(), strict=True)):
+        path = folder / names[label] / f"{number:03}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image.permute(1, 2, 0).numpy()).save(path)

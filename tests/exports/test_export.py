@@ -1,0 +1,338 @@
+"""What leaves: every file says what the run's own net says, and says what it is."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from exports.conftest import HERE
+from safetensors import safe_open
+from support.runs import run
+from support.toy import DOMAINS, Toy, toy_settings
+from torch import nn
+
+from common.errors import CheckpointError, ConfigError
+from common.exports import formats, load_model
+from common.exports.formats import FORMATS, READERS, ExportError
+from common.models.auxiliary import FixedDraws, ProbabilisticModel
+from common.models.base import Model
+from common.models.small import SmallBackbone
+from common.prototypes import PrototypeSet
+from server.cli import main
+from server.commands.export import export
+from server.results.run import Run
+from server.run.checkpoint import Checkpoints
+from strategies.fedproto import FedProto
+
+needs_onnx = pytest.mark.skipif("onnx" not in HERE, reason="the export extra is not installed")
+
+
+def accuracy(predict: Any, domain: str) -> float:
+    test = Toy().load(domain).test
+    with torch.no_grad():
+        right = predict(test.images.float() / 255).argmax(1) == test.labels
+    return 100 * float(right.double().mean())
+
+
+# ---- files -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["safetensors", "torch", pytest.param("onnx", marks=needs_onnx)])
+def test_each_file_scores_as_the_run_did(name: str, trained: Run, exported: Path) -> None:
+    predict = READERS[name](exported / FORMATS[name])
+    found = {domain: accuracy(predict, domain) for domain in DOMAINS}
+    assert found == trained.summary["accuracy"]
+    assert len(set(found.values())) > 1, "a net that says one thing would pass"
+    assert predict(torch.zeros(1, 3, 16, 16)).shape == (1, 4)  # any number of images
+
+
+def test_executorch_scores_as_the_run_did(trained: Run, tmp_path: Path) -> None:
+    pytest.importorskip("executorch", reason="ExecuTorch is not installed")
+    export(trained.folder, tmp_path / "edge", ["executorch"])
+    predict = READERS["executorch"](tmp_path / "edge" / "model.pte")
+    images = Toy().load("dark").test.images[:4].float() / 255
+    assert torch.allclose(torch.cat([predict(image[None]) for image in images]), reference(trained, images), atol=1e-4)
+
+
+def reference(record: Run, images: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        return record.inference()((images - 0.5) / 0.25)[1].softmax(1)
+
+
+def test_the_description_says_what_it_is(trained: Run, exported: Path) -> None:
+    said = json.loads((exported / "model.json").read_text())
+    assert said["classes"] == list(Toy().class_names)
+    assert (said["image_size"], said["mean"], said["std"]) == (16, [0.5], [0.25])
+    assert (said["method"], said["data"]["domains"], said["round"]) == ("fpl", list(DOMAINS), 4)
+    assert said["chosen"] == "last round, 4"
+    assert said["score"]["accuracy"] == trained.summary["accuracy"]
+    assert said["score"]["worst"] == trained.summary["worst"]
+    assert said["licence"] == "CC-BY-4.0"
+    assert said["architecture"]["model"]["_target_"] == "common.models.specs.Small"
+    assert set(said["files"]) == {"safetensors", *HERE}
+    card = (exported / "README.md").read_text()
+    for entry in said["files"].values():
+        digest = hashlib.sha256((exported / entry["name"]).read_bytes()).hexdigest()
+        assert entry["sha256"] == digest
+        assert digest in card
+    assert str(trained.folder.parent) not in json.dumps(said) + card, "a folder of this machine"
+    assert sorted(path.name for path in exported.iterdir()) == sorted(
+        [*(FORMATS[name] for name in ("safetensors", *HERE)), "README.md", "model.json"]
+    )
+
+
+def test_the_weights_file_alone_says_its_classes_and_has_plain_names(trained: Run, exported: Path) -> None:
+    with safe_open(exported / "model.safetensors", "pt") as stream:
+        assert json.loads(stream.metadata()["goldfinch"])["classes"] == list(Toy().class_names)
+        names = set(stream.keys())
+    prototypes = {f"prototypes.{part}" for part in ("vectors", "labels", "weights")}
+    assert names == set(trained.model().state_dict()) | prototypes
+
+
+ALONE = """
+import sys
+class Refused:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("torch", "common", "strategies", "client", "server", "conf"):
+            raise ImportError(name + " is not here")
+sys.meta_path.insert(0, Refused())
+import json
+import numpy
+import onnxruntime
+session = onnxruntime.InferenceSession(sys.argv[1], providers=["CPUExecutionProvider"])
+said = json.loads(session.get_modelmeta().custom_metadata_map["goldfinch"])
+images = numpy.frombuffer(sys.stdin.buffer.read(), numpy.uint8).reshape(-1, 3, said["image_size"], said["image_size"])
+probabilities = session.run(["probabilities"], {"images": images.astype("float32") / 255})[0]
+print([said["classes"][index] for index in probabilities.argmax(1)])
+"""
+
+
+@needs_onnx
+def test_a_device_needs_neither_goldfinch_nor_torch(trained: Run, exported: Path) -> None:
+    images = Toy().load("bright").test.images
+    command = [sys.executable, "-I", "-c", ALONE, str(exported / "model.onnx")]
+    done = subprocess.run(command, input=images.numpy().tobytes(), capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+    expected = reference(trained, images.float() / 255).argmax(1)
+    assert done.stdout.decode().strip() == str([Toy().class_names[index] for index in expected])
+
+
+def test_the_threshold_holds_what_it_says(exported: Path) -> None:
+    model = load_model(exported)
+    images = torch.cat([Toy().load(domain).test.images for domain in DOMAINS]).float() / 255
+    outputs = model(images)
+    near = outputs["distances"].amin(1)
+    assert near.quantile(0.95) == pytest.approx(model.description.prototypes["threshold"])
+    rows = nn.functional.normalize(model.prototypes.vectors)
+    cosine = nn.functional.normalize(outputs["features"]) @ rows.T
+    assert torch.allclose(near, 1 - cosine.amax(1), atol=1e-6)
+    nearest = model.prototypes.labels[cosine.argmax(1)]
+    assert torch.equal(outputs["distances"].argmin(1), nearest)
+
+
+# ---- methods ---------------------------------------------------------------------------------------------------------
+
+SHARED = [
+    ("feddyn", {}),
+    ("fedadg", {}),
+    ("moon", {"projection": 16}),
+    ("fedproto", {"predict_with": "prototypes"}),
+]
+OWN = [("fedbn", {}), ("fedpall", {}), ("fedproto", {"aggregate_models": False})]
+
+
+@pytest.mark.parametrize(("method", "hyper"), SHARED + OWN)
+def test_what_leaves_is_what_was_scored(method: str, hyper: Mapping[str, Any], tmp_path: Path) -> None:
+    run(toy_settings(method, tmp_path / "run", hyper=hyper))
+    own = (method, hyper) in OWN
+    said = export(tmp_path / "run", tmp_path / "model", client="dark-0" if own else None)
+    model, summary = load_model(tmp_path / "model"), Run(tmp_path / "run").summary
+    found = {name: accuracy(lambda x: model(x)["probabilities"], name) for name in (["dark"] if own else DOMAINS)}
+    assert found == {name: summary["accuracy"][name] for name in found}
+    assert said.score is not None
+    assert said.score["accuracy"] == found
+    names = set(model.net.state_dict())
+    assert all(name.startswith(("backbone.", "head.")) for name in names), "what only training needs stays"
+    if own:
+        with pytest.raises(ConfigError, match=r"choose by --client.*dark-0"):
+            export(tmp_path / "run", tmp_path / "other")
+
+
+def test_scores_of_something_else_are_said_to_be(tmp_path: Path) -> None:
+    run(toy_settings("rucr", tmp_path / "rucr", train={"rounds": 1}))
+    assert "before its last exchange" in " ".join(export(tmp_path / "rucr", tmp_path / "first").notes)
+    run(toy_settings("per_fedavg", tmp_path / "adapted", train={"rounds": 1}, hyper={"adapt_steps": 1}))
+    said = export(tmp_path / "adapted", tmp_path / "second")
+    assert "adapted to each client's training images" in " ".join(said.notes)
+    assert said.notes[0] in (tmp_path / "second" / "README.md").read_text()
+
+
+def test_fixed_draws_average_as_fedsr_does() -> None:
+    torch.manual_seed(0)
+    net = ProbabilisticModel(Model(SmallBackbone(), nn.Linear(128, 4), 128, 4), 8).eval()
+    draws, images = torch.randn(20, 8), torch.randn(3, 3, 16, 16)
+    mean, deviation = net.distribution(images)
+    chances = torch.stack([net.classify(mean + deviation * draw).softmax(1) for draw in draws]).mean(0)
+    features, scores = FixedDraws(net, draws)(images)
+    assert torch.equal(features, mean)
+    assert torch.allclose(scores.exp(), chances, atol=1e-6)
+
+
+def test_the_nearest_prototype_is_fedproto_s_and_absent_classes_are_never_said() -> None:
+    torch.manual_seed(0)
+    net = Model(SmallBackbone(), nn.Linear(128, 4), 128, 4).eval()
+    prototypes = PrototypeSet(torch.rand(2, 128), torch.tensor([1, 3]), torch.ones(2))
+    method, images = FedProto(predict_with="prototypes"), torch.randn(5, 3, 16, 16)
+    features, scores = method.inference(net, prototypes, 0)(images)
+    distances = torch.cdist(features, prototypes.vectors)
+    assert torch.allclose(scores[:, [1, 3]], -distances.square(), atol=1e-4)
+    assert bool(scores[:, [0, 2]].isneginf().all())
+    assert method.inference(net, PrototypeSet.empty(128), 0) is net  # before there are any
+
+
+# ---- which round -----------------------------------------------------------------------------------------------------
+
+
+def test_the_best_round_is_taken_where_the_run_kept_it(tmp_path: Path) -> None:
+    place = tmp_path / "run"
+    run(toy_settings("fedavg", place))
+    with pytest.raises(ConfigError, match=r"protocol\.validation"):
+        export(place, tmp_path / "model", chosen="best")
+    first = Run(place, "1")
+    assert export(place, tmp_path / "first", chosen="1").chosen == "chosen round, 1"
+    Checkpoints(place / "best").save(first.checkpoint)
+    said = export(place, tmp_path / "best")
+    assert (said.chosen, said.round) == ("best round by validation, 1", 1)
+    assert said.score["accuracy"] == dict(Run(place).round_scores[1].accuracy)
+    taken, newest = load_model(tmp_path / "best").net, Run(place).model()
+    assert torch.equal(taken.head.weight, first.model().head.weight)
+    assert not torch.equal(taken.head.weight, newest.head.weight)
+    assert export(place, tmp_path / "last", chosen="last").round == 2
+    for wrong, message in (("7", "which has 1, 2"), ("newest", "best, last or")):
+        with pytest.raises((CheckpointError, ConfigError), match=message):
+            export(place, tmp_path / "model", chosen=wrong)
+    assert not (tmp_path / "model").exists()
+
+
+# ---- devices ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["fedbn", "single_set"])
+def test_a_device_completes_what_the_server_shares(
+    method: str, tmp_path: Path, pictures: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place, shared = tmp_path / "run", tmp_path / "shared"
+    run(toy_settings(method, place))
+    whole, personal = Run(place).model("dark-0").state_dict(), Run(place)
+    (place / "clients").rename(tmp_path / "devices")  # as after a run on real devices
+    assert main(["export", str(place), "--to", str(shared)]) == 0
+    assert "on each device: goldfinch export STATE --shared shared --to DIR" in capsys.readouterr().out
+    with safe_open(shared / "model.safetensors", "pt") as stream:
+        travelled = {name for name in whole if ".bn" not in name} if method == "fedbn" else set()
+        assert set(stream.keys()) == travelled
+    with pytest.raises(ConfigError, match="each keeps the rest"):
+        load_model(shared)
+    command = ["export", str(tmp_path / "devices"), "--shared", str(shared), "--to", str(tmp_path / "mine")]
+    assert main(command) == 1
+    assert "--client is needed: choices: bright-0, dark-0, noisy-0" in capsys.readouterr().err
+    assert main([*command, "--client", "dark-0"]) == 0
+    assert "compared with the net on noise" in capsys.readouterr().out
+    model = load_model(tmp_path / "mine")
+    assert all(torch.equal(tensor, whole[name]) for name, tensor in model.net.state_dict().items())
+    assert model.description.client == "dark-0"
+    assert dict(model.description.score["accuracy"]) == {"dark": personal.summary["accuracy"]["dark"]}
+    data = ["data=folder", f"data.root='{pictures}'", "data.domains=[dark]"]
+    assert main([*command, "--client", "dark-0", *data]) == 0
+    assert "compared with the net on 16 test images of dark" in capsys.readouterr().out
+
+
+def test_what_a_device_does_not_have_is_said(trained: Run, exported: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="the whole net"):
+        export(tmp_path, tmp_path / "model", shared=exported)
+    run(toy_settings("fedrep", tmp_path / "run", train={"rounds": 1}))
+    (tmp_path / "run" / "clients").rename(tmp_path / "devices")
+    with pytest.raises(ConfigError, match="made on devices"):
+        export(tmp_path / "run", tmp_path / "shared", ["torch"])
+    export(tmp_path / "run", tmp_path / "shared")
+    with pytest.raises(ConfigError, match="state-dir"):
+        export(tmp_path, tmp_path / "model", shared=tmp_path / "shared")
+    for path in (tmp_path / "devices").rglob("dark-0/*.safetensors"):
+        path.unlink()
+    with pytest.raises(CheckpointError, match="dark-0's own state"):
+        export(tmp_path / "devices", tmp_path / "model", shared=tmp_path / "shared", client="dark-0")
+
+
+# ---- nothing half-written --------------------------------------------------------------------------------------------
+
+
+def test_a_file_that_says_something_else_is_not_kept(
+    trained: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "model"
+    export(trained.folder, place)
+    before = {path.name: path.read_bytes() for path in place.iterdir()}
+    whole = formats.READERS["torch"]
+    monkeypatch.setitem(formats.READERS, "torch", lambda path: lambda images: whole(path)(images).flip(1))
+    with pytest.raises(ExportError, match=r"model\.pt2 is .* off the run's own net"):
+        export(trained.folder, place, ["torch"])
+    assert {path.name: path.read_bytes() for path in place.iterdir()} == before
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_only_an_exported_model_is_replaced(trained: Run, tmp_path: Path) -> None:
+    (tmp_path / "letters").mkdir()
+    (tmp_path / "letters" / "to a friend").write_text("dear")
+    with pytest.raises(ConfigError, match="something else"):
+        export(trained.folder, tmp_path / "letters")
+    with pytest.raises(ConfigError, match="something else"):
+        export(trained.folder, tmp_path / "letters" / "to a friend")
+    export(trained.folder, tmp_path / "model")
+    export(trained.folder, tmp_path / "model", licence="another")
+    assert load_model(tmp_path / "model").description.licence == "another"
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("model.safetensors", lambda content: content[:-1] + bytes([content[-1] ^ 1]), "SHA-256"),
+        ("model.safetensors", lambda content: b"", "SHA-256"),
+        ("model.json", lambda content: content[:-20], "damaged or of another version"),
+        ("model.json", lambda content: content.replace(b'"classes"', b'"klasses"'), "klasses: no such key"),
+        ("model.json", lambda content: b"[]", "damaged or of another version"),
+        (
+            "model.json",
+            lambda content: content.replace(b"specs.Small", b"specs.ResNet10"),
+            "not those of the network",
+        ),
+    ],
+    ids=["a bit", "empty", "torn", "another key", "a list", "another network"],
+)
+def test_a_damaged_folder_is_named(name: str, change: Any, message: str, exported: Path, tmp_path: Path) -> None:
+    for path in exported.iterdir():
+        (tmp_path / path.name).write_bytes(change(path.read_bytes()) if path.name == name else path.read_bytes())
+    with pytest.raises((CheckpointError, ConfigError), match=message):
+        load_model(tmp_path)
+
+
+def test_missing_packages_are_said_before_any_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for package, name, extra in (("onnxscript", "onnx", "export"), ("executorch.exir", "executorch", "edge")):
+        monkeypatch.setitem(sys.modules, package, None)
+        with pytest.raises(ConfigError, match=rf"pip install 'goldfinch-fl\[{extra}\]'"):
+            export(tmp_path / "nowhere", tmp_path / "model", [name])
+
+
+def test_a_loaded_model_is_a_module_in_evaluation_mode(exported: Path) -> None:
+    model = load_model(exported)
+    assert isinstance(model, nn.Module)
+    assert not model.training
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+    assert model.classes == Toy().class_names
+    assert dataclasses.is_dataclass(model.description)

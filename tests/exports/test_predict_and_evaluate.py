@@ -1,0 +1,184 @@
+"""Exported models on images: what is said of them, how sure, and how good that is on any domain."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from support.runs import run
+from support.toy import DOMAINS, Toy, toy_settings
+
+from common.errors import ConfigError
+from common.exports import load_model
+from server.cli import main
+from server.commands.evaluate import BINS, evaluate, measures
+from server.commands.export import export
+from server.results.run import Run
+
+NAMES = Toy().class_names
+
+
+# ---- predict ---------------------------------------------------------------------------------------------------------
+
+
+def test_predictions_go_to_a_table(exported: Path, pictures: Path, tmp_path: Path) -> None:
+    folders, output = [pictures / domain / "test" for domain in DOMAINS], tmp_path / "said.csv"
+    assert main(["predict", str(exported), *map(str, folders), "--output", str(output)]) == 0
+    with output.open(newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    assert [row["image"] for row in rows] == [str(path) for place in folders for path in sorted(place.rglob("*.png"))]
+    model = load_model(exported)
+    said = {domain: model(Toy().load(domain).test.images.float() / 255) for domain in DOMAINS}
+    for row in rows:
+        path = Path(row["image"])
+        outputs = said[path.parts[-4]]
+        probabilities, distances = (outputs[key][int(path.stem)] for key in ("probabilities", "distances"))
+        assert row["class"] == NAMES[int(probabilities.argmax())]
+        assert float(row["probability"]) == pytest.approx(float(probabilities.max()), abs=1e-5)
+        assert row["nearest_prototype"] == NAMES[int(distances.argmin())]
+        assert float(row["distance"]) == pytest.approx(float(distances.min()), abs=1e-5)
+        assert row["none_of_these"] == str(float(distances.min()) > model.description.prototypes["threshold"])
+    flagged = [row["none_of_these"] for row in rows].count("True")
+    assert 0 < flagged <= math.ceil(0.05 * len(rows)), "one in twenty of the images that the threshold was set on"
+
+
+def test_predictions_go_to_json_with_all_probabilities(exported: Path, pictures: Path, tmp_path: Path) -> None:
+    image = sorted((pictures / "dark" / "test").rglob("*.png"))[0]
+    assert main(["predict", str(exported), str(image), str(image), "--output", str(tmp_path / "said.json")]) == 0
+    (row,) = json.loads((tmp_path / "said.json").read_text())  # named twice, said once
+    assert set(row["probabilities"]) == set(NAMES)
+    assert sum(row["probabilities"].values()) == pytest.approx(1, abs=1e-5)
+    assert max(row["probabilities"], key=row["probabilities"].__getitem__) == row["class"]
+
+
+def test_what_cannot_be_read_is_named_and_skipped(
+    exported: Path, pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = sorted((pictures / "dark" / "test").rglob("*.png"))[0]
+    (tmp_path / "a.png").write_bytes(good.read_bytes()[:60])
+    (tmp_path / "b.png").write_bytes(good.read_bytes())
+    output = tmp_path / "said.csv"
+    assert main(["predict", str(exported), str(tmp_path), "--output", str(output)]) == 1
+    said = capsys.readouterr()
+    assert f"skipped: image {tmp_path / 'a.png'}" in said.err
+    assert str(tmp_path / "b.png") in said.out
+    assert len(output.read_text().splitlines()) == 2
+
+
+def test_many_predictions_are_cut_on_the_screen_alone(
+    exported: Path, pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["predict", str(exported), str(pictures / "bright" / "test"), str(pictures / "dark")]) == 0
+    assert "... and 16 more: --output FILE.csv holds all" in capsys.readouterr().out  # 16 + 40 images
+
+
+def test_maps_show_where_the_net_looked(exported: Path, pictures: Path, tmp_path: Path) -> None:
+    image = sorted((pictures / "dark" / "test").rglob("*.png"))[0]
+    words = ["predict", str(exported), str(image), "--cam", str(tmp_path / "cam"), "--output", str(tmp_path / "x.json")]
+    assert main(words) == 0
+    (row,) = json.loads((tmp_path / "x.json").read_text())
+    with Image.open(row["cam"]) as shown, Image.open(image) as plain:
+        assert shown.size == (256, 256)
+        assert not np.array_equal(np.asarray(shown), np.asarray(plain.convert("RGB").resize((256, 256))))
+
+
+def test_mistakes_are_named(exported: Path, pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "empty").mkdir()
+    model, image = str(exported), str(pictures)
+    for words, message in (
+        ([model, str(tmp_path / "absent.png")], "is not there"),
+        ([model, str(tmp_path / "empty")], "holds no images"),
+        ([model, image, "--output", "said.txt"], "name a .csv or a .json file"),
+        ([str(tmp_path), image], "goldfinch export RUN --to"),
+    ):
+        assert main(["predict", *words]) == 1
+        assert message in capsys.readouterr().err
+
+
+def test_nets_without_maps_or_prototypes_say_less(
+    pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = toy_settings("fedavg", tmp_path / "run", overrides=("model=digit_cnn",), train={"rounds": 1})
+    run(settings)
+    export(tmp_path / "run", tmp_path / "model")
+    image, output = sorted((pictures / "dark" / "test").rglob("*.png"))[0], tmp_path / "said.csv"
+    assert main(["predict", str(tmp_path / "model"), str(image), "--output", str(output)]) == 0
+    assert output.read_text().splitlines()[0] == "image,class,probability"
+    assert main(["predict", str(tmp_path / "model"), str(image), "--cam", str(tmp_path / "cam")]) == 1
+    assert "its net must end in pooling and a linear layer" in capsys.readouterr().err
+
+
+# ---- evaluate --------------------------------------------------------------------------------------------------------
+
+
+def test_calibration_error_is_the_mean_gap_by_bins() -> None:
+    sure = torch.tensor([0.95, 0.97, 0.55, 0.51, 0.35])
+    right = [True, False, True, True, False]
+    probabilities = torch.stack([sure, *([(1 - sure) / 3] * 3)], 1)
+    found = measures(probabilities, torch.tensor([0 if good else 1 for good in right]))
+    expected = 0.0
+    for low in range(BINS):
+        inside = [place for place, value in enumerate(sure.tolist()) if low / BINS < value <= (low + 1) / BINS]
+        gap = sum(float(sure[place]) for place in inside) - sum(right[place] for place in inside)
+        expected += abs(gap) / len(sure)
+    assert (found["count"], found["accuracy"]) == (5, pytest.approx(60))
+    assert found["confidence"] == pytest.approx(66.6)
+    assert found["calibration_error"] == pytest.approx(100 * expected)
+
+
+def test_a_domain_scores_as_in_the_run(trained: Run, exported: Path, pictures: Path, tmp_path: Path) -> None:
+    words = ["data=folder", f"data.root='{pictures}'", "--output", str(tmp_path / "said.json")]
+    assert main(["evaluate", str(exported), *words]) == 0
+    found = json.loads((tmp_path / "said.json").read_text())
+    assert {name: row["accuracy"] for name, row in found["domains"].items()} == trained.summary["accuracy"]
+    assert all(row["trained_on"] for row in found["domains"].values())
+    assert found["together"]["count"] == sum(map(sum, found["confusion"])) == 48
+    counts = np.array(found["confusion"])
+    assert found["recall"]["lower left"] == pytest.approx(100 * counts[2, 2] / counts[2].sum())
+    assert found["precision"]["lower left"] == pytest.approx(100 * counts[2, 2] / counts[:, 2].sum())
+
+
+def test_a_domain_that_no_client_had_and_lacks_classes(
+    exported: Path, pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in NAMES[2:]:  # labels 0 and 1 there are classes 2 and 3 here
+        shutil.copytree(pictures / "bright" / "test" / name, tmp_path / "new site" / name)
+    data = ["data=folder", f"data.root={tmp_path}"]
+    found = evaluate(exported, data, "all")
+    assert not found["domains"]["new site"]["trained_on"]
+    assert "new site (no client had it)" in capsys.readouterr().out
+    assert [sum(row) for row in found["confusion"]] == [0, 0, 4, 4]
+    assert found["recall"]["upper left"] is None
+    with torch.no_grad():
+        test = Toy().load("bright").test
+        said = load_model(exported)(test.images.float() / 255)["probabilities"].argmax(1)
+    chosen = test.labels >= 2
+    assert found["together"]["accuracy"] == 100 * float((said == test.labels)[chosen].double().mean())
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["data=office_caltech"], "the model knows no class 'backpack'"),
+        (["method=fpl"], "only the data can be chosen"),
+        (["data=foldr"], "did you mean 'folder'"),
+        (["data=folder", "--split", "tset"], "did you mean 'test'"),
+    ],
+)
+def test_data_that_do_not_fit_are_named(
+    words: list[str], message: str, exported: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["evaluate", str(exported), *words]) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_evaluate_refuses_what_is_no_model(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"model\.json is missing"):
+        evaluate(tmp_path, ["data=glyphs"])
