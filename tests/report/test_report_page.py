@@ -213,6 +213,13 @@ def test_hashes_versions_failures_and_commands_are_there(html: str, boards: Any)
     assert "goldfinch run" in html
 
 
+def test_the_page_ends_with_the_command_that_takes_the_best_model(html: str, boards: Any) -> None:
+    best = max(boards[0].groups, key=lambda group: mean(group, "average"))
+    first = next(run for run in best.runs if run.seed == 0)
+    assert html.count("goldfinch export") == 1
+    assert f"goldfinch export {first.folder} --to models/{first.summary['method']}</pre>" in html
+
+
 def test_runs_of_different_data_are_not_compared(finished_runs: Path, tmp_path: Path) -> None:
     shutil.copytree(finished_runs / "fpl-0", tmp_path / "one")
     shutil.copytree(finished_runs / "fpl-0", tmp_path / "two")

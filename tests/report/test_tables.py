@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from common.errors import ConfigError
+from server.results.overrides import export_command
 from server.results.run import Run, find_runs
-from server.results.table import boards, group_rows, markdown, render
+from server.results.table import boards, group_rows, markdown, render, winner
 
 
 def entry(average: float, seed: int = 0, method: str = "fpl", data: str = "toy", **settings: Any) -> Run:
@@ -55,6 +56,28 @@ def test_rows_scored_on_own_models_are_marked_and_not_ranked_with_shared_ones() 
     assert "[bold]" not in list(table.columns[1].cells)[2]
     assert str(table.caption).startswith("* scored with each client's own model")
     assert render(rows[:2], "final").caption is None
+
+
+def test_the_best_row_s_first_seed_leaves() -> None:
+    own = entry(90.0, method="fedbn")
+    own.summary["scored"] = "own model"  # type: ignore[index]  # a plain dict here
+    runs = [entry(52.0), entry(58.0, 1, "fedavg"), entry(60.0, 0, "fedavg"), own]
+    best = winner(group_rows(runs))
+    assert best is runs[2]
+    assert export_command(best) == "goldfinch export x --to models/fedavg"
+    assert winner(group_rows([own])) is own  # where there is nothing else
+    unscored = entry(1.0)
+    unscored.summary["scores"] = {}  # type: ignore[index]
+    assert winner(group_rows([unscored])) is None
+
+
+def test_the_command_names_a_client_where_each_has_its_own(tmp_path: Path) -> None:
+    own = Run(tmp_path / "a run")
+    registered = [{"event": "registered", "client": name} for name in ("b-0", "a-0")]
+    vars(own).update(summary={"method": "fedbn", "scored": "own model"}, events=registered)
+    assert export_command(own) == f"goldfinch export '{own.folder}' --to models/fedbn"  # clients' state is on devices
+    (own.folder / "clients").mkdir(parents=True)
+    assert export_command(own) == f"goldfinch export '{own.folder}' --to models/fedbn --client a-0"
 
 
 def test_rows_of_one_method_are_called_by_what_differs_between_them() -> None:
