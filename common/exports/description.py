@@ -8,7 +8,8 @@ from dataclasses import field
 from pathlib import Path
 from typing import Any
 
-from common.config import build, checked
+from common.config import Names, build, check, checked
+from common.data.domain import ImageSize
 from common.errors import CheckpointError, ConfigError
 from common.versions import VERSION
 
@@ -45,8 +46,8 @@ class Description:
     """
 
     architecture: Mapping[str, Any]
-    classes: tuple[str, ...]
-    image_size: int
+    classes: Names
+    image_size: ImageSize
     mean: tuple[float, ...]
     std: tuple[float, ...]
     method: str
@@ -63,6 +64,9 @@ class Description:
     files: Mapping[str, Any] = field(default_factory=dict)
     goldfinch: str = VERSION
     format: int = 1
+
+    def __post_init__(self) -> None:
+        check(all(name.isprintable() for name in self.classes), "names of classes must be printable")
 
     def card(self) -> str:
         """The model card, in Markdown."""

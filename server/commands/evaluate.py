@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -60,6 +61,15 @@ def domains_of(overrides: Sequence[str], description: Description) -> tuple[Tens
     return classes, {name: source.load(name) for name in source.domains}
 
 
+@contextlib.contextmanager
+def writing() -> Iterator[None]:
+    """A file that cannot be written becomes words."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"cannot write {error.filename}: {error.strerror}; choose another place") from error
+
+
 def evaluate(folder: Path, overrides: Sequence[str], part: Part = "test", output: Path | None = None) -> dict[str, Any]:
     """Print how good the exported model in ``folder`` is on each domain; what was printed, with the confusion counts.
 
@@ -94,7 +104,8 @@ def evaluate(folder: Path, overrides: Sequence[str], part: Part = "test", output
         "confusion": confusion.tolist(),
     }
     if output is not None:
-        write_json(output, found)
+        with writing():
+            write_json(output, found)
     _show(found, model.classes)
     return found
 

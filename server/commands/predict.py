@@ -18,6 +18,7 @@ from common.data.image_files import FORMATS, SUFFIXES, decode_image
 from common.errors import ConfigError, DataError
 from common.exports.model import TrainedModel, load_model
 from common.storage.files import write_bytes, write_text
+from server.commands.evaluate import writing
 from server.results.report.activation_maps import heat_maps, overlay
 
 MOST_SHOWN = 40
@@ -54,7 +55,8 @@ def predict(folder: Path, places: Sequence[Path], output: Path | None = None, ca
     console = Console(stderr=True)
     for path in track(files, "images", console=console, transient=True, disable=not console.is_terminal):
         try:
-            rows.append(_row(model, path, cam and cam / f"{len(rows):05d}-{path.stem}.png"))
+            with writing():
+                rows.append(_row(model, path, cam and cam / f"{len(rows):05d}-{path.stem}.png"))
         except DataError as error:
             console.print(f"skipped: {error}", markup=False, highlight=False, soft_wrap=True)
     for row in rows[:MOST_SHOWN]:
@@ -62,21 +64,22 @@ def predict(folder: Path, places: Sequence[Path], output: Path | None = None, ca
     if len(rows) > MOST_SHOWN:
         print(f"... and {len(rows) - MOST_SHOWN} more{'' if output else ': --output FILE.csv holds all'}")
     if output is not None:
-        write_text(output, json.dumps(rows, indent=2) + "\n" if output.suffix == ".json" else _csv(rows))
+        with writing():
+            write_text(output, json.dumps(rows, indent=2) + "\n" if output.suffix == ".json" else _csv(rows))
         print(f"wrote {output}: {len(rows)} images")
     return int(len(rows) < len(files))
 
 
 def _files(places: Sequence[Path]) -> list[Path]:
-    found: list[Path] = []
+    found: dict[Path, None] = {}
     for place in places:
-        inside = (
-            sorted(path for path in place.rglob("*") if path.suffix.lower() in SUFFIXES) if place.is_dir() else [place]
-        )
-        if not inside or not place.exists():
-            raise ConfigError(f"{place} {'holds no images' if place.exists() else 'is not there'}")
-        found += inside
-    return list(dict.fromkeys(found))
+        if not place.exists():
+            raise ConfigError(f"{place} is not there")
+        inside = [path for path in sorted(place.rglob("*")) if path.suffix.lower() in SUFFIXES and path.name[0] != "."]
+        if place.is_dir() and not inside:
+            raise ConfigError(f"{place} holds no images")
+        found |= dict.fromkeys(inside or [place])
+    return list(found)
 
 
 @torch.no_grad()
@@ -117,9 +120,7 @@ def _line(row: Mapping[str, Any]) -> str:
 
 
 def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
-    columns = [
-        name for name in (rows[0] if rows else {"image": "", "class": "", "probability": ""}) if name != "probabilities"
-    ]
+    columns = [name for name in (rows[0] if rows else ("image", "class", "probability")) if name != "probabilities"]
     stream = io.StringIO()
     writer = csv.DictWriter(stream, columns, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()

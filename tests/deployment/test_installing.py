@@ -120,6 +120,7 @@ BROUGHT_ALONG = {"triton": "PyTorch brings it where it has kernels; common.kerne
 NOT_IMPORTED = {
     "sqlalchemy": "MLflow's store in a file",
     "alembic": "MLflow's store in a file",
+    "onnxscript": "torch.onnx.export writes with it",
     "tensorboard": "torch.utils.tensorboard writes with it",
 }
 

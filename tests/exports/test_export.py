@@ -307,10 +307,11 @@ def test_only_an_exported_model_is_replaced(trained: Run, tmp_path: Path) -> Non
         ("model.json", lambda content: content[:-20], "damaged or of another version"),
         ("model.json", lambda content: content.replace(b'"classes"', b'"klasses"'), "klasses: no such key"),
         ("model.json", lambda content: b"[]", "damaged or of another version"),
+        ("model.json", lambda content: content.replace(b"upper left", rb"\u001b[2J"), "must be printable"),
         ("model.json", lambda content: content.replace(b"specs.Small", b"specs.ResNet10"), "not those of the network"),
         ("model.json", lambda content: content.replace(b"specs.Small", b"specs.Other"), "not one of Goldfinch's own"),
     ],
-    ids=["a bit", "empty", "torn", "another key", "a list", "another network", "a stranger"],
+    ids=["a bit", "empty", "torn", "another key", "a list", "a class with an escape", "another network", "a stranger"],
 )
 def test_a_damaged_folder_is_named(name: str, change: Any, message: str, exported: Path, tmp_path: Path) -> None:
     for path in exported.iterdir():

@@ -91,12 +91,15 @@ def test_maps_show_where_the_net_looked(exported: Path, pictures: Path, tmp_path
 
 def test_mistakes_are_named(exported: Path, pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("a file, not a folder")
     model, image = str(exported), str(pictures)
     for words, message in (
         ([model, str(tmp_path / "absent.png")], "is not there"),
         ([model, str(tmp_path / "empty")], "holds no images"),
         ([model, image, "--output", "said.txt"], "name a .csv or a .json file"),
         ([str(tmp_path), image], "goldfinch export RUN --to"),
+        ([model, image, "--output", str(tmp_path / "file" / "said.csv")], "cannot write"),
+        ([model, image, "--cam", str(tmp_path / "file" / "looks")], "cannot write"),
     ):
         assert main(["predict", *words]) == 1
         assert message in capsys.readouterr().err
