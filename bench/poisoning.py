@@ -178,13 +178,13 @@ def swapped(prototypes: PrototypeSet) -> PrototypeSet:
 
 def flip_labels(device: object, class_count: int) -> None:
     """Every label y of the device's training data becomes K - 1 - y, before it registers."""
-    read = device._training_data  # type: ignore[attr-defined]
+    read = device._own_data  # type: ignore[attr-defined]
 
-    def flipped() -> Split:
-        split: Split = read()
-        return replace(split, labels=class_count - 1 - split.labels)
+    def flipped() -> tuple[Split, Split]:
+        split, validation = read()
+        return replace(split, labels=class_count - 1 - split.labels), validation
 
-    device._training_data = flipped  # type: ignore[attr-defined]
+    device._own_data = flipped  # type: ignore[attr-defined]
 
 
 def rounds_of(

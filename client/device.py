@@ -66,7 +66,7 @@ class Device:
         self.torch_device = choose_device(settings.train.device)
         self.scores = scores if scores is not None else (spec.domain,)
         self._store = store
-        self._train_split: Split | None = None
+        self._own: tuple[Split, Split] | None = None
         self._split_sha256 = ""
         self._test_splits: dict[str, Split] = {}
         if settings.train.deterministic:
@@ -77,7 +77,7 @@ class Device:
 
     def register(self) -> Registration:
         """What the server needs to know before the first round; loads and checks the data."""
-        split = self._training_data()
+        split, validation = self._own_data()
         return Registration(
             client=self.spec.id,
             domain=self.spec.domain,
@@ -90,20 +90,19 @@ class Device:
             device=describe_device(self.torch_device),
             versions=package_versions(),
             content=content_hash(split),
+            validation=len(validation),
         )
 
-    def _training_data(self) -> Split:
-        if self._train_split is None:
+    def _own_data(self) -> tuple[Split, Split]:
+        """What the client trains on, and what it validates with."""
+        if self._own is None:
             domain = self.settings.data.load(self.spec.domain, self.data_root)
-            indices = self.settings.protocol.split(domain, self.spec, self.settings.seed)
-            if len(indices) < 2:
-                raise DataError(
-                    f"client {self.spec.id} would train on {len(indices)} samples; it needs two or more: "
-                    "give the domain more images or the protocol a larger share"
-                )
-            self._split_sha256 = split_hash(self.settings.data.name, self.spec, indices, domain.train.labels)
-            self._train_split = domain.train.subset(indices).to(self.torch_device)
-        return self._train_split
+            trained, validated = self.settings.protocol.parts(domain, self.spec, self.settings.seed)
+            held_out = [validated] if len(validated) else []
+            self._split_sha256 = split_hash(self.settings.data.name, self.spec, trained, domain.train.labels, *held_out)
+            train, validation = (domain.train.subset(part).to(self.torch_device) for part in (trained, validated))
+            self._own = train, validation
+        return self._own
 
     def _test_data(self, domain: str) -> Split:
         if domain not in self.scores:
@@ -135,7 +134,7 @@ class Device:
         self._check(request)
         torch.set_num_threads(self.settings.train.threads)  # a setting of the calling thread
         clock = Clock()
-        split = self._training_data()
+        split, validation = self._own_data()
         for domain in request.score:
             self._test_data(domain)
         client = Client(
@@ -151,7 +150,7 @@ class Device:
         kept = {name: tensor.to(self.torch_device) for name, tensor in store.load(position).items()}
         local = self._install(cast_up(message, self.settings.rounds.transport), request, client, split, kept)
         clock.lap("load")
-        scores = self._score(local, request)
+        scores, validated = self._score(local, request, validation)
         clock.lap("score")
         upload, trained = Upload(weights={}), None
         protection = self._protection(local) if request.train else None
@@ -159,7 +158,7 @@ class Device:
             upload, trained = self._take_part(local, request, protection)
         clock.lap("train")
         if request.train:
-            self._keep(store, position, local, upload)
+            self._keep(store, position, local, upload, (request.keep + 1) * len(self.method.exchanges))
         clock.lap("save")
         shared = self.method.shared_names(local.model)
         weights = upload.weights
@@ -183,6 +182,7 @@ class Device:
             peak_bytes=peak_bytes(),
             device=describe_device(self.torch_device),
             releases=store.count_release() if protection is not None else 0,
+            validation=validated,
         )
         prototypes = upload.prototypes.to("cpu") if upload.prototypes is not None else None
         sent = Payload(header_of(answer), _on_cpu(weights), prototypes, _on_cpu(upload.extra))
@@ -250,16 +250,17 @@ class Device:
             _MODELS.initial = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
         return _MODELS.model, _MODELS.initial
 
-    def _score(self, local: LocalExchange, request: Request) -> list[Any]:
+    def _score(self, local: LocalExchange, request: Request, validation: Split) -> tuple[list[Any], Any]:
         """The scores that were asked for, of the model as it was received or as the method adapts it."""
-        adapts = self.method.adapts and bool(request.score)
+        adapts = self.method.adapts and (bool(request.score) or request.validate)
         before = {name: tensor.clone() for name, tensor in local.model.state_dict().items()} if adapts else {}
         if adapts:
             self.method.adapt(local)
         scores = [{"domain": domain, **local.score(self._test_data(domain))} for domain in request.score]
+        validated = {"domain": self.spec.domain, **local.score(validation)} if request.validate else None
         if adapts:
             local.model.load_state_dict(before)
-        return scores
+        return scores, validated
 
     def _protection(self, local: LocalExchange) -> Protection | None:
         privacy = self.settings.privacy
@@ -282,13 +283,13 @@ class Device:
             check_nothing_else(upload, trained.prototypes, local.weights)
         return upload, trained
 
-    def _keep(self, store: Store, position: int, local: LocalExchange, upload: Upload) -> None:
+    def _keep(self, store: Store, position: int, local: LocalExchange, upload: Upload, best_before: int) -> None:
         """Write what must outlive the exchange; the last step, so that a failed one leaves no trace."""
         shared = self.method.shared_names(local.model)
         state = {MODEL_PREFIX + name: value for name, value in local.model.state_dict().items() if name not in shared}
         state |= {LOCAL_PREFIX + name: tensor for name, tensor in {**local.kept, **upload.local}.items()}
         if state:
-            store.save(position, state)
+            store.save(position, state, best_before)
 
 
 class Clock:

@@ -33,8 +33,11 @@ class Store(Protocol):
     def load(self, position: int) -> dict[str, Tensor]:
         """The newest version written before ``position``; empty if there is none."""
 
-    def save(self, position: int, tensors: Mapping[str, Tensor]) -> None:
-        """Write the version of ``position``; versions of later positions belong to a future that was undone."""
+    def save(self, position: int, tensors: Mapping[str, Tensor], best_before: int = 0) -> None:
+        """Write the version of ``position``; versions of later positions belong to a future that was undone.
+
+        The newest version before ``best_before`` is kept besides the last ones: it is the best round's.
+        """
 
     def count_release(self) -> int:
         """Count one more upload that carries noise, before it is sent; how many there have been in this run.
@@ -73,7 +76,7 @@ class FileStore:
         except ValueError:  # all are damaged
             return {}
 
-    def save(self, position: int, tensors: Mapping[str, Tensor]) -> None:
+    def save(self, position: int, tensors: Mapping[str, Tensor], best_before: int = 0) -> None:
         """See :class:`Store`.
 
         Raises:
@@ -87,4 +90,5 @@ class FileStore:
                 f"the client's own state cannot be written to {self.series.path(position)}: {error.strerror}; "
                 "free space on that disk, or give the node another state-dir"
             ) from error
-        self.series.keep(self.series.numbers()[-self._keep :])
+        numbers = self.series.numbers()
+        self.series.keep([*[number for number in numbers if number < best_before][-1:], *numbers[-self._keep :]])

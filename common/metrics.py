@@ -42,12 +42,21 @@ def domain_accuracy(scores: Sequence[tuple[str, int, int]]) -> dict[str, float]:
     return {domain: sum(values) / len(values) for domain, values in sorted(by_domain.items())}
 
 
-def summarise(rounds: Sequence[RoundScore], last: int) -> dict[str, dict[str, object]]:
+def best_round(rounds: Sequence[RoundScore]) -> RoundScore | None:
+    """The round of the highest average among those that scored the most domains, the earliest of several."""
+    return max(rounds, key=lambda score: (len(score.accuracy), score.average), default=None)
+
+
+def summarise(
+    rounds: Sequence[RoundScore], last: int, validation: Sequence[RoundScore] = ()
+) -> dict[str, dict[str, object]]:
     """The run's scores under each rule.
 
     ``final`` is the last scored round; ``last_n`` the mean of each domain over those of the last ``last`` scored
     rounds that scored it (the FPL, FedAPC rule); ``best_round`` the round of the highest test average, which picks a
-    model by its test score, as FedPall's table does, and is named so because it flatters.
+    model by its test score, as FedPall's table does, and is named so because it flatters. ``validated`` is the round
+    that is best on ``validation`` (:func:`best_round`), scored on test. With it, each rule says the average of the same
+    rounds on validation.
     """
     if not rounds:
         return {}
@@ -58,6 +67,9 @@ def summarise(rounds: Sequence[RoundScore], last: int) -> dict[str, dict[str, ob
         values = [score.accuracy[domain] for score in tail if domain in score.accuracy]
         mean[domain] = sum(values) / len(values)
     rules = {"final": rounds[-1], "last_n": RoundScore(rounds[-1].round, mean), "best_round": best}
+    chosen = best_round(validation)
+    rules |= {"validated": score for score in rounds if chosen is not None and score.round == chosen.round}
+    held_out = {score.round: score.average for score in validation}
     result: dict[str, dict[str, object]] = {}
     for name, score in rules.items():
         result[name] = {
@@ -67,5 +79,7 @@ def summarise(rounds: Sequence[RoundScore], last: int) -> dict[str, dict[str, ob
             "worst": score.worst,
             "spread": score.spread,
         }
+        covered = [held_out[each.round] for each in (tail if name == "last_n" else [score]) if each.round in held_out]
+        result[name] |= {"validation": sum(covered) / len(covered)} if covered else {}
     result["last_n"]["rounds"] = len(tail)
     return result

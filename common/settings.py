@@ -45,7 +45,10 @@ NOT_THE_RESULT = (
 LARGEST_RECORD = 100_000
 """Bytes of a ``config.yaml`` that is read; ours have 3,000."""
 
-MAY_GO_ON_OTHERWISE = ("train.rounds", "rounds.last_rounds", "rounds.evaluate_every", "rounds.test_samples")
+MAY_GO_ON_OTHERWISE = (
+    *("train.rounds", "rounds.last_rounds", "rounds.evaluate_every", "rounds.test_samples"),
+    "rounds.test",
+)
 """Settings that change the result, but not the rounds that are done: a run may go on with other values."""
 
 
@@ -122,7 +125,10 @@ def result_settings(raw: Mapping[str, Any], without: Sequence[str] = ()) -> dict
         without: further settings, or groups of them, to leave out.
     """
     left_out = tuple(f"{name}." for name in (*NOT_THE_RESULT, *without))
-    return {key: value for key, value in flat(raw).items() if not f"{key}.".startswith(left_out)}
+    found = {key: value for key, value in flat(raw).items() if not f"{key}.".startswith(left_out)}
+    if not found.get("protocol.validation"):
+        found.pop("protocol.validation", None)  # runs without are what they were before there was any
+    return found
 
 
 @checked
@@ -187,6 +193,7 @@ class RoundSettings:
         evaluate_every: score the test sets every so many rounds (the last round always).
         test_samples: score at most so many random images of each domain's test split, the same in every run; ``None``
             scores all.
+        test: whether test sets are scored; ``False`` leaves them alone, as a search for settings must.
         absence: probability that a client is away in a round, in [0, 1), drawn for each round and client. One client
             at least is always there.
         outliers: what becomes of an update that is too long: ``clip`` scales it down to the bound, ``refuse`` leaves it
@@ -211,6 +218,7 @@ class RoundSettings:
     checkpoints: AtLeastTwo = 2
     evaluate_every: Count = 1
     test_samples: Count | None = None
+    test: bool = True
     absence: BelowOne = 0.0
     outliers: Literal["clip", "refuse", "off"] = "clip"
     outlier_factor: Annotated[float, Field(gt=1)] = 1.5
@@ -328,6 +336,7 @@ def settings_of(raw: Mapping[str, Any]) -> RunSettings:
     settings = made(RunSettings, {**values, "raw": raw})
     clients = settings.protocol.clients(settings.data)  # the protocol's domains must exist in the data set
     settings.aggregation.check(settings.method.name, settings.method.averages, settings.rounds.sampled(len(clients)))
+    _check_validation(settings)
     _check_joins(settings, [name for spec in clients for name in (spec.domain, spec.id)])
     if getattr(settings.method, "multi_view", False) and settings.views.count < 1:
         raise ConfigError(
@@ -335,6 +344,20 @@ def settings_of(raw: Mapping[str, Any]) -> RunSettings:
             "none besides the image; choose views=randconv, augmented or another of conf/views/, with views.count >= 1"
         )
     return settings
+
+
+def _check_validation(settings: RunSettings) -> None:
+    validation, public = settings.protocol.validation, getattr(settings.method, "public", None)
+    if not (settings.rounds.test or validation):
+        raise ConfigError("rounds.test=false leaves nothing to score: set protocol.validation to a share such as 0.1")
+    if validation and public and (public.source.name, public.domain in settings.data.domains) == (
+        settings.data.name,
+        True,
+    ):
+        raise ConfigError(
+            f"method.public takes training images of {public.domain}, of which protocol.validation={validation:g} holds "
+            "some out: choose another public set"
+        )
 
 
 def _check_joins(settings: RunSettings, names: Sequence[str]) -> None:

@@ -39,9 +39,11 @@ class Protocol(ABC):
     Attributes:
         partition_seed: seed of the split. The papers fix the split and vary only the model's seed over runs;
             ``None`` uses the run's seed, so that both vary together.
+        validation: share of every client's training samples that is scored and never trained on, in [0, 0.5].
     """
 
     partition_seed: int | None = 0
+    validation: Annotated[float, Field(ge=0, le=0.5)] = 0.0
 
     @abstractmethod
     def clients(self, data: DataSource) -> tuple[ClientSpec, ...]:
@@ -63,6 +65,40 @@ class Protocol(ABC):
         Raises:
             DataError: the domain has too few samples for the protocol.
         """
+
+    def parts(self, domain: Domain, client: ClientSpec, seed: int) -> tuple[Tensor, Tensor]:
+        """What of :meth:`split` the client trains on, and what it validates with: int64, distinct, in ascending order.
+
+        The samples are ordered by class, at random within each, and every so many-th is taken. So each class gives its
+        share, rounded up or down, and never its last sample.
+
+        Raises:
+            DataError: the client has too few samples to train on, or to give any away.
+        """
+        held = self.split(domain, client, seed)
+        if not self.validation:
+            trained, validated = held, held[:0]
+        else:
+            draws = generator(self._seed(seed), "validation", client.id)
+            mixed = held[torch.randperm(len(held), generator=draws)]
+            labels = domain.train.labels[mixed]
+            several = labels.bincount()[labels] > 1
+            mixed = mixed[several][labels[several].argsort(stable=True)]
+            count = min(int(self.validation * len(mixed) + 0.5), len(mixed) // 2)
+            if not count:
+                raise DataError(
+                    f"client {client.id} has {len(held)} training samples, and protocol.validation={self.validation:g} "
+                    "of them is none: take a larger share, or give the client more samples"
+                )
+            places = (torch.arange(count) + torch.rand(1, generator=draws, dtype=torch.float64)) * (len(mixed) / count)
+            validated = mixed[places.long().clamp(max=len(mixed) - 1)].sort().values
+            trained = held[~torch.isin(held, validated)]
+        if len(trained) < 2:
+            raise DataError(
+                f"client {client.id} would train on {len(trained)} samples; it needs two or more: "
+                "give the domain more images or the protocol a larger share"
+            )
+        return trained, validated
 
     def test_domains(self, data: DataSource) -> tuple[str, ...]:
         """The domains whose test splits are scored."""
@@ -256,17 +292,18 @@ def share(available: int, fraction: float) -> int:
     return int(fraction * available + 1e-9)
 
 
-def split_hash(data_name: str, client: ClientSpec, indices: Tensor, labels: Tensor) -> str:
+def split_hash(data_name: str, client: ClientSpec, indices: Tensor, labels: Tensor, *validation: Tensor) -> str:
     """SHA-256 (hex) of what one client holds: the data set's name, the client, its indices, and their labels.
 
     Args:
         data_name: ``DataSource.name``.
         client: whose split it is.
-        indices: int64 [n], from :meth:`Protocol.split`.
+        indices: int64 [n], from :meth:`Protocol.parts`.
         labels: int64 [N], of the domain's whole train split; those at ``indices`` are hashed.
+        validation: int64 [m], the indices that are validated with, where there are any.
     """
     digest = hashlib.sha256(f"{data_name}\n{client.id}\n{len(indices)}\n".encode())
-    for values in (indices, labels.to(indices.device)[indices]):
+    for values in (indices, labels.to(indices.device)[indices], *validation):
         digest.update(values.to("cpu", torch.int64).contiguous().numpy().astype("<i8").tobytes())
     return digest.hexdigest()
 

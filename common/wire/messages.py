@@ -86,6 +86,8 @@ class Request:
         train: whether to take part in the exchange, or only to score.
         score: domains whose test sets this device scores.
         code: the server's :func:`common.versions.code_sha256`.
+        validate: whether this device scores its own validation samples.
+        keep: the round whose own state the device is to keep, the best by validation so far; -1 is none.
     """
 
     run: str
@@ -99,6 +101,8 @@ class Request:
     train: bool
     score: Annotated[list[str], FailFast()]
     code: str
+    validate: bool = False
+    keep: Integer = -1
 
 
 @checked
@@ -117,6 +121,7 @@ class Answer:
         peak_bytes: peak resident memory of the process.
         device: where it was computed, as a person would say it.
         releases: noised uploads of this client in this run, this one included; 0 without differential privacy.
+        validation: the score on the client's own validation samples, if it was asked for.
     """
 
     run: str
@@ -134,6 +139,7 @@ class Answer:
     peak_bytes: Integer
     device: Word
     releases: Integer
+    validation: Annotated[Score, Few] | None = None
 
 
 @checked
@@ -151,6 +157,7 @@ class Registration:
         device: where it computes.
         versions: package versions.
         content: SHA-256 of the split's pixels; empty where a device does not say.
+        validation: samples that are validated with and not trained on.
     """
 
     client: Word
@@ -164,6 +171,7 @@ class Registration:
     device: Word
     versions: Annotated[dict[Name, Name], Few]
     content: Word = ""
+    validation: Integer = 0
 
 
 def header_of(message: Request | Answer | Registration) -> dict[str, Any]:

@@ -138,12 +138,17 @@ class Run:
         return round_scores(self.scores)
 
     @cached_property
+    def validation_scores(self) -> list[RoundScore]:
+        """Accuracy per domain of every round on clients' validation samples, ascending; empty without any."""
+        return round_scores(read_rows(self.folder / "validation.csv"))
+
+    @cached_property
     def rules(self) -> dict[str, dict[str, Any]]:
         """The scores under each rule, as in ``summary.json``; of an unfinished run, of the rounds it has."""
         if self.status in ("finished", "failed") and "scores" in self.summary:
             return dict(self.summary["scores"])
         last = int(self.config.get("rounds", {}).get("last_rounds", 5))
-        return summarise(self.round_scores, last)
+        return summarise(self.round_scores, last, self.validation_scores)
 
     @property
     def domains(self) -> list[str]:
@@ -305,9 +310,9 @@ class Run:
         return test_subset(split, self.settings.rounds.test_samples, domain)
 
     def train_split(self, client: ClientSpec) -> Split:
-        """A client's training samples."""
+        """What a client trained on."""
         domain = self.settings.data.load(client.domain)
-        return domain.train.subset(self.settings.protocol.split(domain, client, self.settings.seed))
+        return domain.train.subset(self.settings.protocol.parts(domain, client, self.settings.seed)[0])
 
     def sample(self, domain: str, count: int) -> Split:
         """At most ``count`` test images of a domain, classes in turn, the same every time."""

@@ -16,6 +16,8 @@ from server.results.overrides import export_command
 from server.results.run import Run, find_runs, labels
 
 RULES = {"final": "last round", "last_n": "mean of the last rounds", "best_round": "best round by test score"}
+RULES |= {"validated": "best round by validation score"}
+SUMMARIES = ("average", "worst", "validation")
 OWN_MODELS = "* scored with each client's own model, on its own domain; not ranked with rows of one shared model"
 
 MOST_SETTINGS = 4
@@ -49,10 +51,10 @@ class Row:
         return bool(self.summaries[0]["scored"] == "own model")
 
     def values(self, column: str, rule: str) -> list[float]:
-        """The column's value in each run that has one: a domain's accuracy, ``average`` or ``worst``."""
+        """The column's value in each run that has one: a domain's accuracy, ``average``, ``worst`` or ``validation``."""
         scores = [summary["scores"][rule] for summary in self.summaries if rule in summary["scores"]]
-        if column in ("average", "worst"):
-            return [float(score[column]) for score in scores]
+        if column in SUMMARIES:
+            return [float(score[column]) for score in scores if column in score]
         return [float(score["accuracy"][column]) for score in scores if column in score["accuracy"]]
 
     def mean(self, column: str, rule: str) -> float | None:
@@ -134,9 +136,10 @@ def markdown(rows: Sequence[Row], rule: str) -> str:
 
 
 def _columns(rows: Sequence[Row], rule: str) -> list[str]:
-    """Domains in the order they appear, then average and worst."""
+    """Domains in the order they appear, then average and worst, and what the same rounds had on validation samples."""
     scores = [summary["scores"].get(rule, {}) for row in rows for summary in row.summaries]
-    return [*dict.fromkeys(name for score in scores for name in score.get("accuracy", {})), "average", "worst"]
+    domains = dict.fromkeys(name for score in scores for name in score.get("accuracy", {}))
+    return [*domains, *(name for name in SUMMARIES if name != "validation" or any(name in each for each in scores))]
 
 
 def _rivals(rows: Sequence[Row]) -> list[Row]:

@@ -12,6 +12,9 @@ from common.errors import CheckpointError
 from common.storage.series import Entry, Series
 from common.storage.state import GlobalState, under_prefix, with_prefix
 
+BEST = "best"
+"""The folder, beside ``checkpoint/``, of the checkpoint of the best round by validation."""
+
 LENGTHS = "lengths/"
 """Prefix of what the bound on updates remembers."""
 
@@ -54,6 +57,11 @@ class Checkpoints:
         tensors = checkpoint.state.tensors() | with_prefix(LENGTHS, checkpoint.lengths)
         self.series.write(checkpoint.state.round, tensors, facts)
         self.series.keep(self.series.numbers()[-self.count :])
+
+    def replace(self, checkpoint: Checkpoint) -> None:
+        """Write a checkpoint, then drop all others, later ones too."""
+        self.save(checkpoint)
+        self.series.keep((checkpoint.state.round,))
 
     def load(self) -> Checkpoint | None:
         """The newest good checkpoint, or ``None`` if there are none.

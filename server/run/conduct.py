@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import ConfigError, EngineError
-from common.metrics import summarise
+from common.metrics import best_round, summarise
 from common.settings import RunSettings, yaml_of
 from common.storage.files import write_json, write_text
 from common.versions import package_versions, peak_bytes, processor
@@ -175,7 +175,8 @@ def summary_of(settings: RunSettings, rounds: Rounds, seconds: float) -> dict[st
     ``final``. Their ``average``, ``worst`` and ``spread`` are ``null``.
     """
     history = rounds.history
-    rules = summarise(history.round_scores() if rounds.trained else [], settings.rounds.last_rounds)
+    validation = history.validation_scores()
+    rules = summarise(history.round_scores() if rounds.trained else [], settings.rounds.last_rounds, validation)
     if rounds.problem:
         rules.pop("final", None)
     final = rules.get("final", {})
@@ -199,6 +200,7 @@ def summary_of(settings: RunSettings, rounds: Rounds, seconds: float) -> dict[st
         "worst": final.get("worst"),
         "spread": final.get("spread"),
         "scores": rules,
+        **({"validation": {"round": best.round, "average": best.average}} if (best := best_round(validation)) else {}),
         "state_sha256": rounds.state.sha256(),
         "bytes": history.bytes_total(),
         "bytes_by_part": totals(history.bytes),

@@ -47,7 +47,8 @@ ACTIVITY = (
 class History:
     """The files in a run's folder that grow with it, and the listeners that are told as rows come.
 
-    ``history.csv``: one row per client, scored domain and round. ``activity.csv``: one row per client and exchange with
+    ``history.csv``: one row per client, scored domain and round; ``validation.csv``: the same of clients' own validation
+    samples, where there are any. ``activity.csv``: one row per client and exchange with
     losses, seconds, bytes and, for failures and refusals, the reason. ``events.jsonl``: one line per event of the run.
     ``confusion.jsonl`` and ``prototypes/``: see :mod:`server.run.prototype_log`; ``bytes.csv``: see
     :mod:`server.run.traffic`.
@@ -68,7 +69,8 @@ class History:
         self.folder = folder
         self.listeners = list(listeners)
         folder.mkdir(parents=True, exist_ok=True)
-        _reopen(folder / "history.csv", SCORES, scores_until)
+        for name in ("history.csv", *(["validation.csv"] if (folder / "validation.csv").exists() else [])):
+            _reopen(folder / name, SCORES, scores_until)
         _reopen(folder / "activity.csv", ACTIVITY, keep_until)
         _reopen(folder / "bytes.csv", traffic.COLUMNS, keep_until)
         self._latest: list[dict[str, Any]] = []  # the present round's activity; all others are on the disk alone
@@ -76,7 +78,7 @@ class History:
         self.prototype_log = PrototypeLog(folder / "prototypes", keep_until)
         events = folder / "events.jsonl"
         old = read_events(events) if keep_until >= 0 and events.exists() else []
-        until = {"score": scores_until}  # every event belongs to its round's exchanges, but for a late score
+        until = dict.fromkeys(("score", "validation"), scores_until)  # others belong to their round's exchanges
         kept = [entry for entry in old if entry.get("round", 0) <= until.get(entry["event"], keep_until)]
         write_text(events, "".join(f"{json.dumps(entry)}\n" for entry in kept))
 
@@ -95,6 +97,14 @@ class History:
         """Append rows of ``history.csv``."""
         _append(self.folder / "history.csv", SCORES, rows)
         self._tell("scores", {"rows": rows})
+
+    def add_validation(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Append rows of ``validation.csv``."""
+        path = self.folder / "validation.csv"
+        if rows and not path.exists():
+            _reopen(path, SCORES, -1)
+        if rows:
+            _append(path, SCORES, rows)
 
     def add_activity(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Append rows of ``activity.csv``."""
@@ -142,9 +152,13 @@ class History:
         """Accuracy per domain of every scored round, ascending."""
         return round_scores(self.scores)
 
+    def validation_scores(self) -> list[RoundScore]:
+        """Accuracy per domain of every round on clients' validation samples, ascending; each client counts once."""
+        return round_scores(stream_rows(self.folder / "validation.csv"))
+
     def last_scored(self) -> int:
-        """The last scored round; -1 if none was."""
-        return max((int(row["round"]) for row in self.scores), default=-1)
+        """The last scored round, on test or validation samples; -1 if none was."""
+        return max((score.round for score in (*self.round_scores(), *self.validation_scores())), default=-1)
 
     def rounds(self, event: str) -> list[int]:
         """The rounds of all events of that name, such as ``round done``."""

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from common.errors import EngineError
-from common.metrics import RoundScore, domain_accuracy
+from common.metrics import RoundScore, best_round, domain_accuracy
 from common.prototypes import PrototypeSet
 from common.settings import RunSettings, differing, yaml_of
 from common.storage.files import write_text
 from common.storage.state import GlobalState
 from common.wire.messages import Registration
-from server.run.checkpoint import Checkpoint, Checkpoints, check_belongs, check_length
+from server.run.checkpoint import BEST, Checkpoint, Checkpoints, check_belongs, check_length
 from server.run.earlier import Earlier, best_of, changed_code
 from server.run.engine import MOST_REASON, Engine, Failure, Reply
 from server.run.history import History
@@ -57,6 +57,7 @@ class Rounds:
         self.method: Method = self.settings.method
         folder = self.settings.output_folder
         self.checkpoints = Checkpoints(folder / "checkpoint", self.settings.rounds.checkpoints)
+        self.best_checkpoint = Checkpoints(folder / BEST)
         self.run_id = uuid.uuid4().hex[:12]
         self.federation = Federation(self.settings)
         self.registry = self.federation.registry
@@ -64,6 +65,7 @@ class Rounds:
         self.refusals: list[str] = []
         self.earlier = Earlier()
         self._count_less: set[str] = set()
+        self._best: RoundScore | None = None
         self._outcome: tuple[Sequence[Reply], Sequence[Failure]] = ((), ())
         self.earlier_seconds = 0.0
         self._started = time.perf_counter()
@@ -135,6 +137,7 @@ class Rounds:
         settings, folder = self.settings, self.settings.output_folder
         if checkpoint is None:
             self.checkpoints.clear()
+            self.best_checkpoint.clear()
             self.history = History(folder, listeners=self.listeners)
             changed_code(folder, resumed=False)
             return None
@@ -145,11 +148,12 @@ class Rounds:
         self.state, self.run_id, self.earlier_seconds = checkpoint.state, checkpoint.run, checkpoint.seconds
         self.federation.bounds.lengths = dict(checkpoint.lengths)
         done = self.state.round
-        scored_late = self.method.scored_at != self.method.exchanges[0]
-        self.history = History(folder, done, done if scored_late else done - 1, listeners=self.listeners)
+        self.history = History(folder, done, done if self.late else done - 1, listeners=self.listeners)
         self.earlier = Earlier.of(folder, anyway=settings.resume == "anyway")
         if changed := changed_code(folder, resumed=True):
             self.history.event("code changed", round=done, reason=changed)
+        self._best = best_round(self.history.validation_scores())
+        self.federation.best = self._best.round if self._best else -1
         return checkpoint
 
     def _take_over(self, total: int) -> None:
@@ -161,9 +165,19 @@ class Rounds:
                 (folder / "summary.json").unlink(missing_ok=True)  # it is no longer the end of the run
 
     def _save(self) -> None:
+        self.checkpoints.save(self._checkpoint())
+        if self.late and self.federation.best == self.state.round:
+            self.best_checkpoint.replace(self._checkpoint())
+
+    def _checkpoint(self) -> Checkpoint:
         settings, seconds = self.settings, round(self.seconds(), 3)
         facts = (self.run_id, self.method.name, settings.identity, settings.seed, settings.train.rounds, seconds)
-        self.checkpoints.save(Checkpoint(self.state, *facts, self.federation.bounds.lengths))
+        return Checkpoint(self.state, *facts, self.federation.bounds.lengths)
+
+    @property
+    def late(self) -> bool:
+        """Whether a round's own state is scored, and not that of the round before."""
+        return self.method.scored_at != self.method.exchanges[0]
 
     def seconds(self) -> float:
         """Wall seconds so far; of earlier parts, what their last checkpoint counted."""
@@ -251,13 +265,12 @@ class Rounds:
 
     def _due(self, number: int) -> bool:
         """Whether round ``number`` scores: every so many rounds, and the last where it scores its own state."""
-        late = self.method.scored_at != self.method.exchanges[0]
         every = self.settings.rounds.evaluate_every
-        return (number - 1) % every == 0 or (late and number == self.settings.train.rounds)
+        return (number - 1) % every == 0 or (self.late and number == self.settings.train.rounds)
 
     def _score_last(self, total: int) -> None:
         """One trip that only scores the final state."""
-        if self.method.scored_at == self.method.exchanges[0]:
+        if not self.late:
             self.federation.begin(total + 1, self.method.exchanges[0])
             participants = list(self.server.clients) if self.method.personal else self.registry.sample(total)
             self._exchange(participants, train=False)
@@ -278,14 +291,17 @@ class Rounds:
     def _record(self, closed: Outcome[Reply], failures: Sequence[Failure]) -> None:
         self._outcome = closed.admitted, failures
         number, exchange = self.server.round, self.server.exchange
-        late = self.method.scored_at != self.method.exchanges[0]
-        scored_round = number if late else number - 1
+        scored_round = number if self.late else number - 1
         rows: list[dict[str, Any]] = []
+        validated: list[dict[str, Any]] = []
         for reply in closed.admitted:
             for entry in reply.answer.scores:
                 rows.append(self._score_row(scored_round, reply, entry))
                 self.history.confusions.add(scored_round, reply.client, entry, self.server.class_count)
+            if reply.answer.validation is not None:
+                validated.append(self._score_row(scored_round, reply, reply.answer.validation))
         self.history.add_scores(rows)
+        self.history.add_validation(validated)
         self.history.add_activity(
             [
                 _activity_row(number, exchange, reply, self.registry.domain(reply.client))
@@ -329,10 +345,16 @@ class Rounds:
                 reason=failure.reason,
                 traceback=failure.traceback,
             )
-        if rows:
-            accuracy = domain_accuracy([(row["domain"], row["correct"], row["count"]) for row in rows])
-            score = RoundScore(scored_round, accuracy)
-            self.history.event("score", round=scored_round, accuracy=accuracy, average=score.average, worst=score.worst)
+        for name, found in (("score", rows), ("validation", validated)):
+            if found:
+                accuracy = domain_accuracy([(row["domain"], row["correct"], row["count"]) for row in found])
+                score = RoundScore(scored_round, accuracy)
+                told: dict[str, Any] = {"accuracy": accuracy, "average": score.average, "worst": score.worst}
+                self.history.event(name, round=scored_round, **told)
+                if name == "validation" and best_round([*([self._best] if self._best else []), score]) is score:
+                    self._best, self.federation.best = score, scored_round
+                    if not self.late:  # what was scored is the state that the next one is about to replace
+                        self.best_checkpoint.replace(self._checkpoint())
 
     def _score_row(self, number: int, reply: Reply, entry: Mapping[str, Any]) -> dict[str, Any]:
         return {

@@ -181,6 +181,8 @@ def scalars(name: str, entry: Mapping[str, Any]) -> list[Scalar]:
     if name == "score":
         found = {f"summary/accuracy/{domain}": value for domain, value in entry["accuracy"].items()}
         found |= {f"summary/{key}": entry[key] for key in ("average", "worst")}
+    elif name == "validation":
+        found = {"summary/validation": entry["average"]}
     elif name == "round done":
         found = {"round/seconds": entry["seconds"]}
         found |= {f"round/clients_{status}": count for status, count in entry["outcomes"].items()}

@@ -33,6 +33,8 @@ def describe(name: str, entry: Mapping[str, Any], rounds: int) -> str:
         cells = "  ".join(f"{domain} {value:5.1f}" for domain, value in entry["accuracy"].items())
         average, worst = f"average {entry['average']:5.1f}", f"worst {entry['worst']:5.1f}"
         return f"round {entry['round']:>3}/{rounds}  {cells}  |  {average}  {worst}"
+    if name == "validation":
+        return f"round {entry['round']:>3}/{rounds}  validation {entry['average']:5.1f}"
     if name in ("start", "resume"):
         verb = "starts" if name == "start" else f"resumes after round {entry['round']}"
         return f"{entry['method']} on {entry['data']} {verb}: {len(entry['clients'])} clients, {entry['rounds']} rounds"

@@ -19,6 +19,7 @@ from rich.text import Text
 from common.settings import RunSettings
 from server.trackers.events import describe
 
+SUMMARIES = ("average", "worst", "validation")
 BARS = "▁▂▃▄▅▆▇█"
 MOST_NOTES = 4
 TROUBLES = ("clipped", "refused", "failed", "lost")
@@ -79,6 +80,8 @@ class LiveView:
         elif name == "score":
             for domain, value in {**entry["accuracy"], "average": entry["average"], "worst": entry["worst"]}.items():
                 self.scores.setdefault(domain, []).append(float(value))
+        elif name == "validation":
+            self.scores.setdefault(name, []).append(float(entry["average"]))
         elif name == "round done":
             self._finish_round(entry)
         elif name == "round skipped":
@@ -87,7 +90,7 @@ class LiveView:
             self.state = "finished"
         elif name == "stopped":
             self.state = "stopped; resume=true goes on"
-        if name not in ("start", "score", "finish", "stopped", "scores", "activity"):
+        if name not in ("start", "score", "validation", "finish", "stopped", "scores", "activity"):
             line = describe(name, entry, self.total)
             self.notes += [line] if line else []
 
@@ -164,11 +167,11 @@ class LiveView:
         roomy = width >= 60
         if roomy:
             table.add_column("best", justify="right", no_wrap=True)
-        names = [name for name in self.scores if name not in ("average", "worst")]
+        names = [name for name in self.scores if name not in SUMMARIES]
         label = min(max(10, width // 3), max(13, *(len(name) for name in [*names, "average"])))
         room = max(4, min(40, width - label - (30 if roomy else 22)))
         table.add_column("over rounds", no_wrap=True)
-        for name in [*sorted(names), "average", "worst"]:
+        for name in [*sorted(names), *(name for name in SUMMARIES if name in self.scores)]:
             values = self.scores[name]
             cells = [Text(name), Text(f"{values[-1]:.1f}"), _change(values)]
             cells += [Text(f"{max([*values, self.best.get(name, 0.0)]):.1f}", "dim")] if roomy else []

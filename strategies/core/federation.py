@@ -117,6 +117,8 @@ class Federation:
         self._asked = 0
         self._clients: dict[str, Client] = {}
         self._tested: dict[tuple[str, str], int] = {}
+        self.best = -1
+        """The round that is best by validation so far; devices keep their part of it. -1 is none."""
         self.bounds = Bounds(settings.rounds.outlier_factor, len(self.registry.expected))
         settings.aggregation.check(
             self.method.name, self.method.averages, settings.rounds.sampled(len(self.registry.expected))
@@ -170,8 +172,11 @@ class Federation:
 
     def requests(self, run: str, participants: Sequence[Client], *, train: bool = True) -> dict[str, Request]:
         """What each client is asked in the present exchange, by client id."""
-        duties = self.registry.scorers(participants, personal=self.method.personal) if self.server.scoring else {}
-        training = {client.id for client in participants} if train else set()
+        scored = self.server.scoring and self.settings.rounds.test
+        duties = self.registry.scorers(participants, personal=self.method.personal) if scored else {}
+        validates = self.server.scoring and self.settings.protocol.validation > 0
+        here = {client.id for client in participants}
+        training = here if train else set()
         self._requests = {
             client.id: Request(
                 run=run,
@@ -185,9 +190,11 @@ class Federation:
                 train=client.id in training,
                 score=duties.get(client.id, []),
                 code=code_sha256(),
+                validate=validates,
+                keep=self.best,
             )
             for client in self.server.clients
-            if client.id in training or client.id in duties
+            if client.id in duties or (client.id in here and (train or validates))
         }
         self._asked = sum(request.train for request in self._requests.values())
         return dict(self._requests)
@@ -222,6 +229,9 @@ class Federation:
             if count > most or count != known:
                 raise PayloadError(f"the score of {domain} counts {count} images; it was {known}, at most {most} are")
         self._tested |= said
+        held = self.registry.registrations[answer.client].validation
+        if answer.validation is not None and answer.validation["count"] != held:
+            raise PayloadError(f"the validation counts {answer.validation['count']} images; {held} were registered")
 
     def close(self, state: GlobalState, answers: Sequence[Carried], refused: int = 0) -> Outcome[Carried]:
         """Judge an exchange's answers and aggregate them: the one way for every engine and for Flower's own loop.

@@ -59,7 +59,7 @@ class Gate:
             PayloadError: the first thing that is not, in words for the round's record.
         """
         self._check_sender(request, answer, client)
-        self._check_scores(request, answer)
+        self._check_scores(request, answer, client)
         if not request.train:
             return None
         if self.expected.weights:
@@ -95,14 +95,18 @@ class Gate:
         if not 0 <= answer.releases <= MOST_REPEATS * request.round:
             raise PayloadError(f"{answer.releases} releases in {request.round} rounds cannot be")
 
-    def _check_scores(self, request: Request, answer: Answer) -> None:
+    def _check_scores(self, request: Request, answer: Answer, client: Client) -> None:
         """Scores are what was asked for, and arithmetically possible."""
         if answer.trained != request.train:
             raise PayloadError("the answer carries no update" if request.train else "an update came unasked")
         domains = [entry["domain"] for entry in answer.scores]
         if domains != list(request.score):
             raise PayloadError(f"scores of {domains} came; asked for {request.score}")
-        for entry in answer.scores:
+        if (answer.validation is not None) != request.validate:
+            raise PayloadError("the validation score is missing" if request.validate else "a validation came unasked")
+        if answer.validation is not None and answer.validation["domain"] != client.domain:
+            raise PayloadError(f"the validation is of {answer.validation['domain']}; the client holds {client.domain}")
+        for entry in [*answer.scores, *([answer.validation] if answer.validation is not None else [])]:
             count, correct, loss = entry["count"], entry["correct"], entry["loss"]
             if not 0 <= correct <= count or count < 1:
                 raise PayloadError(f"the score of {entry['domain']} claims {correct} correct of {count}")

@@ -53,6 +53,10 @@ class Registry:
             return f"it registered {registration.samples} samples in classes {registration.class_counts}"
         if registration.samples > self.settings.rounds.most_samples:
             return f"it registered {registration.samples} samples; at most rounds.most_samples are let in"
+        share = self.settings.protocol.validation
+        least, most = (1, share / (1 - share) * registration.samples + 1) if share else (0, 0)
+        if not least <= registration.validation <= most:
+            return f"it registered {registration.validation} validation samples; {least} to {most:.0f} can be"
         known = self.registrations.get(registration.client)
         if known and (known.split, known.class_counts) != (registration.split, registration.class_counts):
             return f"client {registration.client} is registered already, with other data"

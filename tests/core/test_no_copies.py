@@ -53,7 +53,7 @@ def test_images_are_kept_once_per_process_and_nets_are_loaded_in_place(tmp_path:
             weights = {name: tensor + number for name, tensor in initial(settings).items()}
             made.answer(request(settings, domain, number), Payload({}, weights))
             domain_data = settings.data.load(domain)
-            assert made._training_data().images.data_ptr() == domain_data.train.images.data_ptr()
+            assert made._own_data()[0].images.data_ptr() == domain_data.train.images.data_ptr()
             assert made._test_data("noisy").images.data_ptr() == settings.data.load("noisy").test.images.data_ptr()
             model, _ = made._model(3)
             places.add(tuple(tensor.data_ptr() for tensor in model.state_dict().values()))

@@ -387,5 +387,5 @@ def test_a_failure_leaves_no_trace_for_the_next_client_of_the_thread(tmp_path: P
 
 
 def _held(made: Device) -> tuple[Client, Any]:
-    split = made._training_data()
+    split = made._own_data()[0]
     return Client("dark-0", "dark", len(split), tuple(split.class_counts(CLASSES).tolist()), 1, 3), split

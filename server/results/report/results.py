@@ -17,9 +17,10 @@ RULES = {
     "final": ("last round", "after the last scored round"),
     "last_n": ("mean of the last", "mean over the last scored rounds, the rule of FPL and FedAPC"),
     "best_round": ("best round", "of the round with the best test average, which flatters: it picks by the test set"),
+    "validated": ("best on validation", "of the round that is best on clients' validation samples, which none trains on"),
 }
 TROUBLE = ("failed", "refused", "lost")
-ORDINARY = ("round", "round done", "score", "registered")
+ORDINARY = ("round", "round done", "score", "validation", "registered")
 STATES = {
     "finished": "finished",
     "stopped": "was stopped and can go on with resume=true",
@@ -28,14 +29,14 @@ STATES = {
 
 
 def values(group: Group, column: str, rule: str) -> list[float]:
-    """A column's value in each of the group's runs: ``average``, ``worst``, ``spread`` or ``domain:<name>``."""
+    """A column's value in each run: ``average``, ``worst``, ``spread``, ``validation`` or ``domain:<name>``."""
     found = []
     for run in group.runs:
         score = run.rules.get(rule)
         if score is None:
             continue
         name = column.removeprefix("domain:")
-        value = score["accuracy"].get(name) if column.startswith("domain:") else score[column]
+        value = score["accuracy"].get(name) if column.startswith("domain:") else score.get(column)
         if value is not None:
             found.append(float(value))
     return found
@@ -98,13 +99,25 @@ def _wall(run: Run) -> float:
     return float(run.events[-1]["time"]) - float(run.events[0]["time"]) if run.events else 0.0
 
 
+def rules_of(boards: Sequence[Board]) -> dict[str, tuple[str, str]]:
+    """The rules by which a run of the page was scored, with their names and notes."""
+    known = {rule for board in boards for run in board.runs for rule in run.rules}
+    return {rule: words for rule, words in RULES.items() if rule != "validated" or rule in known}
+
+
+def summaries(board: Board) -> list[str]:
+    """The columns after the domains' own."""
+    validated = any("validation" in score for run in board.runs for score in run.rules.values())
+    return ["average", "worst", "spread", *["validation"] * validated]
+
+
 def score_rows(board: Board, rule: str) -> Iterator[tuple[Group, list[dict[str, Any] | None]]]:
     """Each group with its cells: mean, deviation over seeds, and whether it is the best; ``None`` without a score.
 
     Columns are the domains, average, worst and spread, of which the least is best. Rows scored on clients' own models
     are not ranked with those of one shared model.
     """
-    columns = [*(f"domain:{name}" for name in board.domains), "average", "worst", "spread"]
+    columns = [*(f"domain:{name}" for name in board.domains), *summaries(board)]
     best: dict[str, float] = {}
     rivals = comparable(board.groups)
     for column in columns if len(rivals) > 1 else ():

@@ -1,0 +1,326 @@
+"""Validation samples: held out of training, scored by who holds them, and what chooses the best round."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.runs import TouchedEngine, run
+from support.toy import DOMAINS, Toy, composed, toy_settings
+
+from client.device import Device
+from client.store import FileStore
+from common.data.domain import Domain, Split
+from common.data.protocols import ClientSpec, OneClientPerDomain, split_hash
+from common.errors import ConfigError, DataError
+from common.metrics import RoundScore, best_round, summarise
+from common.settings import RunSettings, load_settings
+from common.wire.messages import Request
+from common.wire.payload import Payload
+from server.engines.inline import InlineEngine
+from server.results.run import Run
+from server.run.checkpoint import BEST, Checkpoint, Checkpoints
+from server.run.history import read_rows
+from strategies.core.registry import Registry
+
+CLIENTS = [ClientSpec(domain, 0) for domain in DOMAINS]
+
+
+def validating(method: str, output: Path, rounds: int = 3, **more: Any) -> RunSettings:
+    train = {"rounds": rounds, **more.pop("train", {})}
+    return toy_settings(method, output, overrides=("protocol.validation=0.2",), train=train, **more)
+
+
+def best(folder: Path) -> Checkpoint:
+    found = Checkpoints(folder / BEST).load()
+    assert found is not None
+    return found
+
+
+# ---- the split -------------------------------------------------------------------------------------------------------
+
+
+def domain(*counts: int) -> Domain:
+    labels = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
+    split = Split(torch.zeros(len(labels), 3, 8, 8, dtype=torch.uint8), labels)
+    return Domain("d", split, split)
+
+
+@pytest.mark.parametrize("share", [0.05, 0.1, 0.25, 0.5])
+@pytest.mark.parametrize("counts", [(20, 20, 20), (2, 40, 7), (1, 1, 30), (2, 2, 2, 3, 3, 2, 7)], ids=str)
+def test_each_class_gives_its_share_and_never_its_last_sample(counts: tuple[int, ...], share: float) -> None:
+    for seed in range(10):
+        protocol = OneClientPerDomain(validation=share, partition_seed=None)
+        held = domain(*counts)
+        trained, validated = protocol.parts(held, ClientSpec("d", 0), seed)
+        assert sorted([*trained.tolist(), *validated.tolist()]) == list(range(sum(counts)))
+        assert len(validated) == min(
+            int(share * sum(n for n in counts if n > 1) + 0.5), sum(n for n in counts if n > 1) // 2
+        )
+        given = held.train.labels[validated].bincount(minlength=len(counts))
+        for count, gave in zip(counts, given.tolist(), strict=True):
+            assert abs(gave - share * count) <= 1
+            assert gave < count
+
+
+def test_the_choice_is_keyed_by_the_partition_s_seed_and_client() -> None:
+    held = domain(20, 20)
+
+    def chosen(seed: int, partition_seed: int | None, client: int = 0) -> list[int]:
+        protocol = OneClientPerDomain(validation=0.2, partition_seed=partition_seed)
+        return protocol.parts(held, ClientSpec("d", client), seed)[1].tolist()
+
+    assert chosen(1, 0) == chosen(2, 0)
+    assert chosen(1, None) == chosen(1, None) != chosen(2, None)
+
+
+def test_the_hash_of_a_split_counts_what_is_held_out() -> None:
+    held, client = domain(20, 20), ClientSpec("d", 0)
+    trained, validated = OneClientPerDomain(validation=0.2).parts(held, client, 0)
+    labels = held.train.labels
+    assert split_hash("d", client, trained, labels) != split_hash("d", client, trained, labels, validated)
+
+
+def test_no_validation_leaves_identities_and_splits_as_they_were(tmp_path: Path) -> None:
+    plain = composed("method=fedavg", "engine=inline", "train.device=cpu")
+    raw = {**plain.raw, "protocol": {key: plain.raw["protocol"][key] for key in plain.raw["protocol"]}}
+    del raw["protocol"]["validation"]
+    assert replace(plain, raw=raw).identity == plain.identity
+    held = load_settings(["method=fedavg", "engine=inline", "train.device=cpu", "protocol.validation=0.1"])
+    assert held.identity != plain.identity
+    data = Toy().load("bright")
+    assert torch.equal(OneClientPerDomain().parts(data, CLIENTS[0], 0)[0], torch.arange(len(data.train)))
+
+
+def test_a_share_that_leaves_nothing_is_refused_in_words() -> None:
+    with pytest.raises(DataError, match=r"d-0 has 4 training samples, and protocol.validation=0.1 of them is none"):
+        OneClientPerDomain(validation=0.1).parts(domain(2, 2), ClientSpec("d", 0), 0)
+    with pytest.raises(DataError, match="would train on 1 samples"):
+        OneClientPerDomain(validation=0.5).parts(domain(2), ClientSpec("d", 0), 0)
+
+
+@pytest.mark.parametrize("share", ["0.6", "-0.1", "1"])
+def test_a_share_out_of_range_is_refused(share: str) -> None:
+    with pytest.raises(ConfigError, match=r"protocol.validation="):
+        load_settings([f"protocol.validation={share}"])
+
+
+def test_public_images_may_not_be_of_the_run_s_own_domains() -> None:
+    public = ["method.public.source._target_=common.data.glyphs.Glyphs", "method.public.source.domains=[sketch]"]
+    words = ["method=fccl_plus", "data=glyphs", *public, "method.public.domain=sketch"]
+    assert load_settings(words)
+    with pytest.raises(ConfigError, match="choose another public set"):
+        load_settings([*words, "protocol.validation=0.1"])
+
+
+def test_something_must_be_scored() -> None:
+    with pytest.raises(ConfigError, match="leaves nothing to score"):
+        load_settings(["rounds.test=false"])
+
+
+# ---- on the device ---------------------------------------------------------------------------------------------------
+
+
+def test_what_is_held_out_is_no_part_of_what_a_method_is_given(tmp_path: Path) -> None:
+    settings = validating("fpl", tmp_path)
+    device = Device(settings, CLIENTS[0], lambda run: FileStore(tmp_path / "own"))
+    trained, validated = device._own_data()
+    whole = Toy().load("bright").train
+    assert len(trained) + len(validated) == len(whole)
+    rows = {image.numpy().tobytes() for image in validated.images}
+    assert not rows & {image.numpy().tobytes() for image in trained.images}
+    assert device.register().samples == len(trained)
+    assert sum(device.register().class_counts) == len(trained)
+    assert device.register().validation == len(validated)
+    assert torch.equal(Run(run(settings).folder).train_split(CLIENTS[0]).images, trained.images)
+
+
+def test_the_best_round_s_own_state_outlives_later_ones(tmp_path: Path) -> None:
+    store = FileStore(tmp_path)
+    for position in range(1, 9):
+        store.save(position, {"w": torch.tensor(float(position))}, best_before=3)
+    assert store.series.numbers() == [2, 6, 7, 8]
+    store.save(9, {"w": torch.tensor(9.0)}, best_before=8)
+    assert store.series.numbers() == [7, 8, 9]
+
+
+# ---- runs ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedbn", "fedpall", "fccl_plus"])
+def test_every_client_scores_its_own_samples_in_the_same_trip(method: str, tmp_path: Path) -> None:
+    settings = validating(method, tmp_path)
+    engine = TouchedEngine(settings)
+    done = run(settings, engine)
+    rows, tested = done.rows("validation.csv"), done.rows("history.csv")
+    rounds = sorted({int(row["round"]) for row in tested})
+    assert [(int(row["round"]), row["client"], row["domain"]) for row in rows] == [
+        (number, f"{name}-0", name) for number in rounds for name in DOMAINS
+    ]
+    averages = [entry["average"] for name, entry in done.events if name == "validation"]
+    chosen = rounds[max(range(len(averages)), key=averages.__getitem__)]
+    validated = done.summary["scores"]["validated"]
+    assert done.summary["validation"] == {"round": chosen, "average": max(averages)}
+    assert (validated["round"], validated["validation"]) == (chosen, max(averages))
+    by_round = {score.round: score.average for score in Run(done.folder).round_scores}
+    assert validated["average"] == by_round[chosen]
+    assert best(tmp_path).state.round == chosen
+    plain = toy_settings(method, tmp_path / "plain", train={"rounds": 3})
+    usual = TouchedEngine(plain)
+    run(plain, usual)
+    assert len(engine.messages) == len(usual.messages), "validation costs no message of its own"
+
+
+def weights_scored(done: Any, number: int) -> Mapping[str, torch.Tensor]:
+    return next(
+        one.message.weights for one in done.messages if one.request.validate and one.request.round == number + 1
+    )
+
+
+def test_the_best_round_s_state_is_the_one_that_was_scored(tmp_path: Path) -> None:
+    settings = validating("fedavg", tmp_path, rounds=4, train={"learning_rate": 0.3})
+    done = run(settings, TouchedEngine(settings))
+    kept = best(tmp_path)
+    sent = weights_scored(done, kept.state.round)
+    assert all(torch.equal(kept.state.weights[name], sent[name]) for name in sent)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedrep", "fedpall"])
+def test_a_run_that_goes_on_chooses_the_same_round(method: str, tmp_path: Path) -> None:
+    whole = run(validating(method, tmp_path / "whole", rounds=4))
+    parted = validating(method, tmp_path / "parted", rounds=4)
+    run(parted, stop_after=2)
+    again = run(replace(parted, resume=True))
+    assert again.rows("validation.csv") == whole.rows("validation.csv")
+    assert again.summary["validation"] == whole.summary["validation"]
+    assert best(again.folder).state.sha256() == best(whole.folder).state.sha256()
+
+
+def test_a_new_run_in_the_folder_leaves_nothing_of_the_old_best_round(tmp_path: Path) -> None:
+    run(validating("fedavg", tmp_path))
+    again = run(toy_settings("fedavg", tmp_path, train={"rounds": 1}, overwrite=True))
+    assert not Checkpoints(tmp_path / BEST).series.numbers()
+    assert "validated" not in again.summary["scores"]
+    assert "validation" not in again.summary
+    assert read_rows(tmp_path / "validation.csv") == []
+
+
+def test_own_models_of_the_best_round_are_still_there(tmp_path: Path) -> None:
+    """The first round is the best by what the clients say; six rounds later its own state is not yet dropped."""
+
+    def flattering(request: Request, payload: Payload) -> Payload:
+        validation = payload.header["validation"]
+        correct = validation["count"] if request.round == 2 else 0
+        return replace(payload, header={**payload.header, "validation": {**validation, "correct": correct}})
+
+    settings = validating("fedrep", tmp_path, rounds=7)
+    done = run(settings, TouchedEngine(settings, edit=flattering))
+    assert done.summary["validation"] == {"round": 1, "average": 100.0}
+    kept = FileStore(tmp_path / "clients" / best(tmp_path).run / "bright-0").series.numbers()
+    assert kept == [1, 5, 6, 7]
+
+
+def test_the_engine_and_the_wire_make_no_difference(tmp_path: Path) -> None:
+    one = run(validating("fpl", tmp_path / "one"))
+    other = validating("fpl", tmp_path / "other", engine={"wire": True, "workers": 3})
+    two = run(other, InlineEngine(other))
+    assert (one.sha256, one.summary["validation"]) == (two.sha256, two.summary["validation"])
+    assert one.rows("validation.csv") == two.rows("validation.csv")
+    assert best(tmp_path / "one").state.sha256() == best(tmp_path / "other").state.sha256()
+
+
+def test_test_sets_are_left_alone_if_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(self: Any, domain: Domain) -> Split:
+        raise AssertionError("the test split was read")
+
+    monkeypatch.setattr(OneClientPerDomain, "test_split", read)
+    words = ("protocol.validation=0.2",)
+    done = run(toy_settings("fedavg", tmp_path, overrides=words, train={"rounds": 3}, rounds={"test": False}))
+    assert done.rows("history.csv") == []
+    assert len({row["round"] for row in done.rows("validation.csv")}) == 4
+    assert done.summary["average"] is None
+    assert done.summary["validation"]["average"] > 0
+
+
+# ---- what clients may say --------------------------------------------------------------------------------------------
+
+LIES = {
+    "more images than registered": ({"count": 500, "correct": 500}, "counts 500 images; 5 were registered"),
+    "more correct than there are": ({"correct": 6}, "claims 6 correct of 5"),
+    "fewer images": ({"count": 2, "correct": 2}, "counts 2 images; 5 were registered"),
+    "another domain": ({"domain": "noisy"}, "is of noisy; the client holds dark"),
+    "no loss": ({"loss": -1.0}, "has loss -1"),
+}
+
+
+@pytest.mark.parametrize(("changes", "reason"), LIES.values(), ids=LIES)
+def test_what_cannot_be_is_refused(changes: Mapping[str, Any], reason: str, tmp_path: Path) -> None:
+    def lying(request: Request, payload: Payload) -> Payload:
+        if request.client != "dark-0" or request.round != 2:
+            return payload
+        return replace(payload, header={**payload.header, "validation": {**payload.header["validation"], **changes}})
+
+    settings = validating("fedavg", tmp_path)
+    done = run(settings, TouchedEngine(settings, edit=lying))
+    refused = [row for row in done.rows("activity.csv") if row["status"] == "refused"]
+    assert [(row["client"], row["round"]) for row in refused] == [("dark-0", "2")]
+    assert reason in refused[0]["reason"]
+    assert [row["client"] for row in done.rows("validation.csv") if row["round"] == "1"] == ["bright-0", "noisy-0"]
+
+
+@pytest.mark.parametrize("asked", [True, False], ids=["missing", "unasked"])
+def test_a_score_comes_if_and_only_if_it_was_asked_for(asked: bool, tmp_path: Path) -> None:
+    score = None if asked else {"domain": "dark", "count": 5, "correct": 5, "loss": 0.0}
+
+    def other(request: Request, payload: Payload) -> Payload:
+        return replace(
+            payload, header={**payload.header, "validation": score} if request.client == "dark-0" else payload.header
+        )
+
+    settings = validating("fedavg", tmp_path) if asked else toy_settings("fedavg", tmp_path)
+    done = run(settings, TouchedEngine(settings, edit=other))
+    assert done.summary["answers"]["refused"] > 0
+
+
+@pytest.mark.parametrize(("share", "claimed"), [(0.2, 0), (0.2, 50), (0.0, 3)], ids=["none", "too many", "unasked"])
+def test_a_registration_of_impossible_validation_samples_is_refused(share: float, claimed: int, tmp_path: Path) -> None:
+    settings = toy_settings("fedavg", tmp_path, overrides=(f"protocol.validation={share}",))
+    device = Device(settings, CLIENTS[0], lambda run: FileStore(tmp_path / "own"))
+    registry = Registry(settings)
+    assert registry.admit(device.register()) == ""
+    assert "validation samples" in registry.admit(replace(device.register(), validation=claimed))
+
+
+# ---- the rule --------------------------------------------------------------------------------------------------------
+
+
+def test_the_best_round_is_the_earliest_of_the_highest_average_over_most_domains() -> None:
+    scores = [
+        RoundScore(1, {"a": 99.0}),
+        RoundScore(2, {"a": 50.0, "b": 60.0}),
+        RoundScore(3, {"a": 60.0, "b": 50.0}),
+        RoundScore(4, {"a": 10.0, "b": 20.0}),
+    ]
+    chosen = best_round(scores)
+    assert chosen is not None
+    assert chosen.round == 2
+    assert best_round([]) is None
+
+
+def test_the_validated_round_is_scored_on_test() -> None:
+    tested = [RoundScore(number, {"a": value}) for number, value in ((1, 30.0), (2, 50.0), (3, 40.0))]
+    held_out = [RoundScore(number, {"a": value}) for number, value in ((1, 10.0), (2, 20.0), (3, 30.0))]
+    rules = summarise(tested, 2, held_out)
+    assert (rules["validated"]["round"], rules["validated"]["average"]) == (3, 40.0)
+    assert {name: rule["validation"] for name, rule in rules.items()} == {
+        "final": 30.0,
+        "last_n": 25.0,
+        "best_round": 20.0,
+        "validated": 30.0,
+    }
+    assert "validated" not in summarise(tested, 2)
+    assert "validated" not in summarise(tested[:2], 2, held_out), "its best round was not scored on test"
