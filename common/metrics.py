@@ -67,8 +67,8 @@ def summarise(
         values = [score.accuracy[domain] for score in tail if domain in score.accuracy]
         mean[domain] = sum(values) / len(values)
     rules = {"final": rounds[-1], "last_n": RoundScore(rounds[-1].round, mean), "best_round": best}
-    chosen = best_round(validation)
-    rules |= {"validated": score for score in rounds if chosen is not None and score.round == chosen.round}
+    if (chosen := best_round(validation)) and (found := [score for score in rounds if score.round == chosen.round]):
+        rules["validated"] = found[0]
     held_out = {score.round: score.average for score in validation}
     result: dict[str, dict[str, object]] = {}
     for name, score in rules.items():

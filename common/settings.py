@@ -350,13 +350,11 @@ def _check_validation(settings: RunSettings) -> None:
     validation, public = settings.protocol.validation, getattr(settings.method, "public", None)
     if not (settings.rounds.test or validation):
         raise ConfigError("rounds.test=false leaves nothing to score: set protocol.validation to a share such as 0.1")
-    if validation and public and (public.source.name, public.domain in settings.data.domains) == (
-        settings.data.name,
-        True,
-    ):
+    own = public and public.source.name == settings.data.name and public.domain in settings.data.domains
+    if validation and own:
         raise ConfigError(
-            f"method.public takes training images of {public.domain}, of which protocol.validation={validation:g} holds "
-            "some out: choose another public set"
+            f"method.public takes training images of {public.domain}, of which protocol.validation={validation:g} "
+            "holds some out: choose another public set"
         )
 
 

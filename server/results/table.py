@@ -51,7 +51,7 @@ class Row:
         return bool(self.summaries[0]["scored"] == "own model")
 
     def values(self, column: str, rule: str) -> list[float]:
-        """The column's value in each run that has one: a domain's accuracy, ``average``, ``worst`` or ``validation``."""
+        """The column's value in each run that has one: a domain's accuracy, or one of :data:`SUMMARIES`."""
         scores = [summary["scores"][rule] for summary in self.summaries if rule in summary["scores"]]
         if column in SUMMARIES:
             return [float(score[column]) for score in scores if column in score]

@@ -47,9 +47,9 @@ ACTIVITY = (
 class History:
     """The files in a run's folder that grow with it, and the listeners that are told as rows come.
 
-    ``history.csv``: one row per client, scored domain and round; ``validation.csv``: the same of clients' own validation
-    samples, where there are any. ``activity.csv``: one row per client and exchange with
-    losses, seconds, bytes and, for failures and refusals, the reason. ``events.jsonl``: one line per event of the run.
+    ``history.csv``: one row per client, scored domain and round; ``validation.csv``: the same of clients' own
+    validation samples, where there are any. ``activity.csv``: one row per client and exchange with losses, seconds,
+    bytes and, for failures and refusals, the reason. ``events.jsonl``: one line per event of the run.
     ``confusion.jsonl`` and ``prototypes/``: see :mod:`server.run.prototype_log`; ``bytes.csv``: see
     :mod:`server.run.traffic`.
 

@@ -349,8 +349,8 @@ class Rounds:
             if found:
                 accuracy = domain_accuracy([(row["domain"], row["correct"], row["count"]) for row in found])
                 score = RoundScore(scored_round, accuracy)
-                told: dict[str, Any] = {"accuracy": accuracy, "average": score.average, "worst": score.worst}
-                self.history.event(name, round=scored_round, **told)
+                means: dict[str, Any] = {"accuracy": accuracy, "average": score.average, "worst": score.worst}
+                self.history.event(name, round=scored_round, **means)
                 if name == "validation" and best_round([*([self._best] if self._best else []), score]) is score:
                     self._best, self.federation.best = score, scored_round
                     if not self.late:  # what was scored is the state that the next one is about to replace

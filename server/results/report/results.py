@@ -17,7 +17,7 @@ RULES = {
     "final": ("last round", "after the last scored round"),
     "last_n": ("mean of the last", "mean over the last scored rounds, the rule of FPL and FedAPC"),
     "best_round": ("best round", "of the round with the best test average, which flatters: it picks by the test set"),
-    "validated": ("best on validation", "of the round that is best on clients' validation samples, which none trains on"),
+    "validated": ("validated", "of the round that is best on clients' validation samples, which nobody trains on"),
 }
 TROUBLE = ("failed", "refused", "lost")
 ORDINARY = ("round", "round done", "score", "validation", "registered")
