@@ -12,7 +12,7 @@ import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, dataclass_transform, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, NamedTuple, TypeVar, dataclass_transform, get_args, get_origin, get_type_hints
 
 import pydantic
 from hydra import compose, initialize_config_dir
@@ -23,6 +23,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import AfterValidator, ConfigDict, Field, ValidationError
 from pydantic.dataclasses import is_pydantic_dataclass
+from yaml import YAMLError
 
 from common.errors import ConfigError, nearest
 
@@ -50,6 +51,29 @@ Count = Annotated[int, Field(ge=1)]
 AtLeastTwo = Annotated[int, Field(ge=2)]
 
 
+class Search(NamedTuple):
+    """Where ``goldfinch tune`` looks for a field's value: part of its type, such as ``Annotated[float, Search(1, 9)]``.
+
+    Args:
+        low, high: the ends, both within the field's own range.
+        log: whether the logarithm is drawn evenly, and not the value.
+    """
+
+    low: float
+    high: float
+    log: bool = True
+
+
+def searched(target: type) -> dict[str, Search]:
+    """The fields of ``target`` that are searched, with where."""
+    hints = get_type_hints(target, include_extras=True)
+    marks = {
+        name: [each for each in getattr(hint, "__metadata__", ()) if isinstance(each, Search)]
+        for name, hint in hints.items()
+    }
+    return {name: found[0] for name, found in marks.items() if found}
+
+
 def _distinct(values: tuple[str, ...]) -> tuple[str, ...]:
     check(len(set(values)) == len(values), f"names one twice: {list(values)}")
     return values
@@ -65,6 +89,34 @@ def split_overrides(text: str) -> list[str]:
         return shlex.split(text)
     except ValueError as error:
         raise ConfigError(f"overrides {text!r}: {error}; quote values that contain spaces") from error
+
+
+def with_tuned(overrides: Sequence[str], conf: Path = CONF) -> list[str]:
+    """``overrides`` with ``tuned=FILE``, or the name of a file in ``conf/tuned``, replaced by what the file says.
+
+    What the user says wins over the file; ``tuned=none`` is none.
+
+    Raises:
+        ConfigError: there is no such file, it is not what ``goldfinch tune`` writes, or is of another method or data.
+    """
+    names = [item.partition("=")[2].strip("'\"") for item in overrides if item.startswith("tuned=")]
+    rest = [item for item in overrides if not item.startswith("tuned=")]
+    if not names or names[-1] == "none":
+        return rest
+    path = Path(names[-1]) if names[-1].endswith(".yaml") else conf / "tuned" / f"{names[-1]}.yaml"
+    if not path.is_file():
+        known = [found.stem for found in sorted((conf / "tuned").glob("*.yaml"))]
+        raise ConfigError(f"tuned={names[-1]}: no such file; goldfinch tune writes one; {nearest(names[-1], known)}")
+    try:
+        content = made(Tuned, dict(OmegaConf.to_container(OmegaConf.load(path))))  # type: ignore[arg-type]  # checked
+    except (OSError, ValueError, TypeError, YAMLError, OmegaConfBaseException, ConfigError) as error:
+        raise ConfigError(f"{path} is not what goldfinch tune writes: {error}") from error
+    for key, value in (("method", content.method), ("data", content.data)):
+        said = [item.partition("=")[2] for item in rest if item.startswith(f"{key}=")]
+        if said and said[-1] != value:
+            raise ConfigError(f"tuned={names[-1]} was found for {key}={value}, not {said[-1]}: tune that one, too")
+        rest = rest if said else [f"{key}={value}", *rest]
+    return [*(f"{key}={value!r}" for key, value in content.values.items()), *rest]
 
 
 def quoted_override(key: str, value: object) -> str:
@@ -124,7 +176,7 @@ def compose_config(overrides: Sequence[str], conf: Path = CONF, said: Sequence[s
     Raises:
         ConfigError: an override cannot be parsed, or names a group, option or key that does not exist.
     """
-    parsed = _parse(overrides)
+    parsed = _parse(with_tuned(overrides, conf))
     for item in parsed if said is None else _parse(said):
         nested: object = item.value()
         for part in reversed(item.key_or_group.split(".")):
@@ -212,6 +264,22 @@ def checked(target: type[T]) -> type[T]:
     """
     config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, arbitrary_types_allowed=True)
     return typing.cast("type[T]", pydantic.dataclasses.dataclass(target, frozen=True, config=config))
+
+
+@checked
+class Tuned:
+    """What ``goldfinch tune`` writes: settings of a method on a data set, and how they were found.
+
+    Args:
+        method, data: what they are for.
+        found: how they were found, in words.
+        values: settings by ``a.b`` keys.
+    """
+
+    method: str
+    data: str
+    found: str
+    values: dict[str, float]
 
 
 def check(condition: bool, message: str) -> None:

@@ -350,8 +350,8 @@ def _check_validation(settings: RunSettings) -> None:
     validation, public = settings.protocol.validation, getattr(settings.method, "public", None)
     if not (settings.rounds.test or validation):
         raise ConfigError("rounds.test=false leaves nothing to score: set protocol.validation to a share such as 0.1")
-    own = public and public.source.name == settings.data.name and public.domain in settings.data.domains
-    if validation and own:
+    own = settings.data.domains if public is not None and public.source.name == settings.data.name else ()
+    if validation and public is not None and public.domain in own:
         raise ConfigError(
             f"method.public takes training images of {public.domain}, of which protocol.validation={validation:g} "
             "holds some out: choose another public set"

@@ -127,6 +127,41 @@ def _sweep(
     sweep(axes, Path(places[-1].partition("=")[2]) if places else Path("outputs", "sweep"), jobs)
 
 
+@command("tune")
+def _tune(
+    overrides: Annotated[list[str], words("KEY=VALUE...", default_factory=list)],
+    jobs: Annotated[int, option("--jobs", text="Runs at the same time; 1 by default.", min=1)] = 1,
+) -> None:
+    """Search a method's settings on validation samples; test sets are left alone.
+
+    goldfinch tune method=fedplcc data=glyphs trials=20 output=DIR
+    trials=N     trials, the printed values among them; 20 by default
+    seeds=0,1,2  seeds, not the search's own, that tell on test what was gained; seeds= is none
+    KEY=VALUE    any setting of goldfinch run, for all of them
+    An interrupted search goes on when it is called again.
+    """
+    from server.commands.compare import arguments
+    from server.commands.tune import tune
+
+    tune(*arguments(overrides, "tune"), jobs)
+
+
+@command("compare")
+def _compare(
+    overrides: Annotated[list[str], words("methods=A,B KEY=VALUE...", default_factory=list)],
+    jobs: Annotated[int, option("--jobs", text="Runs at the same time; 1 by default.", min=1)] = 1,
+) -> None:
+    """Tune every method with the same budget, then rank them on fresh seeds.
+
+    goldfinch compare methods=fedavg,fpl data=glyphs trials=20 seeds=0,1,2 output=DIR
+    methods=A,B  the methods; * is all; FedAvg is always among them
+    KEY=VALUE    as of goldfinch tune
+    """
+    from server.commands.compare import arguments, compare
+
+    compare(*arguments(overrides, "compare"), jobs)
+
+
 @command("table")
 def _table(folders: Runs, rule: Rule = "final") -> None:
     """Show runs side by side, averaged over seeds.

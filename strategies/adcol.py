@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import field
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
-from common.config import NonNegative, checked
+from common.config import NonNegative, Search, checked
 from common.losses import cross_entropy, uniform_divergence
 from common.prototypes import PrototypeSet
 from common.storage.state import GlobalState
@@ -52,7 +52,7 @@ class ADCOL(SingleSet):
         server_training: how the server trains D.
     """
 
-    divergence: NonNegative = 0.1
+    divergence: Annotated[NonNegative, Search(0.01, 1.0)] = 0.1
     discriminator_mode: Literal["train", "eval"] = "train"
     feature_mode: Literal["train", "eval"] = "train"
     server_training: NetTraining = field(default_factory=NetTraining)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from common.config import NonNegative, Positive, checked
+from common.config import NonNegative, Positive, Search, checked
 from common.errors import DataError, PayloadError
 from common.losses import cross_correlation, cross_entropy, nontarget_distillation, similarity_distillation
 from common.storage.state import GlobalState, under_prefix, with_prefix
@@ -45,8 +45,8 @@ class FCCLPlus(PublicAgreement):
 
     correlation: NonNegative = 1.0
     off_diagonal: NonNegative = 0.0051
-    similarity: NonNegative = 3.0
-    distillation: NonNegative = 1.0
+    similarity: Annotated[NonNegative, Search(0.1, 10.0)] = 3.0
+    distillation: Annotated[NonNegative, Search(0.01, 1.0)] = 1.0
     distillation_temperature: Positive = 3.0
 
     def loss(self, batch: Batch, local: Local) -> Losses:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from common.config import BelowOne, Count, Natural, Positive, checked
+from common.config import BelowOne, Count, Natural, Positive, Search, checked
 from common.losses import cross_entropy, least_squares_generator
 from common.models.auxiliary import FeatureDiscriminator, FeatureGenerator, TaskHead, scaled_one_hot
 from common.models.base import Model, initialised
@@ -52,8 +52,8 @@ class FedADG(Averaging):
     }
 
     adversarial_epochs: Natural = 7
-    weight: BelowOne = 0.15
-    rate: Positive = 0.7
+    weight: Annotated[BelowOne, Search(0.01, 0.5)] = 0.15
+    rate: Annotated[Positive, Search(0.05, 1.0)] = 0.7
     smoothing: BelowOne = 0.01
     condition: Positive = 0.6
     fidelity: Game = "paper"

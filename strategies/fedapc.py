@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from torch import Tensor, nn
 
-from common.config import Natural, NonNegative, Positive, checked
+from common.config import Natural, NonNegative, Positive, Search, checked
 from common.losses import cross_entropy, prototype_contrast
 from common.models.base import Model
 from common.prototypes import PrototypeSet, class_means
@@ -41,8 +41,8 @@ class FedAPC(Averaging):
 
     fedavg_at: ClassVar[Mapping[str, Any] | None] = {"contrast": 0.0}
 
-    temperature: Positive = 0.07
-    contrast: NonNegative = 1.0
+    temperature: Annotated[Positive, Search(0.05, 1.0)] = 0.07
+    contrast: Annotated[NonNegative, Search(0.01, 10.0)] = 1.0
     reading: Literal["prototypes", "raw_training", "views"] = "prototypes"
     prototype_views: Natural = 2
     prototype_weighting: Weighting = "uniform"

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from common.config import NonNegative, Positive, checked
+from common.config import NonNegative, Positive, Search, checked
 from common.prototypes import PrototypeSet
 from common.storage.state import GlobalState, under_prefix, with_prefix
 from strategies.core.method import Download, Local, Server, Trained, Update, Upload
@@ -45,7 +45,7 @@ class FedDyn(Averaging):
 
     fedavg_at: ClassVar[Mapping[str, Any] | None] = {"alpha": 0.0, "weighting": "samples"}
 
-    alpha: NonNegative = 0.01
+    alpha: Annotated[NonNegative, Search(0.001, 1.0)] = 0.01
     adaptive_alpha: bool = False
     clip: Positive | None = None
     weighting: Weighting = "uniform"

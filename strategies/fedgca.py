@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from common.config import NonNegative, checked
+from common.config import NonNegative, Search, checked
 from common.losses import cross_entropy, multi_view_consistency
 from common.models.base import Model, ModelError, pool
 from strategies.core.method import Batch, Local, Losses
@@ -47,8 +47,8 @@ class FedGCA(FedDyn):
     fedavg_at: ClassVar[Mapping[str, Any] | None] = {"alpha": 0.0, "beta": 0.0, "weighting": "samples"}
     multi_view: ClassVar[bool] = True
 
-    alpha: NonNegative = 0.1
-    beta: NonNegative = 0.1
+    alpha: Annotated[NonNegative, Search(0.001, 1.0)] = 0.1
+    beta: Annotated[NonNegative, Search(0.01, 1.0)] = 0.1
     form: Literal["bce", "kl"] = "bce"
     predictions: bool = True
     maps: bool = True

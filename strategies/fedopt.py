@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from common.config import BelowOne, Positive, checked
+from common.config import BelowOne, Positive, Search, checked
 from common.prototypes import PrototypeSet
 from common.storage.state import GlobalState, under_prefix, with_prefix
 from strategies.core.method import Server, Update
@@ -50,11 +50,11 @@ class FedOpt(Averaging):
     }
 
     optimizer: Literal["sgd", "adam", "yogi", "adagrad"] = "sgd"
-    server_learning_rate: Positive = 0.5
+    server_learning_rate: Annotated[Positive, Search(0.01, 2.0)] = 0.5
     momentum: BelowOne = 0.9
     beta_1: BelowOne = 0.9
     beta_2: BelowOne = 0.99
-    epsilon: Positive = 1e-3
+    epsilon: Annotated[Positive, Search(1e-4, 0.1)] = 1e-3
     weighting: Weighting = "uniform"
     start: Literal["received", "mean"] = "received"
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from torch import Tensor
 
-from common.config import NonNegative, Positive, checked
+from common.config import NonNegative, Positive, Search, checked
 from common.losses import cross_entropy, prototype_contrast, uniform_divergence
 from common.models.partition import norm_state_names
 from common.prototypes import PrototypeSet
@@ -55,9 +55,9 @@ class FedPall(ProtectedFeatures, SingleSet):
 
     exchanges: ClassVar[tuple[str, ...]] = ("train", "mix")
 
-    temperature: Positive = 3.0
-    contrast: NonNegative = 0.1
-    divergence: NonNegative = 0.1
+    temperature: Annotated[Positive, Search(0.3, 10.0)] = 3.0
+    contrast: Annotated[NonNegative, Search(0.01, 1.0)] = 0.1
+    divergence: Annotated[NonNegative, Search(0.01, 1.0)] = 0.1
     denominator: Literal["all", "negatives", "raw"] = "all"
     amplifier_mode: Literal["train", "eval"] = "train"
     swap_classifier: bool = True

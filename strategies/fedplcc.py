@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 
-from common.config import Natural, NonNegative, Positive, Share, checked
+from common.config import Natural, NonNegative, Positive, Search, Share, checked
 from common.losses import PrototypeTerms, cross_entropy, prototype_losses
 from common.prototypes import Clustering, PrototypeSet, cluster_prototypes, normalise_weights
 from common.storage.state import GlobalState
@@ -53,9 +53,9 @@ class FedPLCC(Averaging):
     fedavg_at: ClassVar[Mapping[str, Any] | None] = {"contrast": 0.0, "correction": 0.0}
 
     temperature: Positive = 0.07
-    alpha: Share = 0.5
-    contrast: NonNegative = 100.0
-    correction: NonNegative = 1000.0
+    alpha: Annotated[Share, Search(0.1, 1.0, log=False)] = 0.5
+    contrast: Annotated[NonNegative, Search(0.01, 100.0)] = 100.0
+    correction: Annotated[NonNegative, Search(0.1, 1000.0)] = 1000.0
     fraction: Share = 0.5
     weighted: bool = True
     weighted_mean: bool = False

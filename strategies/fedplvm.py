@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 
-from common.config import Natural, NonNegative, Positive, Share, checked
+from common.config import Natural, NonNegative, Positive, Search, Share, checked
 from common.losses import PrototypeTerms, cross_entropy, prototype_losses
 from common.prototypes import Clustering, PrototypeSet, cluster_prototypes, unbiased_prototypes
 from common.storage.state import GlobalState
@@ -53,9 +53,9 @@ class FedPLVM(Averaging):
     fedavg_at: ClassVar[Mapping[str, Any] | None] = {"contrast": 0.0, "correction": 0.0, "weighting": "samples"}
 
     temperature: Positive = 0.07
-    alpha: Share = 0.25
-    contrast: NonNegative = 100.0
-    correction: NonNegative = 100.0
+    alpha: Annotated[Share, Search(0.1, 1.0, log=False)] = 0.25
+    contrast: Annotated[NonNegative, Search(0.01, 100.0)] = 100.0
+    correction: Annotated[NonNegative, Search(0.01, 100.0)] = 100.0
     alpha_in_correction: bool = False
     weighting: Weighting = "uniform"
     level: Natural | None = None

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
-from common.config import Positive, checked
+from common.config import Positive, Search, checked
 from common.losses import cross_entropy, prototype_contrast
 from common.prototypes import PrototypeSet, carry_over
 from common.storage.state import GlobalState
@@ -34,7 +34,7 @@ class FedProc(Averaging):
         keep_missing: keep the last mean of a class that nobody reported (the authors; FPL's code makes the means anew).
     """
 
-    temperature: Positive = 1.0
+    temperature: Annotated[Positive, Search(0.05, 5.0)] = 1.0
     schedule: Literal["official", "rethinkfl"] = "official"
     prototype_mode: Literal["post_eval", "last_epoch_running"] = "post_eval"
     prototype_weighting: Weighting = "samples"

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from common.config import NonNegative, checked
+from common.config import NonNegative, Search, checked
 from common.losses import cross_entropy, prototype_mse
 from common.models.base import Model
 from common.prototypes import PrototypeSet
@@ -43,7 +43,7 @@ class FedProto(Averaging):
 
     fedavg_at: ClassVar[Mapping[str, Any] | None] = {"consistency": 0.0}
 
-    consistency: NonNegative = 1.0
+    consistency: Annotated[NonNegative, Search(0.01, 10.0)] = 1.0
     prototype_mode: Literal["last_epoch_running", "post_eval"] = "last_epoch_running"
     prototype_weighting: Weighting = "uniform"
     aggregate_models: bool = True

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from common.config import NonNegative, checked
+from common.config import NonNegative, Search, checked
 from strategies.core.method import Local
 from strategies.parts.averaging import Averaging
 from strategies.parts.edits import pull_towards
@@ -28,7 +28,7 @@ class FedProx(Averaging):
 
     fedavg_at: ClassVar[Mapping[str, Any] | None] = {"mu": 0.0}
 
-    mu: NonNegative = 0.01
+    mu: Annotated[NonNegative, Search(1e-4, 1.0)] = 0.01
     scale: NonNegative = 1.0
 
     def edit_gradients(self, local: Local) -> None:

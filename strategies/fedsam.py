@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from common.config import NonNegative, checked
+from common.config import NonNegative, Search, checked
 from strategies.core.method import Local, Losses, Method
 from strategies.parts.edits import displace, restore, running_statistics_kept
 
@@ -35,7 +35,7 @@ class FedSAM(Method):
 
     fedavg_at: ClassVar[Mapping[str, Any] | None] = {"rho": 0.0}
 
-    rho: NonNegative = 0.05
+    rho: Annotated[NonNegative, Search(0.005, 0.5)] = 0.05
     batch_norm: Literal["first", "both"] = "first"
 
     def step(self, local: Local, images: Tensor, labels: Tensor) -> Losses:

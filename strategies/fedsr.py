@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor, nn
 
-from common.config import Count, Natural, NonNegative, checked
+from common.config import Count, Natural, NonNegative, Search, checked
 from common.losses import cross_entropy, feature_norm, gaussian_class_divergence
 from common.models.auxiliary import ClassGaussians, FixedDraws, ProbabilisticModel, sample
 from common.models.base import Model, initialised
@@ -43,8 +43,8 @@ class FedSR(Method):
         test_samples: draws per test image, >= 0; 0 classifies the mean.
     """
 
-    norm: NonNegative = 0.01
-    divergence: NonNegative = 0.001
+    norm: Annotated[NonNegative, Search(1e-4, 0.1)] = 0.01
+    divergence: Annotated[NonNegative, Search(1e-5, 0.1)] = 0.001
     fidelity: Literal["paper", "released"] = "released"
     latent_size: Count | None = None
     test_samples: Natural = 20

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from common.config import Natural, NonNegative, Positive, checked
+from common.config import Natural, NonNegative, Positive, Search, checked
 from common.losses import PrototypeTerms, cross_entropy, prototype_losses
 from common.prototypes import Clustering, PrototypeSet, cluster_prototypes, unbiased_prototypes
 from common.storage.state import GlobalState
@@ -38,9 +38,9 @@ class FPL(Averaging):
 
     fedavg_at: ClassVar[Mapping[str, Any] | None] = {"contrast": 0.0, "consistency": 0.0}
 
-    temperature: Positive = 0.02
-    contrast: NonNegative = 1.0
-    consistency: NonNegative = 1.0
+    temperature: Annotated[Positive, Search(0.02, 1.0)] = 0.02
+    contrast: Annotated[NonNegative, Search(0.01, 10.0)] = 1.0
+    consistency: Annotated[NonNegative, Search(0.01, 10.0)] = 1.0
     consistency_reduce: Literal["mean", "sum"] = "mean"
     prototype_mode: Literal["last_epoch_running", "post_eval"] = "last_epoch_running"
     clusters: Literal["finch", "global"] = "finch"

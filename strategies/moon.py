@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from common.config import Natural, NonNegative, Positive, checked
+from common.config import Natural, NonNegative, Positive, Search, checked
 from common.losses import cross_entropy, model_contrast
 from common.models.auxiliary import with_projection
 from common.models.base import Model, initialised
@@ -43,8 +43,8 @@ class MOON(Averaging):
 
     fedavg_at: ClassVar[Mapping[str, Any] | None] = {"mu": 0.0}
 
-    mu: NonNegative = 5.0
-    temperature: Positive = 0.5
+    mu: Annotated[NonNegative, Search(0.01, 10.0)] = 5.0
+    temperature: Annotated[Positive, Search(0.1, 2.0)] = 0.5
     projection: Natural = 0
     frozen_mode: Literal["eval", "train"] = "eval"
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
-from common.config import NonNegative, Positive, checked
+from common.config import NonNegative, Positive, Search, checked
 from common.losses import cross_entropy, prototype_contrast
 from common.prototypes import PrototypeSet, class_means
 from common.storage.state import GlobalState, with_prefix
@@ -42,8 +42,8 @@ class RUCR(Rebalancing):
     fedavg_at: ClassVar[Mapping[str, float] | None] = {"contrast": 0.0, "rebalance_epochs": 0}
     exchanges: ClassVar[tuple[str, ...]] = ("train", "rebalance")
 
-    temperature: Positive = 1.0
-    contrast: NonNegative = 0.1
+    temperature: Annotated[Positive, Search(0.1, 5.0)] = 1.0
+    contrast: Annotated[NonNegative, Search(0.01, 1.0)] = 0.1
 
     # ---- on the device ---------------------------------------------------------------------------------------------
 

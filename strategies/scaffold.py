@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from common.config import Positive, ZeroToOne, checked
+from common.config import Positive, Search, ZeroToOne, checked
 from common.errors import ConfigError
 from common.prototypes import PrototypeSet
 from common.storage.state import GlobalState, under_prefix, with_prefix
@@ -51,7 +51,7 @@ class SCAFFOLD(Averaging):
 
     fedavg_at: ClassVar[Mapping[str, Any] | None] = {"control": 0.0, "weighting": "samples"}
 
-    server_learning_rate: Positive = 1.0
+    server_learning_rate: Annotated[Positive, Search(0.1, 1.0)] = 1.0
     control: ZeroToOne = 1.0
     weighting: Weighting = "uniform"
 

@@ -72,5 +72,7 @@ def option(*names: str, text: str, **more: Any) -> Any:
 
 Settings = Annotated[list[str], words("[KEY=VALUE]...", default_factory=list)]
 Runs = Annotated[list[str], words("DIR...")]
-Rule = Annotated[str, option(text="How a run is scored: final (default), last_n or best_round.", metavar="RULE")]
+Rule = Annotated[
+    str, option(text="How a run is scored: final (default), last_n, best_round or validated.", metavar="RULE")
+]
 Quiet = Annotated[bool, option("--quiet", text="Show nothing; errors are said all the same.")]

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-from common.config import compose_config
+from common.config import compose_config, with_tuned
 from common.errors import ConfigError, nearest
 from common.models.pretrained import same_classes
 from common.settings import RunSettings, settings_of
@@ -36,6 +36,7 @@ def run(
     Raises:
         GoldfinchError: what was wrong, and what to do next.
     """
+    overrides = with_tuned(overrides)  # nodes do not have the file
     warnings.filterwarnings("ignore", category=FutureWarning)
     logging.getLogger("flwr").setLevel(logging.WARNING)
     engine = settings.engine.get("name")

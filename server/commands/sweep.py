@@ -23,7 +23,7 @@ from hydra.core.override_parser.types import Override
 from rich.console import Console
 from rich.markup import escape
 
-from common.config import CONF, compose_config, quoted_override
+from common.config import CONF, compose_config, quoted_override, with_tuned
 from common.errors import ConfigError, GoldfinchError
 from common.settings import RunSettings, settings_of
 from common.storage.files import write_text
@@ -80,7 +80,7 @@ def plan(arguments: Sequence[str], output: Path) -> tuple[list[Job], dict[str, s
     Raises:
         ConfigError: a key or choice does not exist, or no combination fits; nothing has been run.
     """
-    parsed = OverridesParser.create().parse_overrides([_all_options(item) for item in arguments])
+    parsed = OverridesParser.create().parse_overrides([all_options(item) for item in with_tuned(arguments)])
     axes = [item for item in parsed if item.is_sweep_override()]
     fixed = [str(item.input_line) for item in parsed if not item.is_sweep_override()]
     jobs, skipped = [], {}
@@ -98,7 +98,8 @@ def plan(arguments: Sequence[str], output: Path) -> tuple[list[Job], dict[str, s
     return jobs, skipped
 
 
-def _all_options(item: str) -> str:
+def all_options(item: str) -> str:
+    """``group=*`` as ``group=a,b,c``; any other word as it is."""
     key, _, value = item.partition("=")
     if value != "*":
         return item
@@ -125,27 +126,8 @@ def sweep(arguments: Sequence[str], output: Path, jobs: int = 1) -> None:
     planned, skipped = plan(arguments, output)
     for label, reason in skipped.items():
         say(f"skipped: {label}: {reason}")
-    waiting = [job for job in planned if not job.finished()]
-    say(f"{len(planned)} runs, {len(planned) - len(waiting)} finished already; output in {output.absolute()}")
-    started = time.perf_counter()
-    done = 0
-    failures: list[str] = []
-    running: dict[str, subprocess.Popen[bytes]] = {}
-    with console.status("starting") as status, ThreadPoolExecutor(max(1, jobs)) as pool:
-        show = _Progress(status.update)
-        try:
-            for job, problem in pool.map(partial(_run, running=running, show=show), waiting):
-                done += 1
-                elapsed = time.perf_counter() - started
-                left = elapsed / done * (len(waiting) - done)
-                said = f"FAILED: {problem}" if problem else _score(job)
-                say(f"[{done}/{len(waiting)}, {left / 60:.1f} min left] {job.label}: {said}")
-                if problem:
-                    failures.append(f"{job.label}: {problem} (see {job.folder / 'run.log'})")
-        except KeyboardInterrupt:
-            for process in list(running.values()):
-                process.terminate()  # each keeps its last complete round, and the next sweep goes on from it
-            raise
+    say(f"output in {output.absolute()}")
+    failures = execute(planned, jobs, console)
     ended = [job for job in planned if job.summary() is not None]
     if ended:
         _write_tables(ended, output, arguments, console)
@@ -153,7 +135,38 @@ def sweep(arguments: Sequence[str], output: Path, jobs: int = 1) -> None:
         raise ConfigError("some runs failed:\n  " + "\n  ".join(failures))
 
 
-class _Progress:
+def execute(planned: Sequence[Job], jobs: int, console: Console, rule: str = "final") -> list[str]:
+    """Do every run that is not finished, ``jobs`` at a time, and say what each came to by ``rule``.
+
+    Returns:
+        What went wrong, with the label of the run.
+    """
+    say = partial(console.print, highlight=False, markup=False)
+    waiting = [job for job in planned if not job.finished()]
+    say(f"{len(planned)} runs, {len(planned) - len(waiting)} finished already")
+    started = time.perf_counter()
+    done = 0
+    failures: list[str] = []
+    running: dict[str, subprocess.Popen[bytes]] = {}
+    with console.status("starting") as status, ThreadPoolExecutor(max(1, jobs)) as pool:
+        show = Progress(status.update)
+        try:
+            for job, problem in pool.map(partial(run_apart, running=running, show=show), waiting):
+                done += 1
+                elapsed = time.perf_counter() - started
+                left = elapsed / done * (len(waiting) - done)
+                said = f"FAILED: {problem}" if problem else _score(job, rule)
+                say(f"[{done}/{len(waiting)}, {left / 60:.1f} min left] {job.label}: {said}")
+                if problem:
+                    failures.append(f"{job.label}: {problem} (see {job.folder / 'run.log'})")
+        except KeyboardInterrupt:
+            for process in list(running.values()):
+                process.terminate()  # each keeps its last complete round, and the next sweep goes on from it
+            raise
+    return failures
+
+
+class Progress:
     """The last line of each run that goes on, in one place of the terminal."""
 
     def __init__(self, write: Callable[[str], None]) -> None:
@@ -171,7 +184,17 @@ def _last_line(log: Path) -> str:
     return log.read_text(errors="replace").strip().rpartition("\n")[2]
 
 
-def _run(job: Job, running: dict[str, subprocess.Popen[bytes]], show: Callable[[str, str], None]) -> tuple[Job, str]:
+def run_apart(
+    job: Job,
+    running: dict[str, subprocess.Popen[bytes]],
+    show: Callable[[str, str], None],
+    enough: Callable[[], bool] = lambda: False,
+) -> tuple[Job, str]:
+    """One run in a process of its own, which goes on where it was interrupted and is ended once it is ``enough``.
+
+    Returns:
+        The run, and what went wrong in words; empty if it came to its end, or it was enough.
+    """
     job.folder.mkdir(parents=True, exist_ok=True)
     way = "resume=true" if any((job.folder / "checkpoint").glob("*")) else "overwrite=true"
     command = [sys.executable, "-P", "-m", "server.cli", "run", *job.overrides]
@@ -192,6 +215,10 @@ def _run(job: Job, running: dict[str, subprocess.Popen[bytes]], show: Callable[[
                 show(job.label, _last_line(log))
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     code = process.wait(LOOK_SECONDS)
+                if code is None and enough():
+                    process.terminate()
+                    process.wait()
+                    code = 0
         show(job.label, "")
         del running[job.label]
         if code == 0:
@@ -203,10 +230,11 @@ def _run(job: Job, running: dict[str, subprocess.Popen[bytes]], show: Callable[[
     return job, said[-1] if said else f"exit code {code}"
 
 
-def _score(job: Job) -> str:
+def _score(job: Job, rule: str) -> str:
     summary = Run.open(job.folder).summary
+    score = summary["scores"].get(rule, summary)
     skipped = f", {summary['rounds_skipped']} of {summary['rounds']} rounds skipped" * bool(summary["rounds_skipped"])
-    return f"average {summary['average']:.2f}, worst {summary['worst']:.2f}{skipped}"
+    return f"average {score['average']:.2f}, worst {score['worst']:.2f}{skipped}"
 
 
 def _write_tables(jobs: Sequence[Job], output: Path, arguments: Sequence[str], console: Console) -> None:

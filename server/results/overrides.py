@@ -64,7 +64,11 @@ def overrides_of(run: Run) -> list[str]:
     Raises:
         ConfigError: the folder holds no run, or one with a setting that is too long.
     """
-    words = [f"{group}={choice}" for group, choice in run.config.get("choices", {}).items() if choice is not None]
+    words = [
+        f"{group}={choice}"
+        for group, choice in run.config.get("choices", {}).items()
+        if choice is not None and group != "tuned"
+    ]
     for key, value in run.config.items():
         if key in ("choices", "experiment"):  # an experiment's settings are among the others
             continue

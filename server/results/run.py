@@ -23,7 +23,7 @@ from common.models.base import Model
 from common.seeding import generator
 from common.settings import RunSettings, read_config, result_settings, settings_of
 from common.wire.messages import printable
-from server.run.checkpoint import Checkpoint, Checkpoints
+from server.run.checkpoint import BEST, Checkpoint, Checkpoints
 from server.run.history import read_events, read_rows, round_scores
 from server.run.lines import check_events, check_lines, reading
 from server.run.prototype_log import Page, read_confusions, read_pages
@@ -31,8 +31,6 @@ from strategies.core.federation import Federation
 from strategies.core.method import Method
 
 EVALUATION_BATCH = 256
-BEST = "best"
-"""The folder, beside ``checkpoint/``, of the checkpoint of the best round by validation."""
 
 
 @dataclass(frozen=True)

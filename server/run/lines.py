@@ -24,7 +24,7 @@ Class = Annotated[int, Field(ge=0, lt=MOST_CLASSES)]
 
 
 class ScoreRow(TypedDict):
-    """A row of ``history.csv``."""
+    """A row of ``history.csv`` and of ``validation.csv``."""
 
     round: Whole
     client: Word
@@ -95,6 +95,14 @@ class Scores(TypedDict):
     average: Finite
     worst: Finite
     spread: Finite
+    validation: NotRequired[Finite]
+
+
+class Validation(TypedDict):
+    """The round that is best on validation samples."""
+
+    round: Integer
+    average: Finite
 
 
 class Summary(TypedDict):
@@ -113,6 +121,7 @@ class Summary(TypedDict):
     scores: dict[str, Scores]
     average: Finite | None
     worst: Finite | None
+    validation: NotRequired[Validation]
     state_sha256: Word
     bytes: dict[Literal["up", "down"], Integer]
     wall_seconds: NotRequired[Finite]
@@ -122,6 +131,7 @@ class Summary(TypedDict):
 
 SHAPES: dict[str, TypeAdapter[Any]] = {
     "history.csv": TypeAdapter(list[ScoreRow]),
+    "validation.csv": TypeAdapter(list[ScoreRow]),
     "activity.csv": TypeAdapter(list[ActivityRow]),
     "bytes.csv": TypeAdapter(list[ByteRow]),
     "confusion.jsonl": TypeAdapter(list[Confusion]),
@@ -132,6 +142,7 @@ SHAPES: dict[str, TypeAdapter[Any]] = {
 
 NEEDED = {
     "score": ("round", "accuracy", "average", "worst"),
+    "validation": ("round", "accuracy", "average", "worst"),
     "start": ("round", "rounds", "clients", "method", "data"),
     "resume": ("round", "rounds", "clients", "method", "data"),
     "registered": ("client", "domain", "class_counts"),

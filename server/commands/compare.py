@@ -1,0 +1,147 @@
+"""``goldfinch compare``: methods that were tuned with the same budget, side by side on fresh seeds."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.markdown import Markdown
+
+from common.errors import ConfigError
+from common.storage.files import write_json, write_text
+from server.commands.sweep import Job, all_options, execute
+from server.commands.tune import Hunt, fresh_runs, hunt_of, scores_of, search, tried, write_best
+from server.results.seeds import Value
+from server.results.table import OWN_MODELS
+
+BASE = "fedavg"
+
+
+def arguments(words: Sequence[str], command: str) -> tuple[list[str], Path, int, list[int]]:
+    """The settings among ``words``, the output folder, trials and seeds.
+
+    Raises:
+        ConfigError: trials or seeds are no numbers.
+    """
+    own = {"trials": "20", "seeds": "0,1,2", "output": str(Path("outputs", command))}
+    own |= {key: value for key, _, value in (item.partition("=") for item in words) if key in own}
+    try:
+        trials, seeds = int(own["trials"]), [int(each) for each in own["seeds"].split(",") if each]
+    except ValueError as error:
+        raise ConfigError(
+            f"trials={own['trials']} seeds={own['seeds']}: whole numbers, commas between seeds"
+        ) from error
+    if len(set(seeds)) < len(seeds):
+        raise ConfigError(f"seeds={own['seeds']}: one is there twice")
+    return (
+        [item for item in words if item.partition("=")[0] not in own],
+        Path(own["output"].strip("'\"")),
+        trials,
+        seeds,
+    )
+
+
+@dataclass(frozen=True)
+class Rival:
+    """One method of a comparison: its search, its fresh runs, and the hours of both."""
+
+    hunt: Hunt
+    runs: list[Job]
+    search_hours: float
+
+    @property
+    def name(self) -> str:
+        """The method's name; a star if each client was scored with a model of its own."""
+        method = self.hunt.settings.method
+        return f"{method.name}{' *' * method.personal}"
+
+    @property
+    def hours(self) -> float:
+        """Of search and fresh runs together."""
+        return self.search_hours + sum(float((job.summary() or {})["wall_seconds"]) for job in self.runs) / 3600
+
+    @property
+    def megabytes(self) -> float:
+        """Both ways, mean of a fresh run."""
+        totals = [(job.summary() or {})["bytes"] for job in self.runs]
+        return statistics.fmean((total["up"] + total["down"]) / 1e6 for total in totals)
+
+
+def compare(words: Sequence[str], output: Path, trials: int, seeds: Sequence[int], jobs: int = 1) -> None:
+    """Tune each method, run what was found on ``seeds``, and print and write the table; what is done is not done again.
+
+    Raises:
+        ConfigError: a method or setting is not good, there is no seed, or a run failed.
+    """
+    chosen = [item.partition("=")[2] for item in words if item.startswith(("methods=", "method="))]
+    rest = [item for item in words if not item.startswith(("methods=", "method="))]
+    if len(chosen) != 1 or not seeds:
+        raise ConfigError("goldfinch compare methods=fedavg,fpl data=glyphs trials=20 seeds=0,1,2: methods and seeds")
+    names = all_options(f"method={chosen[0]}").partition("=")[2].split(",")
+    console, hunts = Console(), []
+    for name in dict.fromkeys([BASE, *names]):
+        try:
+            hunts.append(hunt_of([f"method={name}", *rest], output, trials, seeds))
+        except ConfigError as error:
+            if chosen[0] != "*":
+                raise
+            console.print(f"left out: {name}: {error}", highlight=False, markup=False, soft_wrap=True)
+    rivals = []
+    for hunt in hunts:
+        study = search(hunt, jobs, console)
+        write_best(hunt, study)
+        seconds = sum(trial.duration.total_seconds() for trial in tried(study) if trial.duration)
+        runs = fresh_runs(hunt, hunt.settings.method.name, study.best_trial.params, seeds)
+        rivals.append(Rival(hunt, runs, seconds / 3600))
+    failures = execute([job for rival in rivals for job in rival.runs], jobs, console, "validated")
+    if failures:
+        raise ConfigError("some runs failed:\n  " + "\n  ".join(failures))
+    text = table(rivals, seeds)
+    write_text(output / "compare.md", f"`goldfinch compare {' '.join(words)} trials={trials}`\n\n{text}\n")
+    scores = {rival.hunt.settings.method.name: scores_of(rival.runs) for rival in rivals}
+    write_json(output / "compare.json", json.loads(json.dumps({"seeds": list(seeds), "scores": scores})))
+    console.print(Markdown(text))
+    console.print(f"wrote {output / 'compare.md'}", highlight=False, markup=False, soft_wrap=True)
+
+
+def table(rivals: Sequence[Rival], seeds: Sequence[int]) -> str:
+    """Markdown: rank, mean and deviation over seeds, paired difference to FedAvg with its interval, hours, bytes."""
+    scores = {rival.name: scores_of(rival.runs) for rival in rivals}
+    order = sorted(rivals, key=lambda rival: -statistics.fmean(scores[rival.name]))
+    base = next(rival.name for rival in rivals if rival.hunt.settings.method.name == BASE)
+    settings = rivals[0].hunt.settings
+    lines = [
+        f"{settings.choices['data']}, protocol {settings.choices['protocol']}, model {settings.choices['model']}, "
+        f"{settings.train.rounds} rounds: average accuracy over domains in %, on test, in the round that is best on "
+        f"validation (a share of {settings.protocol.validation:g} of each client's training samples). Each method had "
+        f"{rivals[0].hunt.trials} trials on validation alone, with seed {settings.seed}; the runs below have seeds "
+        f"{', '.join(map(str, seeds))}.",
+        "",
+        "| rank | method | test | validation in the search | minus FedAvg, 95 % interval | hours | MB a run |",
+        "|---:|---|---:|---:|---:|---:|---:|",
+    ]
+    for rank, rival in enumerate(order, 1):
+        found = scores[rival.name]
+        against = "" if rival.name == base else interval(found, scores[base])
+        best = (rival.hunt.folder / "best.yaml").read_text()
+        searched = best.partition("; validation ")[2].partition(" %")[0]
+        cells = (rank, rival.name, Value.of(found), searched, against, f"{rival.hours:.2f}", f"{rival.megabytes:.1f}")
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    if any(rival.hunt.settings.method.personal for rival in rivals):
+        lines += ["", f"A star: {OWN_MODELS.partition(';')[0].removeprefix('* ')}, not one shared model."]
+    return "\n".join(lines)
+
+
+def interval(scores: Sequence[float], base: Sequence[float]) -> str:
+    """The mean difference of pairs with its 95 % confidence interval (Student's t); without, of a single pair."""
+    from scipy.stats import ttest_rel
+
+    mean = statistics.fmean(one - other for one, other in zip(scores, base, strict=True))
+    if len(scores) < 2:
+        return f"{mean:+.2f}"
+    low, high = ttest_rel(scores, base).confidence_interval(0.95)
+    return f"{mean:+.2f} [{low:+.2f}, {high:+.2f}]"

@@ -1,0 +1,354 @@
+"""``goldfinch tune``: a search for a method's settings by its score on validation samples; test sets are left alone."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import subprocess
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from common.config import Search, Tuned, compose_config, quoted_override, searched, with_tuned
+from common.errors import CheckpointError, ConfigError, GoldfinchError, libraries_of
+from common.settings import RunSettings, result_settings, settings_of, yaml_of
+from common.storage.files import write_text
+from server.commands.sweep import Job, Progress, execute, run_apart
+from server.plots.figures import COLOURS, new_figure, plain, save
+from server.results.run import Run
+from server.results.seeds import Value
+
+if TYPE_CHECKING:
+    from optuna import Study
+    from optuna.trial import FrozenTrial, Trial
+
+SEARCH_SEED = 1000
+"""Seed of a search's runs; other seeds tell what was gained."""
+
+VALIDATION = 0.1
+RATE = "train.learning_rate"
+RATE_FACTOR = 10.0
+"""The learning rate is looked for between a tenth and ten times what the settings have."""
+
+STARTUP = 5
+"""Trials that are never broken off, and as many points drawn at random before the sampler learns."""
+
+
+def space_of(settings: RunSettings) -> dict[str, Search]:
+    """What is searched for a method, by setting: the fields that it marks, and the learning rate."""
+    rate = settings.train.learning_rate
+    fields = searched(type(settings.method))
+    return {RATE: Search(rate / RATE_FACTOR, rate * RATE_FACTOR)} | {f"method.{name}": fields[name] for name in fields}
+
+
+def printed(settings: RunSettings, space: Mapping[str, Search]) -> dict[str, float]:
+    """The values that the settings have of what is searched."""
+    values = {name: name.partition(".")[2] for name in space if name != RATE}
+    return {RATE: settings.train.learning_rate} | {name: getattr(settings.method, values[name]) for name in values}
+
+
+def overrides_for(values: Mapping[str, float]) -> list[str]:
+    """Values as words of ``goldfinch run``."""
+    return [f"{name}={value!r}" for name, value in values.items()]
+
+
+@dataclass(frozen=True)
+class Hunt:
+    """One search.
+
+    Args:
+        words: the user's settings, without seed and output.
+        settings: of a trial, with the printed values.
+        folder: where the study is.
+        trials: how many there are to be, the printed values among them.
+    """
+
+    words: tuple[str, ...]
+    settings: RunSettings
+    folder: Path
+    trials: int
+
+    def job(self, label: str, name: str, values: Mapping[str, float], *more: str) -> Job:
+        """A run with ``values`` in the folder ``name``."""
+        place = quoted_override("output", (self.folder / name).absolute())
+        chosen = (*self.words, *overrides_for(values), *more, place)
+        return Job(chosen, settings_of(compose_config(chosen)), label)
+
+    @property
+    def subject(self) -> dict[str, Any]:
+        """What a study is of; another's is refused."""
+        space = {name: list(each) for name, each in space_of(self.settings).items()}
+        settings = result_settings(self.settings.raw, ("rounds.test",))
+        return json.loads(json.dumps({**settings, "space": space}, default=str))
+
+
+def hunt_of(words: Sequence[str], output: Path, trials: int, seeds: Sequence[int]) -> Hunt:
+    """The search that ``words`` describe, checked.
+
+    Raises:
+        ConfigError: a setting is not good, a range holds one value, or ``seeds`` has the search's own seed.
+    """
+    words = with_tuned(words)
+    given = {item.partition("=")[0] for item in words}
+    if trials < 1:
+        raise ConfigError(f"trials={trials}: a search needs one trial or more")
+    if {"rounds.test", "resume", "overwrite"} & given:
+        raise ConfigError("rounds.test, resume and overwrite are the search's own to set")
+    words = [f"protocol.validation={VALIDATION}", f"seed={SEARCH_SEED}", *words]
+    settings = settings_of(compose_config([*words, "rounds.test=false"]))
+    if settings.seed in seeds:
+        raise ConfigError(f"seeds: {settings.seed} is the seed of the search; only others tell what was gained")
+    for name, (low, high, log) in space_of(settings).items():
+        if not (low < high and (low > 0 or not log)):
+            raise ConfigError(f"{name} is searched from {low:g} to {high:g}: give it a range of more than one value")
+    choices = settings.choices
+    return Hunt(tuple(words), settings, output / choices["data"] / choices["method"], trials)
+
+
+def search(hunt: Hunt, jobs: int, console: Console) -> Study:
+    """Do the trials that are missing, ``jobs`` at a time; the study, which outlives interruption in ``study.db``.
+
+    The printed values are the first trial. A run that ends without a score counts as one that scored 0.
+
+    Raises:
+        ConfigError: the folder's study is of other settings, or no run came to a score.
+    """
+    with libraries_of("tune", "goldfinch tune"):
+        import optuna
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    say = partial(console.print, highlight=False, markup=False, soft_wrap=True)
+    rounds = hunt.settings.train.rounds
+    hunt.folder.mkdir(parents=True, exist_ok=True)
+    with _damage(hunt.folder):
+        study = optuna.create_study(
+            storage=f"sqlite:///{(hunt.folder / 'study.db').absolute()}",
+            study_name="goldfinch",
+            direction="maximize",
+            load_if_exists=True,
+            pruner=optuna.pruners.MedianPruner(n_startup_trials=STARTUP, n_warmup_steps=max(1, rounds // 4)),
+        )
+        known = study.user_attrs.get("subject")
+    if known is None:
+        study.set_user_attr("subject", hunt.subject)
+        study.enqueue_trial(printed(hunt.settings, space_of(hunt.settings)))
+    elif known != hunt.subject:
+        differ = sorted(key for key in known | hunt.subject if known.get(key) != hunt.subject.get(key))
+        raise ConfigError(
+            f"{hunt.folder} holds a study of other settings ({', '.join(differ[:5])}): choose another output="
+        )
+    for trial in study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.RUNNING,)):
+        study.tell(trial.number, state=optuna.trial.TrialState.FAIL)  # it was interrupted, and goes on as another
+        study.enqueue_trial(trial.params)
+    lock, running, stopping = threading.Lock(), dict[str, subprocess.Popen[bytes]](), threading.Event()
+    total = hunt.trials
+    say(f"{hunt.settings.method.name}: {min(total, len(tried(study)))} of {total} trials done; output in {hunt.folder}")
+
+    def one(show: Progress) -> None:
+        while not stopping.is_set():
+            with lock:
+                begun = [trial for trial in study.get_trials(deepcopy=False) if trial.state.name in COUNTED]
+                if len(begun) >= total:
+                    return
+                seed = hunt.settings.seed + len(begun)  # so that a search which goes on is the same search
+                study.sampler = optuna.samplers.TPESampler(n_startup_trials=STARTUP, seed=seed, constant_liar=jobs > 1)
+                trial = study.ask()
+                values = {
+                    name: trial.suggest_float(name, each.low, each.high, log=each.log)
+                    for name, each in space_of(hunt.settings).items()
+                }
+            try:
+                outcome = _try(hunt, trial, values, running, show, stopping)
+            except BaseException:
+                stopping.set()
+                raise
+            if outcome is None:
+                return
+            with lock:
+                study.tell(trial, outcome[0], state=None if outcome[0] is not None else optuna.trial.TrialState.PRUNED)
+                say(f"[{len(tried(study))}/{total}] {' '.join(map(_brief, values.items()))}: {outcome[1]}")
+
+    with console.status("starting") as status, ThreadPoolExecutor(jobs) as pool:
+        show = Progress(status.update)
+        try:
+            for done in [pool.submit(one, show) for _ in range(jobs)]:
+                done.result()
+        except BaseException:
+            stopping.set()
+            for process in list(running.values()):
+                process.terminate()  # each keeps its last complete round, and the next search goes on from it
+            raise
+    if not any(trial.value for trial in tried(study)):
+        raise ConfigError(f"no trial came to a score; see run.log in {hunt.folder / 'trials'}")
+    return study
+
+
+COUNTED = ("RUNNING", "COMPLETE", "PRUNED")
+
+
+@contextlib.contextmanager
+def _damage(folder: Path) -> Iterator[None]:
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        yield
+    except (SQLAlchemyError, AssertionError, RuntimeError) as error:
+        raise CheckpointError(f"{folder / 'study.db'} is damaged or of another program: {error}") from error
+
+
+def tried(study: Study) -> list[FrozenTrial]:
+    """The trials that came to their end or were broken off, in their order."""
+    return [trial for trial in study.get_trials(deepcopy=False) if trial.state.name in ("COMPLETE", "PRUNED")]
+
+
+def _brief(item: tuple[str, float]) -> str:
+    return f"{item[0].rpartition('.')[2]}={item[1]:.3g}"
+
+
+def _try(
+    hunt: Hunt,
+    trial: Trial,
+    values: Mapping[str, float],
+    running: dict[str, subprocess.Popen[bytes]],
+    show: Callable[[str, str], None],
+    stopping: threading.Event,
+) -> tuple[float | None, str] | None:
+    """A trial's value with words for it: none of one that was broken off; nothing if the search is."""
+    key = hashlib.sha256(repr(sorted(values.items())).encode()).hexdigest()[:12]
+    more = (f"seed={hunt.settings.seed}", "rounds.test=false")
+    job = hunt.job(f"trial {trial.number}", f"trials/{key}", values, *more)
+    reported: set[int] = set()
+
+    def hopeless() -> bool:
+        with contextlib.suppress(GoldfinchError):
+            for entry in Run(job.folder).events:
+                number = int(entry.get("round", 0))
+                if entry["event"] == "validation" and number not in reported:
+                    reported.add(number)
+                    trial.report(float(entry["average"]), number)
+                    if trial.should_prune():
+                        return True
+        return False
+
+    _, problem = run_apart(job, running, show, hopeless) if job.summary() is None else (job, "")
+    if stopping.is_set():
+        return None
+    if hopeless() or (not problem and job.summary() is None):
+        return None, f"broken off after round {max(reported)}"
+    summary = job.summary()
+    if summary is not None and "validation" in summary:
+        best = summary["validation"]
+        return float(best["average"]), f"validation {best['average']:.2f} in round {best['round']}"
+    with contextlib.suppress(GoldfinchError):
+        if Run(job.folder).status == "failed":  # such as a state that is no longer finite
+            return 0.0, f"no score: {problem}"
+    raise ConfigError(f"{job.label}: {problem} (see {job.folder / 'run.log'})")
+
+
+# ---- what came of it -------------------------------------------------------------------------------------------------
+
+
+def write_best(hunt: Hunt, study: Study) -> Path:
+    """``best.yaml``, which ``goldfinch run tuned=`` takes, and ``trials.png``; the former's place."""
+    best, ends = study.best_trial, tried(study)
+    pruned = sum(trial.state.name == "PRUNED" for trial in ends)
+    settings, chosen = hunt.settings, " ".join(hunt.words)
+    found = (
+        f"{len(ends)} trials ({pruned} broken off) of {settings.train.rounds} rounds with seed {settings.seed}, by "
+        f"validation on {settings.protocol.validation:g} of each client's training samples: {best.value:.2f} %, and "
+        f"{ends[0].value or 0.0:.2f} % with the printed values. No test set was looked at. Settings: {chosen}"
+    )
+    choices, path = settings.choices, hunt.folder / "best.yaml"
+    content = Tuned(choices["method"], choices["data"], found, dict(best.params))
+    write_text(path, f"# goldfinch run tuned={path}\n{yaml_of(vars(content))}")
+    _draw(hunt, ends)
+    return path
+
+
+def _draw(hunt: Hunt, ends: Sequence[FrozenTrial]) -> None:
+    """Validation by trial with the best so far, then by each setting that was searched."""
+    space = space_of(hunt.settings)
+    figure = new_figure(3.0 * (1 + len(space)), 3.0, f"{hunt.settings.method.name}: validation accuracy in %, by trial")
+    panels = figure.subplots(1, 1 + len(space), sharey=True, squeeze=False)[0]
+    values = [max(trial.intermediate_values.values(), default=0.0) for trial in ends]
+    whole = [trial.state.name == "COMPLETE" for trial in ends]
+    best = [
+        max((v for v, done in zip(values[: n + 1], whole, strict=False) if done), default=0.0) for n in range(len(ends))
+    ]
+    panels[0].step(range(len(ends)), best, where="post", color=COLOURS[1], label="best so far")
+    for panel, (name, each) in zip(panels, [("trial", None), *space.items()], strict=True):
+        places = [trial.number if each is None else trial.params[name] for trial in ends]
+        for state, marker, label in ((True, "o", "to the end"), (False, "x", "broken off")):
+            chosen = [index for index, done in enumerate(whole) if done is state]
+            points = [places[index] for index in chosen], [values[index] for index in chosen]
+            plain(panel).scatter(*points, marker=marker, color=COLOURS[0], label=label)
+        panel.set_xscale("log" if each is not None and each.log else "linear")
+        panel.set_xlabel(name)
+    panels[0].legend(fontsize=7)
+    save(figure, hunt.folder / "trials.png")
+
+
+def fresh_runs(hunt: Hunt, label: str, values: Mapping[str, float], seeds: Sequence[int]) -> list[Job]:
+    """Runs with ``values`` and seeds that were not in the search, scored on test."""
+    key = hashlib.sha256(repr(sorted(values.items())).encode()).hexdigest()[:12]
+    return [hunt.job(f"{label} seed={seed}", f"fresh/{key}/seed-{seed}", values, f"seed={seed}") for seed in seeds]
+
+
+def scores_of(jobs: Sequence[Job]) -> list[float]:
+    """The runs' averages on test, in the round that is best on validation.
+
+    Raises:
+        ConfigError: one has none.
+    """
+    found = []
+    for job in jobs:
+        score = (job.summary() or {}).get("scores", {}).get("validated")
+        if score is None:
+            raise ConfigError(f"{job.label} has no score of its best round; see {job.folder / 'run.log'}")
+        found.append(float(score["average"]))
+    return found
+
+
+def tune(words: Sequence[str], output: Path, trials: int, seeds: Sequence[int], jobs: int = 1) -> None:
+    """Search, write what was found, and say on fresh seeds what was gained on test.
+
+    Raises:
+        ConfigError: see :func:`hunt_of` and :func:`search`, or a fresh run failed.
+    """
+    console = Console()
+    hunt = hunt_of(words, output, trials, seeds)
+    study = search(hunt, jobs, console)
+    path, best = write_best(hunt, study), study.best_trial.params
+    start = printed(hunt.settings, space_of(hunt.settings))
+    console.print(f"best: {' '.join(overrides_for(best))}", highlight=False, markup=False, soft_wrap=True)
+    kinds = {"printed": fresh_runs(hunt, "printed", start, seeds), "found": fresh_runs(hunt, "found", best, seeds)}
+    failures = (
+        execute(list({job.folder: job for each in kinds.values() for job in each}.values()), jobs, console, "validated")
+        if seeds
+        else []
+    )
+    if failures:
+        raise ConfigError("some runs failed:\n  " + "\n  ".join(failures))
+    if seeds:
+        before, after = (scores_of(kinds[kind]) for kind in ("printed", "found"))
+        gain = Value.of([new - old for new, old in zip(after, before, strict=True)])
+        text = (
+            f"{hunt.settings.method.name}: test accuracy in the round that is best on validation, "
+            f"seeds {', '.join(map(str, seeds))}, none of them in the search\n"
+            f"  printed values  {Value.of(before)}\n  found values    {Value.of(after)}\n"
+            f"  gained          {gain} points"
+        )
+        write_text(hunt.folder / "gain.txt", text + "\n")
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
+    console.print(
+        f"wrote {path}, trials.png beside it\nnow: goldfinch run tuned={path}",
+        highlight=False,
+        markup=False,
+        soft_wrap=True,
+    )

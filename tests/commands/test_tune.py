@@ -1,0 +1,340 @@
+"""Searches: validation alone, bad trials broken off, interruption, and what is written; and comparisons by them."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+from rich.console import Console
+
+from common.config import CONF, Search, build, compose_config, searched, with_tuned
+from common.errors import CheckpointError, ConfigError
+from common.settings import load_settings
+from server.commands import compare, sweep, tune
+from server.commands.sweep import Job
+from server.run.conduct import prepare_output
+from strategies.core.method import Method
+
+METHODS = sorted(path.stem for path in (CONF / "method").glob("*.yaml"))
+WORDS = ["method=fedprox", "data=glyphs", "train.rounds=4", "train.device=cpu"]
+QUIET = Console(quiet=True)
+
+
+# ---- what is searched ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_s_space_lies_within_its_ranges_and_around_its_printed_values(name: str) -> None:
+    raw = compose_config([f"method={name}", "views=randconv"])
+    settings = load_settings([f"method={name}", "views=randconv"])
+    space = searched(type(settings.method))
+    assert len(space) <= 3
+    for field, (low, high, log) in space.items():
+        assert low <= getattr(settings.method, field) <= high
+        assert low < high
+        assert low > 0 or not log
+        for value in (low, high, math.sqrt(low * high)):
+            found: Method = build({**raw["method"], field: value}, "method")
+            assert getattr(found, field) == value
+    assert tune.RATE in tune.space_of(settings)
+
+
+# ---- a search --------------------------------------------------------------------------------------------------------
+
+
+class Pretended:
+    """Runs that take no time: after round n, validation is ``quality(values)`` times n over all rounds."""
+
+    def __init__(self, quality: Callable[[dict[str, Any]], float]) -> None:
+        self.quality, self.jobs = quality, list[Job]()
+        self.interrupt_at = self.fail_at = -1
+
+    def __call__(self, job: Job, running: Any, show: Any, enough: Callable[[], bool] = lambda: False) -> Any:
+        self.jobs.append(job)
+        if len(self.jobs) == self.interrupt_at:
+            raise KeyboardInterrupt
+        prepare_output(job.settings)
+        rounds, quality = job.settings.train.rounds, self.quality(values_of(job))
+        lines = [
+            {"event": "start", "time": 0.0, "round": 0, "rounds": rounds, "clients": [], "method": "m", "data": "d"}
+        ]
+        if len(self.jobs) == self.fail_at:
+            lines.append({"event": "failed", "time": 0.0, "round": 1, "reason": "not finite"})
+            self.write(job, lines)
+            return job, "not finite"
+        for number in range(1, rounds + 1):
+            value = quality * number / rounds
+            score = {"round": number, "accuracy": {"a": value}, "average": value, "worst": value}
+            lines.append({"event": "validation", "time": 0.0, **score})
+            self.write(job, lines)
+            if enough():
+                return job, ""
+        test = {"round": rounds, "accuracy": {"a": quality}, "average": quality + job.settings.seed, "worst": quality}
+        scored = {} if not job.settings.rounds.test else {"validated": {**test, "spread": 0.0}}
+        summary = {
+            "method": job.settings.method.name, "data": "glyphs", "protocol": "p", "model": "m",
+            "seed": job.settings.seed, "identity": job.settings.identity, "configuration": "c", "rounds": rounds,
+            "rounds_skipped": 0, "scored": "global model", "scores": scored, "average": quality if scored else None,
+            "worst": quality if scored else None, "validation": {"round": rounds, "average": quality},
+            "state_sha256": "0", "bytes": {"up": 10**6, "down": 10**6}, "wall_seconds": 3600.0,
+        }  # fmt: skip
+        (job.folder / "summary.json").write_text(json.dumps(summary))
+        return job, ""
+
+    def write(self, job: Job, lines: list[dict[str, Any]]) -> None:
+        (job.folder / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def values_of(job: Job) -> dict[str, Any]:
+    return {"mu": getattr(job.settings.method, "mu", 0.0), "rate": job.settings.train.learning_rate}
+
+
+def peak(values: dict[str, Any]) -> float:
+    """Best, 90, at mu=0.1 and a rate of 0.03."""
+    return 90.0 - 10 * abs(math.log10(values["mu"] or 1) + 1) - 20 * abs(math.log10(values["rate"] / 0.03))
+
+
+@pytest.fixture
+def pretended(monkeypatch: pytest.MonkeyPatch) -> Pretended:
+    made = Pretended(peak)
+    monkeypatch.setattr(tune, "run_apart", made)
+    monkeypatch.setattr(sweep, "run_apart", made)
+    return made
+
+
+def hunt(output: Path, trials: int, *more: str) -> tune.Hunt:
+    return tune.hunt_of([*WORDS, *more], output, trials, (0, 1))
+
+
+def outcomes(study: optuna.Study) -> list[tuple[dict[str, float], float | None, str]]:
+    return [(trial.params, trial.value, trial.state.name) for trial in tune.tried(study)]
+
+
+def test_no_trial_reads_the_test_split(pretended: Pretended, tmp_path: Path) -> None:
+    """What ``rounds.test=false`` leaves alone is tested in tests/core/test_validation.py."""
+    tune.search(hunt(tmp_path, 4), 1, QUIET)
+    assert len(pretended.jobs) == 4
+    for job in pretended.jobs:
+        assert not job.settings.rounds.test
+        assert job.settings.protocol.validation == tune.VALIDATION
+        assert job.settings.seed == tune.SEARCH_SEED
+
+
+def test_the_printed_values_are_the_first_trial_and_the_search_finds_better(
+    pretended: Pretended, tmp_path: Path
+) -> None:
+    study = tune.search(hunt(tmp_path, 25), 1, QUIET)
+    first = tune.tried(study)[0]
+    assert first.params == {"train.learning_rate": 0.01, "method.mu": 0.01}
+    assert first.value == pytest.approx(peak({"mu": 0.01, "rate": 0.01}))
+    assert study.best_value > first.value + 5
+    assert {trial.state.name for trial in tune.tried(study)} == {"COMPLETE", "PRUNED"}
+
+
+def test_a_bad_run_is_broken_off_by_its_rounds(pretended: Pretended, tmp_path: Path) -> None:
+    pretended.quality = lambda values: 80.0 if len(pretended.jobs) <= 6 else 10.0
+    ends = tune.tried(tune.search(hunt(tmp_path, 8, "train.rounds=8"), 1, QUIET))
+    assert [trial.state.name for trial in ends] == ["COMPLETE"] * 6 + ["PRUNED"] * 2
+    assert max(ends[-1].intermediate_values) == 2, "a quarter of the rounds is no verdict"
+
+
+@pytest.mark.parametrize("at", [1, 3, 7])
+def test_an_interrupted_search_goes_on_as_the_same_search(at: int, pretended: Pretended, tmp_path: Path) -> None:
+    whole = tune.search(hunt(tmp_path / "whole", 8), 1, QUIET)
+    pretended.jobs.clear()
+    pretended.interrupt_at = at
+    with pytest.raises(KeyboardInterrupt):
+        tune.search(hunt(tmp_path / "parted", 8), 1, QUIET)
+    broken = pretended.jobs[-1].folder
+    again = tune.search(hunt(tmp_path / "parted", 8), 1, QUIET)
+    assert outcomes(again) == outcomes(whole)
+    assert pretended.jobs[at].folder == broken, "the trial that was interrupted goes on where it was"
+    count = len(pretended.jobs)
+    tune.search(hunt(tmp_path / "parted", 8), 1, QUIET)
+    assert len(pretended.jobs) == count, "what is done is not done again"
+    assert len(tune.tried(tune.search(hunt(tmp_path / "parted", 10), 1, QUIET))) == 10
+
+
+def test_several_at_a_time_do_as_many_trials(pretended: Pretended, tmp_path: Path) -> None:
+    study = tune.search(hunt(tmp_path, 9), 3, QUIET)
+    assert len(tune.tried(study)) == len(pretended.jobs) == len({job.folder for job in pretended.jobs}) == 9
+
+
+def test_a_run_without_a_score_counts_as_none_right(pretended: Pretended, tmp_path: Path) -> None:
+    pretended.fail_at = 2
+    ends = tune.tried(tune.search(hunt(tmp_path, 3), 1, QUIET))
+    assert [trial.value == 0.0 for trial in ends] == [False, True, False]
+
+
+# ---- what is refused -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "differs"),
+    [
+        (["train.rounds=5"], "train.rounds"),
+        (["protocol.validation=0.2"], "protocol.validation"),
+        (["model=digit_cnn"], "model"),
+    ],
+    ids=["rounds", "share", "model"],
+)
+def test_a_study_of_other_settings_is_refused(
+    words: list[str], differs: str, pretended: Pretended, tmp_path: Path
+) -> None:
+    tune.search(hunt(tmp_path, 1), 1, QUIET)
+    with pytest.raises(ConfigError, match=rf"holds a study of other settings \(.*{differs}"):
+        tune.search(hunt(tmp_path, 1, *words), 1, QUIET)
+
+
+def test_a_study_of_another_method_or_data_set_is_refused(pretended: Pretended, tmp_path: Path) -> None:
+    tune.search(hunt(tmp_path, 1), 1, QUIET)
+    place = tmp_path / "glyphs" / "moon"
+    (tmp_path / "glyphs" / "fedprox").rename(place)
+    with pytest.raises(ConfigError, match=r"other settings \(.*method\._target_"):
+        tune.search(hunt(tmp_path, 1, "method=moon"), 1, QUIET)
+
+
+def test_a_damaged_study_is_named(pretended: Pretended, tmp_path: Path) -> None:
+    folder = hunt(tmp_path, 1).folder
+    folder.mkdir(parents=True)
+    (folder / "study.db").write_bytes(b"not a database" * 100)
+    with pytest.raises(CheckpointError, match=r"study.db is damaged"):
+        tune.search(hunt(tmp_path, 1), 1, QUIET)
+
+
+@pytest.mark.parametrize(
+    ("words", "trials", "message"),
+    [
+        (["seed=1"], 3, "1 is the seed of the search"),
+        ([], 0, "needs one trial or more"),
+        (["rounds.test=true"], 3, "the search's own to set"),
+        (["protocol.validation=0"], 3, "leaves nothing to score"),
+        (["protocol.validation=0.7"], 3, r"protocol.validation=0.7"),
+        (["method.my=1"], 3, "method.my: no such key"),
+    ],
+    ids=["its own seed", "no trial", "test", "no validation", "share", "unknown key"],
+)
+def test_bad_input_is_refused(words: list[str], trials: int, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        hunt(tmp_path, trials, *words)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_space_of_one_value_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tune, "searched", lambda target: {"mu": Search(0.1, 0.1)})
+    with pytest.raises(ConfigError, match=r"method.mu is searched from 0.1 to 0.1"):
+        hunt(tmp_path, 3)
+
+
+@pytest.mark.parametrize("words", [["trials=many"], ["seeds=a"], ["seeds=1,1"]], ids=" ".join)
+def test_numbers_are_numbers(words: list[str]) -> None:
+    with pytest.raises(ConfigError, match=words[0].partition("=")[0]):
+        compare.arguments(words, "tune")
+
+
+# ---- what is written -------------------------------------------------------------------------------------------------
+
+
+def test_the_best_setting_is_a_file_that_a_run_takes(pretended: Pretended, tmp_path: Path, capsys: Any) -> None:
+    tune.tune(WORDS, tmp_path, 12, (0, 1))
+    folder = tmp_path / "glyphs" / "fedprox"
+    best = optuna.load_study(study_name="goldfinch", storage=f"sqlite:///{folder / 'study.db'}").best_params
+    settings = load_settings([f"tuned={folder / 'best.yaml'}"])
+    assert (settings.method.name, settings.data.name) == ("fedprox", "glyphs")
+    assert (settings.method.mu, settings.train.learning_rate) == (best["method.mu"], best["train.learning_rate"])
+    assert load_settings([f"tuned={folder / 'best.yaml'}", "method.mu=0.5"]).method.mu == 0.5, "what the user says wins"
+    assert settings.protocol.validation == 0
+    assert (folder / "trials.png").read_bytes().startswith(b"\x89PNG")
+    fresh = [job for job in pretended.jobs if job.settings.rounds.test]
+    assert sorted(job.settings.seed for job in fresh) == [0, 0, 1, 1]
+    gained = peak({"mu": best["method.mu"], "rate": best["train.learning_rate"]}) - peak({"mu": 0.01, "rate": 0.01})
+    assert f"gained          {gained:.2f} ± 0.00 points" in (folder / "gain.txt").read_text()
+    assert "seeds 0, 1, none of them in the search" in capsys.readouterr().out
+
+
+FILE = "method: fedprox\ndata: glyphs\nfound: by hand\nvalues: {method.mu: 0.5, train.learning_rate: 0.02}\n"
+
+
+def test_a_tuned_file_s_values_travel_as_words(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(FILE)
+    said = with_tuned([f"tuned={path}", "seed=3"])
+    assert said == ["method.mu=0.5", "train.learning_rate=0.02", "data=glyphs", "method=fedprox", "seed=3"]
+    assert with_tuned(said) == said
+    assert with_tuned(["tuned=none", "seed=3"]) == ["seed=3"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "message"),
+    [
+        (FILE, ["method=moon"], "was found for method=fedprox, not moon"),
+        (FILE, ["data=digits"], "was found for data=glyphs, not digits"),
+        (FILE.replace("0.5", "often"), [], "values"),
+        (FILE.replace("found", "lost"), [], "lost: no such key"),
+        ("- 1", [], "not what goldfinch tune writes"),
+        ("{", [], "not what goldfinch tune writes"),
+        (FILE.replace("method.mu", "method.my"), [], "method.my: no such key"),
+    ],
+    ids=["method", "data", "no number", "unknown key", "list", "no yaml", "no setting"],
+)
+def test_a_tuned_file_that_does_not_fit_is_refused(text: str, words: list[str], message: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        compose_config([f"tuned={path}", *words])
+
+
+def test_a_tuned_file_that_is_not_there_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"tuned=moon_on_glyphs: no such file"):
+        compose_config(["tuned=moon_on_glyphs"])
+
+
+# ---- a comparison ----------------------------------------------------------------------------------------------------
+
+
+def test_all_methods_have_the_same_budget_and_are_ranked_on_fresh_seeds(pretended: Pretended, tmp_path: Path) -> None:
+    words = ["methods=fedprox,fedbn", "data=glyphs", "train.rounds=4", "train.device=cpu"]
+    compare.compare(words, tmp_path, 4, (0, 1, 2))
+    searches = [job.settings.method.name for job in pretended.jobs if not job.settings.rounds.test]
+    assert {name: searches.count(name) for name in searches} == {"fedavg": 4, "fedprox": 4, "fedbn": 4}
+    fresh = [(job.settings.method.name, job.settings.seed) for job in pretended.jobs if job.settings.rounds.test]
+    assert len(fresh) == len(set(fresh)) == 9
+    text = (tmp_path / "compare.md").read_text()
+    assert [line.split(" | ")[:2] for line in text.splitlines() if line[2:3].isdigit()] == [
+        ["| 1", "fedavg"], ["| 2", "fedbn *"], ["| 3", "fedprox"],
+    ]  # fmt: skip
+    rows = {
+        line.split(" | ")[1]: line.split(" | ")
+        for line in text.splitlines()
+        if line.startswith("| ") and "rank" not in line
+    }
+    assert rows["fedavg"][4] == ""
+    assert float(rows["fedavg"][5]) >= 3.0, "three fresh runs of an hour"
+    assert rows["fedavg"][6] == "2.0 |"
+    scores = json.loads((tmp_path / "compare.json").read_text())["scores"]
+    assert set(scores) == {"fedavg", "fedprox", "fedbn"}
+    count = len(pretended.jobs)
+    compare.compare(words, tmp_path, 4, (0, 1, 2))
+    assert [job for job in pretended.jobs[count:] if not job.finished()] == []
+    assert len(pretended.jobs) == count
+
+
+def test_the_difference_is_paired_and_its_interval_is_student_s() -> None:
+    base = [70.0, 80.0, 90.0]
+    shown = compare.interval([72.0, 81.0, 93.0], base)
+    half = 4.302653 * 1.0 / math.sqrt(3)  # t of two degrees of freedom; the differences 2, 1, 3 deviate by one
+    assert shown == f"+2.00 [{2 - half:+.2f}, {2 + half:+.2f}]"
+    assert compare.interval([72.0], [70.0]) == "+2.00"
+
+
+@pytest.mark.parametrize(
+    "words", [["data=glyphs"], ["methods=fpl,nobody"], ["methods=fpl"]], ids=["no method", "unknown", "no seed"]
+)
+def test_a_comparison_without_methods_or_seeds_is_refused(words: list[str], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError):
+        compare.compare(words, tmp_path, 2, () if words == ["methods=fpl"] else (0,))
