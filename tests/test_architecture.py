@@ -180,10 +180,11 @@ def test_every_experiment_is_a_run_that_can_start(path: Path, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("path", sorted((CONF / "tuned").glob("*_on_*.yaml")), ids=lambda path: path.stem)
-def test_tuned_values_are_values_of_a_method(path: Path) -> None:
+def test_tuned_values_say_how_they_were_found_and_are_values_of_a_method(path: Path) -> None:
     method, _, data = path.stem.partition("_on_")
-    tuned = load_settings([f"method={method}", f"data={data}"]).method
-    assert tuned != load_settings([f"method={method}", "data=digits"]).method
+    tuned = load_settings([f"tuned={path.stem}"])
+    assert (tuned.method.name, tuned.choices["data"]) == (method, data)
+    assert "No test set was looked at" in path.read_text().replace("\n ", "")
 
 
 def significant(text: str) -> list[str]:
@@ -213,7 +214,7 @@ def documentation_lines(source: Path) -> int:
 
 @pytest.mark.parametrize("path", METHODS, ids=lambda path: path.stem)
 def test_a_method_s_yaml_shows_every_field_at_its_default(path: Path) -> None:
-    node = node_of(path, "data=digits")  # for the embedded glyphs, conf/tuned may choose other values
+    node = node_of(path, "data=digits")
     method = build(node, "method")
     fields = {field.name for field in dataclasses.fields(method)}
     assert set(node) - {"_target_"} == fields

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from rich.console import Console
 from common.config import CONF, Search, build, compose_config, searched, with_tuned
 from common.errors import CheckpointError, ConfigError
 from common.settings import load_settings
+from server.cli import main
 from server.commands import compare, sweep, tune
 from server.commands.sweep import Job
 from server.run.conduct import prepare_output
@@ -338,3 +341,28 @@ def test_the_difference_is_paired_and_its_interval_is_student_s() -> None:
 def test_a_comparison_without_methods_or_seeds_is_refused(words: list[str], tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
         compare.compare(words, tmp_path, 2, () if words == ["methods=fpl"] else (0,))
+
+
+# ---- the page --------------------------------------------------------------------------------------------------------
+
+
+def test_the_documented_commands_do_what_the_page_says(
+    pretended: Pretended, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = (CONF.parent / "docs" / "fair-comparison.md").read_text()
+    commands = [
+        line for block in re.findall(r"```bash\n(.*?)```", page, flags=re.DOTALL) for line in block.splitlines()
+    ]
+    seen = []
+    for words in map(shlex.split, commands):
+        seen.append(words[1])
+        if words[1] == "run":
+            compose_config(words[2:])
+        if words[1] in ("tune", "compare"):
+            short = [re.sub("trials=20", "trials=2", word) for word in words[2:]]
+            assert main([words[1], *short, "train.rounds=2", "train.device=cpu"]) == 0
+    assert seen == ["run", "table", "tune", "run", "compare"]
+    rows = re.findall(r"^\| `([\w.]+)` \|", page, flags=re.MULTILINE)
+    assert rows == ["study.db", "best.yaml", "trials.png", "gain.txt"]
+    assert all((tmp_path / "outputs" / "tune" / "glyphs" / "fedplcc" / name).is_file() for name in rows)

@@ -70,7 +70,7 @@ def test_every_pin_is_exact_and_says_nothing_of_where_it_comes_from() -> None:
 @pytest.mark.parametrize("platform", PLATFORMS)
 def test_everything_declared_is_pinned_on_every_platform(platform: str) -> None:
     wanted = names(PROJECT["dependencies"])
-    for extra in ("device", "server", "simulation", "tensorboard", "prometheus", "privacy", "export", "dev"):
+    for extra in ("device", "server", "simulation", "tensorboard", "prometheus", "privacy", "export", "tune", "dev"):
         wanted |= names(EXTRAS[extra])
     pinned = {canonicalize_name(pin.name) for pin in pinned_on(platform)}
     assert wanted <= pinned

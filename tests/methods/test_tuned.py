@@ -1,4 +1,4 @@
-"""conf/tuned: what suits a method on a data set is chosen by the two names, and gives way to what the user says."""
+"""A method's defaults are the same whatever the data, and its YAML says all of them."""
 
 from __future__ import annotations
 
@@ -6,32 +6,27 @@ import dataclasses
 
 import pytest
 
-from common.config import CONF
-from common.settings import load_settings
+from common.settings import load_settings, yaml_of
+from server.results.overrides import overrides_of
+from server.results.run import Run
 
-TUNED = sorted(path.stem for path in (CONF / "tuned").glob("*.yaml") if path.stem != "none")
 OFFLINE = "train.device=cpu"
 
 
-@pytest.mark.parametrize("name", TUNED)
-def test_a_tuned_file_changes_its_method_on_its_data_only(name):
-    method, _, data = name.partition("_on_")
-    tuned = load_settings([f"method={method}", f"data={data}", OFFLINE]).method
-    plain = load_settings([f"method={method}", f"data={data}", "tuned=none", OFFLINE]).method
-    assert tuned.name == method
-    assert tuned != plain
-    elsewhere = load_settings([f"method={method}", "data=digits", OFFLINE]).method
-    assert elsewhere == plain
+@pytest.mark.parametrize("method", ["moon", "feddyn", "fedplvm", "fedplcc", "fedadg", "fccl_plus"])
+def test_the_data_choose_no_values(method):
+    chosen = {
+        data: load_settings([f"method={method}", f"data={data}", OFFLINE]).method for data in ("glyphs", "digits")
+    }
+    assert chosen["glyphs"] == chosen["digits"] == type(chosen["glyphs"])()
 
 
-def test_what_the_user_says_wins():
-    assert load_settings(["method=moon", "method.mu=3", OFFLINE]).method.mu == 3.0
-
-
-def test_the_choice_of_a_method_without_a_file_is_its_own_defaults():
-    for method in ("fedavg", "fedprox", "fedapc"):
-        tuned = load_settings([f"method={method}", OFFLINE]).method
-        assert tuned == load_settings([f"method={method}", "tuned=none", OFFLINE]).method
+def test_a_run_whose_tuned_file_is_gone_can_go_on(tmp_path):
+    """Its config.yaml has the choice of the file and the values; the values are what it is."""
+    raw = load_settings(["method=moon", "method.mu=1.0", OFFLINE]).raw
+    choices = {**raw["choices"], "tuned": "moon_on_glyphs"}
+    (tmp_path / "config.yaml").write_text(yaml_of({**raw, "choices": choices}))
+    assert load_settings(overrides_of(Run(tmp_path))).method.mu == 1.0
 
 
 @pytest.mark.parametrize(
