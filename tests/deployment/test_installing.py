@@ -118,7 +118,6 @@ CALLED_OTHERWISE = {"mlflow": "mlflow-skinny", "wandb": "wandb", "executorch": "
 
 BROUGHT_ALONG = {"triton": "PyTorch brings it where it has kernels; common.kernels asks whether it is there"}
 NOT_IMPORTED = {
-    "sqlalchemy": "MLflow's store in a file",
     "alembic": "MLflow's store in a file",
     "onnxscript": "torch.onnx.export writes with it",
     "tensorboard": "torch.utils.tensorboard writes with it",
