@@ -60,8 +60,10 @@ def no_waiting_for_the_disk() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Generated data go to a folder of the session, so that the home folder need not be writable."""
-    folder = tmp_path_factory.mktemp("goldfinch-cache")
+    """Generated data go to a folder of the session and its workers, so that the home folder need not be writable."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "goldfinch-cache"
+    folder.mkdir(exist_ok=True)
     before = os.environ.get("GOLDFINCH_CACHE")
     os.environ["GOLDFINCH_CACHE"] = str(folder)
     yield folder

@@ -1,4 +1,7 @@
-"""The list of tests is the same in every process: test workers compare theirs before they start."""
+"""The list of tests is the same in every process: test workers compare theirs before they start.
+
+So ``make test`` would stop at a difference between two processes of one second; the slow test here leaves more time.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,7 @@ def collected(hash_seed: int) -> list[str]:
     return [line for line in found.stdout.splitlines() if "::" in line]
 
 
+@pytest.mark.slow
 def test_another_process_collects_the_same_tests_more_than_a_second_later(request: pytest.FixtureRequest) -> None:
     """This process's own list is the first; the second process costs as much as a worker's start."""
     started = time.monotonic()
