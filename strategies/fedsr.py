@@ -14,14 +14,15 @@ from common.models.auxiliary import ClassGaussians, FixedDraws, ProbabilisticMod
 from common.models.base import Model, initialised
 from common.prototypes import PrototypeSet
 from common.seeding import generator
-from strategies.core.method import Batch, Local, Losses, Method
+from strategies.core.method import Batch, Local, Losses
+from strategies.parts.averaging import Averaging, Weighting
 
 GAUSSIANS = "class_gaussians"
 """The module of the model that stays on the device."""
 
 
 @checked
-class FedSR(Method):
+class FedSR(Averaging):
     """FedAvg of a probabilistic network, with simple features: short ones (L2R), close to a Gaussian per class (CMI).
 
     A network ends in a Gaussian over Z latent features; training classifies one draw ``z = mean + deviation * noise``,
@@ -29,8 +30,9 @@ class FedSR(Method):
     divergence * KL(N(C mean, (C deviation)^2) || N(r_m^y, (r_s^y)^2))``, the last summed over features. Since the
     network differs, no setting is FedAvg; ``norm=divergence=0`` is FedAvg of the probabilistic network.
 
-    The released code takes five optimiser steps a round (``train.local_steps=5``) and averages clients equally; it
-    leaves C a free number, whose logarithm is lost once it turns negative. Here C is positive, in either fidelity.
+    The released code takes five optimiser steps a round (``train.local_steps=5``) and averages clients equally
+    (``weighting=uniform``, which by default is by samples, as in the rows beside it in FedGCA's tables); it leaves C a
+    free number, whose logarithm is lost once it turns negative. Here C is positive, in either fidelity.
 
     Payload: the network's state both ways. Client state: the class Gaussians r_m, r_s and the scale C.
 
@@ -41,6 +43,7 @@ class FedSR(Method):
             published numbers and its weight belongs to it, so it is the default.
         latent_size: Z, >= 1; ``null`` is the backbone's feature size (released: 512 on ResNet-18, its own).
         test_samples: draws per test image, >= 0; 0 classifies the mean.
+        weighting: how the server averages: by ``samples``, or ``uniform`` (the released code).
     """
 
     norm: Annotated[NonNegative, Search(1e-4, 0.1)] = 0.01
@@ -48,6 +51,7 @@ class FedSR(Method):
     fidelity: Literal["paper", "released"] = "released"
     latent_size: Count | None = None
     test_samples: Natural = 20
+    weighting: Weighting = "samples"
 
     def extend(self, model: nn.Module, client_count: int, seed: int) -> nn.Module:  # noqa: ARG002
         """The model's backbone under a Gaussian layer and a linear classifier, beside the class Gaussians."""

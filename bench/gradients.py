@@ -1,0 +1,68 @@
+"""How large the gradient of each loss term is beside cross-entropy's, while a federation trains.
+
+    python bench/gradients.py 4 fpl contrast,consistency experiment=fpl_office model=small
+
+The third word names the method's fields that weigh its terms. At every client's first batch of each round after the
+first, a term's loss is taken with the other fields at 0. Printed are medians over clients: the L2 norm of its gradient
+over all parameters, in norms of cross-entropy's, and the cosine between both.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout, whatever is installed
+
+from common.settings import load_settings
+from server.engines.inline import InlineEngine
+from server.run.conduct import conduct, prepare_output
+
+
+def gradient(loss: Tensor, parameters: list[Tensor]) -> Tensor:
+    """The whole gradient as one vector."""
+    parts = torch.autograd.grad(loss, parameters, retain_graph=True, materialize_grads=True)
+    return torch.cat([part.flatten() for part in parts])
+
+
+def main(rounds: str, name: str, words: str, *overrides: str) -> None:
+    """Run the federation and print a line per round and term."""
+    fields, found = words.split(","), dict[tuple[int, str], list[tuple[float, float]]]()
+    seen = set[tuple[int, str]]()
+    with tempfile.TemporaryDirectory() as folder:
+        quiet = ["rounds.evaluate_every=100000", "rounds.test_samples=16", "tuned=none", f"output={folder}/run"]
+        settings = load_settings([*overrides, f"method={name}", f"train.rounds={rounds}", *quiet])
+        kind = type(settings.method)
+        loss = kind.loss
+
+        def watched(method: Any, batch: Any, local: Any) -> Any:
+            if local.round > 1 and (local.round, local.client.id) not in seen:
+                seen.add((local.round, local.client.id))
+                parameters = [each for each in local.model.parameters() if each.requires_grad]
+                plain = gradient(torch.nn.functional.cross_entropy(batch.logits, batch.labels), parameters)
+                for field in fields:
+                    alone = replace(method, **dict.fromkeys(set(fields) - {field}, 0.0))
+                    term = gradient(loss(alone, batch, local).total, parameters) - plain
+                    cosine = torch.cosine_similarity(term, plain, dim=0)
+                    found.setdefault((local.round, field), []).append(
+                        (float(term.norm() / plain.norm()), float(cosine))
+                    )
+            return loss(method, batch, local)
+
+        kind.loss = watched  # type: ignore[method-assign]
+        prepare_output(settings)
+        conduct(settings, InlineEngine(settings))
+    for (number, field), values in sorted(found.items()):
+        ratio, cosine = (statistics.median(column) for column in zip(*values, strict=True))
+        print(f"round {number}, {field}: {ratio:.2f} of cross-entropy's gradient, cosine {cosine:.2f}")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
