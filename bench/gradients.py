@@ -61,7 +61,7 @@ def main(rounds: str, name: str, words: str, *overrides: str) -> None:
         conduct(settings, InlineEngine(settings))
     for (number, field), values in sorted(found.items()):
         ratio, cosine = (statistics.median(column) for column in zip(*values, strict=True))
-        print(f"round {number}, {field}: {ratio:.2f} of cross-entropy's gradient, cosine {cosine:.2f}")
+        print(f"round {number}, {field}: {ratio:.2g} of cross-entropy's gradient, cosine {cosine:.2f}")
 
 
 if __name__ == "__main__":
