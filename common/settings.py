@@ -260,7 +260,7 @@ class RunSettings:
     aggregation: Any
     seed: Natural
     output: str
-    resume: bool | Literal["anyway"]
+    resume: Literal[True, False, "anyway"]
     overwrite: bool
     engine: Mapping[str, Any]
     report: Mapping[str, Any]

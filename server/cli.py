@@ -132,7 +132,7 @@ def _tune(
     overrides: Annotated[list[str], words("KEY=VALUE...", default_factory=list)],
     jobs: Annotated[int, option("--jobs", text="Runs at the same time; 1 by default.", min=1)] = 1,
 ) -> None:
-    """Search a method's settings on validation samples; test sets are left alone.
+    """Search settings on validation samples, not on tests.
 
     goldfinch tune method=fedplcc data=glyphs trials=20 output=DIR
     trials=N     trials, the printed values among them; 20 by default
@@ -151,7 +151,7 @@ def _compare(
     overrides: Annotated[list[str], words("methods=A,B KEY=VALUE...", default_factory=list)],
     jobs: Annotated[int, option("--jobs", text="Runs at the same time; 1 by default.", min=1)] = 1,
 ) -> None:
-    """Tune every method with the same budget, then rank them on fresh seeds.
+    """Tune all methods alike, then rank them on fresh seeds.
 
     goldfinch compare methods=fedavg,fpl data=glyphs trials=20 seeds=0,1,2 output=DIR
     methods=A,B  the methods; * is all; FedAvg is always among them

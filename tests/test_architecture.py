@@ -6,6 +6,7 @@ import ast
 import dataclasses
 import inspect
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -144,11 +145,13 @@ def test_flower_and_ray_are_imported_where_they_belong() -> None:
 
 
 def group_files() -> list[Path]:
-    """Every choice of every group; experiments and tuned values are no objects and have tests of their own."""
-    groups = [folder for folder in CONF.iterdir() if folder.is_dir() and folder.name not in ("experiment", "tuned")]
+    """Every choice of a group; methods, experiments and tuned values have tests of their own."""
+    others = ("method", "experiment", "tuned")
+    groups = [folder for folder in CONF.iterdir() if folder.is_dir() and folder.name not in others]
     return sorted(path for folder in groups for path in folder.rglob("*.yaml"))
 
 
+@cache
 def node_of(path: Path, *overrides: str) -> dict[str, Any]:
     group = path.parent.relative_to(CONF).as_posix()
     more = ["data.domains=[a]"] if path.stem == "folder" else []
@@ -193,7 +196,7 @@ def significant(text: str) -> list[str]:
 
 @pytest.mark.parametrize("path", METHODS, ids=lambda path: path.stem)
 def test_a_method_is_one_short_file_and_one_short_yaml(path: Path) -> None:
-    node = node_of(path)
+    node = node_of(path, "data=digits")
     method = build(node, "method")
     assert isinstance(method, Method)
     assert method.name == path.stem

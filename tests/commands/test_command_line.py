@@ -261,7 +261,7 @@ def test_a_sweep_with_a_mistake_runs_nothing(
 
 def test_a_sweep_shows_how_far_its_runs_are() -> None:
     shown: list[str] = []
-    progress = sweep_module._Progress(shown.append)
+    progress = sweep_module.Progress(shown.append)
     progress("seed=0", "round 1/3 [odd]")
     progress("seed=1", "round 2/3")
     progress("seed=0", "")

@@ -37,8 +37,7 @@ KINDS = {
     "public images, two exchanges": "fccl_plus",
 }
 """One method of each kind. Where arithmetic decides, a second instruction set is tried too (``make test-portable``)."""
-BETWEEN_EXCHANGES = "rucr"
-"""Keeps on the device, from one exchange of a round to the next, what the second needs."""
+BETWEEN_EXCHANGES = "rucr"  # keeps on the device, from one exchange of a round to the next, what the second needs
 ROUNDS = 3
 SPOILED = "dark-0"
 
@@ -351,10 +350,7 @@ def test_hostile_answers_are_refused_and_named(method: str, tmp_path: Path) -> N
 
 @on_any_processor
 def test_replays_are_refused_and_giants_shortened_and_named(method: str, tmp_path: Path) -> None:
-    """Round 2: the bytes of round 1 again. Round 3: everything a thousand times as long, which only others can tell.
-
-    That is well within what the gate lets in by itself, and a hundred times what any honest client was seen to be.
-    """
+    """Round 2: the bytes of round 1 again. Round 3: a thousand times as long, which the gate lets in by itself."""
     settings = three_rounds(method, tmp_path)
     kept: dict[str, bytes] = {}
     spoiled: set[int] = set()

@@ -14,7 +14,7 @@ import torch
 from flwr.server.strategy.aggregate import aggregate_krum, aggregate_median, aggregate_trimmed_avg
 from hypothesis import given
 from hypothesis import strategies as draw
-from support.toy import composed
+from support.toy import composed, method_at_defaults
 
 from common.config import CONF
 from common.errors import ConfigError
@@ -287,8 +287,14 @@ def test_no_rows_at_all(name: str) -> None:
 NOT_AVERAGED = ("adcol", "fedpall", "single_set")
 
 
-@pytest.mark.parametrize("method", sorted(path.stem for path in (CONF / "method").glob("*.yaml")))
+def test_a_method_says_whether_its_server_averages() -> None:
+    names = [path.stem for path in (CONF / "method").glob("*.yaml")]
+    assert {name for name in names if not method_at_defaults(name).averages} == set(NOT_AVERAGED)
+
+
+@pytest.mark.parametrize("method", ["fpl", *NOT_AVERAGED])
 def test_a_rule_is_taken_or_refused_by_name(method: str) -> None:
+    """Of the others, tests/conformance/ says that they go with the median."""
     overrides = (f"method={method}", "aggregation=median", "engine=inline")
     if method in NOT_AVERAGED:
         with pytest.raises(ConfigError, match=rf"method={method}: .*aggregation=median would not protect it"):

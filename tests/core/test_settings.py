@@ -29,8 +29,8 @@ MISTAKES = {
     "no end of a list": (["data.domains=[printed"], "cannot be read"),
     "a word for a number": (["train.rounds=many"], "train.rounds='many': must be a valid integer"),
     "a fraction for a number": (["train.rounds=1.5"], "train.rounds=1.5: must be a valid integer"),
-    "a word for true": (["resume=perhaps"], "resume='perhaps': must be a valid boolean"),
-    "a number for true": (["resume=1"], "resume=1: must be a valid boolean"),
+    "a word for true": (["resume=perhaps"], "resume='perhaps': choices: False, True, anyway"),
+    "a number for true": (["overwrite=1"], "overwrite=1: must be a valid boolean"),
     "true for a number": (["train.rounds=true"], "train.rounds=True: must be a valid integer"),
     "a choice": (["train.optimizer=sdg"], "did you mean 'sgd'"),
     "nothing": (["train.rounds=null"], "train.rounds=None: must be a valid integer"),
@@ -259,7 +259,7 @@ def test_defaults_of_the_files_are_those_of_the_classes(kind: type) -> None:
 def test_a_kept_composition_is_nobody_s_to_change() -> None:
     compose_config(["method=moon"])["method"]["mu"] = "spoilt"
     assert compose_config(["method=moon", "method.mu=0.5"])["method"]["mu"] == 0.5
-    assert compose_config(["method=moon"])["method"]["mu"] == 1.0
+    assert compose_config(["method=moon"])["method"]["mu"] == 5.0
 
 
 def test_settings_are_frozen() -> None:

@@ -85,7 +85,7 @@ def test_every_protocol_file_builds_and_has_its_clients(name: str) -> None:
     assert (CONF / "protocol" / f"{name}.yaml").read_text().startswith("# ")
     protocol = build(node, "protocol")
     assert isinstance(protocol, Protocol)
-    assert set(node) - {"_target_"} == {field.name for field in dataclasses.fields(protocol)}
+    assert set(node) - {"_target_"} | {"validation"} == {field.name for field in dataclasses.fields(protocol)}
     data = composed("data", DATA[name])
     if node.get("counts") and data["_target_"].endswith("Digits"):
         data["domains"] = list(node["counts"])

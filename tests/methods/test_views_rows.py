@@ -14,7 +14,7 @@ from support.runs import Run, TouchedEngine, run
 from support.toy import composed, toy_settings
 
 from common.config import CONF
-from common.data.views import RandConv
+from common.data.views import RandConv, Views
 from common.prototypes import PrototypeSet, class_means
 from common.settings import RunSettings
 from strategies.core.method import Batch, Local, Losses
@@ -30,8 +30,9 @@ def plain(method: str, root: Path) -> Run:
     return go(method, root / f"{method}-plain", rounds=1)
 
 
-def go(method: str, folder: Path, *overrides: str, rounds: int = 2) -> Run:
-    settings = toy_settings(method, folder, overrides=overrides, train={"rounds": rounds})
+def go(method: str, folder: Path, *overrides: str, rounds: int = 2, views: Views | None = None) -> Run:
+    settings = toy_settings(method, folder, overrides=overrides, train={"rounds": rounds, "local_steps": 2})
+    settings = replace(settings, views=views or settings.views)
     return run(settings, TouchedEngine(settings))
 
 
@@ -61,8 +62,8 @@ def steps(done: Run) -> list[int]:
 
 @pytest.mark.parametrize("method", [method for method in METHODS if method not in MULTI_VIEW])
 def test_every_method_has_its_row_with_random_convolutions(method, root, tmp_path):
-    assert not composed(f"method={method}").method.multi_view, "it belongs into MULTI_VIEW"
-    without, done = plain(method, root), go(method, tmp_path, "views=randconv")
+    assert not toy_settings(method, tmp_path).method.multi_view, "it belongs into MULTI_VIEW"
+    without, done = plain(method, root), go(method, tmp_path, views=composed("views=randconv").views)
     first = len(losses(without))
     assert done.summary["rounds"] == 2
     assert losses(done)[:first] != losses(without)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import pydoc
 from dataclasses import replace
 
 import pytest
-import yaml
 from support.halves import PARAMETERS, SIZES, Half, elements, run_server, updates
+from support.toy import method_at_defaults
 
 from common.config import CONF
 from strategies.parts.averaging import Averaging
@@ -15,11 +14,6 @@ from strategies.parts.averaging import Averaging
 ALL = sorted(path.stem for path in (CONF / "method").glob("*.yaml"))
 PLAIN = ["fedapc", "fedavg", "fedplcc", "fedproc", "fedproto", "fedprox", "fpl", "moon"]
 """Those whose next model is the mean itself, by samples unless asked otherwise."""
-
-
-def method_of(name):
-    """At its defaults; composing all configurations would take seconds before the first test."""
-    return pydoc.locate(yaml.safe_load((CONF / "method" / f"{name}.yaml").read_text())["_target_"])()
 
 
 def oracle(sent, weighting):
@@ -32,17 +26,17 @@ def oracle(sent, weighting):
 
 
 @pytest.mark.parametrize("weighting", ["samples", "uniform"])
-@pytest.mark.parametrize("name", [name for name in ALL if isinstance(method_of(name), Averaging)])
+@pytest.mark.parametrize("name", [name for name in ALL if isinstance(method_at_defaults(name), Averaging)])
 def test_the_mean_is_by_samples_or_all_equal(name, weighting):
     sent = updates(1, who=(0, 2))
-    mean = replace(method_of(name), weighting=weighting).average(sent, Half())
+    mean = replace(method_at_defaults(name), weighting=weighting).average(sent, Half())
     for parameter, wanted in oracle(sent, weighting).items():
         assert elements(mean[parameter]) == pytest.approx(wanted, rel=1e-5, abs=1e-6)
 
 
 @pytest.mark.parametrize("name", PLAIN)
 def test_the_next_model_is_that_mean(name):
-    method, sent = method_of(name), updates(1)
+    method, sent = method_at_defaults(name), updates(1)
     assert method.weighting == "samples"
     for weighting in ("samples", "uniform"):
         weights = run_server(replace(method, weighting=weighting), [sent])[1].weights
@@ -52,4 +46,4 @@ def test_the_next_model_is_that_mean(name):
 
 def test_methods_that_average_no_models_have_no_such_field():
     for name in ("adcol", "fedpall", "single_set"):
-        assert not hasattr(method_of(name), "weighting")
+        assert not hasattr(method_at_defaults(name), "weighting")

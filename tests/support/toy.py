@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pydoc
 from collections.abc import Mapping
 from dataclasses import asdict, field, replace
 from functools import lru_cache
@@ -10,8 +11,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+import yaml
 
-from common.config import checked, trust
+from common.config import CONF, checked, trust
 from common.data.augmentation import Augmentation
 from common.data.domain import DataSource, Domain, Split
 from common.seeding import generator
@@ -63,6 +65,12 @@ class Toy(DataSource):
         noise = 40.0 if domain == "noisy" else 12.0
         images += noise * torch.randn(images.shape, generator=draws)
         return Split(images.clamp(0, 255).to(torch.uint8), labels)
+
+
+def method_at_defaults(name: str) -> Any:
+    """The method of ``conf/method/NAME.yaml`` as its class has it; to compose a configuration takes far longer."""
+    target = yaml.safe_load((CONF / "method" / f"{name}.yaml").read_text())["_target_"]
+    return pydoc.locate(target)()  # type: ignore[operator]  # a class
 
 
 @lru_cache(maxsize=64)
