@@ -16,7 +16,7 @@ Model = Annotated[Path, words("MODEL")]
 def export(
     source: Annotated[Path, words("RUN")],
     data: Settings,
-    to: Annotated[Path, option("--to", text="The new folder; needed.", metavar="DIR")],
+    to: Annotated[Path | None, option("--to", text="The new folder; always given.", metavar="DIR")] = None,
     formats: Annotated[
         str, option("--format", text="Besides safetensors: torch, onnx, executorch; commas between.", metavar="NAMES")
     ] = "",
@@ -35,6 +35,8 @@ def export(
     RUN        the run's folder; with --shared, the device's state folder
     KEY=VALUE  data to compare the files on, as of evaluate; the run's test splits by default
     """
+    if to is None:  # typer would show a required option with a stray backslash
+        raise ConfigError(f"--to DIR is missing: goldfinch export {source} --to DIR")
     from server.commands.export import export as write
 
     names = [name for name in formats.split(",") if name]

@@ -94,6 +94,9 @@ def test_commands_and_options_complete(monkeypatch: pytest.MonkeyPatch, capsys: 
         (["table", "x", "--rule", "finla"], 1, "did you mean 'final'"),
         (["list", "methods"], 1, "did you mean 'method'"),
         (["resume", "nowhere"], 1, "holds no run"),
+        (["export", "nowhere"], 1, "goldfinch export nowhere --to DIR"),
+        (["export", "nowhere", "--to", "x"], 1, "holds no run"),
+        (["export", "nowhere", "--to", "x", "--format", "onxx"], 1, "did you mean 'onnx'"),
     ],
     ids=spoken,
 )
