@@ -346,7 +346,7 @@ def _mistake(found: dict[str, Any], target: type, where: str) -> str:
     if kind == "value_error":
         return f"{key}: {found['ctx']['error']}".removeprefix(": ")
     if kind == "literal_error":
-        told = nearest(str(value), re.findall(r"\b(?!or )[^\s',]+", found["ctx"]["expected"]))
+        told = nearest(str(value), re.findall(r"[^\s',]+(?='|$)", found["ctx"]["expected"]))
     return f"{key}={value!r:.200}: {told.replace('Input should', 'must')}"
 
 

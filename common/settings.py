@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from common.config import (
     AtLeastTwo,
@@ -233,6 +233,15 @@ class RoundSettings:
         return max(1, round(self.participation * clients))
 
 
+def _true_or_anyway(value: Any) -> Any:
+    check(isinstance(value, bool) or value == "anyway", f"must be true, false or anyway; got {value!r:.200}")
+    return value
+
+
+Resume = Annotated[Any, AfterValidator(_true_or_anyway)]
+"""A bool or ``anyway``."""
+
+
 @checked
 class RunSettings:
     """One run: what is trained on what, how, and where its output goes.
@@ -260,7 +269,7 @@ class RunSettings:
     aggregation: Any
     seed: Natural
     output: str
-    resume: Literal[True, False, "anyway"]
+    resume: Resume
     overwrite: bool
     engine: Mapping[str, Any]
     report: Mapping[str, Any]

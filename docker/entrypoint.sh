@@ -62,10 +62,9 @@ proxy)
     -e "s|@RESOLVER@|resolver ${GOLDFINCH_RESOLVER:-127.0.0.11} valid=10s ipv6=off;|" \
     -e "s|@PATIENCE@|${GOLDFINCH_PATIENCE:=300}|" \
     "${GOLDFINCH_PROXY_CONFIGURATION:-/opt/goldfinch/proxy/nginx.conf}" >"$temporary/nginx.conf"
-  set -- nginx -e stderr -p "$temporary" -c "$temporary/nginx.conf"
-  # see nginx.conf; a renewed certificate is taken up on the way, and the loop ends with nginx
-  while sleep "$GOLDFINCH_PATIENCE" && "$@" -s reload; do :; done &
-  exec "$@"
+  # see nginx.conf; $$ is nginx, which takes up a renewed certificate on the way; the loop, no child of its, ends after it
+  (while sleep "$GOLDFINCH_PATIENCE" && kill -HUP $$ 2>/dev/null; do :; done &)
+  exec nginx -e stderr -p "$temporary" -c "$temporary/nginx.conf"
   ;;
 supernode)
   folder=${GOLDFINCH_KEY:-$certificates/node}
