@@ -179,10 +179,12 @@ def search(hunt: Hunt, jobs: int, console: Console) -> Study:
         try:
             for done in [pool.submit(one, show) for _ in range(jobs)]:
                 done.result()
-        except BaseException:
+        except BaseException as error:
             stopping.set()
             for process in list(running.values()):
                 process.terminate()  # each keeps its last complete round, and the next search goes on from it
+            if isinstance(error, KeyboardInterrupt) and not error.args:
+                error.args = ("stopped; the same command goes on where it was",)
             raise
     if not any(trial.value for trial in tried(study)):
         raise ConfigError(f"no trial came to a score; see run.log in {hunt.folder / 'trials'}")
