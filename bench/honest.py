@@ -28,7 +28,7 @@ from support.runs import run
 from support.toy import composed, toy_settings
 
 from bench.rows import append_rows
-from common.config import CONF
+from common.choices import CONF
 from common.settings import RunSettings, load_settings
 from server.run.history import read_rows
 

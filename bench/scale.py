@@ -31,7 +31,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout,
 
 from bench.measuring import peak_kib
 from bench.ratios import RESULTS, Ratio, append, class_of, in_turn, machine_class, quantity, read
-from common.config import compose_config, trust
+from common.choices import trust
+from common.config import compose_config
 from common.data.domain import DataSource, Domain, Split
 from common.prototypes.finch import partition
 from common.seeding import generator

@@ -22,7 +22,7 @@ from common.privacy import GaussianPrivacy
 from common.prototypes import PrototypeSet
 from common.settings import RunSettings
 from common.storage.state import MODEL_PREFIX
-from common.versions import code_sha256, package_versions, peak_bytes
+from common.versions import package_versions, peak_bytes
 from common.wire.cast import cast_down, cast_up
 from common.wire.messages import Answer, Registration, Request, header_of
 from common.wire.payload import Payload
@@ -86,7 +86,7 @@ class Device:
             scores=list(self.scores),
             split=self._split_sha256,
             identity=self.settings.identity,
-            code=code_sha256(),
+            code=self.settings.code,
             device=describe_device(self.torch_device),
             versions=package_versions(),
             content=content_hash(split),
@@ -189,10 +189,11 @@ class Device:
         return cast_down(sent, self.settings.rounds.transport)
 
     def _check(self, request: Request) -> None:
-        if request.code != code_sha256():
+        if request.code != self.settings.code:
             raise PayloadError(
-                f"the server runs code {request.code}, this device {code_sha256()}: install the same Goldfinch on "
-                "both; in simulation, stop the local SuperLink so that it forgets the other checkout"
+                f"the server runs code {request.code}, this device {self.settings.code}: install "
+                f"{self.settings.software} on both; in simulation, stop the local SuperLink so that it forgets the "
+                "other checkout"
             )
         if request.method != self.method.name or request.identity != self.settings.identity:
             raise PayloadError(

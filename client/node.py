@@ -18,9 +18,9 @@ from client.device import Device
 from client.local import local_device
 from client.resident.frames import Question, Reply
 from client.store import FileStore, Store
-from common.config import split_overrides
 from common.data.protocols import ClientSpec
 from common.errors import ConfigError, nearest
+from common.overrides import split_overrides
 from common.settings import RunSettings, load_settings
 from common.wire.messages import Answer, read_header
 from common.wire.payload import encode

@@ -5,18 +5,16 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import re
-import shlex
 import threading
 import types
 import typing
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeVar, dataclass_transform, get_args, get_origin, get_type_hints
 
 import pydantic
 from hydra import compose, initialize_config_dir
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
@@ -25,15 +23,13 @@ from pydantic import AfterValidator, ConfigDict, Field, ValidationError
 from pydantic.dataclasses import is_pydantic_dataclass
 from yaml import YAMLError
 
+from common.choices import CONF, FOLDERS, choices_of, imports_of, trust, trusted
 from common.errors import ConfigError, nearest
+from common.overrides import parse_overrides, quoted_override, restored
+from common.versions import CODE
 
 _HYDRA = threading.Lock()
 """Hydra keeps what it was initialised with in one global object."""
-
-CONF = Path(__file__).resolve().parent.parent / "conf"
-
-_SAID: set[str] = set()
-"""What the user of this process has named to be imported, besides what ``conf/`` names."""
 
 T = TypeVar("T")
 
@@ -83,15 +79,7 @@ Names = Annotated[tuple[str, ...], AfterValidator(_distinct)]
 """Names of which none comes twice."""
 
 
-def split_overrides(text: str) -> list[str]:
-    """The overrides in one string, split as a shell splits words."""
-    try:
-        return shlex.split(text)
-    except ValueError as error:
-        raise ConfigError(f"overrides {text!r}: {error}; quote values that contain spaces") from error
-
-
-def with_tuned(overrides: Sequence[str], conf: Path = CONF) -> list[str]:
+def with_tuned(overrides: Sequence[str]) -> list[str]:
     """``overrides`` with ``tuned=FILE``, or the name of a file in ``conf/tuned``, replaced by what the file says.
 
     What the user says wins over the file; ``tuned=none`` is none.
@@ -103,9 +91,9 @@ def with_tuned(overrides: Sequence[str], conf: Path = CONF) -> list[str]:
     rest = [item for item in overrides if not item.startswith("tuned=")]
     if not names or names[-1] == "none":
         return rest
-    path = Path(names[-1]) if names[-1].endswith(".yaml") else conf / "tuned" / f"{names[-1]}.yaml"
+    known = choices_of("tuned")
+    path = Path(names[-1]) if names[-1].endswith(".yaml") else known.get(names[-1], Path())
     if not path.is_file():
-        known = [found.stem for found in sorted((conf / "tuned").glob("*.yaml"))]
         raise ConfigError(f"tuned={names[-1]}: no such file; goldfinch tune writes one; {nearest(names[-1], known)}")
     try:
         content = made(Tuned, dict(OmegaConf.to_container(OmegaConf.load(path))))  # type: ignore[arg-type]  # checked
@@ -119,88 +107,55 @@ def with_tuned(overrides: Sequence[str], conf: Path = CONF) -> list[str]:
     return [*(f"{key}={value!r}" for key, value in content.values.items()), *rest]
 
 
-def quoted_override(key: str, value: object) -> str:
-    """``key='value'`` with the value quoted for Hydra's grammar, which reads ``=``, commas and spaces otherwise."""
-    text = str(value).replace("\\", "\\\\").replace("'", "\\'")
-    return f"{key}='{text}'"
-
-
-def trust(names: Iterable[str]) -> None:
-    """Let these dotted names be imported in this process: its user has named them, not a file from elsewhere."""
-    _SAID.update(names)
-
-
-def trusted(name: object, where: str) -> bool:
-    """Whether the dotted ``name`` may be imported for the key ``where``.
-
-    That is what the files of its group in ``conf/`` name, below a group's own keys data sets too (a method's public
-    images), and what the user has named: :func:`trust`.
-    """
-    group, _, deeper = where.partition(".")
-    known = _named_in(group, "") | _named_in("data") if deeper else _named_in(group)
-    return isinstance(name, str) and (name in _SAID or name in known)
-
-
-@lru_cache
-def _named_in(group: str, start: str = "^") -> frozenset[str]:
-    """What the files of a group name to be imported: at the beginning of a line, or anywhere if ``start`` is empty."""
-    files = (CONF / group).glob("*.yaml") if group.isidentifier() else ()
-    pattern = start + r"\b(?:_target_|device): (\w+(?:\.\w+)+)"
-    return frozenset(name for path in files for name in re.findall(pattern, path.read_text(), re.MULTILINE))
-
-
-def imports_of(node: object, where: str = "") -> Iterator[tuple[str, object]]:
-    """What a configuration has imported: each dotted name, with the key that it is for."""
-    if isinstance(node, Mapping):
-        for key, value in node.items():
-            if key == "_target_" or (where, key) == ("engine", "device"):
-                yield where, value
-            else:
-                yield from imports_of(value, f"{where}.{key}".removeprefix("."))
-    elif isinstance(node, list | tuple):
-        for item in node:
-            yield from imports_of(item, where)
-
-
-def compose_config(overrides: Sequence[str], conf: Path = CONF, said: Sequence[str] | None = None) -> dict[str, Any]:
+def compose_config(overrides: Sequence[str], said: Sequence[str] | None = None) -> dict[str, Any]:
     """Hydra's composition of ``conf/config.yaml`` with ``overrides``, as plain containers.
 
-    ``choices`` holds the name of the option that was chosen in each group.
+    ``choices`` holds the name of the option that was chosen in each group. ``method._target_=package.module.Class``, or
+    shorter ``method=package.module.Class``, chooses a class that no file describes: its settings are its own defaults
+    and those that are given.
 
     Args:
         overrides: ``key=value`` each.
-        conf: folder of the configuration.
         said: those of the overrides that are the user's own, who is trusted (:func:`trust`) with the classes that they
             name; ``None``: all.
 
     Raises:
         ConfigError: an override cannot be parsed, or names a group, option or key that does not exist.
     """
-    parsed = _parse(with_tuned(overrides, conf))
+    parsed = _parse(with_tuned(overrides))
     for item in parsed if said is None else _parse(said):
-        nested: object = item.value()
-        for part in reversed(item.key_or_group.split(".")):
+        nested: object = {"_target_": item.value()} if _names_class(item) else item.value()
+        for part in reversed(item.key_or_group.removesuffix("._target_").split(".")):
             nested = {part: nested}
         trust(str(name) for _, name in imports_of(nested))
-    groups = [item for item in parsed if _check_group(item, conf)]
+    classes = [item for item in parsed if _names_class(item)]
+    groups = [item for item in parsed if item not in classes and _check_group(item)]
     try:
-        base, choices = _composed(tuple(str(item.input_line) for item in groups), conf)
+        base, choices = _composed(tuple(str(item.input_line) for item in groups), tuple(FOLDERS))
+        named = {item.key_or_group.removesuffix("._target_"): item for item in classes}
+        own = {key: str(item.value()) for key, item in named.items() if _target_at(key, item, base) != item.value()}
         composed = OmegaConf.create(base, flags={"struct": True})
-        for item in parsed:
-            if item not in groups:
+        for key, name in own.items():
+            OmegaConf.update(composed, key, {"_target_": name}, merge=False)
+        targets = {group: str(node.get("_target_", CODE[0])) for group, node in base.items() if isinstance(node, dict)}
+        strangers = {group for group, name in targets.items() if name.partition(".")[0] not in CODE}
+        for item in (item for item in parsed if item not in groups and item not in classes):
+            added = item.key_or_group.startswith(tuple(f"{key}." for key in own.keys() | strangers))
+            if not added:  # else no file says what keys there are, and build() asks the class
                 _check_key(item, base)
-                OmegaConf.update(composed, item.key_or_group, item.value())
+            OmegaConf.update(composed, item.key_or_group, item.value(), force_add=added)
         plain = typing.cast("dict[str, Any]", OmegaConf.to_container(composed, resolve=True))
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(str(error).strip()) from error
-    return {**plain, "choices": {group: name for group, name in choices.items() if group in plain}}
+    return {**plain, "choices": {group: own.get(group, name) for group, name in choices.items() if group in plain}}
 
 
 @lru_cache(maxsize=256)
-def _composed(groups: tuple[str, ...], conf: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    """``conf/`` with the options of ``groups``, unresolved, and all choices; kept, as Hydra is slow."""
-    with _HYDRA, initialize_config_dir(config_dir=str(conf), version_base="1.3"):
-        composed = compose("config", list(groups), return_hydra_config=True)
+def _composed(groups: tuple[str, ...], folders: tuple[Path, ...]) -> tuple[dict[str, Any], dict[str, str]]:
+    """All folders with the options of ``groups``, unresolved, and all choices; kept, as Hydra is slow."""
+    places = ",".join(quoted_override("", f"file://{folder}")[1:] for folder in folders[1:])
+    with _HYDRA, initialize_config_dir(config_dir=str(CONF), version_base="1.3"):
+        composed = compose("config", [*groups, f"hydra.searchpath=[{places}]"], return_hydra_config=True)
     choices = {str(group): str(name) for group, name in composed.hydra.runtime.choices.items()}
     OmegaConf.set_struct(composed, False)
     composed.pop("hydra")
@@ -208,25 +163,43 @@ def _composed(groups: tuple[str, ...], conf: Path) -> tuple[dict[str, Any], dict
 
 
 def _parse(overrides: Sequence[str]) -> list[Override]:
-    for item in overrides:
-        if "=" not in item and not item.startswith("~"):
-            raise ConfigError(f"override {item!r} is not of the form key=value")
-    try:
-        parsed = OverridesParser.create().parse_overrides(list(overrides))
-    except (HydraException, RecursionError) as error:
-        raise ConfigError(f"an override cannot be read: {error}") from error
-    several = next((item.input_line for item in parsed if item.is_sweep_override() or item.value() == "*"), None)
-    if several:
-        raise ConfigError(f"{several}: a run has one value of each setting; use sweep: goldfinch sweep {several}")
+    """The overrides of one run."""
+    parsed = parse_overrides(overrides)
+    for item in parsed:
+        item.key_or_group, item.input_line = restored(item.key_or_group), restored(item.input_line)
+        if item.is_sweep_override() or item.value() == "*":
+            line = item.input_line
+            raise ConfigError(f"{line}: a run has one value of each setting; use sweep: goldfinch sweep {line}")
+        item._value = restored(item.value())
     return parsed
 
 
-def _check_group(item: Override, conf: Path) -> bool:
+def _names_class(item: Override) -> bool:
+    """Whether ``item`` chooses a class by its dotted name, not an option."""
+    key, value = item.key_or_group, item.value()
+    if not isinstance(value, str) or key.endswith("._target_"):
+        return isinstance(value, str)
+    return "." in value and value not in (choices_of(key) or [value])
+
+
+def _target_at(key: str, item: Override, base: dict[str, Any]) -> object:
+    """The class at ``key`` of ``base``.
+
+    Raises:
+        ConfigError: ``item`` has none to choose there.
+    """
+    present: object = OmegaConf.select(OmegaConf.create(base), f"{key}._target_")
+    if present is None:
+        _check_group(item)
+        _check_key(item, base)
+    return present
+
+
+def _check_group(item: Override) -> bool:
     """Whether ``item`` chooses an option of a config group; an unknown option is an error."""
-    group = conf / item.key_or_group
-    if "." in item.key_or_group or not group.is_dir():
+    options = choices_of(item.key_or_group)
+    if not options:
         return False
-    options = [path.stem for path in group.glob("*.yaml")]
     chosen = item.value()
     for choice in chosen if isinstance(chosen, list) else [chosen]:
         if choice is None and item.key_or_group != "experiment":
@@ -361,7 +334,7 @@ def _import(path: object, where: str) -> type:
     try:
         found = getattr(importlib.import_module(module_name), name)
     except (ImportError, AttributeError) as error:
-        raise ConfigError(f"{where}: cannot import {path}: {error}") from error
+        raise ConfigError(f"{where}: cannot import {path}: {error}; is it installed beside Goldfinch?") from error
     if not is_pydantic_dataclass(found):
         raise ConfigError(f"{where}: {path} is not a checked dataclass; decorate it with common.config.checked")
     return typing.cast("type", found)

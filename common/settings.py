@@ -15,6 +15,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import AfterValidator, Field
 
+from common.choices import imports_of, trust, trusted
 from common.config import (
     AtLeastTwo,
     BelowOne,
@@ -27,13 +28,11 @@ from common.config import (
     check,
     checked,
     compose_config,
-    imports_of,
     made,
-    trust,
-    trusted,
 )
 from common.errors import ConfigError, nearest
 from common.privacy import GaussianPrivacy, NoPrivacy
+from common.versions import CODE, code_sha256
 from common.wire.messages import printable
 
 NOT_THE_RESULT = (
@@ -88,7 +87,7 @@ def read_config(path: Path) -> dict[str, Any]:
             raise ConfigError(
                 f"{path}: {key}={shown} is not one of Goldfinch's own, and what only a folder names is not imported. "
                 f"If it is yours, name it yourself: goldfinch resume {path.parent} {key}={shown}, or "
-                f"goldfinch --own {shown} table, report, figure ..."
+                f"goldfinch --own {shown} table, report, figure ..., or --config-dir with the folder that names it"
             )
     return {str(key): value for key, value in content.items()}
 
@@ -288,6 +287,21 @@ class RunSettings:
     def configuration(self) -> str:
         """:attr:`identity` without the seed: runs of one configuration are averaged in tables."""
         return self._digest(("seed",))
+
+    @cached_property
+    def own_packages(self) -> tuple[str, ...]:
+        """Packages of the user's that the settings name classes of."""
+        return tuple(sorted({str(name).partition(".")[0] for _, name in imports_of(self.raw)} - set(CODE)))
+
+    @property
+    def code(self) -> str:
+        """:func:`common.versions.code_sha256` of all that the run's classes are made of."""
+        return code_sha256(self.own_packages)
+
+    @property
+    def software(self) -> str:
+        """What has to be the same on server and devices, in words."""
+        return " and ".join(["the same Goldfinch", *(f"the same {package}" for package in self.own_packages)])
 
     def _digest(self, without: tuple[str, ...]) -> str:
         relevant = result_settings(self.raw, MAY_GO_ON_OTHERWISE + without)

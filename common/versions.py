@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import os
 import platform
 import resource
@@ -30,22 +31,37 @@ PACKAGES = (
 CODE = ("common", "strategies", "client", "server", "conf")
 
 
-@lru_cache(maxsize=1)
-def code_files() -> dict[str, str]:
-    """16 hex digits for each file of the application's source and configuration, by its path."""
+def place_of(package: str) -> Path | None:
+    """The folder of a package, or the file of a module, by its name on the top level; nothing is imported."""
+    try:
+        spec = importlib.util.find_spec(package)
+    except ValueError:  # the program that was called has no name
+        return None
+    if spec is None or not (spec.submodule_search_locations or spec.has_location):
+        return None
+    return Path(next(iter(spec.submodule_search_locations or ()), str(spec.origin)))
+
+
+@lru_cache
+def code_files(own: tuple[str, ...] = ()) -> dict[str, str]:
+    """16 hex digits for each file of source and configuration, by its path: the application's and ``own`` packages'.
+
+    They are read once, as what they hold is imported once.
+    """
     root = Path(__file__).resolve().parent.parent
+    places = [*(root / package for package in CODE), *filter(None, map(place_of, own))]
     return {
-        path.relative_to(root).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()[:16]
-        for package in CODE
-        for path in sorted((root / package).rglob("*"))
+        path.relative_to(place.parent).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+        for place in places
+        for path in (sorted(place.rglob("*")) if place.is_dir() else [place])
         if path.suffix in (".py", ".yaml") and "__pycache__" not in path.parts
     }
 
 
-@lru_cache(maxsize=1)
-def code_sha256() -> str:
+@lru_cache
+def code_sha256(own: tuple[str, ...] = ()) -> str:
     """16 hex digits over all of :func:`code_files`: equal where both sides run the same code."""
-    return hashlib.sha256(repr(code_files()).encode()).hexdigest()[:16]
+    return hashlib.sha256(repr(code_files(own)).encode()).hexdigest()[:16]
 
 
 def shadows(folders: Iterable[str], packages: Sequence[str] = CODE[:4]) -> list[str]:

@@ -10,8 +10,8 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.superlink.grid.http_grid import HttpGrid
 from flwr.superlink.grid.inmemory_grid import InMemoryGrid
 
-from common.config import split_overrides
 from common.errors import ConfigError, GoldfinchError
+from common.overrides import split_overrides
 from common.run_config import overrides_in
 from common.settings import load_settings
 from common.versions import shadows

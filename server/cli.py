@@ -38,7 +38,7 @@ def _goldfinch(
     if strangers := shadows(sys.path):
         raise ConfigError(f"{strangers[0]} is imported in place of Goldfinch's package: call goldfinch elsewhere")
     if own:
-        from common.config import trust
+        from common.choices import trust
 
         trust(own)
     if ctx.invoked_subcommand is None:

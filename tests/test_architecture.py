@@ -16,7 +16,8 @@ from importlinter.cli import lint_imports
 from omegaconf import OmegaConf
 
 from bench.measure import circles, imports_of
-from common.config import CONF, build
+from common.choices import CONF
+from common.config import build
 from common.settings import load_settings
 from strategies.core.method import Method
 

@@ -14,7 +14,8 @@ import yaml
 from fastapi.testclient import TestClient
 from PIL import Image
 
-from common.config import build, trust
+from common.choices import trust
+from common.config import build
 from common.settings import load_settings, with_method
 from server.cli import main
 from server.engines.inline import InlineEngine

@@ -9,7 +9,7 @@ from pathlib import Path
 from PIL import Image
 from rich.console import Console
 
-from common.config import quoted_override
+from common.overrides import quoted_override
 from common.settings import load_settings
 from server.commands.deployment import LocalDeployment, one_node_per_client
 from server.commands.export import export

@@ -116,7 +116,7 @@ class LocalDeployment:
         home = self.folder / "nodes" / name
         home.mkdir(parents=True, exist_ok=True)
         config = {"state-dir": str(home / "state"), **self.nodes[name]}
-        text = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
+        text = " ".join(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in config.items())
         port = free_port()
         if self.secure:
             security = ["--root-certificates", str(self.certificates.node(name) / "ca.crt")]

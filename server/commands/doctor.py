@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.config import CONF, compose_config
+from common.choices import CONF
+from common.config import compose_config
 from common.errors import ConfigError, EngineError, GoldfinchError
 from common.settings import load_settings
 from common.versions import package_versions, shadows

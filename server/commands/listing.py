@@ -10,8 +10,9 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
-from common.config import CONF
+from common.choices import CONF, choices_of
 from common.errors import ConfigError, nearest
+from common.versions import place_of
 
 
 def print_choices(groups: Sequence[str]) -> None:
@@ -20,13 +21,13 @@ def print_choices(groups: Sequence[str]) -> None:
     Raises:
         ConfigError: there is no such group.
     """
-    known = {path.name: path for path in sorted(CONF.iterdir()) if path.is_dir()}
+    known = sorted(path.name for path in CONF.iterdir() if path.is_dir())
     width = max(60, shutil.get_terminal_size((1000, 24)).columns)  # of no terminal: nothing is cut
     for group in groups or known:
         if group not in known:
             raise ConfigError(f"{group}: no such group; {nearest(group, known)}")
         print(f"{group}=")
-        for path in sorted(known[group].glob("*.yaml")):
+        for _, path in sorted(choices_of(group).items()):
             print(f"  {path.stem:24} {textwrap.shorten(description(path), width - 27, placeholder=' ...')}".rstrip())
 
 
@@ -44,6 +45,11 @@ def description(path: Path) -> str:
 
 
 def _docstring(module: str, name: str) -> str:
-    tree = ast.parse((CONF.parent / module.replace(".", "/")).with_suffix(".py").read_text(encoding="utf-8"))
+    package, _, rest = module.partition(".")
+    place = place_of(package)
+    path = place.joinpath(*rest.split(".")).with_suffix(".py") if place and rest else place
+    if path is None or not path.is_file():  # of a package of the user's that is not installed here
+        return ""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
     found = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name]
     return " ".join((ast.get_docstring(found[0]) or "").split("\n\n")[0].split()) if found else ""

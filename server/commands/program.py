@@ -5,7 +5,9 @@ from __future__ import annotations
 import inspect
 import sys
 import textwrap
+from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any
 
 import click
@@ -49,8 +51,25 @@ app = typer.Typer(
 )
 
 
+def _search(_: click.Context, __: click.Parameter, folders: Sequence[Path]) -> None:
+    for folder in folders:
+        from common.choices import search
+
+        search(folder)
+
+
 class Command(TyperCommand):
-    """A command whose help is its docstring, line by line."""
+    """A command whose help is its docstring, line by line; all take folders of the user's with further choices."""
+
+    def __init__(self, *given: Any, **more: Any) -> None:
+        super().__init__(*given, **more)
+        text = "A folder laid out as conf/, with methods, data sets ... of your own; repeatable."
+        kind, names = click.Path(path_type=Path), ["--config-dir"]
+        self.params.append(
+            click.Option(
+                names, multiple=True, type=kind, metavar="DIR", help=text, expose_value=False, callback=_search
+            )
+        )
 
     def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         """Write the docstring as it stands."""

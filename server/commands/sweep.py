@@ -18,13 +18,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from rich.console import Console
 from rich.markup import escape
 
-from common.config import CONF, compose_config, quoted_override, with_tuned
+from common.choices import FOLDERS, choices_of
+from common.config import compose_config, with_tuned
 from common.errors import ConfigError, GoldfinchError
+from common.overrides import parse_overrides, quoted_override, restored
 from common.settings import RunSettings, settings_of
 from common.storage.files import write_text
 from server.results.run import Run
@@ -80,12 +81,12 @@ def plan(arguments: Sequence[str], output: Path) -> tuple[list[Job], dict[str, s
     Raises:
         ConfigError: a key or choice does not exist, or no combination fits; nothing has been run.
     """
-    parsed = OverridesParser.create().parse_overrides([all_options(item) for item in with_tuned(arguments)])
+    parsed = parse_overrides([all_options(item) for item in with_tuned(arguments)])
     axes = [item for item in parsed if item.is_sweep_override()]
-    fixed = [str(item.input_line) for item in parsed if not item.is_sweep_override()]
+    fixed = [restored(item.input_line) for item in parsed if not item.is_sweep_override()]
     jobs, skipped = [], {}
     for values in itertools.product(*(_values(axis) for axis in axes)):
-        chosen = [f"{axis.key_or_group}={value}" for axis, value in zip(axes, values, strict=True)]
+        chosen = [restored(f"{axis.key_or_group}={value}") for axis, value in zip(axes, values, strict=True)]
         folder = output.joinpath(*(re.sub(r"[^\w.+-]+", "-", item) for item in chosen))
         overrides = (*fixed, *chosen, quoted_override("output", folder.absolute()))
         label, composed = " ".join(chosen) or "run", compose_config(overrides)
@@ -103,7 +104,7 @@ def all_options(item: str) -> str:
     key, _, value = item.partition("=")
     if value != "*":
         return item
-    options = sorted(path.stem for path in (CONF / key).glob("*.yaml")) if (CONF / key).is_dir() else []
+    options = sorted(choices_of(key))
     if not options:
         raise ConfigError(f"{item}: only a group of conf/ can be swept with *")
     return f"{key}={','.join(options)}"
@@ -198,6 +199,7 @@ def run_apart(
     job.folder.mkdir(parents=True, exist_ok=True)
     way = "resume=true" if any((job.folder / "checkpoint").glob("*")) else "overwrite=true"
     command = [sys.executable, "-P", "-m", "server.cli", "run", *job.overrides]
+    command += [f"--config-dir={folder}" for folder in FOLDERS[1:]]
     environment = {**os.environ, "OMP_NUM_THREADS": str(job.settings.train.threads)}
     log = job.folder / "run.log"
     for choice in dict.fromkeys([way, "overwrite=true"]):  # an interrupted run of other settings is replaced

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from common.config import Search, Tuned, compose_config, quoted_override, searched, with_tuned
+from common.config import Search, Tuned, compose_config, searched, with_tuned
 from common.errors import CheckpointError, ConfigError, GoldfinchError, libraries_of
+from common.overrides import quoted_override
 from common.settings import RunSettings, result_settings, settings_of, yaml_of
 from common.storage.files import write_text
 from server.commands.sweep import Job, Progress, execute, run_apart

@@ -9,7 +9,8 @@ from typing import Protocol
 
 from hydra.utils import get_method
 
-from common.config import Count, build, checked, trusted
+from common.choices import trusted
+from common.config import Count, build, checked
 from common.data.protocols import ClientSpec
 from common.errors import ConfigError, GoldfinchError
 from common.settings import RunSettings

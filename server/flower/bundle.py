@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+from common.choices import CONF, FOLDERS, choices_of
 from common.versions import CODE, VERSION
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,10 +36,15 @@ overrides = ""
 def write_bundle(folder: Path) -> Path:
     """Copy the app's packages and a minimal ``pyproject.toml`` to ``folder``; the folder.
 
-    Its dependencies are empty on purpose: they are installed already, and Flower would fetch them again for every run.
+    Choices of the user's own folders (:func:`common.config.search`) are copied beside those of ``conf/``, so that every
+    process of the run has them, wherever it is. The app's dependencies are empty on purpose: they are installed
+    already, and Flower would fetch them again for every run.
     """
     folder.mkdir(parents=True)
     for package in CODE:
         shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
+    for group in (place.name for place in CONF.iterdir() if place.is_dir()):
+        for path in choices_of(group, FOLDERS[1:]).values():
+            shutil.copy(path, folder / "conf" / group)
     (folder / "pyproject.toml").write_text(PYPROJECT.format(version=VERSION))
     return folder

@@ -15,8 +15,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from common.config import Count, ZeroToOne, build, checked, quoted_override
+from common.config import Count, ZeroToOne, build, checked
 from common.errors import EngineError
+from common.overrides import quoted_override
 from common.settings import RunSettings
 from server.flower.bundle import write_bundle
 from server.flower.processes import flower_environment, program
@@ -144,7 +145,7 @@ def submit(
     target = [connection] if connection else []
     # a file, because Flower's parser of command-line values stumbles over quotes inside quotes
     run_config = neutral / "run.toml"
-    run_config.write_text(f"overrides = {json.dumps(text)}\n")
+    run_config.write_text(f"overrides = {json.dumps(text, ensure_ascii=False)}\n", encoding="utf-8")
     command = [program("flwr"), "run", str(app), *target, "--format", "json", "--run-config", str(run_config)]
     if federation:
         command += ["--federation-config", " ".join(f"{key}={value}" for key, value in federation.items())]

@@ -13,8 +13,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from common.config import quoted_override
 from common.errors import CheckpointError, ConfigError, GoldfinchError, nearest
+from common.overrides import quoted_override
 from common.settings import RunSettings, load_settings
 from server.reproduction.published import PublishedRow, PublishedTable, Scale, method_of
 from server.results.run import Run

@@ -7,10 +7,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from common.config import compose_config, quoted_override
+from common.choices import choices_of
+from common.config import compose_config
 from common.errors import ConfigError, GoldfinchError
+from common.overrides import escaped, quoted_override
 from common.settings import flat
 from server.results.run import Run
+
+_NO_NAME = r"^\d|[^\w-]"
+"""What in a key is no part of a name, and cannot be quoted in Hydra's grammar."""
 
 PLACES = ("output", "resume", "overwrite", "data.root", "choices.", "report.")
 
@@ -39,10 +44,14 @@ def repeat_command(config: Mapping[str, Any]) -> str:
             if not groups:
                 return "goldfinch run"
             groups.pop()
+    own = [group for group, choice in choices.items() if "." in str(choice)]  # a class that no file describes
     values = [
         _override(key, value)
         for key, value in flat(config).items()
-        if key in base and base[key] != value and not key.startswith(PLACES) and not key.endswith("_target_")
+        if (key in base or key.partition(".")[0] in own)
+        and base.get(key) != value
+        and not key.startswith(PLACES)
+        and not key.endswith("_target_")
     ]
     return " ".join(["goldfinch run", *(shlex.quote(item) for item in [*sorted(groups), *values])])
 
@@ -64,8 +73,9 @@ def overrides_of(run: Run) -> list[str]:
     Raises:
         ConfigError: the folder holds no run, or one with a setting that is too long.
     """
+    classes = {group: node.get("_target_") for group, node in run.config.items() if isinstance(node, Mapping)}
     words = [
-        f"{group}={choice}"
+        f"{group}={choice if choice in choices_of(group) else classes.get(group) or choice}"
         for group, choice in run.config.get("choices", {}).items()
         if choice is not None and group != "tuned"
     ]
@@ -94,7 +104,7 @@ def _literal(value: Any) -> str:
     if isinstance(value, str):
         return quoted_override("", value)[1:]
     if isinstance(value, Mapping):
-        return "{" + ",".join(f"{name}:{_literal(item)}" for name, item in value.items()) + "}"
+        return "{" + ",".join(f"{escaped(name, _NO_NAME)}:{_literal(item)}" for name, item in value.items()) + "}"
     if isinstance(value, list):
         return "[" + ",".join(map(_literal, value)) + "]"
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)

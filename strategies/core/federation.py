@@ -15,7 +15,6 @@ from common.errors import PayloadError
 from common.seeding import generator
 from common.settings import RunSettings, TrainSettings
 from common.storage.state import GlobalState
-from common.versions import code_sha256
 from common.wire.cast import cast_down, cast_up
 from common.wire.messages import Answer, Request
 from common.wire.payload import Payload
@@ -189,7 +188,7 @@ class Federation:
                 client_index=client.index,
                 train=client.id in training,
                 score=duties.get(client.id, []),
-                code=code_sha256(),
+                code=self.settings.code,
                 validate=validates,
                 keep=self.best,
             )

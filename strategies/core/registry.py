@@ -9,7 +9,6 @@ import torch
 
 from common.seeding import generator
 from common.settings import RunSettings
-from common.versions import code_sha256
 from common.wire.messages import Registration
 from strategies.core.method import Client
 
@@ -41,8 +40,9 @@ class Registry:
         data = self.settings.data
         if registration.client not in self.expected:
             return f"the protocol has no client {registration.client}; it has {', '.join(self.expected)}"
-        if registration.code != code_sha256():
-            return f"it runs code {registration.code}, the server {code_sha256()}: install the same Goldfinch on both"
+        code = self.settings.code
+        if registration.code != code:
+            return f"it runs code {registration.code}, the server {code}: install {self.settings.software} on both"
         if registration.identity != self.settings.identity:
             return "it was configured with other overrides than the server"
         if registration.domain != self._domains[registration.client]:

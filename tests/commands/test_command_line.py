@@ -15,7 +15,7 @@ import torch
 import typer
 from omegaconf import OmegaConf
 
-from common.config import CONF
+from common.choices import CONF
 from common.settings import load_settings
 from server import cli
 from server.cli import main

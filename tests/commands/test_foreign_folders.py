@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from common import config
-from common.config import trust
+from common.choices import trust
 from server.cli import main
 from server.commands import sweep as sweep_module
 

@@ -14,8 +14,8 @@ import pytest
 from flwr.app import Context, RecordDict
 from flwr.superlink.grid.inmemory_grid import InMemoryGrid
 
-from common.config import split_overrides
 from common.errors import ConfigError
+from common.overrides import split_overrides
 from common.run_config import KEYS, overrides_in
 from common.settings import load_settings
 from server.app import app

@@ -14,7 +14,8 @@ import optuna
 import pytest
 from rich.console import Console
 
-from common.config import CONF, Search, build, compose_config, searched, with_tuned
+from common.choices import CONF
+from common.config import Search, build, compose_config, searched, with_tuned
 from common.errors import CheckpointError, ConfigError
 from common.settings import load_settings
 from server.cli import main

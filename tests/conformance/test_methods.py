@@ -16,7 +16,7 @@ from support.runs import Run, TouchedEngine, run
 from support.toy import Toy, composed, toy_settings
 
 from client.store import FileStore
-from common.config import CONF
+from common.choices import CONF
 from common.errors import ConfigError
 from common.storage.state import GlobalState, tensors_sha256
 from common.wire.messages import Request

@@ -17,7 +17,6 @@ from support.toy import toy_settings
 from common.errors import PayloadError
 from common.prototypes import PrototypeSet, cluster_prototypes, finch
 from common.settings import load_settings
-from common.versions import code_sha256
 from common.wire.messages import Registration, Request
 from common.wire.payload import Payload
 from strategies.adcol import owners_of
@@ -214,7 +213,7 @@ def federation(tmp_path: Path, sizes: Mapping[str, int]) -> tuple[Federation, li
                 scores=[],
                 split="0" * 64,
                 identity=settings.identity,
-                code=code_sha256(),
+                code=settings.code,
                 device="a CPU",
                 versions={},
             )

@@ -16,7 +16,6 @@ from client.trainer import LocalExchange, build_model
 from common.data.protocols import ClientSpec
 from common.prototypes import PrototypeSet
 from common.settings import RunSettings
-from common.versions import code_sha256
 from common.wire.messages import Request
 from common.wire.payload import Payload
 from strategies.core.method import Client
@@ -25,7 +24,7 @@ from strategies.core.method import Client
 def request(settings: RunSettings, domain: str, number: int) -> Request:
     return Request(
         run="run", identity=settings.identity, method=settings.method.name, round=number, exchange="train",
-        client=f"{domain}-0", client_count=3, client_index=0, train=True, score=["noisy"], code=code_sha256(),
+        client=f"{domain}-0", client_count=3, client_index=0, train=True, score=["noisy"], code=settings.code,
     )  # fmt: skip
 
 

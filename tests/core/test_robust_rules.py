@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as draw
 from support.toy import composed, method_at_defaults
 
-from common.config import CONF
+from common.choices import CONF
 from common.errors import ConfigError
 from common.prototypes import PrototypeSet
 from common.seeding import generator

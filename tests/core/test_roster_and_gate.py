@@ -15,7 +15,6 @@ from support.toy import CLASSES, Toy, toy_settings
 from common.errors import PayloadError
 from common.prototypes import PrototypeSet
 from common.settings import RunSettings
-from common.versions import code_sha256
 from common.wire.messages import Answer, Registration, Request, header_of, read_header
 from common.wire.payload import Payload, decode, encode
 from strategies.core.federation import Federation
@@ -33,7 +32,7 @@ def registration(settings: RunSettings, client: str, **changes: Any) -> Registra
         "scores": list(Toy().domains),
         "split": "0" * 64,
         "identity": settings.identity,
-        "code": code_sha256(),
+        "code": settings.code,
         "device": "a CPU",
         "versions": {"python": "3"},
     }

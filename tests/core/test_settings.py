@@ -11,8 +11,9 @@ from typing import Any, Literal
 import pytest
 
 from common import config
-from common.config import Count, build, check, checked, compose_config, split_overrides
+from common.config import Count, build, check, checked, compose_config
 from common.errors import ConfigError, nearest
+from common.overrides import split_overrides
 from common.settings import RoundSettings, TrainSettings, load_settings, with_method
 from strategies.fedprox import FedProx
 

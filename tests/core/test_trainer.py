@@ -20,7 +20,6 @@ from common.errors import ConfigError, DataError, PayloadError
 from common.models.specs import DigitCNN
 from common.prototypes import PrototypeSet, class_means
 from common.settings import RunSettings, with_method
-from common.versions import code_sha256
 from common.wire.messages import Answer, Request, read_header
 from common.wire.payload import Payload
 from strategies.core.method import Client, Local, Losses, Phase
@@ -281,7 +280,7 @@ def request(settings: RunSettings, **changes: Any) -> Request:
     fields: dict[str, Any] = {
         "run": "run", "identity": settings.identity, "method": settings.method.name, "round": 1, "exchange": "train",
         "client": "bright-0", "client_count": 3, "client_index": 0, "train": True, "score": ["bright"],
-        "code": code_sha256(), **changes,
+        "code": settings.code, **changes,
     }  # fmt: skip
     return Request(**fields)
 

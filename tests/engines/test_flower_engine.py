@@ -22,7 +22,7 @@ from support.grids import Deployment, Simulation, scripted
 from support.nodes import OVERRIDES, Node, deployment, request, simulation, through
 
 from client import node as client_node
-from common.config import CONF
+from common.choices import CONF
 from common.errors import EngineError, PayloadError
 from common.settings import RunSettings, load_settings
 from common.wire.messages import Registration, Request, request_text
@@ -326,7 +326,7 @@ def test_other_code_is_refused_on_both_sides(tmp_path: Path, monkeypatch: pytest
     assert result.status.code != Code.OK
     assert "install the same Goldfinch" in result.status.message
     assert "PayloadError" in str(result.metrics["traceback"])
-    monkeypatch.setattr("strategies.core.registry.code_sha256", lambda: "1" * 16)
+    monkeypatch.setitem(vars(settings), "own_packages", ("support",))
     prepare_output(settings)
-    with pytest.raises(EngineError, match="install the same Goldfinch"):
+    with pytest.raises(EngineError, match="install the same Goldfinch and the same support on both"):
         conduct(settings, FlowerEngine(Deployment(node)))

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from support.toy import Toy
 
-from common.config import quoted_override, split_overrides
 from common.errors import EngineError
+from common.overrides import quoted_override, split_overrides
 from common.settings import load_settings
 from server.cli import main
 from server.flower import submit

@@ -9,7 +9,8 @@ from support.runs import Run, TouchedEngine, run
 from support.toy import Toy, toy_settings
 
 from client.store import FileStore
-from common.config import CONF, compose_config
+from common.choices import CONF
+from common.config import compose_config
 from common.data.views import AugMix, RandConv
 from common.errors import ConfigError
 from common.models.base import ModelError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.runs import run
 
-from common.config import CONF
+from common.choices import CONF
 from common.settings import load_settings
 
 CHANCE = 10.0

@@ -13,7 +13,7 @@ from support.exchanges import local_exchange
 from support.runs import Run, TouchedEngine, run
 from support.toy import composed, toy_settings
 
-from common.config import CONF
+from common.choices import CONF
 from common.data.views import RandConv, Views
 from common.prototypes import PrototypeSet, class_means
 from common.settings import RunSettings

@@ -8,7 +8,7 @@ import pytest
 from support.halves import PARAMETERS, SIZES, Half, elements, run_server, updates
 from support.toy import method_at_defaults
 
-from common.config import CONF
+from common.choices import CONF
 from strategies.parts.averaging import Averaging
 
 ALL = sorted(path.stem for path in (CONF / "method").glob("*.yaml"))

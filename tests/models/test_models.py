@@ -6,7 +6,8 @@ from omegaconf import OmegaConf
 from torch import nn
 from torch.nn import functional as F
 
-from common.config import CONF, build
+from common.choices import CONF
+from common.config import build
 from common.errors import ConfigError
 from common.models.base import GROUP_WIDTH, Model, ModelError, initialised, pool
 from common.models.specs import (

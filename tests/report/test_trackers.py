@@ -10,7 +10,8 @@ import pytest
 from support.runs import TouchedEngine, run
 from support.toy import toy_settings
 
-from common.config import CONF, build, checked, compose_config, trust
+from common.choices import CONF, trust
+from common.config import build, checked, compose_config
 from common.errors import ConfigError
 from common.settings import RunSettings
 from server.trackers.base import Report, Scalar, Tracker, scalars

@@ -10,7 +10,6 @@ from common.data.leave_out import LeaveOut
 from common.data.protocols import Dirichlet, test_subset
 from common.errors import ConfigError
 from common.settings import RoundSettings, RunSettings, load_settings
-from common.versions import code_sha256
 from common.wire.messages import Registration
 from strategies.core.registry import Registry
 from tests.support.runs import Run, run
@@ -31,7 +30,7 @@ def roster_of(settings: RunSettings) -> Registry:
                 scores=list(DOMAINS),
                 split="s",
                 identity=settings.identity,
-                code=code_sha256(),
+                code=settings.code,
                 device="cpu",
                 versions={},
             )

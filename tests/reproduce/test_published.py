@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from common.config import CONF
+from common.choices import CONF
 from common.errors import ConfigError
 from common.settings import load_settings
 from server.reproduction.published import PublishedTable, method_of, published_table, published_tables

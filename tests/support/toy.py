@@ -13,7 +13,8 @@ from typing import Any, ClassVar
 import torch
 import yaml
 
-from common.config import CONF, checked, trust
+from common.choices import CONF, trust
+from common.config import checked
 from common.data.augmentation import Augmentation
 from common.data.domain import DataSource, Domain, Split
 from common.seeding import generator

@@ -20,7 +20,6 @@ from client.resident.caller import Caller
 from client.resident.frames import Question
 from client.resident.place import Process, peer, process
 from common.settings import load_settings
-from common.versions import code_sha256
 from common.wire.messages import Request, request_text
 from common.wire.payload import encode
 from strategies.core.federation import Federation
@@ -60,7 +59,7 @@ class Asked:
         method = settings.method.name
         request = Request(
             "run", settings.identity, method, 1, "train", "sketch-0", 2, 1, train=True, score=["sketch"],
-            code=code_sha256(),
+            code=settings.code,
         )  # fmt: skip
         text = request_text(request)
         return replace(self.registration(), kind="answer", request=text, tensor_type="safetensors", tensors=[blob])

@@ -4,7 +4,8 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from common.config import CONF, build
+from common.choices import CONF
+from common.config import build
 from common.data.views import (
     Augmented,
     AugMix,

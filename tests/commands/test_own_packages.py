@@ -1,0 +1,229 @@
+"""What comes from the user's own package or folder of choices: found, run, resumed, and hashed like the application."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common import config
+from common.choices import CONF, FOLDERS, search
+from common.config import build, compose_config
+from common.errors import ConfigError
+from common.overrides import escaped, quoted_override, restored
+from common.settings import load_settings
+from common.versions import code_sha256, place_of
+from server.cli import main
+from server.commands import sweep as sweep_module
+from server.commands.sweep import plan
+from server.flower.bundle import write_bundle
+from server.results.overrides import overrides_of
+from server.results.run import Run
+
+TINY = ["train.rounds=1", "train.local_steps=1", "protocol.samples=8", "rounds.test_samples=8", "data.domains=[sketch]"]
+
+FAIR = '''
+"""A module."""
+from common.config import NonNegative, checked
+from strategies.core.method import Method
+
+@checked
+class QFair(Method):
+    """What fairness may cost. And more."""
+
+    q: NonNegative = 1.0
+    power: NonNegative = 0.5
+'''
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A package ``ownlib`` with a method, as if it were installed, in a process that trusts nothing yet."""
+    folder = tmp_path / "site" / "ownlib"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").touch()
+    (folder / "fair.py").write_text(FAIR)
+    monkeypatch.syspath_prepend(folder.parent)
+    monkeypatch.setattr(config, "_SAID", set())
+    yield folder
+    for name in [name for name in sys.modules if name.partition(".")[0] == "ownlib"]:
+        del sys.modules[name]
+    code_sha256.cache_clear()
+
+
+@pytest.fixture
+def folder(tmp_path: Path, package: Path) -> Iterator[Path]:
+    """A folder of choices, one of them described by its class."""
+    place = tmp_path / "my choices ü"
+    (place / "method").mkdir(parents=True)
+    (place / "method" / "qfair.yaml").write_text("_target_: ownlib.fair.QFair\nq: 2.0\n")
+    (place / "config.yaml").write_text("not: ours\n")
+    yield place
+    del FOLDERS[1:]
+    config._composed.cache_clear()
+    config._named_in.cache_clear()
+
+
+# ---- a class by its name ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["method._target_=ownlib.fair.QFair", "method.q=2"], ["method.q=2", "method=ownlib.fair.QFair"]],
+    ids=["target", "short"],
+)
+def test_a_class_of_ones_own_replaces_the_choice(words: list[str], package: Path) -> None:
+    settings = load_settings(words)
+    assert settings.raw["method"] == {"_target_": "ownlib.fair.QFair", "q": 2}
+    assert (settings.method.q, settings.method.power) == (2.0, 0.5)
+    assert settings.choices["method"] == "ownlib.fair.QFair"
+    assert settings.output_folder.parts[-3:] == ("glyphs", "ownlib.fair.QFair", "seed-0")
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["method=ownlib.fair.QFair", "method.p=2"], "method.p: no such key; did you mean 'q'?|choices: power, q"),
+        (["method=ownlib.fair.QFair", "method.q=-2"], "method.q=-2: must be greater than or equal to 0"),
+        (["method=ownlib.fair.QFare"], "has no attribute 'QFare'"),
+        (["method=nolib.fair.QFair"], "No module named 'nolib'; is it installed beside Goldfinch"),
+        (["train=ownlib.fair.QFair"], "train=ownlib.fair.QFair: no such choice"),
+        (["train._target_=ownlib.fair.QFair"], "train._target_: no such key in train"),
+    ],
+    ids=lambda value: value[-1] if isinstance(value, list) else "",
+)
+def test_mistakes_in_it_are_named(words: list[str], reason: str, package: Path) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        load_settings(words)
+
+
+def test_a_class_that_the_choice_names_already_changes_nothing() -> None:
+    words = ["method=fedprox", "method.mu=0.5"]
+    assert compose_config([*words, "method._target_=strategies.fedprox.FedProx"]) == compose_config(words)
+
+
+def test_what_is_tuned_for_the_choice_that_is_replaced_is_left_out(package: Path) -> None:
+    chosen = [[], ["data=ownlib.data.Mine"], ["data=ownlib.data.Mine", "tuned=moon_on_glyphs"]]
+    assert [compose_config(["method=moon", *words])["method"]["mu"] for words in chosen] == [1.0, 5.0, 1.0]
+
+
+# ---- a folder of choices ---------------------------------------------------------------------------------------------
+
+
+def test_a_run_with_a_folder_of_choices_goes_on_with_it_or_with_its_class_named(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = tmp_path / "run"
+    given = ["--config-dir", str(folder)]
+    assert main(["run", "--quiet", *given, "method=qfair", "method.power=1", *TINY, f"output={place}"]) == 0
+    assert json.loads((place / "summary.json").read_text())["method"] == "fair"
+    del FOLDERS[1:]  # another process
+    config._named_in.cache_clear()
+    config._composed.cache_clear()
+    monkeypatch.setattr(config, "_SAID", set())
+    assert main(["table", str(place)]) == 1
+    assert "--config-dir with the folder that names it" in capsys.readouterr().err
+    own = "method._target_=ownlib.fair.QFair"
+    assert main(["resume", str(place), "train.rounds=2", own, "--quiet"]) == 0
+    monkeypatch.setattr(config, "_SAID", set())
+    assert main(["resume", str(place), "train.rounds=3", "--quiet", *given]) == 0
+    assert main(["table", str(place)]) == 0
+    assert load_settings(overrides_of(Run(place))).identity == Run(place).summary["identity"]
+
+
+def test_its_choices_are_listed_with_their_classes_words(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "method" / "absent.yaml").write_text("_target_: nolib.fair.QFair\n")
+    assert main(["list", "method", "--config-dir", str(folder)]) == 0
+    lines = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
+    assert ["qfair", "What fairness may cost."] in lines
+    assert ["absent"] in lines
+
+
+@pytest.mark.parametrize(
+    ("file", "reason"),
+    [("method/fpl.yaml", "there is a method=fpl already"), ("methods/mine.yaml", "no file such as method/NAME.yaml")],
+)
+def test_a_folder_that_is_of_no_use_is_refused(file: str, reason: str, tmp_path: Path) -> None:
+    (tmp_path / file).parent.mkdir()
+    (tmp_path / file).write_text("_target_: ownlib.fair.QFair\n")
+    with pytest.raises(ConfigError, match=reason):
+        search(tmp_path)
+    with pytest.raises(ConfigError, match="no file such as"):
+        search(tmp_path / "nowhere")
+    assert FOLDERS == [CONF]
+
+
+def test_a_sweep_hands_the_folder_to_its_runs(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    search(folder)
+    jobs, _ = plan(["method=qfair,ownlib.fair.QFair"], tmp_path)
+    assert [job.settings.method.q for job in jobs] == [2.0, 1.0]
+    called: list[Any] = []
+
+    def start(command: list[str], **_: object) -> subprocess.Popen[bytes]:
+        called.append(command)
+        raise OSError("not started")
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    with pytest.raises(OSError, match="not started"):
+        sweep_module._run(jobs[0], {}, lambda label, line: None)
+    assert f"--config-dir={folder}" in called[0]
+
+
+def test_the_bundle_of_a_run_holds_its_choices_and_nothing_else_of_the_folder(folder: Path, tmp_path: Path) -> None:
+    search(folder)
+    conf = write_bundle(tmp_path / "bundle") / "conf"
+    assert (conf / "method" / "qfair.yaml").read_text() == (folder / "method" / "qfair.yaml").read_text()
+    assert (conf / "config.yaml").read_text() == (CONF / "config.yaml").read_text()
+
+
+# ---- the same on both sides ------------------------------------------------------------------------------------------
+
+
+def test_the_code_hash_covers_the_packages_that_the_settings_name(package: Path) -> None:
+    settings = load_settings(["method=ownlib.fair.QFair"])
+    assert settings.own_packages == ("ownlib",)
+    assert settings.software == "the same Goldfinch and the same ownlib"
+    first = settings.code
+    assert first != code_sha256() == load_settings().code
+    (package / "other.py").write_text("x = 1\n")
+    assert settings.code == first, "what is imported stays as it was"
+    code_sha256.cache_clear()
+    assert load_settings(["method=ownlib.fair.QFair"]).code != first
+
+
+def test_a_package_is_found_without_importing_it(package: Path) -> None:
+    (package / "__init__.py").write_text("raise SystemExit('imported')")
+    assert place_of("ownlib") == package
+    (package.parent / "single.py").touch()
+    assert place_of("single") == package.parent / "single.py"
+    assert [place_of(name) for name in ("nolib", "__main__", "sys")].count(None) >= 2
+
+
+# ---- letters ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["Zürich-东京", "a$u41$b", "it's C:\\x", "a, b=c (d)", "😀"])
+def test_any_letter_comes_through_hydras_grammar(text: str) -> None:
+    assert restored(escaped(text)) == text or "$u" in text
+    assert compose_config([quoted_override("output", text)])["output"] == text
+
+
+def test_names_need_no_quotes_for_letters_of_any_language() -> None:
+    words = ["data=folder", "data.domains=[Zürich-东京,b]", "rounds.joins={Zürich-东京:2}"]
+    composed = compose_config(words)
+    assert composed["data"]["domains"] == ["Zürich-东京", "b"]
+    assert composed["rounds"]["joins"] == {"Zürich-东京": 2}
+    jobs, _ = plan(["data=folder", "data.classes=[猫]", "data.domains=[Zürich],[东京]"], Path("x"))
+    assert [job.settings.data.domains for job in jobs] == [("Zürich",), ("东京",)]
+    assert build(jobs[0].settings.raw["data"], "data").classes == ("猫",)
+
+
+def test_what_has_to_be_quoted_is_said_with_an_example() -> None:
+    with pytest.raises(ConfigError, match=r"is quoted: 'data\.domains=\[\"A & B\",C\]'"):
+        compose_config(["data=folder", "data.domains=[New York (A&B),b]"])
+    assert compose_config(["data=folder", 'data.domains=["A & B",C]'])["data"]["domains"] == ["A & B", "C"]
