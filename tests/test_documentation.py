@@ -13,6 +13,7 @@ import torch
 import yaml
 from fastapi.testclient import TestClient
 from PIL import Image
+from support.own import forget
 
 from common.choices import trust
 from common.config import build
@@ -92,6 +93,36 @@ def test_added_method_runs_and_is_fedavg_at_zero(tmp_path: Path, monkeypatch: py
     fedavg = weights_of(tmp_path / "fedavg")
     assert hashes["off"] == fedavg
     assert hashes["on"] != fedavg
+
+
+OWN = ["train.rounds=1", "train.local_steps=1", "rounds.test_samples=8", "train.batch_size=4"]
+FILE = re.compile(r"`([\w/]+\.(?:py|yaml))`[^`]*```\w+\n(.*?)```", re.DOTALL)
+
+
+@pytest.mark.parametrize("page", ["method", "model", "data-set", "protocol"])
+def test_what_is_added_from_outside_runs_as_the_page_says(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files are written where the page says, other Python is run, and so is every command that is about them."""
+    text = (ROOT / "docs" / f"add-a-{page}.md").read_text()
+    assert len(text.splitlines()) <= 120
+    if page == "method":  # whose files stand in the checkout first
+        text = text.replace("strategies/warm", "mylib/warm").replace("strategies.warm", "mylib.warm")
+        text = text.replace("conf/method/warm_contrast.yaml", "mine/method/warm.yaml")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    for place, content in FILE.findall(text):
+        (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / place).write_text(content)
+    for source in re.findall(r"```python\n(.*?)```", FILE.sub("", text), re.DOTALL):
+        exec(compile(source, page, "exec"), {})
+    commands = re.findall(r"^goldfinch .*(?:mylib|mine).*", text, re.MULTILINE)
+    assert len(commands) >= 2
+    for number, line in enumerate(commands):
+        forget("mylib")
+        words = shlex.split(line, comments=True)[1:]
+        assert main([*words, *([*OWN, f"output=out/{number}"] if words[0] == "run" else [])]) == 0, line
+    forget("mylib")
 
 
 def weights_of(folder: Path) -> str:

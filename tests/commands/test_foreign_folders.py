@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from common import config
+from common import choices
 from common.choices import trust
 from server.cli import main
 from server.commands import sweep as sweep_module
@@ -50,7 +50,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(config, "_SAID", set())
+    monkeypatch.setattr(choices, "_SAID", set())
     return Path(shutil.copytree(original, tmp_path / "run"))
 
 
@@ -60,7 +60,7 @@ def stranger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "modules").mkdir()
     (tmp_path / "modules" / "stranger.py").write_text(SPEAKING)
     monkeypatch.syspath_prepend(tmp_path / "modules")
-    monkeypatch.setattr(config, "_SAID", set())
+    monkeypatch.setattr(choices, "_SAID", set())
     monkeypatch.delitem(sys.modules, "stranger", raising=False)
     return tmp_path / "modules" / "stranger.imported"
 
@@ -132,10 +132,10 @@ def test_a_method_of_one_s_own_goes_on_when_it_is_named_again(
     folder = tmp_path / "own"
     assert main(["run", "--quiet", "method=fedavg", "method._target_=stranger.Mine", *TINY, f"output={folder}"]) == 0
     assert stranger.exists()
-    monkeypatch.setattr(config, "_SAID", set())  # another process
+    monkeypatch.setattr(choices, "_SAID", set())  # another process
     assert main(words_for("resume", folder)) == 1
     assert main([*words_for("resume", folder), "method._target_=stranger.Mine"]) == 0
-    monkeypatch.setattr(config, "_SAID", set())
+    monkeypatch.setattr(choices, "_SAID", set())
     assert main(["table", str(folder)]) == 1
     assert "goldfinch --own stranger.Mine table" in capsys.readouterr().err
     assert main(["--own", "stranger.Mine", "table", str(folder)]) == 0
@@ -143,10 +143,10 @@ def test_a_method_of_one_s_own_goes_on_when_it_is_named_again(
 
 
 def test_what_a_program_s_caller_names_is_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(config, "_SAID", set())
-    assert not config.trusted("mine.Mine", "method")
+    monkeypatch.setattr(choices, "_SAID", set())
+    assert not choices.trusted("mine.Mine", "method")
     trust(["mine.Mine"])
-    assert config.trusted("mine.Mine", "method")
+    assert choices.trusted("mine.Mine", "method")
 
 
 # ---- odd files -------------------------------------------------------------------------------------------------------

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.own import forget
 
-from common import config
 from common.choices import CONF, FOLDERS, search
 from common.config import build, compose_config
 from common.errors import ConfigError
 from common.overrides import escaped, quoted_override, restored
 from common.settings import load_settings
-from common.versions import code_sha256, place_of
+from common.versions import code_files, code_sha256, place_of
 from server.cli import main
 from server.commands import sweep as sweep_module
 from server.commands.sweep import plan
@@ -43,30 +42,24 @@ class QFair(Method):
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A package ``ownlib`` with a method, as if it were installed, in a process that trusts nothing yet."""
+    """A package ``ownlib`` with a method, as if it were installed."""
     folder = tmp_path / "site" / "ownlib"
     folder.mkdir(parents=True)
     (folder / "__init__.py").touch()
     (folder / "fair.py").write_text(FAIR)
     monkeypatch.syspath_prepend(folder.parent)
-    monkeypatch.setattr(config, "_SAID", set())
     yield folder
-    for name in [name for name in sys.modules if name.partition(".")[0] == "ownlib"]:
-        del sys.modules[name]
-    code_sha256.cache_clear()
+    forget("ownlib")
 
 
 @pytest.fixture
-def folder(tmp_path: Path, package: Path) -> Iterator[Path]:
+def folder(tmp_path: Path, package: Path) -> Path:
     """A folder of choices, one of them described by its class."""
     place = tmp_path / "my choices ü"
     (place / "method").mkdir(parents=True)
     (place / "method" / "qfair.yaml").write_text("_target_: ownlib.fair.QFair\nq: 2.0\n")
     (place / "config.yaml").write_text("not: ours\n")
-    yield place
-    del FOLDERS[1:]
-    config._composed.cache_clear()
-    config._named_in.cache_clear()
+    return place
 
 
 # ---- a class by its name ---------------------------------------------------------------------------------------------
@@ -107,30 +100,22 @@ def test_a_class_that_the_choice_names_already_changes_nothing() -> None:
     assert compose_config([*words, "method._target_=strategies.fedprox.FedProx"]) == compose_config(words)
 
 
-def test_what_is_tuned_for_the_choice_that_is_replaced_is_left_out(package: Path) -> None:
-    chosen = [[], ["data=ownlib.data.Mine"], ["data=ownlib.data.Mine", "tuned=moon_on_glyphs"]]
-    assert [compose_config(["method=moon", *words])["method"]["mu"] for words in chosen] == [1.0, 5.0, 1.0]
-
-
 # ---- a folder of choices ---------------------------------------------------------------------------------------------
 
 
 def test_a_run_with_a_folder_of_choices_goes_on_with_it_or_with_its_class_named(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     place = tmp_path / "run"
     given = ["--config-dir", str(folder)]
     assert main(["run", "--quiet", *given, "method=qfair", "method.power=1", *TINY, f"output={place}"]) == 0
     assert json.loads((place / "summary.json").read_text())["method"] == "fair"
-    del FOLDERS[1:]  # another process
-    config._named_in.cache_clear()
-    config._composed.cache_clear()
-    monkeypatch.setattr(config, "_SAID", set())
+    forget("ownlib")  # another process
     assert main(["table", str(place)]) == 1
     assert "--config-dir with the folder that names it" in capsys.readouterr().err
     own = "method._target_=ownlib.fair.QFair"
     assert main(["resume", str(place), "train.rounds=2", own, "--quiet"]) == 0
-    monkeypatch.setattr(config, "_SAID", set())
+    forget("ownlib")
     assert main(["resume", str(place), "train.rounds=3", "--quiet", *given]) == 0
     assert main(["table", str(place)]) == 0
     assert load_settings(overrides_of(Run(place))).identity == Run(place).summary["identity"]
@@ -193,6 +178,7 @@ def test_the_code_hash_covers_the_packages_that_the_settings_name(package: Path)
     (package / "other.py").write_text("x = 1\n")
     assert settings.code == first, "what is imported stays as it was"
     code_sha256.cache_clear()
+    code_files.cache_clear()
     assert load_settings(["method=ownlib.fair.QFair"]).code != first
 
 
