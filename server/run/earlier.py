@@ -63,9 +63,12 @@ class Earlier:
             )
 
 
-def changed_code(folder: Path, *, resumed: bool) -> str:
-    """What of code and packages is not as in the part of the run before; ``code.json`` is written for the next."""
-    path, now = folder / "code.json", {**code_files(), **package_versions()}
+def changed_code(folder: Path, own: tuple[str, ...] = (), *, resumed: bool) -> str:
+    """What of code, that of the user's ``own`` packages too, and of installed versions is not as in the part before.
+
+    ``code.json`` is written for the next.
+    """
+    path, now = folder / "code.json", {**code_files(own), **package_versions()}
     try:
         before = dict(json.loads(path.read_text())) if resumed and path.exists() else {}
     except (ValueError, TypeError, RecursionError):

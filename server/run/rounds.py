@@ -139,7 +139,7 @@ class Rounds:
             self.checkpoints.clear()
             self.best_checkpoint.clear()
             self.history = History(folder, listeners=self.listeners)
-            changed_code(folder, resumed=False)
+            changed_code(folder, self.settings.own_packages, resumed=False)
             return None
         differ = differing(settings.raw, folder / "config.yaml")
         check_belongs(checkpoint, self.method.name, settings.identity, settings.seed, differ)
@@ -150,7 +150,7 @@ class Rounds:
         done = self.state.round
         self.history = History(folder, done, done if self.late else done - 1, listeners=self.listeners)
         self.earlier = Earlier.of(folder, anyway=settings.resume == "anyway")
-        if changed := changed_code(folder, resumed=True):
+        if changed := changed_code(folder, self.settings.own_packages, resumed=True):
             self.history.event("code changed", round=done, reason=changed)
         self._best = best_round(self.history.validation_scores())
         self.federation.best = self._best.round if self._best else -1

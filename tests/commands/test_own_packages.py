@@ -115,6 +115,7 @@ def test_a_run_with_a_folder_of_choices_goes_on_with_it_or_with_its_class_named(
     assert "--config-dir with the folder that names it" in capsys.readouterr().err
     own = "method._target_=ownlib.fair.QFair"
     assert main(["resume", str(place), "train.rounds=2", own, "--quiet"]) == 0
+    assert "ownlib/fair.py" in json.loads((place / "code.json").read_text())
     forget("ownlib")
     assert main(["resume", str(place), "train.rounds=3", "--quiet", *given]) == 0
     assert main(["table", str(place)]) == 0
@@ -155,7 +156,7 @@ def test_a_sweep_hands_the_folder_to_its_runs(folder: Path, tmp_path: Path, monk
 
     monkeypatch.setattr(subprocess, "Popen", start)
     with pytest.raises(OSError, match="not started"):
-        sweep_module._run(jobs[0], {}, lambda label, line: None)
+        sweep_module.run_apart(jobs[0], {}, lambda label, line: None)
     assert f"--config-dir={folder}" in called[0]
 
 

@@ -232,7 +232,7 @@ def test_a_wrong_node_is_named_with_its_place(node: Mapping[str, Any], reason: s
     ],
 )
 def test_only_dataclasses_are_built(target: object, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(config, "_SAID", {target})
+    monkeypatch.setattr(choices, "_SAID", {target})
     with pytest.raises(ConfigError, match=reason):
         build({"_target_": target}, "method")
 
