@@ -2,6 +2,7 @@
 
     python bench/light_nodes.py --nodes 200                              # five rounds that count
     python bench/light_nodes.py --nodes 100 500 --secure                 # TLS, signed calls, enrolled keys
+    python bench/light_nodes.py --nodes 100 500 --proxy                  # and through nginx, as docker/ has it
     python bench/light_nodes.py --nodes 200 --against ../earlier         # this checkout and another one, in turn
     python bench/light_nodes.py --dry-run                                # three nodes, writes nothing
 
@@ -11,7 +12,8 @@ its answer; but it answers at once, with the model it was sent, and starts no pr
 a deployment. FedAvg with the small net of 136,730 parameters.
 
 A round is from the end of the one before to its own end; the first two, in which nodes register, do not count.
-Processor seconds are those of the SuperLink and of the server process over these rounds, memory is the most they held.
+Processor seconds are those of the SuperLink, the server process, the proxy and all nodes over these rounds, memory is
+the most they held. ``faults`` are calls of nodes that failed and were made again; what the logs say of them is printed.
 Appends rows to bench/results/light_nodes.csv.
 """
 
@@ -21,17 +23,20 @@ import argparse
 import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, os.environ.get("CHECKOUT") or str(Path(__file__).resolve().parent.parent))  # not what is installed
+sys.path.insert(1, str(Path(__file__).resolve().parent.parent / "tests"))  # for the proxy
 
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
@@ -58,9 +63,11 @@ from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_
 from flwr.supercore.retry import make_simple_http_retry_invoker
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+from support.federation import start_proxy
 
 from common.settings import RunSettings, load_settings
-from common.wire.messages import Answer, Registration, code_sha256, header_of
+from common.versions import code_sha256
+from common.wire.messages import Answer, Registration, header_of
 from common.wire.payload import Payload
 from server.commands.deployment import LocalDeployment
 from server.run.conduct import prepare_output
@@ -132,9 +139,10 @@ class LightNode:
         if message.metadata.message_type == MessageTypeLegacy.GET_PROPERTIES:
             return Message(getpropertiesres_to_recorddict(registrations_to_properties([self.client])), reply_to=message)
         request, payload = fit_ins_to_request(recorddict_to_fitins(message.content, keep_input=False))
+        scores = [{"domain": domain, "count": 1, "correct": 0, "loss": 1.0} for domain in request.score]
         answer = Answer(
             request.run, request.method, request.round, request.exchange, request.client,
-            SAMPLES, self.client.class_counts, request.train, [], {}, 1, {}, 0, "light",
+            SAMPLES, self.client.class_counts, request.train, scores, {}, 1, {}, 0, "light", 0,
         )  # fmt: skip
         result = answer_to_fit_res(Payload(header_of(answer), payload.weights if request.train else {}))
         return Message(fitres_to_recorddict(result, keep_input=True), reply_to=message)
@@ -175,6 +183,7 @@ class LightNodes:
         self._due = [(time.monotonic() + EVERY * place / len(nodes), node) for place, node in enumerate(nodes)]
         self._lock, self._end = threading.Lock(), threading.Event()
         self._threads = [threading.Thread(target=self._work, daemon=True) for _ in range(min(threads, len(nodes)))]
+        self.faults = 0
 
     def __enter__(self) -> LightNodes:
         for thread in self._threads:
@@ -196,6 +205,7 @@ class LightNodes:
                 again = node.look()
             except Exception as error:  # a call that failed is made again, as a SuperNode does
                 print(f"{node.client.client}: {error!r}", file=sys.stderr)
+                self.faults += 1
                 again = False
             with self._lock:
                 self._due.append((time.monotonic() + (0.0 if again else EVERY), node))
@@ -210,10 +220,10 @@ class LightDeployment(LocalDeployment):
 
 
 class Meter:
-    """Processor seconds and memory of a SuperLink and the server process it starts, twice a second."""
+    """Processor seconds and memory of a SuperLink, of the server process it starts and of a proxy, twice a second."""
 
-    def __init__(self, link: int) -> None:
-        self.link = link
+    def __init__(self, link: int, proxy: int | None = None) -> None:
+        self.link, self.proxy = link, proxy
         self.seen: list[tuple[float, dict[str, float]]] = []
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -233,6 +243,10 @@ class Meter:
                 for pid in descendants(self.link):
                     if "flwr-serverapp" in Path(f"/proc/{pid}/cmdline").read_text():
                         found |= dict(self._of("server", pid))
+                for pid in [self.proxy, *descendants(self.proxy)] if self.proxy else ():
+                    for name, value in self._of("proxy", pid):
+                        found[name] = found.get(name, 0.0) + value
+                found["nodes processor"] = time.process_time()
                 self.seen.append((time.time(), found))
 
     def _of(self, name: str, pid: int) -> Iterator[tuple[str, float]]:
@@ -271,7 +285,7 @@ def settings_of(nodes: int, rounds: int, output: Path) -> tuple[RunSettings, lis
     return load_settings(chosen), chosen
 
 
-def one(nodes: int, rounds: int, *, secure: bool, threads: int) -> dict[str, Any]:
+def one(nodes: int, rounds: int, *, secure: bool, proxy: bool, threads: int) -> dict[str, Any]:
     """A run of ``rounds`` rounds that count."""
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="light-nodes-")))
@@ -280,30 +294,50 @@ def one(nodes: int, rounds: int, *, secure: bool, threads: int) -> dict[str, Any
         specs = settings.protocol.clients(settings.data)
         names: dict[str, dict[str, object]] = {spec.id: {} for spec in specs} if secure else {}
         deployment = stack.enter_context(LightDeployment(folder / "flower", names, secure=secure))
+        entrance, address = start_proxy(deployment) if proxy else (None, deployment.address)
         light: list[LightNode] = []
         for spec in specs:
             counts = [SAMPLES // settings.data.class_count] * settings.data.class_count
             counts[0] += SAMPLES - sum(counts)
             client = Registration(
-                spec.id, spec.domain, SAMPLES, counts, [], "0" * 64, settings.identity, code_sha256(), "light", {}
+                spec.id,
+                spec.domain,
+                SAMPLES,
+                counts,
+                [spec.domain],
+                "0" * 64,
+                settings.identity,
+                code_sha256(),
+                "light",
+                {},
             )
             certificate, key = None, generate_key_pairs()
             if secure:
                 private: Any = load_ssh_private_key(deployment.certificates.node_key(spec.id).read_bytes(), None)
                 certificate, key = str(deployment.certificates.operator / "ca.crt"), (private, private.public_key())
-            light.append(LightNode(deployment.address, certificate, key, client, registered=secure))
+            light.append(LightNode(address, certificate, key, client, registered=secure))
         prepare_output(settings)
         link = deployment.children["superlink"].process.pid
-        with Meter(link) as meter, LightNodes(light, threads):
+        with Meter(link, entrance.process.pid if entrance else None) as meter, LightNodes(light, threads) as there:
             deployment.run(settings, chosen)
+        print(*wrong(folder / "flower" / "logs"), sep="\n", file=sys.stderr)
         events = [json.loads(line) for line in (output / "events.jsonl").read_text().splitlines()]
         ends = [event["time"] for event in events if event["event"] == "round done"][SKIPPED - 1 :]
         lost = sum(event["event"] in ("client lost", "client failed", "client refused") for event in events)
         found = meter.between(ends[0], ends[-1])
-        per_round = {
-            name: value if name.endswith("memory") else value / rounds for name, value in sorted(found.items())
-        }
-        return {"seconds": [after - before for before, after in pairwise(ends)], "lost": lost, **per_round}
+        per_round = {name: value / (1 if name.endswith("memory") else rounds) for name, value in sorted(found.items())}
+        seconds = [after - before for before, after in pairwise(ends)]
+        return {"seconds": seconds, "lost": lost, "faults": there.faults, **per_round}
+
+
+def wrong(logs: Path) -> list[str]:
+    """What SuperLink and proxy say of calls that they could not serve, a line of each kind and how often."""
+    found: Counter[str] = Counter()
+    for path in sorted(logs.glob("*")):
+        for line in path.read_text(errors="replace").splitlines():
+            if "UnexpectedError" in line or "ApiError" in line or re.search(r" [45]\d\d$", line):
+                found[f"{path.name}: " + re.sub(r"[0-9a-f]{8,}|\d{2,}", "#", line)[:300]] += 1
+    return [f"{count} x {line}" for line, count in found.most_common(20)]
 
 
 def main() -> None:
@@ -314,12 +348,19 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=1, help="runs of each variant, in turn")
     parser.add_argument("--threads", type=int, default=8, help="nodes at work at the same time")
     parser.add_argument("--secure", action="store_true")
+    parser.add_argument("--proxy", action="store_true", help="through nginx; secure")
     parser.add_argument("--against", type=Path, help="another checkout, whose server is measured in turn with this one")
     parser.add_argument("--dry-run", action="store_true")
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    options.secure = options.secure or options.proxy
     if options.one:
-        print(json.dumps(one(options.one, options.rounds, secure=options.secure, threads=options.threads)), flush=True)
+        print(
+            json.dumps(
+                one(options.one, options.rounds, secure=options.secure, proxy=options.proxy, threads=options.threads)
+            ),
+            flush=True,
+        )
         return
     if options.dry_run:
         options.nodes, options.rounds = [3], 2
@@ -332,14 +373,14 @@ def main() -> None:
             for name, checkout in checkouts.items():
                 found[name].append(run(nodes, checkout, options))
                 print(f"{nodes} nodes, {name}: {found[name][-1]}; load {os.getloadavg()[0]:.1f}", flush=True)
-        shape = f"nodes={nodes} secure={options.secure}"
+        shape = f"nodes={nodes} secure={options.secure} proxy={options.proxy}"
         seconds = {name: [second for one in runs for second in one["seconds"]] for name, runs in found.items()}
         least = min(map(len, seconds.values()))
         opponent = "against" if options.against else "this"
         rows = compare("light nodes, round", shape, "s", {k: v[:least] for k, v in seconds.items()}, opponent)
         for name, runs in found.items():
             for what in [key for key in runs[0] if key != "seconds"]:
-                unit = "MiB" if what.endswith("memory") else "" if what == "lost" else "s"
+                unit = "MiB" if what.endswith("memory") else "" if what in ("lost", "faults") else "s"
                 rows.append(quantity(f"light nodes, {what}", name, shape, unit, [one[what] for one in runs]))
         if not options.dry_run:
             append(rows, RESULTS)
@@ -348,11 +389,11 @@ def main() -> None:
 def run(nodes: int, checkout: Path, options: argparse.Namespace) -> dict[str, Any]:
     """One run in a process of its own that imports from ``checkout``."""
     command = [sys.executable, __file__, "--one", str(nodes), "--rounds", str(options.rounds)]
-    command += ["--threads", str(options.threads), *(["--secure"] if options.secure else [])]
+    command += ["--threads", str(options.threads)]
+    command += [f"--{name}" for name in ("secure", "proxy") if getattr(options, name)]
     environment = {**os.environ, "CHECKOUT": str(checkout), "PYTHONPATH": str(checkout)}
     said = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
-    found: dict[str, Any] = json.loads(said.splitlines()[-1])
-    return found
+    return dict(json.loads(said.splitlines()[-1]))
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -113,6 +114,8 @@ class HostileEngine:
         count: how many clients are hostile.
     """
 
+    simulated = True
+
     def __init__(self, settings: RunSettings, attack: str, count: int) -> None:
         self.inner = InlineEngine(settings)
         self.attack, self.class_count = attack, settings.data.class_count
@@ -128,10 +131,10 @@ class HostileEngine:
         return self.inner.register(expected, admit, seconds)
 
     def exchange(
-        self, message: Payload, requests: Mapping[str, Request], seconds: float
+        self, message: Payload, requests: Mapping[str, Request], seconds: float, **more: Any
     ) -> tuple[list[Reply], list[Failure]]:
         """See :class:`server.run.engine.Engine`."""
-        replies, failures = self.inner.exchange(message, requests, seconds)
+        replies, failures = self.inner.exchange(message, requests, seconds, **more)
         return [
             replace(reply, payload=self.spoiled(reply.payload, message))
             if reply.client in self.hostile and requests[reply.client].train

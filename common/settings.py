@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, field, replace
 from functools import cached_property
@@ -37,7 +38,7 @@ from common.wire.messages import printable
 
 NOT_THE_RESULT = (
     *("engine", "report", "output", "resume", "overwrite", "experiment", "choices", "data.root", "train.device"),
-    *("rounds.deadline", "rounds.registration", "rounds.failures", "rounds.checkpoints"),
+    *("rounds.deadline", "rounds.registration", "rounds.failures", "rounds.checkpoints", "rounds.memory"),
 )
 """Settings, and groups of them, that do not change what comes out of a run."""
 
@@ -182,6 +183,10 @@ class RoundSettings:
 
     Args:
         participation: share of clients sampled each round, in (0, 1]; at least one client.
+        oversample: ask so many times as many, >= 1, and close the exchange when as many as are needed have answered,
+            and all that score; the others are late, and what they answer does not count. It needs a participation
+            below 1. Further exchanges of the round ask those who were in time, and wait for them. Inline and on Ray
+            the seed draws who is late.
         quorum: share of the sampled clients that must answer for the round to count, in (0, 1].
         deadline: seconds a round's exchange may take; clients that are later are left out. Always set, because Flower's
             own default waits twelve hours.
@@ -205,10 +210,13 @@ class RoundSettings:
             :mod:`strategies.core.shares`.
         transport: what float32 tensors of the model and a method's further tensors are rounded to on the wire, both
             ways; prototypes and other dtypes travel as they are. See :mod:`common.wire.cast`.
+        memory: GiB of an exchange's answers that stay in the server's memory, >= 0. What is beyond lies in mapped files
+            in the run's folder until it is averaged; see :mod:`strategies.core.shelf`.
         joins: first round, >= 1, of the domains and clients that are not there from the beginning, by name.
     """
 
     participation: Share = 1.0
+    oversample: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.0
     quorum: Share = 0.5
     deadline: Positive = 3600.0
     registration: Positive = 300.0
@@ -225,11 +233,23 @@ class RoundSettings:
     largest_client: Annotated[float, Field(ge=1)] = 10.0
     largest_share: Share = 0.5
     transport: Literal["float32", "bfloat16", "float16"] = "float32"
+    memory: NonNegative = 1.5
     joins: dict[str, Count] | None = None
 
+    def __post_init__(self) -> None:
+        check(
+            self.oversample == 1 or self.participation < 1,
+            f"oversample={self.oversample:g} asks more clients than a round needs, and participation=1 needs all there "
+            f"are; take participation={1 / self.oversample:.2g} or less",
+        )
+
     def sampled(self, clients: int) -> int:
-        """How many of so many clients are asked in a round: at least one."""
+        """How many of so many clients a round needs: at least one."""
         return max(1, round(self.participation * clients))
+
+    def asked(self, clients: int) -> int:
+        """How many of so many clients are asked for it."""
+        return min(clients, math.ceil(round(self.oversample * self.sampled(clients), 6)))  # 1.1 * 10 is above 11
 
 
 def _true_or_anyway(value: Any) -> Any:

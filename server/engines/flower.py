@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from math import inf
 from typing import Any, SupportsIndex, TypeVar
@@ -23,7 +24,8 @@ from common.errors import EngineError, PayloadError
 from common.wire.messages import Registration, Request, request_text
 from common.wire.payload import Payload, encode
 from server.engines.messages import Inbox
-from server.run.engine import Admit, Failure, Reply
+from server.run.engine import ENOUGH, Admit, Failure, Keep, Reply, as_it_is
+from strategies.core.federation import Closing
 from strategies.core.flower import fit_res_to_answer, properties_to_registrations, request_to_fit_ins
 
 GRACE_SECONDS = 5.0
@@ -116,6 +118,8 @@ class FlowerEngine:
 
     def _look(self) -> None:
         self._online = {node.node_id: node.name for node in self.grid.get_nodes()}
+        late = self._inbox.late  # who went has forgotten what it was asked
+        self._inbox.late = {identity: node for identity, node in late.items() if node in self._online}
 
     def _invite(self, seconds: float) -> bool:
         """Ask the nodes whose turn it is for their clients; whether one of them is asked for the first time."""
@@ -150,9 +154,18 @@ class FlowerEngine:
     # ---- exchanges -------------------------------------------------------------------------------------------------
 
     def exchange(
-        self, message: Payload, requests: Mapping[str, Request], seconds: float
+        self,
+        message: Payload,
+        requests: Mapping[str, Request],
+        seconds: float,
+        *,
+        keep: Keep = as_it_is,
+        closing: Closing | None = None,
     ) -> tuple[list[Reply], list[Failure]]:
         """See :class:`server.run.engine.Engine`.
+
+        A late client's answer is thrown away when it comes. Until then its node is asked for nothing but scores, since
+        it would answer one stale request after the other.
 
         Raises:
             EngineError: a Ray actor died; Flower does not replace it, so every later round would lose clients.
@@ -160,13 +173,18 @@ class FlowerEngine:
         blob = encode(message)
         blob = InRay(blob) if self.simulated else blob
         self._look()
-        clients = [client for client in sorted(requests) if self._nodes.get(client) in self._online]
+        there = [client for client in sorted(requests) if self._nodes.get(client) in self._online]
+        awaited = closing.awaited if closing else set(there)
+        busy = set(self._inbox.late.values())
+        clients = [client for client in there if client in awaited or self._nodes[client] not in busy]
         messages = self._messages(blob, [requests[client] for client in clients], seconds)
         waiting = dict(zip(self._push(messages), clients, strict=True))
         del messages
         waiting.pop("", None)
-        offline = sorted(requests.keys() - set(waiting.values()))
+        behind = set(there) - set(clients)
+        offline = sorted(requests.keys() - set(waiting.values()) - behind)
         failures = [Failure(client, "lost", "its node is offline", sent=False) for client in offline]
+        failures += [Failure(client, "late", "still at an earlier round", sent=False) for client in sorted(behind)]
         replies: list[Reply] = []
         for identity, answer in self._answers(set(waiting), seconds):
             request = requests[waiting.pop(identity)]
@@ -174,7 +192,11 @@ class FlowerEngine:
             if isinstance(outcome, Failure):
                 failures.append(outcome)
             else:
-                replies.append(outcome)
+                replies.append(replace(outcome, payload=keep(outcome.payload)))
+            trained = sum(reply.answer.trained for reply in replies)
+            if waiting and closing and closing.reached(trained, waiting.values()):
+                self._inbox.late |= {identity: self._nodes[client] for identity, client in waiting.items()}
+                return replies, failures + [Failure(client, "late", ENOUGH) for client in waiting.values()]
         reason = f"no complete answer within {seconds:.0f} s"
         return replies, failures + [Failure(client, "lost", reason) for client in waiting.values()]
 

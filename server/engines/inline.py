@@ -16,7 +16,8 @@ from common.errors import ConfigError, GoldfinchError
 from common.settings import RunSettings
 from common.wire.messages import Answer, Registration, Request, read_header, request_text
 from common.wire.payload import Payload, decode, encode, encoded_size
-from server.run.engine import Admit, Failure, Reply
+from server.run.engine import Admit, Failure, Keep, Reply, as_it_is
+from strategies.core.federation import Closing
 
 
 class LocalDevice(Protocol):
@@ -55,6 +56,8 @@ class InlineEngine:
         settings: the run's settings; ``settings.engine`` is read as :class:`InlineSettings`.
     """
 
+    simulated = True
+
     def __init__(self, settings: RunSettings) -> None:
         self.options: InlineSettings = build(settings.engine, "engine", InlineSettings)
         if not trusted(self.options.device, "engine"):
@@ -79,15 +82,18 @@ class InlineEngine:
         message: Payload,
         requests: Mapping[str, Request],
         seconds: float,  # noqa: ARG002  # nothing here waits on a network
+        *,
+        keep: Keep = as_it_is,
+        closing: Closing | None = None,  # noqa: ARG002
     ) -> tuple[list[Reply], list[Failure]]:
         """See :class:`server.run.engine.Engine`."""
         blob = encode(message) if self.options.wire else b""
         size = len(blob) if blob else encoded_size(message)
-        outcomes = list(self._pool.map(lambda item: self._ask(item[1], message, blob, size), requests.items()))
+        outcomes = list(self._pool.map(lambda item: self._ask(item[1], message, blob, size, keep), requests.items()))
         replies = [outcome for outcome in outcomes if isinstance(outcome, Reply)]
         return replies, [outcome for outcome in outcomes if isinstance(outcome, Failure)]
 
-    def _ask(self, request: Request, message: Payload, blob: bytes, size: int) -> Reply | Failure:
+    def _ask(self, request: Request, message: Payload, blob: bytes, size: int, keep: Keep) -> Reply | Failure:
         try:
             answer = self.devices[request.client].answer(request, decode(blob) if blob else message)
             if self.options.wire:
@@ -96,12 +102,13 @@ class InlineEngine:
                 answer = decode(uploaded)
             else:
                 size_up = encoded_size(answer)
-            size_down = size + len(request_text(request))
-            return Reply(request.client, read_header(Answer, answer.header), answer, size_down, size_up)
+            said = read_header(Answer, answer.header)
         except GoldfinchError as error:
             return Failure(request.client, "failed", str(error), traceback.format_exc())
         except Exception as error:  # whatever a client's half raises is that client's failure
             return Failure(request.client, "failed", f"{type(error).__name__}: {error}", traceback.format_exc())
+        size_down = size + len(request_text(request))
+        return Reply(request.client, said, keep(answer), size_down, size_up)  # a full disk is nobody's but the server's
 
     def close(self) -> None:
         """See :class:`server.run.engine.Engine`."""

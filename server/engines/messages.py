@@ -43,18 +43,21 @@ class Inbox:
 
     Attributes:
         took: seconds that the last look took, without the parts that were there.
+        late: messages whose answers are thrown away when they come, and the nodes that they went to.
     """
 
     def __init__(self, grid: Grid) -> None:
         self.grid = grid
         self.took = 0.0
+        self.late: dict[str, int] = {}
         self._announced: dict[str, Announced] = {}
 
     def pull(self, identities: set[str]) -> Iterator[tuple[str, Message | None]]:
         """The complete answers to messages of these ids, each once; ``None`` where its parts were lost or make none.
 
-        Answers to all other messages are forgotten.
+        Answers to all other messages are forgotten. Late ones are taken too, so that the SuperLink need not keep them.
         """
+        identities = identities | self.late.keys()
         self._announced = {key: answer for key, answer in self._announced.items() if key in identities}
         new = identities - self._announced.keys()
         began = time.monotonic()
@@ -63,6 +66,8 @@ class Inbox:
             self.took = time.monotonic() - began
             while found:  # none is held longer than it must
                 message = found.pop()
+                if self.late.pop(message.metadata.reply_to_message_id, None) is not None:
+                    continue
                 yield message.metadata.reply_to_message_id, message
             return
         if new:
@@ -72,19 +77,21 @@ class Inbox:
                 self._announced[head.metadata.reply_to_message_id] = Announced(head.metadata.message_id, list(parts))
         self.took = time.monotonic() - began
         for key, answer in list(self._announced.items()):
-            lost = self._fetch(self.grid, answer)
+            lost = self._fetch(self.grid, answer, keep=key not in self.late)
             if lost or not answer.missing:
                 del self._announced[key]
-                yield key, None if lost else self._assemble(self.grid, answer)
+                whole = None if lost else self._assemble(self.grid, answer)
+                if self.late.pop(key, None) is None:
+                    yield key, whole
 
-    def _fetch(self, grid: HttpGrid, answer: Announced) -> bool:
+    def _fetch(self, grid: HttpGrid, answer: Announced, *, keep: bool) -> bool:
         """Take the parts that have come; whether one will never come, or they are more than anybody has to send."""
         while answer.missing:
             request = PullObjectRequest(node=grid.node, run_id=grid.run.run_id, object_id=answer.missing[-1])
             part = grid._runtime_client.PullObject(request)
             if not part.object_available:
                 return not part.object_found
-            answer.parts[answer.missing.pop()] = part.object_content
+            answer.parts[answer.missing.pop()] = part.object_content if keep else b""
             answer.size += len(part.object_content)
             if answer.size > MOST_BYTES:
                 return True

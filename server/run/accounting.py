@@ -95,5 +95,5 @@ def _releases(activity: Iterable[Mapping[str, Any]]) -> dict[str, int]:
     for row in activity:
         client = str(row["client"])
         counted[client] = max(counted.get(client, 0), int(row.get("releases") or 0))
-        came[client] = came.get(client, 0) + (row["status"] in ("trained", "clipped", "refused"))
+        came[client] = came.get(client, 0) + (row["status"] in ("trained", "clipped", "refused", "late"))
     return {client: max(counted[client], came[client]) for client in sorted(counted)}

@@ -8,9 +8,13 @@ from typing import Protocol
 
 from common.wire.messages import Answer, Registration, Request, printable
 from common.wire.payload import Payload
+from strategies.core.federation import Closing
 
 MOST_REASON, MOST_TRACEBACK = 2_000, 20_000
 """Characters of a client's own words that go into the record; the other side decides how many it sends."""
+
+ENOUGH = "enough others had answered"
+"""Why a client is late."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +42,8 @@ class Failure:
 
     Args:
         client: the client that was asked.
-        status: ``failed`` (its own error), ``lost`` (no answer in time), or ``refused`` (the answer was not let in).
+        status: ``failed`` (its own error), ``lost`` (no answer in time), ``late`` (enough others had answered), or
+            ``refused`` (the answer was not let in).
         reason: one line.
         traceback: the client's own traceback, if it sent one.
         sent: whether the request left at all.
@@ -62,8 +67,23 @@ Admit = Callable[[Registration], str]
 """Takes note of a client, or says why it cannot take part."""
 
 
+Keep = Callable[[Payload], Payload]
+"""What becomes of an answer's tensors until the last has come."""
+
+
+def as_it_is(payload: Payload) -> Payload:
+    """The answer stays where it is, in memory."""
+    return payload
+
+
 class Engine(Protocol):
-    """Reaches the clients of a federation."""
+    """Reaches the clients of a federation.
+
+    Attributes:
+        simulated: how long a client takes says nothing of a device.
+    """
+
+    simulated: bool
 
     def register(self, expected: Sequence[str], admit: Admit, seconds: float) -> list[Failure]:
         """Put before ``admit`` who is new since the last call, after waiting up to ``seconds`` for all of ``expected``.
@@ -74,9 +94,19 @@ class Engine(Protocol):
         """
 
     def exchange(
-        self, message: Payload, requests: Mapping[str, Request], seconds: float
+        self,
+        message: Payload,
+        requests: Mapping[str, Request],
+        seconds: float,
+        *,
+        keep: Keep = as_it_is,
+        closing: Closing | None = None,
     ) -> tuple[list[Reply], list[Failure]]:
-        """Send ``message`` with each client's request; collect what comes back within ``seconds``."""
+        """Send ``message`` with each client's request; collect what comes back within ``seconds``.
+
+        Each answer's tensors go through ``keep`` as soon as they are read. ``closing`` says when not to wait longer; a
+        simulation, which waits for everybody, is not given one.
+        """
 
     def close(self) -> None:
         """Release what the engine holds."""

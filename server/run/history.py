@@ -168,7 +168,7 @@ class History:
     def answers(self) -> dict[str, int]:
         """How many answers were admitted for training, clipped ones among them, and how many were not, and why."""
         found = Counter(row["status"] for row in self.activity)
-        statuses = ("clipped", "refused", "failed", "lost")
+        statuses = ("clipped", "refused", "failed", "lost", "late")
         return {"admitted": found["trained"] + found["clipped"], **{status: found[status] for status in statuses}}
 
     def commonest_trouble(self) -> str:

@@ -150,6 +150,7 @@ NEEDED = {
     "missing": ("clients",),
     "code changed": ("reason",),
     "data changed": ("reason",),
+    "late": ("round", "clients"),
     "round done": ("round", "seconds"),
     "round skipped": ("round", "answered", "needed"),
     "stopped": ("round",),

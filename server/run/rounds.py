@@ -18,11 +18,11 @@ from common.storage.state import GlobalState
 from common.wire.messages import Registration
 from server.run.checkpoint import BEST, Checkpoint, Checkpoints, check_belongs, check_length
 from server.run.earlier import Earlier, best_of, changed_code
-from server.run.engine import MOST_REASON, Engine, Failure, Reply
+from server.run.engine import ENOUGH, MOST_REASON, Engine, Failure, Reply
 from server.run.history import History
 from server.run.traffic import exchange_rows
 from server.trackers.events import Listener
-from strategies.core.federation import Federation, Outcome
+from strategies.core.federation import Closing, Federation, Outcome
 from strategies.core.method import Client, Method
 
 MOST_LINES = 40
@@ -66,7 +66,7 @@ class Rounds:
         self.earlier = Earlier()
         self._count_less: set[str] = set()
         self._best: RoundScore | None = None
-        self._outcome: tuple[Sequence[Reply], Sequence[Failure]] = ((), ())
+        self._failures: Sequence[Failure] = ()  # of an exchange in which no answer was let in
         self.earlier_seconds = 0.0
         self._started = time.perf_counter()
 
@@ -221,7 +221,8 @@ class Rounds:
         uploads: list[tuple[str, PrototypeSet]] = []
         for exchange in self.method.exchanges:
             self.federation.begin(number, exchange, score=exchange == self.method.scored_at and self._due(number))
-            closed = self._exchange(participants, train=True)
+            first = exchange == self.method.exchanges[0]
+            closed = self._exchange(participants, self.registry.enough(number) if first else len(participants))
             updates = closed.updates
             if closed.skipped:
                 self._insist_on_different_reasons(number)
@@ -233,6 +234,7 @@ class Rounds:
             self.state = closed.state
             participants = [update.client for update in updates]
             uploads += [(update.client.id, update.prototypes) for update in updates]
+            del closed, updates  # the next exchange has answers of its own to hold
         if bad := self.state.not_finite():
             self.state = replace(before, round=number - 1)
             raise EngineError(
@@ -253,9 +255,9 @@ class Rounds:
         Raises:
             EngineError: with the traceback that they share.
         """
-        accepted, failures = self._outcome
+        failures = self._failures
         reasons = {failure.reason if failure.status == "failed" else "" for failure in failures}
-        if accepted or len(reasons) != 1 or "" in reasons or len(failures) < min(2, len(self.registry.expected)):
+        if len(reasons) != 1 or "" in reasons or len(failures) < min(2, len(self.registry.expected)):
             return
         lines = [line for line in failures[0].traceback.splitlines() if line.strip()]
         raise EngineError(
@@ -273,14 +275,27 @@ class Rounds:
         if not self.late:
             self.federation.begin(total + 1, self.method.exchanges[0])
             participants = list(self.server.clients) if self.method.personal else self.registry.sample(total)
-            self._exchange(participants, train=False)
+            self._exchange(participants)
 
-    def _exchange(self, participants: Sequence[Client], *, train: bool) -> Outcome[Reply]:
+    def _exchange(self, participants: Sequence[Client], enough: int = 0) -> Outcome[Reply]:
+        """Ask ``participants`` to train, ``enough`` of whom are needed, or for scores alone; judge what comes."""
         message = self.federation.message(self.state)
-        requests = self.federation.requests(self.run_id, participants, train=train)
-        replies, failures = self.engine.exchange(message, requests, self.settings.rounds.deadline)
+        requests = self.federation.requests(self.run_id, participants, train=enough > 0)
+        closing = None
+        if 0 < enough < len(participants):
+            closing = Closing(enough, frozenset(name for name, request in requests.items() if request.score))
+        replies, failures = self.engine.exchange(
+            message,
+            requests,
+            self.settings.rounds.deadline,
+            keep=self.federation.shelf.keep,
+            closing=None if self.engine.simulated else closing,
+        )
+        if closing and self.engine.simulated:
+            replies, late = self.federation.in_time(replies, closing)
+            failures += [Failure(reply.client, "late", ENOUGH) for reply in late]
         unread = sum(failure.status == "refused" for failure in failures)
-        closed = self.federation.close(self.state, replies, unread)
+        closed = self.federation.close(self.state, replies, unread, enough)
         failures += [Failure(client, "refused", reason) for client, reason in closed.refused]
         self.history.add_bytes(exchange_rows(message, requests, replies, failures))
         self._record(closed, failures)
@@ -289,7 +304,7 @@ class Rounds:
     # ---- the record ------------------------------------------------------------------------------------------------
 
     def _record(self, closed: Outcome[Reply], failures: Sequence[Failure]) -> None:
-        self._outcome = closed.admitted, failures
+        self._failures = () if closed.admitted else failures
         number, exchange = self.server.round, self.server.exchange
         scored_round = number if self.late else number - 1
         rows: list[dict[str, Any]] = []
@@ -336,7 +351,9 @@ class Rounds:
                 self._count_less.add(update.client.id)
                 reason = f"as {update.samples} of {registered} samples (rounds.largest_client, rounds.largest_share)"
                 self.history.event("client counts less", round=number, client=update.client.id, reason=reason)
-        for failure in failures:
+        if late := sorted(failure.client for failure in failures if failure.status == "late"):
+            self.history.event("late", round=number, exchange=exchange, clients=late)
+        for failure in [failure for failure in failures if failure.status != "late"]:
             self.history.event(
                 "client " + failure.status,
                 round=number,

@@ -52,7 +52,7 @@ def exchange_rows(
 def _up(reply: Reply | None, failure: Failure | None) -> dict[str, int]:
     if reply is not None:
         return _split(reply.payload.part_bytes(), reply.bytes_up)
-    if failure is None or failure.status == "lost":
+    if failure is None or failure.status in ("lost", "late"):
         return _split({}, 0)
     words = len(failure.reason.encode()) + len(failure.traceback.encode())
     return _split({}, failure.bytes_up or words)

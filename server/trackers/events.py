@@ -42,6 +42,8 @@ def describe(name: str, entry: Mapping[str, Any], rounds: int) -> str:
         return f"{name} since the rounds that are done: {entry['reason']}"
     if name == "missing":
         return f"going on without {', '.join(entry['clients'])}"
+    if name == "late":
+        return f"round {entry['round']}: enough have answered; late: {', '.join(entry['clients'])}"
     if name == "registration refused":
         return f"{entry['client']} was not admitted: {entry['reason']}"
     if name == "round skipped":

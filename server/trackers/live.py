@@ -206,6 +206,8 @@ class LiveView:
         asked = sum(self.last_outcomes.values())
         trained = self.last_outcomes.get("trained", 0) + self.last_outcomes.get("clipped", 0)
         text = Text(f"{trained} of {asked} trained")
+        if self.outcomes["late"]:
+            text.append(f"   {self.last_outcomes.get('late', 0)} late ({self.outcomes['late']} in all)", "dim")
         for word in TROUBLES:
             now, ever = self.last_outcomes.get(word, 0), self.outcomes[word]
             if ever:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
 import torch
@@ -14,6 +14,9 @@ from strategies.core.exchange import Update
 
 BLOCK_ELEMENTS = 2**18
 """Elements that are summed at a time: two MiB of float64."""
+
+STACKED_ELEMENTS = 2**23
+"""Of all participants together, that are compared at a time."""
 
 
 def average(states: Sequence[Mapping[str, Tensor]], weights: Sequence[float]) -> dict[str, Tensor]:
@@ -57,6 +60,14 @@ def _weighted_sum(parts: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
             total.add_(term.copy_(row[block]), alpha=share)
         result[block] = total
     return result.view(first.shape)
+
+
+def number_by_number(parts: Sequence[Tensor], combine: Callable[[Tensor], Tensor]) -> Tensor:
+    """What ``combine`` makes of the ``n`` parts, by blocks, ``[n, block]`` to ``[block]``: each number by itself."""
+    rows = [part.reshape(-1) for part in parts]
+    size = max(1, STACKED_ELEMENTS // len(rows))
+    blocks = [combine(torch.stack([row[at : at + size] for row in rows])) for at in range(0, len(rows[0]), size)]
+    return torch.cat(blocks).view(parts[0].shape) if blocks else parts[0].clone()
 
 
 @checked
@@ -111,7 +122,10 @@ class Mean:
 
     def totals(self, states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
         """The sum of the participants' tensors, float64: how many participate times what the rule makes of them."""
-        return {name: torch.stack([state[name].double() for state in states]).sum(0) for name in states[0]}
+        return {
+            name: number_by_number([state[name] for state in states], lambda stacked: stacked.double().sum(0))
+            for name in states[0]
+        }
 
     def class_means(self, sets: Sequence[PrototypeSet], *, sample_weighted: bool = False) -> PrototypeSet:
         """One row per class of the participants' sets: the mean over all rows, see :func:`unbiased_prototypes`."""

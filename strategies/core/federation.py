@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -25,6 +25,7 @@ from strategies.core.method import Client, Method, Update, feature_size
 from strategies.core.protection import check_protects
 from strategies.core.registry import Registry
 from strategies.core.shares import at_most, counted
+from strategies.core.shelf import Shelf
 
 
 @dataclass
@@ -71,6 +72,23 @@ class Arrived(Protocol):
 Carried = TypeVar("Carried", bound=Arrived)
 
 
+@dataclass(frozen=True)
+class Closing:
+    """When an exchange closes before all have answered (``rounds.oversample``).
+
+    Args:
+        enough: so many updates have come, >= 1,
+        awaited: and none of these clients is still to answer: each scores a domain that nobody else does.
+    """
+
+    enough: int
+    awaited: frozenset[str]
+
+    def reached(self, updates: int, pending: Collection[str]) -> bool:
+        """Whether it does, with so many updates there, and the answers of ``pending`` still to come."""
+        return updates >= self.enough and self.awaited.isdisjoint(pending)
+
+
 @dataclass(frozen=True, eq=False)
 class Outcome(Generic[Carried]):
     """What an exchange came to.
@@ -111,6 +129,7 @@ class Federation:
         self.method: Method = settings.method
         self.registry = Registry(settings)
         self.server = self._server_side()
+        self.shelf = Shelf(settings.output_folder, settings.rounds.memory * 2**30)
         self._requests: dict[str, Request] = {}
         self._answered: set[str] = set()
         self._asked = 0
@@ -162,6 +181,7 @@ class Federation:
         self.server.round, self.server.exchange, self.server.scoring = round_number, exchange, score
         self.server.aggregation = self.settings.aggregation
         self._requests, self._answered, self._asked = {}, set(), 0
+        self.shelf.clear()
 
     def message(self, state: GlobalState) -> Payload:
         """The tensors every participant of the present exchange is sent."""
@@ -211,7 +231,8 @@ class Federation:
             raise PayloadError(f"{client} has answered already in round {self.server.round}")
         registered = self._clients[client]
         gate = Gate(self.method.expects(self.server), self.server, self._asked)
-        payload = cast_up(payload, self.settings.rounds.transport)
+        if self.settings.rounds.transport != "float32":
+            payload = self.shelf.keep(cast_up(payload, self.settings.rounds.transport))
         update = gate.admit(request, answer, payload, registered)
         if update is not None:
             self.method.inspect(update, self.server)
@@ -232,7 +253,26 @@ class Federation:
         if answer.validation is not None and answer.validation["count"] != held:
             raise PayloadError(f"the validation counts {answer.validation['count']} images; {held} were registered")
 
-    def close(self, state: GlobalState, answers: Sequence[Carried], refused: int = 0) -> Outcome[Carried]:
+    def in_time(self, answers: Sequence[Carried], closing: Closing) -> tuple[list[Carried], list[Carried]]:
+        """Those of ``answers`` that came before the exchange closed, had each taken its time, and the others.
+
+        How long each takes is drawn from the seed, the round and the client, so that all simulations agree.
+        """
+
+        def took(arrived: Carried) -> float:
+            draws = generator(self.settings.seed, "delay", self.server.round, arrived.client)
+            return float(torch.rand(1, generator=draws))
+
+        coming = sorted(answers, key=lambda item: (took(item), item.client))
+        for count in range(len(coming)):
+            there, later = coming[:count], coming[count:]
+            if closing.reached(sum(one.answer.trained for one in there), [one.client for one in later]):
+                return there, later
+        return coming, []
+
+    def close(
+        self, state: GlobalState, answers: Sequence[Carried], refused: int = 0, enough: int = 0
+    ) -> Outcome[Carried]:
         """Judge an exchange's answers and aggregate them: the one way for every engine and for Flower's own loop.
 
         Each answer passes the gate or is refused; updates that are too long are scaled down or refused
@@ -243,6 +283,7 @@ class Federation:
             state: what :meth:`message` was made from.
             answers: whatever came, in any order.
             refused: answers that came and could not even be read.
+            enough: how many of those that were asked it waited for; 0: for all.
         """
         admitted: list[Carried] = []
         updates: list[Update] = []
@@ -260,7 +301,8 @@ class Federation:
         admitted = [arrived for arrived in admitted if arrived.client not in too_long]
         updates = counted(updates, self.server.clients, self.settings.rounds.largest_share)
         self.server.aggregation = self.settings.aggregation.knowing(refused + len(refusals), len(updates))
-        needed, by = self.needed(self._asked) if self._asked else (0, "")
+        asked = min(self._asked, enough or self._asked)
+        needed, by = self.needed(asked) if asked else (0, "")
         if needed and len(updates) >= needed:
             state = self.method.aggregate(state, updates, self.server)
         return Outcome(state, admitted, updates, refusals, clipped, needed, by)
@@ -277,7 +319,9 @@ class Federation:
             bounds = {client: {name: bound for name, (_, bound, _) in parts.items()} for client, parts in found.items()}
             return (
                 [
-                    self.bounds.clip(update, state, expected, self.server, bounds.get(update.client.id, {}))
+                    self.shelf.keep(self.bounds.clip(update, state, expected, self.server, bounds[update.client.id]))
+                    if update.client.id in bounds
+                    else update
                     for update in updates
                 ],
                 {},

@@ -88,12 +88,19 @@ class Registry:
         Of the clients that have joined by then a share of ``participation`` is drawn; of these, those stay that are not
         absent, or the one that was least likely to be, if all are.
         """
-        clients = [client for client in self.clients() if self._joins(client) <= number] or self.clients()
-        count = self.settings.rounds.sampled(len(clients))
+        clients = self._joined(number)
+        count = self.settings.rounds.asked(len(clients))
         draws = generator(self.settings.seed, "participants", number)
         chosen = torch.randperm(len(clients), generator=draws)[:count]
         drawn = [clients[index] for index in sorted(chosen.tolist())]
         return self._present(drawn, number) if self.settings.rounds.absence else drawn
+
+    def enough(self, number: int) -> int:
+        """How many of the participants of round ``number`` must have answered before its first exchange may close."""
+        return self.settings.rounds.sampled(len(self._joined(number)))
+
+    def _joined(self, number: int) -> list[Client]:
+        return [client for client in self.clients() if self._joins(client) <= number] or self.clients()
 
     def _joins(self, client: Client) -> int:
         """The first round of a client: what is said of it or of its domain, whichever is later."""

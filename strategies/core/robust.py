@@ -22,7 +22,7 @@ from torch import Tensor
 from common.config import Count, Natural, checked
 from common.errors import ConfigError
 from common.prototypes import PrototypeSet, class_means
-from strategies.core.aggregation import Mean, average
+from strategies.core.aggregation import Mean, average, number_by_number
 
 if TYPE_CHECKING:
     pass
@@ -130,11 +130,11 @@ class CoordinateRule(RobustRule):
         self._need(states)
         combined = {}
         for name, first in states[0].items():
-            stacked = torch.stack([state[name] for state in states])
+            parts = [state[name] for state in states]
             if first.is_floating_point():
-                combined[name] = self._one(stacked).to(first.dtype)
+                combined[name] = number_by_number(parts, self._one).to(first.dtype)
             else:
-                combined[name] = stacked.sort(0).values[(len(states) - 1) // 2].clone()
+                combined[name] = torch.stack(parts).sort(0).values[(len(states) - 1) // 2].clone()
         return combined
 
 
@@ -168,7 +168,7 @@ class StatisticsMedian(Mean):
     def combine(self, states: Sequence[Mapping[str, Tensor]], shares: Sequence[float]) -> dict[str, Tensor]:
         """As :meth:`Mean.combine`, but for running means and variances."""
         statistics = {
-            name: _middle(torch.stack([state[name] for state in states])).to(first.dtype)
+            name: number_by_number([state[name] for state in states], _middle).to(first.dtype)
             for name, first in states[0].items()
             if name.endswith(("running_mean", "running_var"))
         }

@@ -62,7 +62,7 @@ def test_the_summary_counts_rounds_and_answers(tmp_path: Path) -> None:
     settings = toy_settings("fedavg", tmp_path, train={"rounds": 3})
     summary = run(settings, TouchedEngine(settings, failing=failing, edit=edit)).summary
     assert (summary["rounds"], summary["rounds_held"], summary["rounds_skipped"]) == (3, 2, 1)
-    assert summary["answers"] == {"admitted": 2 + 1 + 2, "clipped": 0, "refused": 1, "failed": 3, "lost": 0}
+    assert summary["answers"] == {"admitted": 2 + 1 + 2, "clipped": 0, "refused": 1, "failed": 3, "lost": 0, "late": 0}
     assert summary["processor"]["instruction_set"] == torch.backends.cpu.get_cpu_capability()
 
 
@@ -135,9 +135,9 @@ class NoLastScore(TouchedEngine):
     """No client can score the last state."""
 
     def exchange(
-        self, message: Payload, requests: Mapping[str, Request], seconds: float
+        self, message: Payload, requests: Mapping[str, Request], seconds: float, **more: Any
     ) -> tuple[list[Reply], list[Failure]]:
-        replies, failures = super().exchange(message, requests, seconds)
+        replies, failures = super().exchange(message, requests, seconds, **more)
         if any(request.train for request in requests.values()):
             return replies, failures
         return [], [Failure(client, "lost", "gone home") for client in requests]

@@ -80,9 +80,9 @@ class Talkative(TouchedEngine):
     """A client answers with a megabyte of reasons."""
 
     def exchange(
-        self, message: Payload, requests: Mapping[str, Request], seconds: float
+        self, message: Payload, requests: Mapping[str, Request], seconds: float, **more: Any
     ) -> tuple[list[Reply], list[Failure]]:
-        replies, failures = super().exchange(message, requests, seconds)
+        replies, failures = super().exchange(message, requests, seconds, **more)
         return replies[:-1], [*failures, Failure(replies[-1].client, "failed", "x" * 10**6, "y" * 10**6 + "the end")]
 
 
@@ -135,9 +135,9 @@ class Stranger(TouchedEngine):
     """A node claims to be somebody else's client, and answers for it."""
 
     def exchange(
-        self, message: Payload, requests: Mapping[str, Request], seconds: float
+        self, message: Payload, requests: Mapping[str, Request], seconds: float, **more: Any
     ) -> tuple[list[Reply], list[Failure]]:
-        replies, failures = super().exchange(message, requests, seconds)
+        replies, failures = super().exchange(message, requests, seconds, **more)
         forged = replace(replies[0], client="moon-0")
         return [*replies, forged, replies[0]], failures
 

@@ -42,6 +42,8 @@ class TouchedEngine:
         edit: a changed answer.
     """
 
+    simulated = True
+
     def __init__(
         self,
         settings: RunSettings,
@@ -62,9 +64,9 @@ class TouchedEngine:
         return [Failure(client, "refused", reason) for client, reason in reasons if reason]
 
     def exchange(
-        self, message: Payload, requests: Mapping[str, Request], seconds: float
+        self, message: Payload, requests: Mapping[str, Request], seconds: float, **more: Any
     ) -> tuple[list[Reply], list[Failure]]:
-        replies, failures = self.inner.exchange(message, requests, seconds)
+        replies, failures = self.inner.exchange(message, requests, seconds, **more)
         edited: list[Reply] = []
         for reply in replies:
             try:

@@ -1,0 +1,259 @@
+"""``rounds.oversample``: more clients are asked than are needed, and who comes after them is late."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import Message
+from rich.console import Console
+from support.engines import REFUSAL, asked, engine_of
+from support.grids import Deployment, Simulation, scripted
+from support.nodes import OVERRIDES, request, simulation, through
+from support.runs import Run, TouchedEngine, run
+from support.toy import toy_settings
+
+from common.errors import ConfigError
+from common.settings import RoundSettings, load_settings
+from common.wire.messages import Answer, header_of
+from common.wire.payload import Payload
+from server.engines.flower import FlowerEngine
+from server.engines.inline import InlineEngine
+from server.results.run import Run as Record
+from server.run.engine import ENOUGH
+from server.trackers.events import describe
+from server.trackers.live import LiveView
+from strategies.core.federation import Closing, Federation
+from strategies.core.flower import answer_to_fit_res
+
+SOME = {"participation": 0.67, "oversample": 1.5, "evaluate_every": 100, "quorum": 1.0}
+"""Two of three are needed, three are asked, and only the first round and the last score."""
+
+
+def late(done: Run) -> list[tuple[int, str]]:
+    return [(int(row["round"]), row["client"]) for row in done.rows("activity.csv") if row["status"] == "late"]
+
+
+@pytest.mark.parametrize(
+    ("clients", "participation", "oversample", "expected"),
+    [(100, 0.1, 1.0, 10), (100, 0.1, 1.3, 13), (100, 0.1, 1.1, 11), (100, 0.9, 1.3, 100), (3, 0.1, 1.01, 2)],
+)
+def test_how_many_are_asked(clients: int, participation: float, oversample: float, expected: int) -> None:
+    assert RoundSettings(participation=participation, oversample=oversample).asked(clients) == expected
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    {
+        "fewer than needed": (["rounds.oversample=0.9"], "rounds.oversample=0.9: must be greater than or equal to 1"),
+        "no number": (["rounds.oversample=many"], "rounds.oversample"),
+        "all are asked already": (
+            ["rounds.oversample=1.25"],
+            "oversample=1.25 asks more clients than a round needs.*participation=0.8 or less",
+        ),
+        "no memory": (["rounds.memory=-1"], "rounds.memory=-1: must be greater than or equal to 0"),
+    }.values(),
+    ids=["fewer than needed", "no number", "all are asked already", "no memory"],
+)  # fmt: skip
+def test_what_makes_no_sense_is_refused(overrides: list[str], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        load_settings(overrides)
+
+
+def test_an_exchange_closes_when_enough_are_there_and_nobody_is_awaited() -> None:
+    closing = Closing(2, frozenset({"b"}))
+    assert not closing.reached(1, ["c"])
+    assert not closing.reached(2, ["b", "c"])
+    assert closing.reached(2, ["c"])
+
+
+def test_the_late_are_named_and_count_as_if_they_had_never_answered(tmp_path: Path) -> None:
+    done = run(toy_settings("fedavg", tmp_path / "late", rounds=SOME, train={"rounds": 5}, seed=2))
+    found = late(done)
+    assert [number for number, _ in found] == [2, 3, 4, 5], "in the first round all score, and are waited for"
+    assert len({client for _, client in found}) > 1
+    assert done.summary["answers"] == {"admitted": 11, "clipped": 0, "refused": 0, "failed": 0, "lost": 0, "late": 4}
+    assert done.summary["rounds_skipped"] == 0, "the quorum is of those that are needed"
+    told = [entry for name, entry in done.events if name == "late"]
+    assert [(entry["round"], *entry["clients"]) for entry in told] == found
+    assert not any(name.startswith("client ") for name, _ in done.events)
+    assert describe("late", told[0], 5) == f"round 2: enough have answered; late: {found[0][1]}"
+    assert Record.open(done.folder).summary["rounds"] == 5
+    up = [row for row in done.rows("bytes.csv") if row["status"] == "late" and row["way"] == "up"]
+    assert [row["total"] for row in up] == ["0"] * 4
+
+    all_asked = toy_settings(
+        "fedavg", tmp_path / "failing", rounds={"evaluate_every": 100}, train={"rounds": 5}, seed=2
+    )
+    away = TouchedEngine(all_asked, failing=lambda asked: (asked.round, asked.client) in found)
+    assert run(all_asked, away).sha256 == done.sha256
+    again = run(toy_settings("fedavg", tmp_path / "again", rounds=SOME, train={"rounds": 5}, seed=2))
+    assert (late(again), again.sha256) == (found, done.sha256)
+    other = run(toy_settings("fedavg", tmp_path / "other", rounds=SOME, train={"rounds": 5}, seed=3))
+    assert late(other) != found
+
+
+def test_who_scores_is_waited_for(tmp_path: Path) -> None:
+    done = run(toy_settings("fedavg", tmp_path, rounds={**SOME, "evaluate_every": 1}, train={"rounds": 4}))
+    assert late(done) == []
+    assert {(row["round"], row["domain"]) for row in done.rows("history.csv")} == {
+        (str(number), domain) for number in range(5) for domain in ("bright", "dark", "noisy")
+    }
+
+
+def test_further_exchanges_wait_for_those_who_were_in_time(tmp_path: Path) -> None:
+    settings = toy_settings("rucr", tmp_path, rounds=SOME, train={"rounds": 3})
+    first, second = settings.method.exchanges
+    done = run(settings)
+    rows = [row for row in done.rows("activity.csv") if row["round"] == "2"]
+    in_time = {row["client"] for row in rows if row["exchange"] == first and row["status"] != "late"}
+    assert len(in_time) == 2
+    assert {row["client"]: row["status"] for row in rows if row["exchange"] == second} == dict.fromkeys(
+        in_time, "trained"
+    )
+
+
+def test_two_simulations_agree_who_is_late(tmp_path: Path) -> None:
+    overrides = [*OVERRIDES, "method=fedavg", *(f"rounds.{name}={value}" for name, value in SOME.items())]
+    expected = through(InlineEngine, overrides, tmp_path / "inline")
+
+    def simulated(settings: Any) -> FlowerEngine:
+        nodes = simulation(2, [*overrides, f"output={settings.output}"]).nodes.values()
+        return FlowerEngine(Simulation(*nodes), simulated=True)
+
+    found = through(simulated, overrides, tmp_path / "nodes")
+    assert expected["answers"]["late"] == 1
+    assert (found["state_sha256"], found["answers"]) == (expected["state_sha256"], expected["answers"])
+
+
+def test_epsilon_counts_what_a_late_client_released(tmp_path: Path) -> None:
+    from server.run.accounting import _releases
+
+    rows = [{"client": "a", "status": "late", "releases": ""}, {"client": "a", "status": "trained", "releases": "1"}]
+    assert _releases(rows) == {"a": 2}
+
+
+def test_the_live_view_counts_them_apart_from_failures(tmp_path: Path) -> None:
+    view = LiveView(toy_settings("fedavg", tmp_path), Console(width=120))
+    view.last_outcomes = {"trained": 10, "late": 3}
+    view.outcomes.update(view.last_outcomes)
+    assert str(view._outcomes()) == "10 of 13 trained   3 late (3 in all)   none refused, none failed"
+
+
+# ---- real devices ----------------------------------------------------------------------------------------------------
+
+
+class Slow:
+    """A node that answers when it is told to.
+
+    Args:
+        client: whom it plays.
+    """
+
+    def __init__(self, client: str) -> None:
+        self.client, self.answers, self.seen = client, True, 0
+        self.open: list[Message] = []
+
+    def __call__(self, message: Message) -> Message | None:
+        self.seen += 1
+        if self.answers:
+            return scripted(result(self.client))(message)
+        self.open.append(message)
+        return None
+
+
+def result(client: str) -> Any:
+    of = request(client)
+    said = Answer(
+        of.run, of.method, of.round, of.exchange, client, 2, [1, 1], True, [], {}, 1, {}, 0, "a test", 0
+    )  # fmt: skip
+    return answer_to_fit_res(Payload(header_of(said), {"w": torch.ones(300_000)}))
+
+
+def test_no_exchange_waits_for_the_late_and_nothing_is_kept_of_them() -> None:
+    nodes = {name: Slow(name) for name in ("a", "b", "c")}
+    grid = Deployment(*nodes.values())
+    engine = engine_of(grid, *nodes)
+    nodes["b"].answers = False
+    closing = Closing(2, frozenset())
+    replies, failures = engine.exchange(Payload({}), asked(*nodes), 600, closing=closing)
+    assert sorted(reply.client for reply in replies) == ["a", "c"]
+    assert [(failure.client, failure.status, failure.reason) for failure in failures] == [("b", "late", ENOUGH)]
+
+    replies, failures = engine.exchange(Payload({}), asked(*nodes), 600, closing=closing)
+    assert [(failure.client, failure.status, failure.sent) for failure in failures] == [("b", "late", False)]
+    assert nodes["b"].seen == 1, "it is at work on the first"
+
+    store = grid.world.link.object_store
+    grid._send(node_of(grid, 1), scripted(result("b"))(nodes["b"].open.pop()))
+    assert len(store) > 0
+    engine.exchange(Payload({}), asked("a", "c"), 600, closing=closing)
+    assert engine._inbox.late == {}
+    assert len(engine._inbox._announced) == 0
+    assert len(store) == 0, "nor does the SuperLink keep the late answer"
+
+    nodes["b"].answers = True
+    replies, failures = engine.exchange(Payload({}), asked(*nodes), 600, closing=Closing(3, frozenset()))
+    assert (sorted(reply.client for reply in replies), failures) == (["a", "b", "c"], [])
+
+
+def node_of(grid: Deployment, place: int) -> Any:
+    from flwr.proto.node_pb2 import Node
+
+    return Node(node_id=list(grid.world.nodes)[place])
+
+
+def test_a_late_answer_that_comes_in_parts_is_taken_without_keeping_them() -> None:
+    nodes = {name: Slow(name) for name in ("a", "b")}
+    grid = Deployment(*nodes.values())
+    engine = engine_of(grid, *nodes)
+    nodes["b"].answers = False
+    closing = Closing(1, frozenset())
+    engine.exchange(Payload({}), asked(*nodes), 600, closing=closing)
+    grid.held = 1
+    grid._send(node_of(grid, 1), scripted(result("b"))(nodes["b"].open.pop()))
+    grid.held = 0
+    engine.exchange(Payload({}), asked("a"), 600, closing=closing)
+    (announced,) = engine._inbox._announced.values()
+    assert sum(map(len, announced.parts.values())) == 0
+    grid.release()
+    engine.exchange(Payload({}), asked("a"), 600, closing=closing)
+    assert (engine._inbox.late, len(grid.world.link.object_store)) == ({}, 0)
+
+
+def test_who_scores_is_waited_for_and_asked_though_it_is_late() -> None:
+    nodes = {name: Slow(name) for name in ("a", "b")}
+    grid = Deployment(*nodes.values())
+    engine = engine_of(grid, *nodes)
+    nodes["b"].answers = False
+    engine.exchange(Payload({}), asked(*nodes), 600, closing=Closing(1, frozenset()))
+    nodes["b"].answers = True
+    replies, _ = engine.exchange(Payload({}), asked(*nodes), 600, closing=Closing(1, frozenset({"b"})))
+    assert "b" in {reply.client for reply in replies}
+
+
+def test_failures_do_not_count_as_answers_and_a_node_that_left_is_asked_again() -> None:
+    nodes = {"a": scripted(REFUSAL), "b": Slow("b"), "c": Slow("c")}
+    grid = Deployment(*nodes.values())
+    engine = engine_of(grid, *nodes)
+    nodes["c"].answers = False  # type: ignore[union-attr]
+    replies, failures = engine.exchange(Payload({}), asked(*nodes), 600, closing=Closing(1, frozenset()))
+    assert [reply.client for reply in replies] == ["b"]
+    assert sorted((failure.client, failure.status) for failure in failures) in (
+        [("a", "failed"), ("c", "late")],
+        [("a", "late"), ("c", "late")],
+    )
+    identity = list(grid.world.nodes)[2]
+    grid.world.leave(identity)
+    engine._look()
+    grid.world.come_back(identity, Slow("c"))
+    replies, _ = engine.exchange(Payload({}), asked("c"), 600, closing=Closing(1, frozenset()))
+    assert [reply.client for reply in replies] == ["c"]
+
+
+def test_the_quorum_is_of_those_that_are_needed(tmp_path: Path) -> None:
+    federation = Federation(toy_settings("fedavg", tmp_path, rounds={**SOME, "quorum": 1.0}))
+    assert federation.registry.settings.rounds.asked(3) == 3
+    assert federation.needed(2) == (2, "rounds.quorum")

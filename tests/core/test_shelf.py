@@ -1,0 +1,159 @@
+"""Answers beyond ``rounds.memory`` lie in mapped files: the same bits, and the memory of a few."""
+
+from __future__ import annotations
+
+import errno
+import re
+import sys
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.halves import clients
+from support.runs import TouchedEngine, run
+from support.toy import toy_settings
+
+from common.errors import GoldfinchError
+from common.prototypes import PrototypeSet
+from common.seeding import generator
+from common.wire.payload import Payload
+from strategies.core import shelf as module
+from strategies.core.aggregation import Mean
+from strategies.core.exchange import Update
+from strategies.core.robust import Median, StatisticsMedian, TrimmedMean
+from strategies.core.shelf import PREFIX, Shelf
+
+SIZE = 2_000_000
+"""Values of an answer: 8 MB."""
+
+
+def answer(number: int, size: int = 100) -> Payload:
+    draws = generator(number, "answer")
+    rows = PrototypeSet(torch.randn(3, 8, generator=draws), torch.tensor([0, 1, 1]), torch.ones(3))
+    weights = {"z": torch.randn(size, generator=draws), "count": torch.tensor(number), "a": torch.randn(4, 5).half()}
+    return Payload({"round": number}, weights, rows if number % 2 else None, {"h": torch.randn(7, generator=draws)})
+
+
+def test_what_is_beyond_the_limit_is_the_same_to_the_bit(tmp_path: Path) -> None:
+    kept = Shelf(tmp_path / "made", most=700)
+    first, *others = [answer(number) for number in range(4)]
+    assert kept.keep(first) is first
+    for one in others:
+        found = kept.keep(one)
+        assert found is not one
+        assert list(found.weights) == list(one.weights), "sums depend on the order"
+        assert (found.header, found.prototypes is None) == (one.header, one.prototypes is None)
+        for name, tensor in one.tensors().items():
+            assert torch.equal(found.tensors()[name], tensor), name
+    assert list((tmp_path / "made").iterdir()) == [], "no file has a name, so none outlives the process"
+    update = Update(clients()[0], others[0].weights)
+    assert torch.equal(kept.keep(update).weights["z"], update.weights["z"])
+    kept.clear()
+    assert kept.keep(first) is first, "another exchange has the memory to itself"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/status")
+def test_answers_beyond_the_limit_take_no_memory(tmp_path: Path) -> None:
+    """Anonymous memory: what the kernel cannot take back by reading a file again."""
+
+    def anonymous() -> int:
+        return int(re.findall(r"RssAnon:\s+(\d+)", Path("/proc/self/status").read_text())[0]) * 1024
+
+    kept = Shelf(tmp_path, most=0)
+    found = [kept.keep(answer(0, SIZE))]
+    before = anonymous()
+    found += [kept.keep(answer(number, SIZE)) for number in range(1, 9)]
+    mean = Mean().combine([one.weights for one in found], [1.0] * 9)["z"]
+    assert anonymous() - before < 3 * 4 * SIZE, "of nine answers; the mean and one in flight"
+    assert torch.equal(mean, Mean().combine([answer(number, SIZE).weights for number in range(9)], [1.0] * 9)["z"])
+
+
+RUNS: dict[str, dict[str, Any]] = {
+    "clipped": {"overrides": ("rounds.outlier_factor=1.001",)},
+    "rounded on the wire": {"overrides": ("rounds.transport=bfloat16",)},
+    "encoded": {"engine": {"wire": True}},
+}
+
+
+@pytest.mark.parametrize("case", RUNS)
+def test_a_run_has_the_same_state_with_all_answers_in_files(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files: list[str] = []
+    made = module.NamedTemporaryFile
+
+    def counted(**options: Any) -> Any:
+        file = made(**options)
+        files.append(file.name)
+        return file
+
+    monkeypatch.setattr(module, "NamedTemporaryFile", counted)
+    expected = run(toy_settings("fpl", tmp_path / "memory", **RUNS[case]))
+    assert files == []
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / f"{PREFIX}left").write_bytes(b"by a process that was killed")
+    settings = toy_settings("fpl", tmp_path / "files", rounds={"memory": 0.0}, overwrite=True, **RUNS[case])
+    found = run(settings)
+    assert found.sha256 == expected.sha256
+    assert found.summary["scores"] == expected.summary["scores"]
+    answers, clipped = 3 * settings.train.rounds, found.summary["answers"]["clipped"]
+    assert len(files) == answers * (2 if case == "rounded on the wire" else 1) + clipped
+    assert clipped or case != "clipped"
+    assert all(Path(name).parent == tmp_path / "files" for name in files)
+    assert list((tmp_path / "files").glob(f"{PREFIX}*")) == []
+
+
+def test_a_full_disk_is_the_server_s_trouble_and_no_client_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(**_: Any) -> Any:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(module, "NamedTemporaryFile", full)
+    with pytest.raises(GoldfinchError, match=r"(?i)no space left"):
+        run(toy_settings("fedavg", tmp_path, rounds={"memory": 0.0}))
+
+
+def test_an_exchange_is_forgotten_before_the_next_has_answered(tmp_path: Path) -> None:
+    """The answers of two exchanges are never held at the same time."""
+    held: list[int] = []
+
+    class Counting(TouchedEngine):
+        def exchange(self, message: Payload, requests: Any, seconds: float, **more: Any) -> Any:
+            replies, failures = super().exchange(message, requests, seconds, **more)
+            held.append(sum(1 for reference in alive if reference() is not None))
+            alive[:] = [weakref.ref(reply.payload) for reply in replies]
+            self.messages.clear()
+            return replies, failures
+
+    alive: list[Any] = []
+    settings = toy_settings("rucr", tmp_path)
+    assert len(settings.method.exchanges) > 1
+    run(settings, Counting(settings))
+    assert held == [0] * len(held)
+    assert len(held) >= 4
+
+
+@pytest.mark.parametrize(
+    "rule", [Mean(), Median(), TrimmedMean(), StatisticsMedian()], ids=lambda rule: type(rule).__name__
+)
+@pytest.mark.parametrize("block", [1, 40])
+def test_rules_that_look_at_each_number_see_blocks_of_it(
+    rule: Mean, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draws = generator(0, "blocks")
+    states = [{"w": torch.randn(7, 3, generator=draws), "bn.running_var": torch.rand(9)} for _ in range(5)]
+    whole, sums = rule.combine(states, [1.0] * 5), rule.totals(states)
+    monkeypatch.setattr("strategies.core.aggregation.STACKED_ELEMENTS", block)
+    stacked: list[int] = []
+    stack = torch.stack
+
+    def counted(parts: list[torch.Tensor], *rest: Any) -> torch.Tensor:
+        stacked.append(sum(part.numel() for part in parts))
+        return stack(parts, *rest)
+
+    monkeypatch.setattr(torch, "stack", counted)
+    for name in whole:
+        assert torch.equal(rule.combine(states, [1.0] * 5)[name], whole[name])
+        assert torch.equal(rule.totals(states)[name], sums[name])
+    assert 0 < max(stacked) <= max(block, len(states))
