@@ -23,14 +23,11 @@ import argparse
 import contextlib
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections import Counter
-from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -39,7 +36,7 @@ sys.path.insert(0, os.environ.get("CHECKOUT") or str(Path(__file__).resolve().pa
 sys.path.insert(1, str(Path(__file__).resolve().parent.parent / "tests"))  # for the proxy
 
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 from flwr.app import Message
 from flwr.app.message import remove_content_from_message
 from flwr.common.constant import MessageTypeLegacy
@@ -50,7 +47,9 @@ from flwr.compat.common.recorddict_compat import (
     recorddict_to_fitins,
 )
 from flwr.proto import fleet_pb2, heartbeat_pb2, message_pb2
+from flwr.proto.control_pb2 import RegisterNodeRequest
 from flwr.proto.node_pb2 import Node
+from flwr.supercore.control.control_http_client import ControlHttpClient
 from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,
     get_object_tree,
@@ -65,6 +64,7 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from support.federation import start_proxy
 
+from bench.meter import Meter, wrong
 from common.settings import RunSettings, load_settings
 from common.versions import code_sha256
 from common.wire.messages import Answer, Registration, header_of
@@ -218,57 +218,18 @@ class LightDeployment(LocalDeployment):
     def start_node(self, name: str) -> Any:
         """Nothing."""
 
-
-class Meter:
-    """Processor seconds and memory of a SuperLink, of the server process it starts and of a proxy, twice a second."""
-
-    def __init__(self, link: int, proxy: int | None = None) -> None:
-        self.link, self.proxy = link, proxy
-        self.seen: list[tuple[float, dict[str, float]]] = []
-        self._end = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-
-    def __enter__(self) -> Meter:
-        self._thread.start()
+    @property
+    def enrolment(self) -> Any:
+        """In this process: Flower's command line takes seconds for each node."""
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._end.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._end.wait(0.5):
-            with contextlib.suppress(OSError, IndexError, ValueError):
-                found = dict(self._of("superlink", self.link))
-                for pid in descendants(self.link):
-                    if "flwr-serverapp" in Path(f"/proc/{pid}/cmdline").read_text():
-                        found |= dict(self._of("server", pid))
-                for pid in [self.proxy, *descendants(self.proxy)] if self.proxy else ():
-                    for name, value in self._of("proxy", pid):
-                        found[name] = found.get(name, 0.0) + value
-                found["nodes processor"] = time.process_time()
-                self.seen.append((time.time(), found))
-
-    def _of(self, name: str, pid: int) -> Iterator[tuple[str, float]]:
-        words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        yield f"{name} processor", (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
-        yield f"{name} memory", int(words[21]) * os.sysconf("SC_PAGE_SIZE") / 2**20
-
-    def between(self, begun: float, ended: float) -> Mapping[str, float]:
-        """Processor seconds that were used, and the most memory that was held, MiB."""
-        inside = [values for when, values in self.seen if begun <= when <= ended]
-        found = {}
-        for name in inside[-1] if inside else ():
-            values = [one[name] for one in inside if name in one]
-            found[name] = max(values) if name.endswith("memory") else values[-1] - values[0]
-        return found
-
-
-def descendants(pid: int) -> Iterator[int]:
-    """All processes that ``pid`` started, and those they started."""
-    for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-        yield int(word)
-        yield from descendants(int(word))
+    def enrol(self, names: list[str]) -> None:
+        """As ``goldfinch enrol`` does."""
+        authority, version = self.certificates.operator / "ca.crt", RuntimeVersionHttpInterceptor(component_name="flwr")
+        link = ControlHttpClient.from_server_address(self.address, False, str(authority), [version])
+        for name in names:
+            key: Any = load_ssh_public_key(self.certificates.node_public_key(name).read_bytes())
+            link.RegisterNode(RegisterNodeRequest(public_key=public_key_to_bytes(key), name=name))
 
 
 def settings_of(nodes: int, rounds: int, output: Path) -> tuple[RunSettings, list[str]]:
@@ -328,16 +289,6 @@ def one(nodes: int, rounds: int, *, secure: bool, proxy: bool, threads: int) -> 
         per_round = {name: value / (1 if name.endswith("memory") else rounds) for name, value in sorted(found.items())}
         seconds = [after - before for before, after in pairwise(ends)]
         return {"seconds": seconds, "lost": lost, "faults": there.faults, **per_round}
-
-
-def wrong(logs: Path) -> list[str]:
-    """What SuperLink and proxy say of calls that they could not serve, a line of each kind and how often."""
-    found: Counter[str] = Counter()
-    for path in sorted(logs.glob("*")):
-        for line in path.read_text(errors="replace").splitlines():
-            if "UnexpectedError" in line or "ApiError" in line or re.search(r" [45]\d\d$", line):
-                found[f"{path.name}: " + re.sub(r"[0-9a-f]{8,}|\d{2,}", "#", line)[:300]] += 1
-    return [f"{count} x {line}" for line, count in found.most_common(20)]
 
 
 def main() -> None:

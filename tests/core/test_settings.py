@@ -103,6 +103,7 @@ SAME = [
     ["resume=true"],
     ["overwrite=true"],
     ["rounds.deadline=5"],
+    ["rounds.memory=0.1"],
     ["rounds.last_rounds=3"],
     ["rounds.evaluate_every=2"],
 ]
@@ -114,6 +115,7 @@ OTHER = [
     ["train.threads=2"],
     ["train.precision=bfloat16"],
     ["rounds.participation=0.5"],
+    ["rounds.participation=0.5", "rounds.oversample=1.3"],
     ["rounds.quorum=1"],
     ["protocol.samples=10"],
     ["data.domains=[printed,signs]"],
