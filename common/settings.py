@@ -118,12 +118,7 @@ def differing(raw: Mapping[str, Any], path: Path) -> list[str]:
 
 
 def result_settings(raw: Mapping[str, Any], without: Sequence[str] = ()) -> dict[str, Any]:
-    """Every setting that changes what comes out of a run, as ``a.b.c`` keys.
-
-    Args:
-        raw: the composed configuration.
-        without: further settings, or groups of them, to leave out.
-    """
+    """Every setting that changes what comes out of a run, as ``a.b.c`` keys, but those that ``without`` names."""
     left_out = tuple(f"{name}." for name in (*NOT_THE_RESULT, *without))
     found = {key: value for key, value in flat(raw).items() if not f"{key}.".startswith(left_out)}
     if not found.get("protocol.validation"):
@@ -140,8 +135,7 @@ class TrainSettings:
         epochs: local epochs E per round, >= 1.
         local_steps: stop each local epoch after so many batches; ``None`` runs whole epochs.
         batch_size: samples per batch, >= 2.
-        last_batch: what becomes of a short last batch: kept, dropped, or merged into the one before. A batch of a
-            single sample is always merged, because batch normalisation cannot train on it.
+        last_batch: a short last batch is kept, dropped, or merged into the one before, as a single sample always is.
         optimizer: ``sgd`` or ``adam``; made fresh for each client and round.
         learning_rate: > 0.
         momentum: SGD's momentum, in [0, 1).
@@ -150,8 +144,7 @@ class TrainSettings:
         device: ``auto`` (CUDA where there is one), ``cpu``, ``cuda`` or ``cuda:0`` ...
         threads: CPU threads of one client. Another number may round differently, so it is part of what is reproducible.
         precision: ``float32``, or ``bfloat16`` autocast.
-        channels_last: memory format of images and convolutions; ``None`` takes what was measured faster for the network
-            (``channels_last`` of its spec).
+        channels_last: memory format of images and convolutions; ``None``: what the network's spec says was faster.
         deterministic: on CUDA, only deterministic algorithms.
     """
 
@@ -183,31 +176,25 @@ class RoundSettings:
 
     Args:
         participation: share of clients sampled each round, in (0, 1]; at least one client.
-        oversample: ask so many times as many, >= 1, and close the exchange when as many as are needed have answered,
-            and all that score; the others are late, and what they answer does not count. It needs a participation
-            below 1. Further exchanges of the round ask those who were in time, and wait for them. Inline and on Ray
-            the seed draws who is late.
+        oversample: ask so many times as many, >= 1, with a participation below 1; who comes after enough have answered is
+            late and does not count. Further exchanges ask those in time. Inline and on Ray the seed draws who is late.
         quorum: share of the sampled clients that must answer for the round to count, in (0, 1].
-        deadline: seconds a round's exchange may take; clients that are later are left out. Always set, because Flower's
-            own default waits twelve hours.
+        deadline: seconds a round's exchange may take; later clients are left out. Flower's default is twelve hours.
         registration: seconds to wait for all clients of the protocol to appear before the first round.
         failures: rounds in a row that may miss the quorum before the run stops.
         last_rounds: how many of the last rounds the ``last`` score averages (the papers: 5).
         checkpoints: rounds whose checkpoints are kept, >= 2.
         evaluate_every: score the test sets every so many rounds (the last round always).
-        test_samples: score at most so many random images of each domain's test split, the same in every run; ``None``
-            scores all.
+        test_samples: score at most so many random images of each test split, always the same; ``None`` scores all.
         test: whether test sets are scored; ``False`` leaves them alone, as a search for settings must.
-        absence: probability that a client is away in a round, in [0, 1), drawn for each round and client. One client
-            at least is always there.
+        absence: probability, in [0, 1), that a client is away, drawn for each round; one at least is always there.
         outliers: what becomes of an update that is too long: ``clip`` scales it down to the bound, ``refuse`` leaves it
             out, ``off`` lets any length in. See :mod:`strategies.core.bounds`.
         outlier_factor: the bound in lengths of the exchange's median update, > 1; a client's own history raises it.
         most_samples: registrations of more training samples are refused.
         largest_client: a client counts for at most so many times the samples of the federation's median client, >= 1.
         largest_share: a client's largest share of an average over three clients or more, in (0, 1]. A half: no client
-            alone decides. Of the published protocols FedPall's digits need more (66 %), and say so; see
-            :mod:`strategies.core.shares`.
+            alone decides. FedPall's published digits need more (66 %), and say so; see :mod:`strategies.core.shares`.
         transport: what float32 tensors of the model and a method's further tensors are rounded to on the wire, both
             ways; prototypes and other dtypes travel as they are. See :mod:`common.wire.cast`.
         memory: GiB of an exchange's answers that stay in the server's memory, >= 0. What is beyond lies in mapped files

@@ -332,10 +332,10 @@ class Rounds:
                     "round": number,
                     "exchange": exchange,
                     "client": failure.client,
-                    "domain": self.registry.domain(failure.client),
                     "status": failure.status,
+                    "domain": self.registry.domain(failure.client),
                     "reason": failure.reason,
-                }
+                }  # fmt: skip
                 for failure in failures
             ]
         )
@@ -355,13 +355,9 @@ class Rounds:
             self.history.event("late", round=number, exchange=exchange, clients=late)
         for failure in [failure for failure in failures if failure.status != "late"]:
             self.history.event(
-                "client " + failure.status,
-                round=number,
-                exchange=exchange,
-                client=failure.client,
-                reason=failure.reason,
-                traceback=failure.traceback,
-            )
+                "client " + failure.status, round=number, exchange=exchange, client=failure.client,
+                reason=failure.reason, traceback=failure.traceback,
+            )  # fmt: skip
         for name, found in (("score", rows), ("validation", validated)):
             if found:
                 accuracy = domain_accuracy([(row["domain"], row["correct"], row["count"]) for row in found])
@@ -375,15 +371,10 @@ class Rounds:
 
     def _score_row(self, number: int, reply: Reply, entry: Mapping[str, Any]) -> dict[str, Any]:
         return {
-            "round": number,
-            "client": reply.client,
-            "client_domain": self.registry.domain(reply.client),
-            "domain": entry["domain"],
-            "count": entry["count"],
-            "correct": entry["correct"],
-            "accuracy": round(100.0 * entry["correct"] / max(1, entry["count"]), 4),
-            "loss": round(entry["loss"], 6),
-        }
+            "round": number, "client": reply.client, "client_domain": self.registry.domain(reply.client),
+            "domain": entry["domain"], "count": entry["count"], "correct": entry["correct"],
+            "accuracy": round(100.0 * entry["correct"] / max(1, entry["count"]), 4), "loss": round(entry["loss"], 6),
+        }  # fmt: skip
 
 
 def _factors(factors: Mapping[str, float]) -> str:

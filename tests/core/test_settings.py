@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import pytest
 
-from common import config
+from common import choices
 from common.config import Count, build, check, checked, compose_config
 from common.errors import ConfigError, nearest
 from common.overrides import split_overrides

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 from support.exchanges import local_exchange
+from support.own import forget
 from support.runs import Run, TouchedEngine, run
 from support.toy import Toy, toy_settings
 
 from client.store import FileStore
-from common.choices import CONF
+from common.choices import search
 from common.config import compose_config
 from common.data.views import AugMix, RandConv
 from common.errors import ConfigError
@@ -260,23 +261,21 @@ def test_without_views_it_is_refused(override):
         load_settings(["method=fedgca", override])
 
 
-def test_an_experiment_may_choose_it(monkeypatch, tmp_path):
+def test_an_experiment_may_choose_it(tmp_path):
     """Experiments override the method, which overrides the views; what the experiment says of views wins."""
-    conf = tmp_path / "conf"
-    for folder in CONF.iterdir():
-        if folder.is_dir() and folder.name != "experiment":
-            (conf / folder.name).parent.mkdir(exist_ok=True)
-            (conf / folder.name).symlink_to(folder)
-    (conf / "config.yaml").write_text((CONF / "config.yaml").read_text())
-    (conf / "experiment").mkdir()
+    (tmp_path / "experiment").mkdir()
     head = "# @package _global_\ndefaults:\n  - override /method: fedgca\n"
-    (conf / "experiment" / "plain.yaml").write_text(head)
-    (conf / "experiment" / "mixed.yaml").write_text(head + "  - override /views: augmix\n")
-    for name, views in (("plain", "randconv"), ("mixed", "augmix")):
-        composed = compose_config([f"experiment={name}"], conf)
-        assert composed["choices"]["method"] == "fedgca"
-        assert composed["choices"]["views"] == views
-        assert "count" in composed["views"]
+    (tmp_path / "experiment" / "plain_gca.yaml").write_text(head)
+    (tmp_path / "experiment" / "mixed_gca.yaml").write_text(head + "  - override /views: augmix\n")
+    search(tmp_path)
+    try:
+        for name, views in (("plain_gca", "randconv"), ("mixed_gca", "augmix")):
+            composed = compose_config([f"experiment={name}"])
+            assert composed["choices"]["method"] == "fedgca"
+            assert composed["choices"]["views"] == views
+            assert "count" in composed["views"]
+    finally:
+        forget("none")
 
 
 @pytest.mark.parametrize("wrong", [{"beta": -1.0}, {"alpha": -1.0}])
