@@ -328,14 +328,8 @@ class Rounds:
                 for reply in closed.admitted
             ]
             + [
-                {
-                    "round": number,
-                    "exchange": exchange,
-                    "client": failure.client,
-                    "status": failure.status,
-                    "domain": self.registry.domain(failure.client),
-                    "reason": failure.reason,
-                }  # fmt: skip
+                {"round": number, "exchange": exchange, "client": failure.client, "status": failure.status}
+                | {"domain": self.registry.domain(failure.client), "reason": failure.reason}
                 for failure in failures
             ]
         )
