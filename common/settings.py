@@ -176,8 +176,8 @@ class RoundSettings:
 
     Args:
         participation: share of clients sampled each round, in (0, 1]; at least one client.
-        oversample: ask so many times as many, >= 1, with a participation below 1; who comes after enough have answered is
-            late and does not count. Further exchanges ask those in time. Inline and on Ray the seed draws who is late.
+        oversample: ask so many times as many, >= 1, with a participation below 1; whoever comes after enough have
+            answered is late and does not count. Further exchanges ask those in time; in simulations the seed draws.
         quorum: share of the sampled clients that must answer for the round to count, in (0, 1].
         deadline: seconds a round's exchange may take; later clients are left out. Flower's default is twelve hours.
         registration: seconds to wait for all clients of the protocol to appear before the first round.
