@@ -42,11 +42,13 @@ def flower_environment(home: Path, **more: str) -> dict[str, str]:
     """
     programs = str(Path(sys.executable).parent)
     path = os.pathsep.join([programs, os.environ.get("PATH", "")])
-    folders = {  # the programs run elsewhere, where a relative path is another
-        name: os.pathsep.join(str(Path(part).absolute()) for part in os.environ[name].split(os.pathsep))
-        for name in ("GOLDFINCH_DATA", "GOLDFINCH_CACHE", "PYTHONPATH")
+    folders = {
+        name: str(Path(os.environ[name]).absolute())  # the programs run elsewhere, where a relative path is another
+        for name in ("GOLDFINCH_DATA", "GOLDFINCH_CACHE")
         if os.environ.get(name)
     }
+    if modules := os.environ.get("PYTHONPATH"):
+        folders["PYTHONPATH"] = os.pathsep.join(str(Path(each).absolute()) for each in modules.split(os.pathsep))
     return {**os.environ, **folders, **QUIET, "FLWR_HOME": str(home), "PATH": path, **more}
 
 

@@ -365,9 +365,16 @@ def labels(runs: Sequence[Run], most: int | None = None) -> list[str]:
         method = str(run.summary["method"])
         twins = [other for other in runs if other.summary["method"] == method]
         keys = varying(twins)
-        parts = [f"{key.rpartition('.')[2]}={brief(run.options.get(key))}" for key in keys[:most]]
+        parts = [_said(key, run.options.get(key)) for key in keys[:most]]
         found.append(", ".join([method, *parts]))
     return found
+
+
+def _said(key: str, value: Any) -> str:
+    """A setting in few words, without its group; of a class, the group and its name."""
+    if key.endswith("._target_"):
+        key, value = key.removesuffix("._target_"), str(value).rpartition(".")[2]
+    return f"{key.rpartition('.')[2]}={brief(value)}"
 
 
 def brief(value: Any) -> str:

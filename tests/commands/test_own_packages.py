@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 from support.own import forget
 
 from common.choices import CONF, FOLDERS, search
@@ -21,6 +23,7 @@ from server.cli import main
 from server.commands import sweep as sweep_module
 from server.commands.sweep import plan
 from server.flower.bundle import write_bundle
+from server.flower.processes import flower_environment
 from server.results.overrides import overrides_of
 from server.results.run import Run
 
@@ -167,6 +170,14 @@ def test_the_bundle_of_a_run_holds_its_choices_and_nothing_else_of_the_folder(fo
     assert (conf / "config.yaml").read_text() == (CONF / "config.yaml").read_text()
 
 
+def test_what_flower_starts_elsewhere_finds_the_package_by_a_relative_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["mine", "/theirs"]))
+    assert flower_environment(tmp_path / "home")["PYTHONPATH"] == os.pathsep.join([str(tmp_path / "mine"), "/theirs"])
+
+
 # ---- the same on both sides ------------------------------------------------------------------------------------------
 
 
@@ -214,3 +225,22 @@ def test_what_has_to_be_quoted_is_said_with_an_example() -> None:
     with pytest.raises(ConfigError, match=r"is quoted: 'data\.domains=\[\"A & B\",C\]'"):
         compose_config(["data=folder", "data.domains=[New York (A&B),b]"])
     assert compose_config(["data=folder", 'data.domains=["A & B",C]'])["data"]["domains"] == ["A & B", "C"]
+
+
+def test_a_run_whose_domains_have_odd_names_is_resumed(tmp_path: Path) -> None:
+    odd = ("Zürich-东京", "1 Ward (A & B), it's")
+    for domain in odd:
+        for label in ("猫", "dog"):
+            (tmp_path / "data" / domain / label).mkdir(parents=True)
+            for number in range(4):
+                Image.new("RGB", (16, 16), (60 * number, 0, 0)).save(
+                    tmp_path / "data" / domain / label / f"{number}.png"
+                )
+    place = tmp_path / "läuft"
+    words = ["data=folder", quoted_override("data.root", tmp_path / "data"), "train.batch_size=4", "method=fedavg"]
+    words += ["data.image_size=16", "train.rounds=1", f"output={place}", "engine.wire=true"]
+    words += ["rounds.joins={" + ",".join(f"{escaped(name, r'[^a-zü-]')}:1" for name in odd) + "}"]
+    assert main(["run", "--quiet", *words]) == 0
+    assert load_settings(overrides_of(Run(place))).rounds.joins == dict.fromkeys(odd, 1)
+    assert main(["resume", str(place), "train.rounds=2", "--quiet"]) == 0
+    assert set(Run(place).summary["accuracy"]) == set(odd)

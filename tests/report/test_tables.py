@@ -91,6 +91,12 @@ def test_rows_of_one_method_are_called_by_what_differs_between_them() -> None:
     ]
 
 
+def test_a_class_that_differs_is_called_by_its_group_and_name() -> None:
+    targets = ("strategies.core.aggregation.Mean", "ownlib.robust.Median")
+    rows = group_rows([entry(50.0 + place, **{"aggregation._target_": one}) for place, one in enumerate(targets)])
+    assert [row.label for row in rows] == ["fpl, aggregation=Mean", "fpl, aggregation=Median"]
+
+
 def test_rows_that_differ_in_more_than_a_label_holds_are_still_told_apart() -> None:
     keys = [f"method.option_{number}" for number in range(6)]
     rows = group_rows([entry(50.0, **dict.fromkeys(keys, 1)), entry(51.0, **{**dict.fromkeys(keys, 1), keys[0]: 2})])
