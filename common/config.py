@@ -122,8 +122,9 @@ def compose_config(overrides: Sequence[str], said: Sequence[str] | None = None) 
     Raises:
         ConfigError: an override cannot be parsed, or names a group, option or key that does not exist.
     """
-    parsed = _parse(with_tuned(overrides))
-    for item in parsed if said is None else _parse(said):
+    parsed = _parse(words := with_tuned(overrides))
+    own_words = overrides if said is None else said
+    for item in parsed if own_words == words else _parse(own_words):  # a tuned file is not the user's word
         nested: object = {"_target_": item.value()} if _names_class(item) else item.value()
         for part in reversed(item.key_or_group.removesuffix("._target_").split(".")):
             nested = {part: nested}

@@ -103,6 +103,14 @@ def test_a_class_that_the_choice_names_already_changes_nothing() -> None:
     assert compose_config([*words, "method._target_=strategies.fedprox.FedProx"]) == compose_config(words)
 
 
+def test_a_class_that_only_a_tuned_file_names_is_not_imported(package: Path, tmp_path: Path) -> None:
+    path = tmp_path / "tuned.yaml"
+    path.write_text("method: ownlib.fair.QFair\ndata: glyphs\nfound: by chance\nvalues: {method.q: 3.0}\n")
+    with pytest.raises(ConfigError, match="imported only if you name it"):
+        load_settings([f"tuned={path}"])
+    assert load_settings([f"tuned={path}", "method=ownlib.fair.QFair"]).method.q == 3.0
+
+
 # ---- a folder of choices ---------------------------------------------------------------------------------------------
 
 
