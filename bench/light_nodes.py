@@ -6,10 +6,10 @@
     python bench/light_nodes.py --nodes 200 --against ../earlier         # this checkout and another one, in turn
     python bench/light_nodes.py --dry-run                                # three nodes, writes nothing
 
-The nodes are light: threads of one process that speak Flower's Fleet API as SuperNodes do. Each activates with a key of
-its own, signs its calls, looks for messages every three seconds, pulls every part of a message and pushes every part of
-its answer; but it answers at once, with the model it was sent, and starts no process. Server and SuperLink are those of
-a deployment. FedAvg with the small net of 136,730 parameters.
+The nodes are light: threads of one process that speak Flower's Fleet API as SuperNodes do. Each activates with a key
+of its own, signs its calls, sends heartbeats, looks for messages every three seconds, pulls every part of a message
+and pushes every part of its answer; but it answers at once, with the model it was sent, and starts no process. Server
+and SuperLink are those of a deployment. FedAvg with the small net of 136,730 parameters.
 
 A round is from the end of the one before to its own end; the first two, in which nodes register, do not count.
 Processor seconds are those of the SuperLink, the server process, the proxy and all nodes over these rounds, memory is
@@ -109,11 +109,13 @@ class LightNode:
         self.beat = time.monotonic()
         self.answered = 0
 
+    def heartbeat(self) -> None:
+        """What says that the node is there."""
+        self.link.SendNodeHeartbeat(heartbeat_pb2.SendNodeHeartbeatRequest(node=self.node, heartbeat_interval=30.0))
+        self.beat = time.monotonic()
+
     def look(self) -> bool:
         """One look for a message; whether there was one, which is answered."""
-        if time.monotonic() - self.beat > 10:
-            self.link.SendNodeHeartbeat(heartbeat_pb2.SendNodeHeartbeatRequest(node=self.node, heartbeat_interval=30.0))
-            self.beat = time.monotonic()
         pulled = self.link.PullMessages(fleet_pb2.PullMessagesRequest(node=self.node))
         for head, tree in zip(pulled.messages_list, pulled.message_object_trees, strict=True):
             self._send(self._reply(self._receive(head, tree)))
@@ -183,6 +185,7 @@ class LightNodes:
         self._due = [(time.monotonic() + EVERY * place / len(nodes), node) for place, node in enumerate(nodes)]
         self._lock, self._end = threading.Lock(), threading.Event()
         self._threads = [threading.Thread(target=self._work, daemon=True) for _ in range(min(threads, len(nodes)))]
+        self._threads += [threading.Thread(target=self._beat, args=(nodes[at::4],), daemon=True) for at in range(4)]
         self.faults = 0
 
     def __enter__(self) -> LightNodes:
@@ -210,6 +213,16 @@ class LightNodes:
             with self._lock:
                 self._due.append((time.monotonic() + (0.0 if again else EVERY), node))
                 self._due.sort(key=lambda item: item[0])
+
+    def _beat(self, nodes: list[LightNode]) -> None:
+        while not self._end.wait(0.1):  # beside the work and every 20 s, as a SuperNode's own thread does
+            for node in nodes:
+                if time.monotonic() - node.beat > 20:
+                    try:
+                        node.heartbeat()
+                    except Exception as error:  # repeated in the next turn
+                        print(f"{node.client.client}, heartbeat: {error!r}", file=sys.stderr)
+                        self.faults += 1
 
 
 class LightDeployment(LocalDeployment):
@@ -240,8 +253,8 @@ def settings_of(nodes: int, rounds: int, output: Path) -> tuple[RunSettings, lis
     chosen = [
         "method=fedavg", "model=small", "tuned=none", "engine=superlink", "protocol=glyphs_uneven",
         f"protocol.counts={{{counts}}}", f"protocol.fractions={{{shares}}}", f"protocol.fraction={1 / nodes}",
-        "rounds.evaluate_every=100000", f"train.rounds={rounds}", "rounds.registration=600", "rounds.deadline=600",
-        "train.device=cpu", f"output={output}",
+        "rounds.evaluate_every=100000", f"train.rounds={rounds}", f"rounds.registration={max(600, 4 * nodes)}",
+        f"rounds.deadline={max(600, 4 * nodes)}", "train.device=cpu", f"output={output}",
     ]  # fmt: skip
     return load_settings(chosen), chosen
 

@@ -53,7 +53,10 @@ class Meter:
         found = {}
         for name in inside[-1] if inside else ():
             values = [one[name] for one in inside if name in one]
-            found[name] = max(values) if name.endswith("memory") else values[-1] - values[0]
+            # the most, not the last: a process of the proxy may be gone by the end
+            found[name] = max(values) - (
+                0.0 if name.endswith("memory") else values[0]
+            )
         return found
 
 
