@@ -54,9 +54,7 @@ class Meter:
         for name in inside[-1] if inside else ():
             values = [one[name] for one in inside if name in one]
             # the most, not the last: a process of the proxy may be gone by the end
-            found[name] = max(values) - (
-                0.0 if name.endswith("memory") else values[0]
-            )
+            found[name] = max(values) - (0.0 if name.endswith("memory") else values[0])
         return found
 
 
