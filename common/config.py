@@ -122,13 +122,8 @@ def compose_config(overrides: Sequence[str], said: Sequence[str] | None = None) 
     Raises:
         ConfigError: an override cannot be parsed, or names a group, option or key that does not exist.
     """
-    parsed = _parse(words := with_tuned(overrides))
-    own_words = overrides if said is None else said
-    for item in parsed if own_words == words else _parse(own_words):  # a tuned file is not the user's word
-        nested: object = {"_target_": item.value()} if _names_class(item) else item.value()
-        for part in reversed(item.key_or_group.removesuffix("._target_").split(".")):
-            nested = {part: nested}
-        trust(str(name) for _, name in imports_of(nested))
+    parsed = _parse(with_tuned(overrides))
+    trust_said(overrides if said is None else said)  # a tuned file is not the user's word
     classes = [item for item in parsed if _names_class(item)]
     groups = [item for item in parsed if item not in classes and _check_group(item)]
     try:
@@ -149,6 +144,15 @@ def compose_config(overrides: Sequence[str], said: Sequence[str] | None = None) 
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(str(error).strip()) from error
     return {**plain, "choices": {group: own.get(group, name) for group, name in choices.items() if group in plain}}
+
+
+def trust_said(overrides: Sequence[str]) -> None:
+    """Let the classes be imported that ``overrides``, a user's own words, name."""
+    for item in _parse(overrides):
+        nested: object = {"_target_": item.value()} if _names_class(item) else item.value()
+        for part in reversed(item.key_or_group.removesuffix("._target_").split(".")):
+            nested = {part: nested}
+        trust(str(name) for _, name in imports_of(nested))
 
 
 @lru_cache(maxsize=256)
@@ -287,6 +291,20 @@ def made(target: type[T], values: Mapping[str, Any], where: str = "") -> T:
         return target(**values)
     except ValidationError as error:
         raise ConfigError(mistakes(error, target, where)) from error
+
+
+def described(value: Any, hint: Any = None) -> Any:
+    """What :func:`build` makes ``value`` of again: an object has a ``_target_`` unless ``hint`` names its class."""
+    if dataclasses.is_dataclass(value):
+        hints = get_type_hints(type(value))
+        node = {each.name: described(getattr(value, each.name), hints[each.name]) for each in dataclasses.fields(value)}
+        target = f"{type(value).__module__}.{type(value).__qualname__}"
+        return node if type(value) in (hint, *get_args(hint)) else {"_target_": target, **node}
+    if isinstance(value, Mapping):
+        return {key: described(item, hint) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [described(item, hint) for item in value]
+    return str(value) if isinstance(value, Path) else value
 
 
 def _read(value: Any, hint: Any, where: str) -> Any:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from typing import Any
-
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
-from hydra.errors import HydraException
+from typing import TYPE_CHECKING, Any
 
 from common.errors import ConfigError
+
+if TYPE_CHECKING:
+    from hydra.core.override_parser.types import Override
 
 
 def split_overrides(text: str) -> list[str]:
@@ -52,6 +51,9 @@ def parse_overrides(overrides: Sequence[str]) -> list[Override]:
     Raises:
         ConfigError: one cannot be read.
     """
+    from hydra.core.override_parser.overrides_parser import OverridesParser  # which a device's thin app does not need
+    from hydra.errors import HydraException
+
     for item in overrides:
         if "=" not in item and not item.startswith("~"):
             raise ConfigError(f"override {item!r} is not of the form key=value")

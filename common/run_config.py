@@ -5,6 +5,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 
+from common.overrides import quoted_override
+
 KEYS = {
     "method": "method",
     "data": "data",
@@ -25,6 +27,5 @@ def overrides_in(run_config: Mapping[str, object]) -> str:
     'method=fpl train.rounds=5 train.epochs=2'
     """
     plain = {key: run_config[name] for name, key in KEYS.items() if run_config.get(name, "") != ""}
-    quoted = {key: str(value).replace("\\", "\\\\").replace("'", "\\'") for key, value in plain.items()}
-    words = [f"{key}='{quoted[key]}'" if key == "output" else f"{key}={value}" for key, value in plain.items()]
+    words = [quoted_override(key, value) if key == "output" else f"{key}={value}" for key, value in plain.items()]
     return " ".join([*map(shlex.quote, words), str(run_config.get("overrides", ""))]).strip()

@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -29,6 +29,7 @@ from common.config import (
     check,
     checked,
     compose_config,
+    described,
     made,
 )
 from common.errors import ConfigError, nearest
@@ -177,7 +178,8 @@ class RoundSettings:
     Args:
         participation: share of clients sampled each round, in (0, 1]; at least one client.
         oversample: ask so many times as many, >= 1, with a participation below 1; whoever comes after enough have
-            answered is late and does not count. Further exchanges ask those in time; in simulations the seed draws.
+            answered, and all who score (they are waited for), is late and does not count. Further exchanges ask those
+            in time; in simulations the seed draws.
         quorum: share of the sampled clients that must answer for the round to count, in (0, 1].
         deadline: seconds a round's exchange may take; later clients are left out. Flower's default is twelve hours.
         registration: seconds to wait for all clients of the protocol to appear before the first round.
@@ -332,9 +334,9 @@ def _default_output(choices: Mapping[str, str], seed: int) -> str:
 
 def with_method(settings: RunSettings, method: Any) -> RunSettings:
     """The same run with another method object; the record says so."""
-    target = f"{type(method).__module__}.{type(method).__qualname__}"
-    trust([target])  # an object of the caller's own process
-    return replace(settings, method=method, raw={**settings.raw, "method": {"_target_": target, **asdict(method)}})
+    node = described(method)
+    trust(str(name) for _, name in imports_of(node, "method"))  # objects of the caller's own process
+    return replace(settings, method=method, raw={**settings.raw, "method": node})
 
 
 def load_settings(overrides: Sequence[str] = ()) -> RunSettings:

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-from common.config import compose_config, with_tuned
+from common.config import compose_config, trust_said, with_tuned
 from common.errors import ConfigError, nearest
 from common.models.pretrained import same_classes
 from common.settings import RunSettings, settings_of
@@ -63,6 +63,8 @@ def resume(folder: Path, overrides: Sequence[str], *, quiet: bool = False) -> No
     Raises:
         GoldfinchError: what was wrong, and what to do next.
     """
-    compose_config(overrides)  # a class that the user names is trusted from here on, one of the folder's is not
-    again = [*overrides_of(Run(folder)), "resume=true", "overwrite=false", *overrides]
+    trust_said(overrides)  # a class that the user names, not one of the folder's
+    own = overrides_of(Run(folder))
+    other = tuple(f"{word.partition('=')[0]}." for word in overrides if word not in own)  # what another choice replaces
+    again = [word for word in own if not word.startswith(other)] + ["resume=true", "overwrite=false", *overrides]
     run(settings_of(compose_config(again, said=overrides)), again, quiet=quiet)

@@ -16,11 +16,11 @@ import typer
 from omegaconf import OmegaConf
 
 from common.choices import CONF
-from common.settings import load_settings
+from common.settings import load_settings, yaml_of
 from server import cli
 from server.cli import main
 from server.commands import demo as demo_module
-from server.commands import doctor
+from server.commands import doctor, running
 from server.commands import sweep as sweep_module
 from server.commands.listing import description
 from server.commands.sweep import plan
@@ -209,6 +209,25 @@ def test_a_run_is_resumed_with_its_own_configuration(tmp_path: Path) -> None:
     assert main(["run", "--quiet", *TINY, *odd, "train.rounds=3", f"output={tmp_path / 'whole'}"]) == 0
     undisturbed = json.loads((tmp_path / "whole" / "summary.json").read_text())
     assert json.loads((place / "summary.json").read_text())["state_sha256"] == undisturbed["state_sha256"]
+
+
+def test_another_choice_replaces_its_group_when_a_run_is_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    again: list[tuple[Any, list[str]]] = []
+    monkeypatch.setattr(running, "run", lambda settings, words, **_: again.append((settings, words)))
+    raw = load_settings(["engine=inline", "engine.wire=true", "train.learning_rate=0.02"]).raw
+    (tmp_path / "config.yaml").write_text(yaml_of(raw))
+    assert main(["resume", str(tmp_path), "engine=ray", "engine.actors=2"]) == 0
+    assert main(["resume", str(tmp_path), "engine=inline"]) == 0
+    (tmp_path / "config.yaml").write_text(yaml_of(again[0][0].raw))
+    assert main(["resume", str(tmp_path), "engine.actors=1"]) == 0
+    ray, inline, fewer = (settings for settings, _ in again)
+    assert fewer.engine == {"name": "ray", "actors": 1, "gpus": 0}
+    assert ray.engine == {"name": "ray", "actors": 2, "gpus": 0}
+    assert (ray.train.learning_rate, ray.identity) == (0.02, inline.identity)
+    assert inline.engine == raw["engine"], "the same choice has the run's own settings"
+    assert load_settings(again[0][1]).raw == ray.raw, "the words that Flower is given say it, too"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is here")

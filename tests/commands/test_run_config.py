@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 import subprocess
 import sys
@@ -11,21 +13,23 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
 from flwr.app import Context, RecordDict
 from flwr.superlink.grid.inmemory_grid import InMemoryGrid
+from support.simulations import simulation
 
 from common.errors import ConfigError
 from common.overrides import split_overrides
 from common.run_config import KEYS, overrides_in
 from common.settings import load_settings
 from server.app import app
-from server.flower.processes import program
+from server.flower.processes import flower_environment, program
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_plain_keys_are_settings_and_overrides_win(tmp_path: Path) -> None:
-    place = tmp_path / "it's here"
+    place = tmp_path / r"it's C:\here $u41$ \\there\\"
     given = {"method": "fedprox", "rounds": 5, "epochs": 2, "learning-rate": 0.05, "seed": 3, "output": str(place)}
     text = overrides_in({**dict.fromkeys(KEYS, ""), **given, "overrides": "train.rounds=7 method.mu=0.5"})
     settings = load_settings(split_overrides(text))
@@ -67,16 +71,52 @@ def test_a_module_of_the_superlinks_folder_that_is_in_the_way_is_named(
     assert f"{tmp_path / package}.py is imported in place of" in flower_prints(monkeypatch, method="fpll")
 
 
-def test_a_plain_build_leaves_tests_docs_and_benchmarks_out(tmp_path: Path) -> None:
-    app = tmp_path / "goldfinch"
+def checkout(app: Path) -> Path:
+    """A copy of what git has, at ``app``."""
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for name in listed.splitlines():
         if (ROOT / name).is_file():
             (app / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, app / name)
+    return app
+
+
+def test_a_plain_build_leaves_tests_docs_and_benchmarks_out(tmp_path: Path) -> None:
+    app = checkout(tmp_path / "goldfinch")
     done = subprocess.run([program("flwr"), "build"], cwd=app, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     with zipfile.ZipFile(next(app.glob("*.fab"))) as bundle:
         folders = {name.partition("/")[0] for name in bundle.namelist()}
     assert {"client", "common", "conf", "server", "strategies"} <= folders
     assert not {"tests", "docs", "bench"} & folders
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_flwr_run_trains_a_class_of_one_s_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "site" / "ownlib").mkdir(parents=True)
+    (tmp_path / "site" / "ownlib" / "fair.py").write_text(
+        "from common.config import checked\nfrom strategies.core.method import Method\n\n"
+        '@checked\nclass QFair(Method):\n    """A method."""\n    q: float = 1.0\n'
+    )
+    app = checkout(tmp_path / "goldfinch")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(app), str(tmp_path / "site")]))
+    words = (
+        "method._target_=ownlib.fair.QFair method.q=2.0 train.local_steps=1 protocol.samples=16 rounds.test_samples=8"
+    )
+    given = f"rounds=1 output='{tmp_path / 'run'}' overrides='{words} data.domains=[signs,sketch]'"
+    with simulation(tmp_path / "flower", app) as flower:
+        done = subprocess.run(
+            [program("flwr"), "run", ".", "simulation", "--stream", "--run-config", given],
+            cwd=app,
+            env=flower_environment(flower.folder / "home"),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert (tmp_path / "run" / "summary.json").exists(), done.stdout + done.stderr
+    assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["method"] == {
+        "_target_": "ownlib.fair.QFair",
+        "q": 2.0,
+    }
+    assert "ownlib/fair.py" in json.loads((tmp_path / "run" / "code.json").read_text())

@@ -14,7 +14,15 @@ from common import choices
 from common.config import Count, build, check, checked, compose_config
 from common.errors import ConfigError, nearest
 from common.overrides import split_overrides
-from common.settings import RoundSettings, TrainSettings, load_settings, with_method
+from common.settings import (
+    RoundSettings,
+    TrainSettings,
+    load_settings,
+    read_config,
+    settings_of,
+    with_method,
+    yaml_of,
+)
 from strategies.fedprox import FedProx
 
 MISTAKES = {
@@ -151,6 +159,17 @@ def test_another_method_object_is_another_run() -> None:
     assert with_method(settings, FedProx()).identity == settings.identity
     assert with_method(settings, FedProx(mu=0.5)).identity != settings.identity
     assert with_method(settings, FedProx(mu=0.5)).method.mu == 0.5
+
+
+@pytest.mark.parametrize("name", choices.choices_of("method"))
+def test_the_record_of_a_method_object_makes_it_again(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = load_settings([f"method={name}", "views=randconv"])
+    given = with_method(chosen, chosen.method)
+    (tmp_path / "config.yaml").write_text(yaml_of(given.raw))
+    monkeypatch.setattr(choices, "_SAID", set())  # another process
+    assert settings_of(read_config(tmp_path / "config.yaml")).method == chosen.method
 
 
 # ---- values ----------------------------------------------------------------------------------------------------------
