@@ -6,10 +6,13 @@ import hashlib
 import os
 import stat
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from support.runs import run
+from support.toy import toy_settings
 
 from common.prototypes import PrototypeSet
 from common.storage import files
@@ -66,6 +69,22 @@ class _FullDisk:
 
     def write(self, content: bytes) -> int:
         raise OSError(28, "No space left on device")
+
+
+@pytest.fixture(params=[0o022, 0o077], ids=oct)
+def umask(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = os.umask(request.param)
+    yield request.param
+    os.umask(before)
+
+
+def test_a_run_s_files_are_whoever_s_the_umask_says_and_states_are_their_owner_s(umask: int, tmp_path: Path) -> None:
+    run(toy_settings("moon", tmp_path, train={"rounds": 1}))
+    modes = {path: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.rglob("*") if path.is_file()}
+    states = [modes.pop(path) for path in tmp_path.glob("clients/**/*.safetensors")]
+    assert len(modes) >= 8
+    assert set(modes.values()) == {0o666 & ~umask}
+    assert set(states) == {0o600}
 
 
 def test_content_reaches_the_disk_before_the_name_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,6 +58,33 @@ def test_the_version_is_one() -> None:
     assert PROJECT["version"] == VERSION
 
 
+def test_the_index_is_told_whose_it_is_and_where_it_runs() -> None:
+    assert PROJECT["authors"]
+    assert {f"Programming Language :: Python :: 3.{minor}" for minor in (11, 12, 13)} <= set(PROJECT["classifiers"])
+    assert PROJECT["requires-python"] == ">=3.11,<3.14"
+
+
+INSTALLED = re.compile(r"(?:pip|uv) install[^\n#;]*?['\"\s](goldfinch[\w-]*)")
+
+
+def test_nobody_is_told_to_install_somebody_else_s_distribution() -> None:
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    paths = [ROOT / name for name in listed.splitlines() if not name.startswith("tests/")]
+    texts = [path.read_text() for path in paths if path.is_file() and path.suffix in (".py", ".md", ".sh", ".html", "")]
+    assert {name for text in texts for name in INSTALLED.findall(text)} == {PROJECT["name"]}
+    assert INSTALLED.findall("pip install 'goldfinch[datasets]'") == ["goldfinch"]
+
+
+@pytest.mark.parametrize("index", ["", "https://wheels.example/cpu"], ids=["any torch", "a CPU's"])
+def test_setup_installs_the_extras_and_the_torch_that_are_asked_for(index: str, tmp_path: Path) -> None:
+    words = ["make", "--dry-run", "setup", f"VENV={tmp_path}", "EXTRAS=device", f"TORCH_INDEX={index}"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
+    steps = [line for line in done.stdout.splitlines() if "pip install" in line]
+    assert steps[-1].endswith("--editable '.[device]'")
+    assert all("--constraint requirements.txt" in step for step in steps)
+    assert [step.partition("--index-url ")[2] for step in steps[:-2]] == [f'"{index}" torch torchvision'] * bool(index)
+
+
 # ---- pins ------------------------------------------------------------------------------------------------------------
 
 

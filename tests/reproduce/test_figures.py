@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from common.seeding import generator
 from server.cli import main
 from server.commands.figure import bars_of, curves_of, names_of
 from server.plots.figures import CLASS_COLOURS, COLOURS, bars, convergence, line_style, rendered, sensitivity
-from server.plots.maps import activation_maps, class_colours, embed, feature_map
+from server.plots.maps import Panel, activation_maps, class_colours, draw_map, embed, feature_map
 from server.results.report import page
 from server.results.run import Run, labels, varying
 from server.results.seeds import Value
@@ -168,11 +169,15 @@ def test_figures_have_the_class_colours_of_the_light_page() -> None:
     assert list(CLASS_COLOURS) == style_sheet_colours()["light"]
 
 
-def test_long_titles_and_names_are_not_cut() -> None:
+def test_long_titles_and_names_are_not_cut(folder: Path) -> None:
     name = "FedProto with a temperature of 0.07 and a contrast of 0.5, warm from the third round on"
     title = "office_caltech_10, one domain per client with a third of its samples, " * 2
     settings = {"method.a_rather_long_name_of_a_setting_that_is_swept_over": 1.0}
+    panel = Panel("round 1: class means that clients sent", *np.zeros((5, 1, 2), int)[:, :, 0])
+    panel = replace(panel, points=np.zeros((1, 2)), prototypes=np.zeros((1, 2)))
     for figure in (
+        draw_map([panel] * 3, ["one domain of a long name"] * 4, [name] * CLASSES, title),
+        activation_maps([(name, Run(folder / "fedavg"))], per_domain=1),
         convergence({name: {1: Value(10.0, 1.0), 2: Value(20.0, 2.0)}, "b": {1: Value(3.0, None)}}, title),
         bars(["one domain of a long name", "average"], {name: [Value(10.0, 1.0)] * 2}, title),
         sensitivity([entry(50.0), entry(60.0, **settings), entry(55.0, **{"method.mu": 0.7})]),
