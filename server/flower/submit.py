@@ -291,6 +291,7 @@ class _Follower:
         self.spoke = threading.Event()
         """Set when the server has written an event."""
         self._thread = threading.Thread(target=self._follow, daemon=True)
+        self._earlier = set(path.read_bytes().splitlines()) if path.exists() else set()
         self._seen = path.stat().st_size if path.exists() else 0
         self._inode = path.stat().st_ino if path.exists() else 0
 
@@ -321,6 +322,8 @@ class _Follower:
         complete = content[: content.rfind(b"\n") + 1]
         self._seen += len(complete)
         for line in complete.splitlines():
+            if line in self._earlier:  # a resumed run writes it again
+                continue
             self.spoke.set()
             entry = json.loads(line)
             for listener in self._listeners:

@@ -20,8 +20,10 @@ from common.settings import RunSettings, load_settings, read_config
 from common.versions import code_files, package_versions
 from server.cli import main
 from server.engines.inline import InlineEngine
+from server.flower.submit import _Follower
 from server.results.run import Run
 from server.run.conduct import conduct, prepare_output
+from server.run.history import History
 from server.trackers.live import LiveView
 
 
@@ -99,6 +101,21 @@ def test_a_finished_run_without_its_summary_is_not_shown_as_finished(tmp_path: P
     run(settings(tmp_path))
     (tmp_path / "summary.json").unlink()
     assert Run(tmp_path).status == "unfinished"
+
+
+def test_what_flower_s_server_writes_again_is_not_shown_again(tmp_path: Path) -> None:
+    before = History(tmp_path)
+    for name, number in (("start", 0), ("round done", 1), ("score", 1), ("finish", 1)):
+        before.event(name, round=number)
+    shown: list[str] = []
+    follower = _Follower(tmp_path / "events.jsonl", [lambda name, _: shown.append(name)])
+    after = History(tmp_path, keep_until=1, scores_until=0)
+    follower._read()
+    assert not follower.spoke.is_set()
+    after.event("resume", round=1)
+    after.event("score", round=1)
+    follower._read()
+    assert shown == ["resume", "score"]
 
 
 def test_the_best_so_far_is_that_of_all_parts(tmp_path: Path) -> None:
