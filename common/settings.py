@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -37,8 +37,11 @@ from common.privacy import GaussianPrivacy, NoPrivacy
 from common.versions import CODE, code_sha256
 from common.wire.messages import printable
 
+PLACES = ("output", "resume", "overwrite", "data.root", "choices", "experiment", "report")
+"""Settings, and groups of them, that say where a run lies and who is told of it, or what others say already."""
+
 NOT_THE_RESULT = (
-    *("engine", "report", "output", "resume", "overwrite", "experiment", "choices", "data.root", "train.device"),
+    *(*PLACES, "engine", "train.device"),
     *("rounds.deadline", "rounds.registration", "rounds.failures", "rounds.checkpoints", "rounds.memory"),
 )
 """Settings, and groups of them, that do not change what comes out of a run."""
@@ -46,18 +49,18 @@ NOT_THE_RESULT = (
 LARGEST_RECORD = 100_000
 """Bytes of a ``config.yaml`` that is read; ours have 3,000."""
 
-MAY_GO_ON_OTHERWISE = (
-    *("train.rounds", "rounds.last_rounds", "rounds.evaluate_every", "rounds.test_samples"),
-    "rounds.test",
-)
+_SCORING = ("rounds.last_rounds", "rounds.evaluate_every", "rounds.test_samples", "rounds.test")
+MAY_GO_ON_OTHERWISE = ("train.rounds", *_SCORING)
 """Settings that change the result, but not the rounds that are done: a run may go on with other values."""
 
 
-def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings as ``a.b.c`` keys; lists stay values."""
+def flat(settings: Mapping[str, Any], without: Sequence[str] = (), prefix: str = "") -> dict[str, Any]:
+    """Nested settings as ``a.b.c`` keys, but those, and the groups, that ``without`` names; lists stay values."""
     found: dict[str, Any] = {}
     for key, value in settings.items():
-        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+        name = f"{prefix}{key}"
+        if name not in without:
+            found |= flat(value, without, f"{name}.") if isinstance(value, Mapping) else {name: value}
     return found
 
 
@@ -120,8 +123,7 @@ def differing(raw: Mapping[str, Any], path: Path) -> list[str]:
 
 def result_settings(raw: Mapping[str, Any], without: Sequence[str] = ()) -> dict[str, Any]:
     """Every setting that changes what comes out of a run, as ``a.b.c`` keys, but those that ``without`` names."""
-    left_out = tuple(f"{name}." for name in (*NOT_THE_RESULT, *without))
-    found = {key: value for key, value in flat(raw).items() if not f"{key}.".startswith(left_out)}
+    found = flat(raw, (*NOT_THE_RESULT, *without))
     if not found.get("protocol.validation"):
         found.pop("protocol.validation", None)  # runs without are what they were before there was any
     return found
@@ -362,7 +364,7 @@ def settings_of(raw: Mapping[str, Any]) -> RunSettings:
         raw = {**raw, "data": {**raw["data"], "root": str(Path(raw["data"]["root"]).expanduser().absolute())}}
     targets = {"train": TrainSettings, "rounds": RoundSettings}
     values = {key: build(raw[key], key, targets.get(key)) for key in groups}
-    values |= {key: raw[key] for key in ("seed", "output", "resume", "overwrite", "engine", "report")}
+    values |= {each.name: raw[each.name] for each in fields(RunSettings) if each.name not in (*groups, "raw")}
     if values["output"] is None:
         values["output"] = _default_output(raw["choices"], raw["seed"])
     settings = made(RunSettings, {**values, "raw": raw})

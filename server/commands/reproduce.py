@@ -154,9 +154,9 @@ def keep_records(request: Request, jobs: Sequence[Job], seeds: Sequence[int]) ->
     write_text(folder / f"{request.table.name}.md", pages(comparison, request.command, pictures, request.overrides)[0])
     for job in jobs:
         if job.summary() is not None:
-            for name in ("summary.json", "history.csv"):
-                kept = folder / request.table.name / job.folder.parent.name / job.folder.name / name
-                write_bytes(kept, (job.folder / name).read_bytes())
+            kept = folder / request.table.name / job.folder.parent.name / job.folder.name
+            for record in Run(job.folder).records:
+                write_bytes(kept / record.name, record.read_bytes())
 
 
 def write_pages(request: Request, jobs: Sequence[Job], seeds: Sequence[int], failures: Mapping[Path, str]) -> Path:

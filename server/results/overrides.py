@@ -11,14 +11,11 @@ from common.choices import choices_of
 from common.config import compose_config
 from common.errors import ConfigError, GoldfinchError
 from common.overrides import escaped, quoted_override
-from common.settings import flat
+from common.settings import PLACES, flat
 from server.results.run import Run
 
 _NO_NAME = r"^\d|[^\w-]"
 """What in a key is no part of a name, and cannot be quoted in Hydra's grammar."""
-
-PLACES = ("output", "resume", "overwrite", "data.root", "choices.", "report.")
-
 
 LONGEST = 20_000
 """Characters of a setting in words: Hydra's parser takes seconds for more."""
@@ -47,11 +44,8 @@ def repeat_command(config: Mapping[str, Any]) -> str:
     own = [group for group, choice in choices.items() if "." in str(choice)]  # a class that no file describes
     values = [
         _override(key, value)
-        for key, value in flat(config).items()
-        if (key in base or key.partition(".")[0] in own)
-        and base.get(key) != value
-        and not key.startswith(PLACES)
-        and not key.endswith("_target_")
+        for key, value in flat(config, PLACES).items()
+        if (key in base or key.partition(".")[0] in own) and base.get(key) != value and not key.endswith("_target_")
     ]
     return " ".join(["goldfinch run", *(shlex.quote(item) for item in [*sorted(groups), *values])])
 
@@ -85,7 +79,7 @@ def overrides_of(run: Run) -> list[str]:
         leaves = value if isinstance(value, Mapping) else {}
         if long := [name for name, leaf in (leaves or {key: value}).items() if len(repr(leaf)) > LONGEST]:
             raise ConfigError(
-                f"{run.folder / 'config.yaml'}: {key}.{long[0]} is too long to be said again; go on with the words "
+                f"{run.config_file}: {key}.{long[0]} is too long to be said again; go on with the words "
                 "that the run was started with: goldfinch run ... resume=true"
             )
         words += [_override(f"{key}.{name}", leaf) for name, leaf in leaves.items()] or [_override(key, value)]

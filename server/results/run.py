@@ -61,6 +61,16 @@ class Run:
 
     # ---- its files -------------------------------------------------------------------------------------------------
 
+    @property
+    def config_file(self) -> Path:
+        """Where :attr:`config` is read from."""
+        return self.folder / "config.yaml"
+
+    @property
+    def records(self) -> tuple[Path, Path]:
+        """The files by which a finished run can be checked without its models: ``summary.json`` and ``history.csv``."""
+        return self.folder / "summary.json", self.folder / "history.csv"
+
     @cached_property
     def summary(self) -> Mapping[str, Any]:
         """``summary.json``; empty where there is none, as the run has not finished."""
@@ -75,10 +85,9 @@ class Run:
     @cached_property
     def config(self) -> Mapping[str, Any]:
         """``config.yaml``."""
-        path = self.folder / "config.yaml"
-        if not path.exists():
+        if not self.config_file.exists():
             raise ConfigError(f"{self.folder} holds no run: it has no config.yaml")
-        return read_config(path)
+        return read_config(self.config_file)
 
     @cached_property
     def options(self) -> Mapping[str, Any]:
@@ -342,7 +351,7 @@ def find_runs(folders: Sequence[str], *, finished: bool = True) -> list[Run]:
     for text in folders:
         if not Path(text).is_dir():
             raise ConfigError(f"{text} is not a folder")
-        runs = [Run(path.parent) for path in sorted(Path(text).rglob(mark)) if (path.parent / "config.yaml").exists()]
+        runs = [Run(path.parent) for path in sorted(Path(text).rglob(mark)) if Run(path.parent).config_file.exists()]
         if not runs:
             what = "finished run" if finished else "run"
             raise ConfigError(f"{text} holds no {what} (no config.yaml with {mark} in it or below it)")
