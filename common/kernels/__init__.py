@@ -1,4 +1,4 @@
-"""The prototype losses as one fused operator: closed forms in PyTorch, and a Triton kernel on CUDA.
+"""What computes the prototype losses: closed forms in PyTorch, and a Triton kernel on CUDA.
 
-Callers take them through :mod:`common.losses`; ``docs/kernels.md`` has the maths.
+Callers take them through :mod:`common.losses.prototype`; ``docs/kernels.md`` has the maths.
 """

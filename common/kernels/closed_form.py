@@ -14,43 +14,35 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from common.kernels.terms import COSINE_FLOOR, PrototypeTerms, Rows
+from common.kernels.terms import COSINE_FLOOR, Call, PrototypeTerms
 from common.precision import NORM_FLOOR, working_dtype
 from common.prototypes import normalise_rows
 
 
-def evaluate(
-    features: Tensor,
-    labels: Tensor,
-    prototypes: Rows,
-    class_rows: Rows,
-    terms: PrototypeTerms,
-    positive_bias: Tensor | None,
-    divisor: int,
-    with_gradient: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """See :func:`common.kernels.operator.prototype_losses`; computed in float32, or float64 for float64 features.
+def evaluate(call: Call) -> tuple[Tensor, Tensor, Tensor]:
+    """See :func:`common.losses.prototype.compute`; in float32, or float64 for float64 features.
 
-    ``B >= 1``, and terms that are asked for have rows to look at. ``with_gradient=False`` saves the second product.
+    Without a gradient the second product is saved.
     """
-    dtype = working_dtype(features)
-    features = features.detach().to(dtype)
+    terms, rows, divisor, with_gradient = call.terms, call.rows, call.divisor, call.with_gradient
+    dtype = working_dtype(call.features)
+    features = call.features.detach().to(dtype)
     length = torch.linalg.vector_norm(features, dim=1, keepdim=True)
     inverse = length.reciprocal().masked_fill_(length < NORM_FLOOR, 0.0)  # [B, 1]
     zero = features.new_zeros(())
     sums = [zero, zero, zero, zero]
     gradient = None
     if terms.uses_rows:
-        units = prototypes.units if dtype == torch.float32 else normalise_rows(prototypes.vectors.to(dtype))
+        units = rows.units if dtype == torch.float32 else normalise_rows(rows.vectors.to(dtype))
         cosines = torch.mm(features, units.T).mul_(inverse)
-        own = labels[:, None] == prototypes.labels
+        own = call.labels[:, None] == rows.labels
         similarity, slope = _power(cosines, terms, with_gradient)
         pull: Tensor | None = None  # [B, M] d total / d similarity
         if terms.contrast:
             step = terms.contrast / (terms.temperature * divisor) if with_gradient else None
-            sums[0], pull = _contrast(similarity, own, prototypes, terms, positive_bias, step)
+            sums[0], pull = _contrast(call, similarity, own, step)
         if terms.alignment:
-            sums[1], chosen = _alignment(similarity, own, prototypes, terms)
+            sums[1], chosen = _alignment(call, similarity, own)
             if with_gradient:
                 step = terms.alignment / divisor
                 pull = chosen.mul_(-step) if pull is None else pull.sub_(chosen, alpha=step)
@@ -61,7 +53,7 @@ def evaluate(
             radial = torch.linalg.vecdot(pull, cosines)[:, None].mul_(inverse)
             gradient = torch.mm(pull, units).addcmul_(features, radial, value=-1.0)
     if terms.uses_class_rows:
-        gradient = _class_terms(features, inverse, labels, class_rows, terms, sums, gradient, divisor, with_gradient)
+        gradient = _class_terms(call, features, inverse, sums, gradient)
     parts = torch.stack([part * (scale / divisor) for part, scale in zip(sums, terms.coefficients, strict=True)])
     return parts.sum(), parts, features.new_empty(0) if gradient is None else gradient
 
@@ -77,19 +69,13 @@ def _power(cosines: Tensor, terms: PrototypeTerms, with_gradient: bool) -> tuple
     return similarity, (similarity / floored).mul_(terms.alpha).masked_fill_(cosines <= COSINE_FLOOR, 0.0)
 
 
-def _contrast(
-    similarity: Tensor,
-    own: Tensor,
-    prototypes: Rows,
-    terms: PrototypeTerms,
-    positive_bias: Tensor | None,
-    step: float | None,
-) -> tuple[Tensor, Tensor | None]:
+def _contrast(call: Call, similarity: Tensor, own: Tensor, step: float | None) -> tuple[Tensor, Tensor | None]:
     """Sum of the contrast over the batch, and ``[B, M]``: ``step`` times its derivative in the logits."""
+    terms, positive_bias = call.terms, call.positive_bias
     logits = similarity / terms.temperature
-    shift = prototypes.weights.to(logits.dtype).log() if terms.weighted else None
+    shift = call.rows.weights.to(logits.dtype).log() if terms.weighted else None
     if terms.denominator_rows == "raw":
-        return _raw_contrast(logits, own, prototypes, shift, terms, positive_bias, step)
+        return _raw_contrast(call, logits, own, shift, step)
     if shift is not None:
         logits += shift
     positive = torch.logsumexp(logits.masked_fill(~own, -math.inf), 1, keepdim=True)
@@ -116,24 +102,18 @@ def _contrast(
 
 
 def _raw_contrast(
-    logits: Tensor,
-    own: Tensor,
-    prototypes: Rows,
-    shift: Tensor | None,
-    terms: PrototypeTerms,
-    positive_bias: Tensor | None,
-    step: float | None,
+    call: Call, logits: Tensor, own: Tensor, shift: Tensor | None, step: float | None
 ) -> tuple[Tensor, Tensor | None]:
     """The reading with the prototypes' raw lengths in the denominator: two softmaxes over different logits."""
-    lengths = torch.linalg.vector_norm(prototypes.vectors.to(logits.dtype), dim=1)
+    lengths = torch.linalg.vector_norm(call.rows.vectors.to(logits.dtype), dim=1)
     below = logits * lengths
     if shift is not None:
         logits, below = logits + shift, below + shift
-    if positive_bias is not None:
-        bias = torch.where(own, positive_bias.to(logits.dtype)[:, None], 0.0)
+    if call.positive_bias is not None:
+        bias = torch.where(own, call.positive_bias.to(logits.dtype)[:, None], 0.0)
         logits, below = logits + bias, below + bias
     logits = logits.masked_fill(~own, -math.inf)
-    if terms.denominator == "negatives":
+    if call.terms.denominator == "negatives":
         below = below.masked_fill(own, -math.inf)
     positive, denominator = torch.logsumexp(logits, 1, True), torch.logsumexp(below, 1, True)
     skipped = ((positive == -math.inf) | (denominator == -math.inf)) & ~(positive + denominator).isnan()
@@ -144,9 +124,9 @@ def _raw_contrast(
     return total, pull.masked_fill_(skipped, 0.0).mul_(step)
 
 
-def _alignment(similarity: Tensor, own: Tensor, prototypes: Rows, terms: PrototypeTerms) -> tuple[Tensor, Tensor]:
+def _alignment(call: Call, similarity: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
     """Sum of the alignment over the batch, and ``[B, M]``: the weight of each chosen row, 0 elsewhere."""
-    weights = prototypes.weights.to(similarity.dtype)
+    terms, weights = call.terms, call.rows.weights.to(similarity.dtype)
     if terms.fraction < 1:
         own = _leading(similarity * weights if terms.weighted else similarity, own, terms.fraction)
     chosen = own.to(similarity.dtype)
@@ -165,20 +145,13 @@ def _leading(scores: Tensor, own: Tensor, fraction: float) -> Tensor:
 
 
 def _class_terms(
-    features: Tensor,
-    inverse: Tensor,
-    labels: Tensor,
-    class_rows: Rows,
-    terms: PrototypeTerms,
-    sums: list[Tensor],
-    gradient: Tensor | None,
-    divisor: int,
-    with_gradient: bool,
+    call: Call, features: Tensor, inverse: Tensor, sums: list[Tensor], gradient: Tensor | None
 ) -> Tensor | None:
     """Adds mse and cosine_square to ``sums`` and to ``gradient``, in place where there is one."""
-    index = torch.searchsorted(class_rows.labels, labels).clamp_max_(len(class_rows.labels) - 1)
-    present = (class_rows.labels[index] == labels)[:, None]
-    rows = class_rows.vectors.to(features.dtype)[index]
+    terms, divisor, with_gradient, known = call.terms, call.divisor, call.with_gradient, call.class_rows.labels
+    index = torch.searchsorted(known, call.labels).clamp_max_(len(known) - 1)
+    present = (known[index] == call.labels)[:, None]
+    rows = call.class_rows.vectors.to(features.dtype)[index]
     if terms.mse:
         scale = 1.0 / features.shape[1] if terms.mse_reduce == "mean" else 1.0
         # where() and not a product: a feature that is NaN must not become a difference of an absent class.

@@ -112,6 +112,23 @@ class Rows(NamedTuple):
     lengths: Tensor  # [M] float32, of vectors
 
 
+class Call(NamedTuple):
+    """What one call of the losses is given: ``B >= 1``, and terms that are asked for have rows to look at.
+
+    Sums over the batch are divided by ``divisor``.
+    """
+
+    features: Tensor  # [B, D], any floating type
+    labels: Tensor  # [B] int64
+    rows: Rows
+    class_rows: Rows  # one per class
+    wanted: Tensor  # of the rows, see wanted_counts
+    terms: PrototypeTerms
+    positive_bias: Tensor | None  # [B]
+    divisor: int
+    with_gradient: bool
+
+
 def prepared_rows(prototypes: PrototypeSet) -> Rows:
     """The prepared form of ``prototypes``, kept with the set. Reads the device once, when it is first asked for."""
     cache: dict[str, Any] = prototypes.__dict__
@@ -124,14 +141,14 @@ def prepared_rows(prototypes: PrototypeSet) -> Rows:
     return rows
 
 
-def wanted_counts(prototypes: PrototypeSet, fraction: float) -> Tensor:
-    """``[K]`` int32: how many rows of each class ``fraction`` aligns to. Made once per set and fraction."""
+def wanted_counts(prototypes: PrototypeSet, terms: PrototypeTerms) -> Tensor:
+    """``[K]`` int32: how many rows of each class ``terms.fraction`` aligns to. Made once per set and fraction."""
     cache: dict[float, Tensor] = prototypes.__dict__.setdefault("_wanted", {})
-    if fraction not in cache:
+    if terms.fraction not in cache:
         sizes = prepared_rows(prototypes).offsets.diff().tolist()
-        counts = [alignment_count(size, fraction) for size in sizes]
-        cache[fraction] = torch.tensor(counts, dtype=torch.int32, device=prototypes.labels.device)
-    return cache[fraction]
+        counts = [alignment_count(size, terms.fraction) for size in sizes]
+        cache[terms.fraction] = torch.tensor(counts, dtype=torch.int32, device=prototypes.labels.device)
+    return cache[terms.fraction]
 
 
 def alignment_count(rows: int, fraction: float) -> int:

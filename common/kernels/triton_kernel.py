@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from common.kernels.terms import COSINE_FLOOR, PrototypeTerms, Rows
+from common.kernels.terms import COSINE_FLOOR, Call
 
 FLOOR = tl.constexpr(COSINE_FLOOR)
 
@@ -339,18 +339,9 @@ def blocks(rows: int, dimensions: int) -> dict[str, int]:
     return {"block_m": block_m, "block_d": block_d, "num_warps": 4 if block_m * block_d <= 4096 else 8}
 
 
-def launch(
-    features: Tensor,
-    labels: Tensor,
-    prototypes: Rows,
-    class_rows: Rows,
-    wanted_counts: Tensor,
-    terms: PrototypeTerms,
-    positive_bias: Tensor | None,
-    divisor: int,
-    with_gradient: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """See :func:`common.kernels.operator.prototype_losses`. Reads nothing from the device, which must be current."""
+def launch(call: Call) -> tuple[Tensor, Tensor, Tensor]:
+    """See :func:`common.losses.prototype.compute`. Reads nothing from the device, which must be current."""
+    features, labels, prototypes, class_rows, wanted, terms, positive_bias, divisor, with_gradient = call
     if features.stride(1) != 1:
         features = features.contiguous()
     (samples, dimensions), rows = features.shape, len(prototypes.labels) if terms.uses_rows else 0
@@ -372,7 +363,7 @@ def launch(
     }
     prototype_kernel[(samples,)](
         features, labels.contiguous(), prototypes.units, prototypes.offsets, prototypes.weights, prototypes.lengths,
-        wanted_counts, values if positive_bias is None else positive_bias.float().contiguous(),
+        wanted, values if positive_bias is None else positive_bias.float().contiguous(),
         class_rows.vectors, class_rows.offsets, _floats(features, 2, samples, rows), values, gradient,
         features.stride(0), samples, dimensions, rows, len(prototypes.offsets) - 1, len(class_rows.offsets) - 1,
         1.0 / terms.temperature, terms.alpha, *scales, **flags, **blocks(rows, dimensions),

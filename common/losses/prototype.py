@@ -1,19 +1,40 @@
-"""Losses between features and prototypes, alone or fused into one call.
+"""Losses between features and prototypes, alone or fused into one call: ``docs/kernels.md`` has the maths.
 
-Prototypes are constants: gradients reach the features only. A batch against an empty set gives exactly 0.
+Prototypes are constants: gradients reach the features only. A batch against an empty set gives exactly 0. All sizes
+come from shapes and host arguments: nothing waits for the device and nothing is allocated by its data, so torch.compile
+and CUDA graphs take it.
 """
 
 from __future__ import annotations
 
+import importlib.util
+import warnings
 from dataclasses import replace
-from typing import Literal, NamedTuple
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple
 
+import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
-from common.kernels.operator import fused_losses
-from common.kernels.terms import Denominator, DenominatorRows, PrototypeTerms, Reduce
-from common.precision import working_dtype
+from common.kernels.closed_form import evaluate
+from common.kernels.terms import (
+    Call,
+    Denominator,
+    DenominatorRows,
+    PrototypeTerms,
+    Reduce,
+    Rows,
+    prepared_rows,
+    wanted_counts,
+)
+from common.precision import full_precision, working_dtype
 from common.prototypes import PrototypeSet
+
+FUSED_WORK = 2**27
+"""Largest B * M * D for one program per sample; above, PyTorch's matrix products read the prototypes fewer times."""
+TOLERANCE = 1e-3
+"""How far from the closed form the kernel may be on a device that is tried."""
 
 
 class PrototypeLosses(NamedTuple):
@@ -65,8 +86,14 @@ def prototype_losses(
     if not len(features) or not (terms.uses_rows or terms.uses_class_rows):
         zero = features[:0].sum(dtype=working_dtype(features))  # exactly 0, whatever the features hold
         return PrototypeLosses(zero, *[zero.detach()] * 4)
+    rows, targets, wanted = prepared_rows(prototypes), prepared_rows(class_rows), wanted_counts(prototypes, terms)
     divisor = len(features) if reduction == "mean" else 1
-    total, parts = fused_losses(features, labels, prototypes, class_rows, terms, positive_bias, divisor, backend)
+    with_gradient = features.requires_grad and torch.is_grad_enabled()
+    call = Call(features, labels, rows, targets, wanted, terms, positive_bias, divisor, with_gradient)
+    if torch.compiler.is_compiling():
+        total, parts, _ = torch.ops.goldfinch.prototype_losses(*operator_arguments(call, backend))
+    else:
+        total, parts = _Eager.apply(features, call, backend)
     return PrototypeLosses(total, *parts.unbind())
 
 
@@ -92,14 +119,8 @@ def prototype_contrast(
     Options, further arguments and errors: :class:`PrototypeTerms` and :func:`prototype_losses`. With ``denominator =
     "negatives"`` a sample without negatives adds 0; with ``weighted`` a row of weight 0 is as if absent.
     """
-    terms = PrototypeTerms(
-        contrast=1.0,
-        temperature=temperature,
-        alpha=alpha,
-        denominator=denominator,
-        denominator_rows=denominator_rows,
-        weighted=weighted,
-    )
+    options: dict[str, Any] = {"denominator": denominator, "denominator_rows": denominator_rows, "weighted": weighted}
+    terms = PrototypeTerms(contrast=1.0, temperature=temperature, alpha=alpha, **options)
     return prototype_losses(features, labels, prototypes, terms, positive_bias=positive_bias, reduction=reduction).total
 
 
@@ -126,10 +147,8 @@ def _check(
     if reduction not in ("mean", "sum"):
         raise ValueError(f"reduction must be mean or sum; got {reduction!r}")
     if features.ndim != 2 or labels.shape != features.shape[:1]:
-        raise ValueError(
-            f"prototype losses take features [B, D] and labels [B]; got {tuple(features.shape)} and "
-            f"{tuple(labels.shape)}"
-        )
+        shapes = f"{tuple(features.shape)} and {tuple(labels.shape)}"
+        raise ValueError(f"prototype losses take features [B, D] and labels [B]; got {shapes}")
     if positive_bias is not None and positive_bias.shape != labels.shape:
         raise ValueError(f"positive_bias must be [B] = {tuple(labels.shape)}; got {tuple(positive_bias.shape)}")
     for rows in (prototypes, class_rows):
@@ -139,3 +158,133 @@ def _check(
         raise ValueError(
             "the mse and cosine-square terms need one row per class; pass class_rows=unbiased_prototypes(prototypes)"
         )
+
+
+# ---- who computes ----------------------------------------------------------------------------------------------------
+
+
+def compute(call: Call, backend: str) -> tuple[Tensor, Tensor, Tensor]:
+    """``(total [], terms [4], gradient [B, D])``; the gradient is that of the total, and empty unless asked for."""
+    with full_precision(call.features.device, call.terms.temperature):
+        if backend == "triton" or (backend == "auto" and _fused(call.features, call.rows)):
+            from common.kernels.triton_kernel import launch
+
+            with torch.cuda.device_of(call.features):
+                return launch(call)
+        return evaluate(call)
+
+
+class _Eager(torch.autograd.Function):
+    """What eager code calls: an operator of torch.library costs half a millisecond a call, a third of a CPU's loss."""
+
+    @staticmethod
+    def forward(ctx: Any, features: Tensor, call: Call, backend: str) -> tuple[Tensor, Tensor]:
+        total, parts, gradient = compute(call, backend)
+        ctx.save_for_backward(gradient)
+        ctx.mark_non_differentiable(parts)
+        ctx.dtype = features.dtype
+        return total, parts
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        (gradient,) = ctx.saved_tensors
+        return (gradient * upstream).to(ctx.dtype), None, None
+
+
+def _fused(features: Tensor, rows: Rows) -> bool:
+    """Whether the Triton kernel takes this call where nobody says. While a graph is captured nothing can be tried."""
+    if not features.is_cuda or features.dtype == torch.float64 or importlib.util.find_spec("triton") is None:
+        return False
+    small = features.numel() * len(rows.labels) <= FUSED_WORK
+    return small and (torch.cuda.is_current_stream_capturing() or _tried(features.device))
+
+
+@lru_cache
+def _tried(device: torch.device) -> bool:
+    """Whether the kernel gives the closed form's losses and gradient on ``device``; with a warning if not.
+
+    A GPU that Triton does not know, a missing C compiler or a driver that is too old end here, not in the middle of a
+    training step.
+    """
+    steps = torch.arange(5 * 24, dtype=torch.float32)
+    features = ((0.7 * steps).sin() + 1.1).view(5, 24).to(device)
+    vectors = ((1.3 * steps[: 4 * 24]).cos() + 1.2).view(4, 24)
+    labels = torch.tensor([0, 2, 1, 0, 5], device=device)
+    rows = PrototypeSet(vectors, torch.tensor([0, 0, 0, 2]), torch.tensor([0.2, 0.5, 0.3, 1.0])).to(device)
+    means = PrototypeSet(vectors[1:3], torch.tensor([0, 2]), torch.ones(2)).to(device)
+    terms = PrototypeTerms(1.0, 0.5, 0.25, 0.5, temperature=0.1, alpha=0.5, fraction=0.5, weighted=True)
+    prepared = prepared_rows(rows), prepared_rows(means), wanted_counts(rows, terms)
+    call = Call(features, labels, *prepared, terms, None, 5, True)
+    try:
+        found, expected = (compute(call, backend) for backend in ("triton", "closed_form"))
+        error = max(
+            float((one - other).abs().max() / other.abs().max()) for one, other in zip(found, expected, strict=True)
+        )
+        reason = None if error < TOLERANCE else f"it is off by {error:.1e}"
+    except Exception as problem:  # a compiler, a linker or a driver can fail in any way; what counts is that it did
+        reason = f"{type(problem).__name__}: {str(problem).splitlines()[0] if str(problem) else 'no message'}"
+    if reason is not None:
+        warnings.warn(
+            f"the fused prototype losses do not work on {device} ({reason}); PyTorch computes them instead. "
+            "Results are the same; tests/kernels on this machine show what is wrong",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    return reason is None
+
+
+# ---- for torch.compile -----------------------------------------------------------------------------------------------
+
+
+def operator_arguments(call: Call, backend: str) -> tuple[Any, ...]:
+    """A call in the types that an operator's schema knows."""
+    features, labels, rows, class_rows, wanted, terms, *rest, with_gradient = call
+    numbers = [*terms.coefficients, terms.temperature, terms.alpha, terms.fraction]
+    options = f"{terms.denominator},{terms.denominator_rows},{terms.mse_reduce}"
+    flags = [terms.weighted, terms.power_in_square]
+    tensors = features, labels, list(rows), list(class_rows), wanted
+    return *tensors, numbers, options, flags, *rest, with_gradient, backend
+
+
+@torch.library.custom_op("goldfinch::prototype_losses", mutates_args=())
+def _operator(
+    features: Tensor,
+    labels: Tensor,
+    rows: list[Tensor],
+    class_rows: list[Tensor],
+    wanted: Tensor,
+    numbers: list[float],
+    options: str,
+    flags: list[bool],
+    positive_bias: Tensor | None,
+    divisor: int,
+    with_gradient: bool,
+    backend: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """:func:`compute`, with :class:`Rows` and :class:`PrototypeTerms` as lists of their fields."""
+    fields: tuple[Any, ...] = (*numbers, *options.split(","), *flags)
+    prepared = Rows(*rows), Rows(*class_rows), wanted, PrototypeTerms(*fields)
+    return compute(Call(features, labels, *prepared, positive_bias, divisor, with_gradient), backend)
+
+
+@_operator.register_fake
+def _fake(features: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+    dtype, with_gradient = working_dtype(features), arguments[-2]
+    gradient = features.new_empty(tuple(features.shape) if with_gradient else (0,), dtype=dtype)
+    return features.new_empty((), dtype=dtype), features.new_empty(4, dtype=dtype), gradient
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    ctx.save_for_backward(output[2])
+    ctx.mark_non_differentiable(output[1], output[2])
+    ctx.dtype, ctx.lists, ctx.rest = inputs[0].dtype, (len(inputs[2]), len(inputs[3])), len(inputs) - 4
+
+
+def _backward(ctx: Any, upstream: Tensor, *_: Tensor) -> tuple[Any, ...]:
+    (gradient,) = ctx.saved_tensors
+    lists = ([None] * length for length in ctx.lists)
+    return (gradient * upstream).to(ctx.dtype), None, *lists, *[None] * ctx.rest
+
+
+_operator.register_autograd(_backward, setup_context=_setup_context)

@@ -23,7 +23,7 @@ class Case:
     terms: dict[str, Any]
     bias: np.ndarray | None = None
     dtype: str = "float32"
-    divisor: int | None = None
+    reduction: str = "mean"
     with_gradient: bool = True
     layout: str = "contiguous"
 
@@ -88,7 +88,7 @@ def ready() -> str:
 
 
 def inputs(case: Case, device: str = "cpu", dtype: torch.dtype | None = None):
-    """``(features, labels, prototypes, class rows, terms, bias, divisor)`` of a case as tensors."""
+    """``(features, labels, prototypes, class rows, terms, bias)`` of a case as tensors."""
     from common.kernels.terms import PrototypeTerms
     from common.prototypes import PrototypeSet, unbiased_prototypes
 
@@ -103,17 +103,8 @@ def inputs(case: Case, device: str = "cpu", dtype: torch.dtype | None = None):
         torch.from_numpy(case.vectors), torch.from_numpy(case.row_labels), torch.from_numpy(case.weights)
     ).to(device)
     bias = None if case.bias is None else torch.from_numpy(case.bias).to(device)
-    terms = PrototypeTerms(**case.terms)
-    divisor = len(features) if case.divisor is None else case.divisor
-    return (
-        features,
-        torch.from_numpy(case.labels).to(device),
-        prototypes,
-        unbiased_prototypes(prototypes),
-        terms,
-        bias,
-        divisor,
-    )
+    labels = torch.from_numpy(case.labels).to(device)
+    return features, labels, prototypes, unbiased_prototypes(prototypes), PrototypeTerms(**case.terms), bias
 
 
 def run(case: Case, device: str = "cpu") -> Result:
@@ -131,13 +122,15 @@ def reference(case: Case) -> Result:
 
 
 def call(case: Case, arguments, backend: str) -> Result:
-    from common.kernels.operator import fused_losses
+    from common.losses import prototype_losses
 
-    features = arguments[0].detach().requires_grad_(case.with_gradient)
-    total, parts = fused_losses(features, *arguments[1:], backend)
+    features, labels, prototypes, class_rows, terms, bias = arguments
+    features = features.detach().requires_grad_(case.with_gradient)
+    options = {"class_rows": class_rows, "positive_bias": bias, "reduction": case.reduction, "backend": backend}
+    total, *parts = prototype_losses(features, labels, prototypes, terms, **options)
     gradient = None
     if case.with_gradient:
         (slope,) = torch.autograd.grad(total, features)
         assert slope.dtype == features.dtype
         gradient = slope.double().cpu().numpy()
-    return Result(total.item(), parts.detach().double().cpu().numpy(), gradient)
+    return Result(total.item(), torch.stack(parts).double().cpu().numpy(), gradient)

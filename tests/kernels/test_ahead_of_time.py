@@ -16,7 +16,7 @@ from triton.backends.compiler import GPUTarget  # noqa: E402  # after the check 
 from triton.compiler import ASTSource  # noqa: E402  # as above
 
 from common.kernels import triton_kernel  # noqa: E402  # as above
-from common.kernels.terms import prepared_rows, wanted_counts  # noqa: E402  # as above
+from common.kernels.terms import Call, prepared_rows, wanted_counts  # noqa: E402  # as above
 
 PTXAS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
 
@@ -36,11 +36,9 @@ def launched(monkeypatch, case):
     recorder = Recorder()
     with monkeypatch.context() as patched:
         patched.setattr(triton_kernel, "prototype_kernel", recorder)
-        features, labels, prototypes, class_rows, terms, bias, divisor = kernel_cases.inputs(case)
-        triton_kernel.launch(
-            features, labels, prepared_rows(prototypes), prepared_rows(class_rows),
-            wanted_counts(prototypes, terms.fraction), terms, bias, divisor, case.with_gradient,
-        )  # fmt: skip
+        features, labels, prototypes, class_rows, terms, bias = kernel_cases.inputs(case)
+        rows, wanted = (prepared_rows(prototypes), prepared_rows(class_rows)), wanted_counts(prototypes, terms)
+        triton_kernel.launch(Call(features, labels, *rows, wanted, terms, bias, len(features), case.with_gradient))
     return recorder.calls[0]
 
 

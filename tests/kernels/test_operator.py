@@ -5,10 +5,9 @@ import sys
 import pytest
 import torch
 
-from common.kernels import operator
 from common.kernels.closed_form import evaluate
-from common.kernels.operator import operator_arguments
-from common.kernels.terms import PrototypeTerms, alignment_count, prepared_rows, wanted_counts
+from common.kernels.terms import Call, PrototypeTerms, alignment_count, prepared_rows, wanted_counts
+from common.losses import prototype as operator
 from common.losses import prototype_contrast, prototype_losses
 from common.precision import full_precision
 from common.prototypes import PrototypeSet, unbiased_prototypes
@@ -29,6 +28,12 @@ def problem():
     return features, torch.tensor([0, 1, 2, 4, 1]), prototypes, unbiased_prototypes(prototypes)
 
 
+def arguments_of(features, labels, prototypes, class_rows, bias=None):
+    rows, wanted = (prepared_rows(prototypes), prepared_rows(class_rows)), wanted_counts(prototypes, TERMS)
+    call = Call(features, labels, *rows, wanted, TERMS, bias, 5, features.requires_grad)
+    return operator.operator_arguments(call, "auto")
+
+
 def gradient_of(loss, features):
     return torch.autograd.grad(loss, features)[0]
 
@@ -43,7 +48,7 @@ def test_the_operator_is_registered_correctly(problem, with_gradient, dtype, bia
     bias = torch.linspace(-1, 1, 5) if biased else None
     torch.library.opcheck(
         torch.ops.goldfinch.prototype_losses,
-        operator_arguments(features, labels, prototypes, class_rows, TERMS, bias, 5),
+        arguments_of(features, labels, prototypes, class_rows, bias),
         raise_exception=True,
     )
 
@@ -52,8 +57,7 @@ def test_the_operator_equals_what_eager_code_calls(problem):
     features, labels, prototypes, class_rows = problem
     leaf, twin = features.clone().requires_grad_(), features.clone().requires_grad_()
     losses = prototype_losses(leaf, labels, prototypes, TERMS, class_rows=class_rows)
-    arguments = operator_arguments(twin, labels, prototypes, class_rows, TERMS, None, 5)
-    total, parts, _ = torch.ops.goldfinch.prototype_losses(*arguments)
+    total, parts, _ = torch.ops.goldfinch.prototype_losses(*arguments_of(twin, labels, prototypes, class_rows))
     assert torch.equal(losses.total, total)
     assert torch.equal(torch.stack(losses[1:]), parts)
     assert torch.equal(gradient_of(3 * losses.total, leaf), gradient_of(3 * total, twin))
@@ -71,7 +75,7 @@ def test_terms_are_detached_and_the_total_is_their_sum(problem):
 def test_torch_compile_takes_the_losses_whole(problem, compiler):
     features, labels, prototypes, class_rows = problem
     for rows in (prototypes, class_rows):  # once per round, outside the step
-        prepared_rows(rows), wanted_counts(rows, TERMS.fraction)
+        prepared_rows(rows), wanted_counts(rows, TERMS)
 
     def step(z):
         return prototype_losses(z, labels, prototypes, TERMS, class_rows=class_rows).total
@@ -121,9 +125,9 @@ def test_rows_are_prepared_once_per_set(problem):
     _, _, prototypes, _ = problem
     rows = prepared_rows(prototypes)
     assert prepared_rows(prototypes) is rows
-    assert wanted_counts(prototypes, 0.5) is wanted_counts(prototypes, 0.5)
+    assert wanted_counts(prototypes, TERMS) is wanted_counts(prototypes, TERMS)
     assert rows.offsets.tolist() == [0, 2, 6, 6, 6, 9]
-    assert wanted_counts(prototypes, 0.5).tolist() == [1, 2, 1, 1, 2]
+    assert wanted_counts(prototypes, TERMS).tolist() == [1, 2, 1, 1, 2]
 
 
 def test_alignment_counts_are_safe_from_float_error():
@@ -183,12 +187,8 @@ def kernel(monkeypatch, untried):
 CPU = torch.device("cpu")
 
 
-def closed_form(features, labels, rows, class_rows, wanted, *rest):
-    return evaluate(features, labels, rows, class_rows, *rest)
-
-
 def test_a_device_is_tried_once(kernel):
-    kernel(closed_form)
+    kernel(evaluate)
     assert operator._tried(CPU)
     kernel(lambda *_: pytest.fail("asked twice"))
     assert operator._tried(CPU)
@@ -205,7 +205,7 @@ def test_kernels_that_fail_are_warned_of_once_and_not_used(kernel):
 
 
 def test_kernels_that_are_wrong_are_not_used(kernel):
-    kernel(lambda *arguments: tuple(1.01 * tensor for tensor in closed_form(*arguments)))
+    kernel(lambda call: tuple(1.01 * tensor for tensor in evaluate(call)))
     with pytest.warns(RuntimeWarning, match="off by"):
         assert not operator._tried(CPU)
 

@@ -151,8 +151,8 @@ def test_without_a_gradient_the_value_is_the_same(run):
         assert run(case.but(with_gradient=False)).total == run(case).total
 
 
-def test_the_divisor_scales_value_and_gradient(run):
-    agree(run, make(6, 11, 20, 4, FPL, divisor=1))
+def test_the_reduction_scales_value_and_gradient(run):
+    agree(run, make(6, 11, 20, 4, FPL, reduction="sum"))
 
 
 def test_two_runs_give_the_same_bits(run):
@@ -184,7 +184,7 @@ def test_the_reference_is_the_formula_in_loops(terms):
     case = make(4, 6, 3, 3, TERMS[terms])
     if terms in BIASED:
         case = case.but(bias=np.linspace(-2, 1, 4, dtype=np.float32))
-    features, labels, prototypes, class_rows, options, bias, _ = inputs(case, dtype=torch.float64)
+    features, labels, prototypes, class_rows, options, bias = inputs(case, dtype=torch.float64)
     value, gradient = oracle.value_and_gradient(
         lambda z: oracle.combined(z, labels, prototypes, options, class_rows, bias), features
     )
