@@ -22,8 +22,7 @@ from bench.rows import append_rows
 from common.settings import load_settings
 from server.engines.inline import InlineEngine
 from server.run.conduct import conduct, prepare_output
-from server.run.history import read_rows
-from server.run.traffic import PARTS
+from server.run.history import PARTS, read_rows
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"

@@ -18,14 +18,14 @@ from client.trainer import LocalExchange, build_model, choose_device, memory_for
 from common.data.domain import Split
 from common.data.protocols import ClientSpec, content_hash, split_hash, test_subset
 from common.errors import DataError, PayloadError
+from common.metrics import peak_bytes
 from common.privacy import GaussianPrivacy
 from common.prototypes import PrototypeSet
 from common.settings import RunSettings
 from common.storage.state import MODEL_PREFIX
-from common.versions import package_versions, peak_bytes
-from common.wire.cast import cast_down, cast_up
+from common.versions import package_versions
 from common.wire.messages import Answer, Registration, Request, header_of
-from common.wire.payload import Payload
+from common.wire.payload import Payload, cast_down, cast_up
 from strategies.core.method import Client, Local, Method, Trained, Upload, feature_size
 from strategies.core.protection import check_nothing_else
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from client.device import Device
 from client.local import local_device
 from client.resident.frames import Question, Reply
-from client.store import FileStore, Store
+from client.store import stores
 from common.data.protocols import ClientSpec
 from common.errors import ConfigError, nearest
 from common.overrides import split_overrides
@@ -114,10 +114,7 @@ class Node:
         if data_root is not None and not Path(str(data_root)).is_dir():
             raise ConfigError(f"--node-config: data-dir {data_root} is not a folder on this device")
         folder = Path(str(self.configuration.get("state-dir", _default_state_folder())))
-
-        def store(run: str) -> Store:
-            return FileStore(folder / run / spec.id, per_round=len(settings.method.exchanges))
-
+        store = stores(folder, spec.id, len(settings.method.exchanges))
         return Device(settings, spec, store, None if data_root is None else str(data_root))
 
 

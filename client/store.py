@@ -6,15 +6,14 @@ earlier round, the client goes back to the version from before that round, so th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
 from torch import Tensor
 
 from common.errors import DataError
-from common.storage.files import write_text
-from common.storage.series import Series
+from common.storage.files import Series, write_text
 
 KEPT_VERSIONS = 3
 """The server may fall back behind the newest version by its last checkpoint: one round, plus the one in flight."""
@@ -44,6 +43,11 @@ class Store(Protocol):
 
         Unlike versions, the count never goes back: what was sent stays sent.
         """
+
+
+def stores(folder: Path, client: str, per_round: int) -> Callable[[str], Store]:
+    """Where a client keeps its state, by a run's id: ``folder/<run>/<client>``, see :class:`FileStore`."""
+    return lambda run: FileStore(folder / run / client, per_round)
 
 
 class FileStore:

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from common.data.batches import split_batches
-from common.data.domain import Split
+from common.data.domain import Split, split_batches
 from common.errors import ConfigError
 from common.prototypes import ClassSums, PrototypeSet, class_means
 from common.seeding import generator
@@ -229,15 +228,17 @@ class LocalExchange:
 
     def batches(self, *purpose: str | int) -> Iterator[tuple[Tensor, Tensor]]:
         """Augmented and viewed batches of one epoch, in an order keyed by (seed, purpose, round, client)."""
-        draws, views, augmentation = self.generator(*purpose), self.settings.views, self.settings.data.augmentation
+        draws, augmentation = self.generator(*purpose), self.settings.data.augmentation
+        views = self.settings.views if self.views > 1 else None
         order = torch.randperm(len(self.split), generator=draws)
         batches = split_batches(order, self.train.batch_size, self.train.last_batch)
         for indices in batches[: self.train.local_steps]:
             chosen = indices.to(self.device)
-            images, labels = self.split.images_at(chosen), views.repeat(self.split.labels[chosen])
-            images = views(images, draws) if views.before_augmentation else images
+            images, labels = self.split.images_at(chosen), self.split.labels[chosen]
+            images = views(images, draws) if views and views.before_augmentation else images
             images = augmentation.train(images, draws) if self.method.augments else augmentation.test(images)
-            yield self._formatted(images if views.before_augmentation else views(images, draws)), labels
+            images = views(images, draws) if views and not views.before_augmentation else images
+            yield self._formatted(images), views.repeat(labels) if views else labels
 
     def _prototypes(self, sums: ClassSums | None) -> PrototypeSet:
         mode = self.method.prototypes_from

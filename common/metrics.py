@@ -1,8 +1,10 @@
-"""Scores of a federated run: per domain, over domains, and over rounds."""
+"""What is measured of a federated run: scores per domain, over domains, and over rounds; and memory."""
 
 from __future__ import annotations
 
 import math
+import resource
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -83,3 +85,9 @@ def summarise(
         result[name] |= {"validation": sum(covered) / len(covered)} if covered else {}
     result["last_n"]["rounds"] = len(tail)
     return result
+
+
+def peak_bytes() -> int:
+    """Peak resident memory of this process."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

@@ -198,9 +198,9 @@ class RoundSettings:
         most_samples: registrations of more training samples are refused.
         largest_client: a client counts for at most so many times the samples of the federation's median client, >= 1.
         largest_share: a client's largest share of an average over three clients or more, in (0, 1]. A half: no client
-            alone decides. FedPall's published digits need more (66 %), and say so; see :mod:`strategies.core.shares`.
+            alone decides. FedPall's published digits need more (66 %). See :mod:`strategies.core.aggregation`.
         transport: what float32 tensors of the model and a method's further tensors are rounded to on the wire, both
-            ways; prototypes and other dtypes travel as they are. See :mod:`common.wire.cast`.
+            ways; prototypes and other dtypes travel as they are. See :mod:`common.wire.payload`.
         memory: GiB of an exchange's answers that stay in the server's memory, >= 0. What is beyond lies in mapped files
             in the run's folder until it is averaged; see :mod:`strategies.core.shelf`.
         joins: first round, >= 1, of the domains and clients that are not there from the beginning, by name.
@@ -304,7 +304,7 @@ class RunSettings:
         """Packages of the user's that the settings name classes of."""
         return tuple(sorted({str(name).partition(".")[0] for _, name in imports_of(self.raw)} - set(CODE)))
 
-    @property
+    @cached_property
     def code(self) -> str:
         """:func:`common.versions.code_sha256` of all that the run's classes are made of."""
         return code_sha256(self.own_packages)

@@ -1,4 +1,4 @@
-"""What computes a result, for the record of a run: versions of code and packages, memory of this process."""
+"""What computes a result, for the record of a run: versions of code and packages, and the processor."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import hashlib
 import importlib.util
 import os
 import platform
-import resource
-import sys
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from importlib import metadata
@@ -112,9 +110,3 @@ def processor() -> dict[str, str]:
         "instruction_set": torch.backends.cpu.get_cpu_capability(),
         **restricted,
     }
-
-
-def peak_bytes() -> int:
-    """Peak resident memory of this process."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024

@@ -12,9 +12,8 @@ from common.config import BelowOne, Count, Natural, Positive, Search, checked
 from common.losses import cross_entropy, least_squares_generator
 from common.models.auxiliary import FeatureDiscriminator, FeatureGenerator, TaskHead, scaled_one_hot
 from common.models.base import Model, initialised
-from strategies.core.method import Batch, Local, Losses, Phase
+from strategies.core.method import Averaging, Batch, Local, Losses, Phase, Weighting
 from strategies.parts.adversaries import Game, descend, outside, pursuit, separation
-from strategies.parts.averaging import Averaging, Weighting
 
 GENERATOR, DISCRIMINATOR = "generator", "discriminator"
 

@@ -12,8 +12,18 @@ from common.losses import cross_entropy, prototype_contrast
 from common.models.base import Model
 from common.prototypes import PrototypeSet, class_means
 from common.storage.state import GlobalState
-from strategies.core.method import Batch, Local, Losses, PrototypeMode, Server, Trained, Update, Upload
-from strategies.parts.averaging import Averaging, Weighting
+from strategies.core.method import (
+    Averaging,
+    Batch,
+    Local,
+    Losses,
+    PrototypeMode,
+    Server,
+    Trained,
+    Update,
+    Upload,
+    Weighting,
+)
 
 
 @checked

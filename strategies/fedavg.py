@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from common.config import checked
-from strategies.parts.averaging import Averaging
+from strategies.core.method import Averaging
 
 
 @checked

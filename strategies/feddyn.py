@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from common.config import NonNegative, Positive, Search, checked
 from common.prototypes import PrototypeSet
 from common.storage.state import GlobalState, under_prefix, with_prefix
-from strategies.core.method import Download, Local, Server, Trained, Update, Upload
+from strategies.core.method import Averaging, Download, Local, Server, Trained, Update, Upload, Weighting
 from strategies.parts import dynamics
-from strategies.parts.averaging import Averaging, Weighting
 
 
 @checked

@@ -11,8 +11,7 @@ from torch import Tensor
 from common.config import BelowOne, Positive, Search, checked
 from common.prototypes import PrototypeSet
 from common.storage.state import GlobalState, under_prefix, with_prefix
-from strategies.core.method import Server, Update
-from strategies.parts.averaging import Averaging, Weighting
+from strategies.core.method import Averaging, Server, Update, Weighting
 
 FIRST, SECOND = "first_moment/", "second_moment/"
 

@@ -12,6 +12,7 @@ from common.losses import PrototypeTerms, cross_entropy, prototype_losses
 from common.prototypes import Clustering, PrototypeSet, cluster_prototypes, normalise_weights
 from common.storage.state import GlobalState
 from strategies.core.method import (
+    Averaging,
     Batch,
     Expected,
     Local,
@@ -22,7 +23,6 @@ from strategies.core.method import (
     Update,
     Upload,
 )
-from strategies.parts.averaging import Averaging
 
 
 @checked

@@ -12,6 +12,7 @@ from common.losses import PrototypeTerms, cross_entropy, prototype_losses
 from common.prototypes import Clustering, PrototypeSet, cluster_prototypes, unbiased_prototypes
 from common.storage.state import GlobalState
 from strategies.core.method import (
+    Averaging,
     Batch,
     Expected,
     Local,
@@ -21,8 +22,8 @@ from strategies.core.method import (
     Trained,
     Update,
     Upload,
+    Weighting,
 )
-from strategies.parts.averaging import Averaging, Weighting
 
 
 @checked

@@ -9,8 +9,7 @@ from common.config import Positive, Search, checked
 from common.losses import cross_entropy, prototype_contrast
 from common.prototypes import PrototypeSet, carry_over
 from common.storage.state import GlobalState
-from strategies.core.method import Batch, Local, Losses, PrototypeMode, Server, Update
-from strategies.parts.averaging import Averaging, Weighting
+from strategies.core.method import Averaging, Batch, Local, Losses, PrototypeMode, Server, Update, Weighting
 
 
 @checked

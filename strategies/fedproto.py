@@ -13,8 +13,7 @@ from common.losses import cross_entropy, prototype_mse
 from common.models.base import Model
 from common.prototypes import PrototypeSet
 from common.storage.state import GlobalState
-from strategies.core.method import Batch, Local, Losses, PrototypeMode, Server, Update
-from strategies.parts.averaging import Averaging, Weighting
+from strategies.core.method import Averaging, Batch, Local, Losses, PrototypeMode, Server, Update, Weighting
 
 
 @checked

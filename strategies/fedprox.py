@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
 from common.config import NonNegative, Search, checked
-from strategies.core.method import Local
-from strategies.parts.averaging import Averaging
+from strategies.core.method import Averaging, Local
 from strategies.parts.edits import pull_towards
 
 

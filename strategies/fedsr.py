@@ -14,8 +14,7 @@ from common.models.auxiliary import ClassGaussians, FixedDraws, ProbabilisticMod
 from common.models.base import Model, initialised
 from common.prototypes import PrototypeSet
 from common.seeding import generator
-from strategies.core.method import Batch, Local, Losses
-from strategies.parts.averaging import Averaging, Weighting
+from strategies.core.method import Averaging, Batch, Local, Losses, Weighting
 
 GAUSSIANS = "class_gaussians"
 """The module of the model that stays on the device."""

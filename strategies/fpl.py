@@ -9,8 +9,7 @@ from common.config import Natural, NonNegative, Positive, Search, checked
 from common.losses import PrototypeTerms, cross_entropy, prototype_losses
 from common.prototypes import Clustering, PrototypeSet, cluster_prototypes, unbiased_prototypes
 from common.storage.state import GlobalState
-from strategies.core.method import Batch, Local, Losses, PrototypeMode, Server, Update
-from strategies.parts.averaging import Averaging
+from strategies.core.method import Averaging, Batch, Local, Losses, PrototypeMode, Server, Update
 
 
 @checked

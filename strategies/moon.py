@@ -13,8 +13,7 @@ from common.losses import cross_entropy, model_contrast
 from common.models.auxiliary import with_projection
 from common.models.base import Model, initialised
 from common.storage.state import under_prefix, with_prefix
-from strategies.core.method import Batch, Local, Losses, Trained, Upload
-from strategies.parts.averaging import Averaging
+from strategies.core.method import Averaging, Batch, Local, Losses, Trained, Upload
 
 PREVIOUS = "previous/"
 

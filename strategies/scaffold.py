@@ -12,8 +12,7 @@ from common.config import Positive, Search, ZeroToOne, checked
 from common.errors import ConfigError
 from common.prototypes import PrototypeSet
 from common.storage.state import GlobalState, under_prefix, with_prefix
-from strategies.core.method import Download, Expected, Local, Server, Trained, Update, Upload
-from strategies.parts.averaging import Averaging, Weighting
+from strategies.core.method import Averaging, Download, Expected, Local, Server, Trained, Update, Upload, Weighting
 from strategies.parts.edits import add_linear
 
 CONTROL = "control/"

@@ -86,6 +86,22 @@ class Split:
         return torch.bincount(self.labels, minlength=class_count)
 
 
+def split_batches(order: Tensor, size: int, last: str) -> list[Tensor]:
+    """``order`` cut into batches of ``size``; what becomes of a short last one is ``last`` (keep, drop or merge).
+
+    A last batch of one sample joins the batch before it, since batch normalisation cannot train on it.
+    """
+    batches = list(order.split(size))
+    if len(batches) > 1:
+        short = len(batches[-1])
+        if short < size and last == "drop":
+            batches.pop()
+        elif short == 1 or (short < size and last == "merge"):
+            tail = batches.pop()
+            batches[-1] = torch.cat([batches[-1], tail])
+    return batches
+
+
 @dataclass(frozen=True, eq=False)
 class Domain:
     """One domain (a camera, a country, a scanner) with its train and its test split."""
@@ -133,7 +149,7 @@ class DataSource(ABC):
     def class_names(self) -> tuple[str, ...]:
         """Names of the classes; a label is an index into it."""
 
-    @property
+    @cached_property
     def class_count(self) -> int:
         """Number of classes K."""
         return len(self.class_names)

@@ -6,6 +6,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Annotated, Literal
 
 import numpy as np
@@ -26,7 +27,7 @@ class ClientSpec:
     domain: str
     index: int
 
-    @property
+    @cached_property
     def id(self) -> str:
         """The client's name in records, such as ``webcam-0``."""
         return f"{self.domain}-{self.index}"

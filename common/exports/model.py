@@ -16,8 +16,7 @@ from common.exports.description import Description, read_description
 from common.models.base import Model
 from common.models.pretrained import WEIGHTS
 from common.prototypes import PrototypeSet, normalise_rows
-from common.storage.files import read_tensors
-from common.storage.series import Series
+from common.storage.files import Series, read_tensors
 from common.storage.state import MODEL_PREFIX, under_prefix
 
 PROTOTYPES = "prototypes."

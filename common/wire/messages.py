@@ -14,7 +14,7 @@ from typing import Annotated, Any, NotRequired, TypeVar
 from pydantic import AfterValidator, BeforeValidator, FailFast, Field, ValidationError
 from typing_extensions import TypedDict  # pydantic takes typing's own from Python 3.12 on
 
-from common.config import check, checked, mistakes
+from common.config import checked, mistakes
 from common.errors import PayloadError
 
 Integer = Annotated[int, Field(gt=-(2**63), lt=2**63)]
@@ -44,7 +44,8 @@ def printable(text: str, keep: str = "") -> str:
 
 
 def _printable(value: str) -> str:
-    check(printable(value) == value, "holds what cannot be printed, or begins like a formula")
+    if printable(value) != value:
+        raise ValueError("holds what cannot be printed, or begins like a formula")
     return value
 
 
@@ -53,7 +54,8 @@ Name = Annotated[str, Field(max_length=100), AfterValidator(_printable)]
 
 
 def _few(value: object) -> object:
-    check(not isinstance(value, Mapping) or len(value) <= MOST_ENTRIES, f"more than {MOST_ENTRIES} entries")
+    if isinstance(value, Mapping) and len(value) > MOST_ENTRIES:
+        raise ValueError(f"more than {MOST_ENTRIES} entries")
     return value
 
 

@@ -2,6 +2,12 @@
 
 One blob per message, because the number of tensors, not their bytes, sets Flower's time on the wire. The header is
 JSON in the safetensors metadata: schema version, method, run, round, exchange, sender and scalars. No pickle, ever.
+
+``rounds.transport`` halves the bytes: float32 tensors are rounded to bfloat16 or float16 for the way, and float32 again
+on arrival. It is done at the two ends, where a message is made and where it is read, so every engine carries the same
+bytes and a run has the same result on all of them. The server's own state stays float32; only the copy that is sent is
+rounded. Integers, booleans and float64 travel as they are. So do prototype sets: a class mean per class is a thousandth
+of a model's bytes, and a method's only information about other domains.
 """
 
 from __future__ import annotations
@@ -9,7 +15,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import safetensors.torch
@@ -47,6 +53,9 @@ DTYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
+
+TRANSPORTS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+"""What ``rounds.transport`` may say."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -246,3 +255,55 @@ def _parts(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], PrototypeS
         except ValueError as error:
             raise PayloadError(f"the message's prototype set: {error}") from error
     return weights, prototypes, extra
+
+
+# ---- half the bytes --------------------------------------------------------------------------------------------------
+
+
+def cast_down(payload: Payload, transport: str) -> Payload:
+    """The payload as it travels.
+
+    Raises:
+        PayloadError: a number is too large for the transport, or none; it is named rather than sent as infinity.
+    """
+    if transport == "float32":
+        return payload
+    return replace(
+        payload,
+        weights={name: _narrow(name, tensor, transport) for name, tensor in payload.weights.items()},
+        extra={name: _narrow(name, tensor, transport) for name, tensor in payload.extra.items()},
+    )
+
+
+def _narrow(name: str, tensor: Tensor, transport: str) -> Tensor:
+    if tensor.dtype != torch.float32:
+        return tensor
+    found = tensor.to(TRANSPORTS[transport])
+    if not bool(torch.isfinite(found).all()):
+        worst = float(tensor.abs().nan_to_num(nan=float("inf"), posinf=float("inf")).max())
+        what = f"reaches {worst:.3g}" if worst < float("inf") else "has values that are not finite"
+        raise PayloadError(
+            f"rounds.transport={transport} cannot carry {name:.99}: it {what}, the largest number is "
+            f"{torch.finfo(TRANSPORTS[transport]).max:.3g}. If training diverged, lower train.learning_rate; else take "
+            + ("rounds.transport=bfloat16" if transport == "float16" else "rounds.transport=float32")
+        )
+    return found
+
+
+def cast_up(payload: Payload, transport: str) -> Payload:
+    """The payload as it is used: what :func:`cast_down` rounded is float32 again.
+
+    Raises:
+        PayloadError: a tensor came as float32, which the run's transport leaves to no sender.
+    """
+    if transport == "float32":
+        return payload
+    return replace(payload, weights=_widen(payload.weights, transport), extra=_widen(payload.extra, transport))
+
+
+def _widen(tensors: Mapping[str, Tensor], transport: str) -> dict[str, Tensor]:
+    for name, tensor in tensors.items():
+        if tensor.dtype == torch.float32:
+            raise PayloadError(f"{name:.99} came as float32; this run's transport is {transport}")
+    dtype = TRANSPORTS[transport]
+    return {name: tensor.float() if tensor.dtype == dtype else tensor for name, tensor in tensors.items()}

@@ -11,8 +11,7 @@ from omegaconf import OmegaConf
 from common.errors import DataError
 from common.prototypes import PrototypeSet
 from common.settings import RunSettings
-from common.wire.cast import cast_down
-from common.wire.payload import Payload, encoded_size
+from common.wire.payload import Payload, cast_down, encoded_size
 from server.engines.inline import InlineEngine
 from strategies.core.federation import Federation
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from torch import Tensor
 
 from common.errors import CheckpointError
-from common.storage.series import Entry, Series
+from common.storage.files import Entry, Series
 from common.storage.state import GlobalState, under_prefix, with_prefix
 
 BEST = "best"

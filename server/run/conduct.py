@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import ConfigError, EngineError
-from common.metrics import best_round, summarise
+from common.metrics import best_round, peak_bytes, summarise
 from common.settings import RunSettings, yaml_of
 from common.storage.files import write_json, write_text
-from common.versions import package_versions, peak_bytes, processor
+from common.versions import package_versions, processor
 from server.run.accounting import check_accountant, privacy_report
 from server.run.engine import Engine
+from server.run.history import totals
 from server.run.rounds import Rounds
-from server.run.traffic import totals
 from server.trackers.base import report_of, tracking
 from server.trackers.events import Listener
 

@@ -14,7 +14,9 @@ from typing import Any
 
 from common.metrics import RoundScore, domain_accuracy
 from common.storage.files import write_text
-from server.run import traffic
+from common.wire.messages import Request, request_text
+from common.wire.payload import Payload, encoded_size
+from server.run.engine import Failure, Reply
 from server.run.lines import check_lines, reading
 from server.run.prototype_log import Confusions, PrototypeLog
 from server.trackers.events import Listener
@@ -42,6 +44,8 @@ ACTIVITY = (
     "peak_bytes",
     "releases",
 )
+PARTS = ("weights", "prototypes", "extra", "header")
+BYTES = ("round", "exchange", "client", "method", "way", "status", *PARTS, "total")
 
 
 class History:
@@ -50,8 +54,8 @@ class History:
     ``history.csv``: one row per client, scored domain and round; ``validation.csv``: the same of clients' own
     validation samples, where there are any. ``activity.csv``: one row per client and exchange with losses, seconds,
     bytes and, for failures and refusals, the reason. ``events.jsonl``: one line per event of the run.
-    ``confusion.jsonl`` and ``prototypes/``: see :mod:`server.run.prototype_log`; ``bytes.csv``: see
-    :mod:`server.run.traffic`.
+    ``confusion.jsonl`` and ``prototypes/``: see :mod:`server.run.prototype_log`; ``bytes.csv``: what every message
+    weighs, per client, way and part, see :func:`exchange_rows`.
 
     Listeners are told of every event and, as ``scores`` and ``activity``, of every row; these two are in no file.
 
@@ -72,7 +76,7 @@ class History:
         for name in ("history.csv", *(["validation.csv"] if (folder / "validation.csv").exists() else [])):
             _reopen(folder / name, SCORES, scores_until)
         _reopen(folder / "activity.csv", ACTIVITY, keep_until)
-        _reopen(folder / "bytes.csv", traffic.COLUMNS, keep_until)
+        _reopen(folder / "bytes.csv", BYTES, keep_until)
         self._latest: list[dict[str, Any]] = []  # the present round's activity; all others are on the disk alone
         self.confusions = Confusions(folder / "confusion.jsonl", scores_until)
         self.prototype_log = PrototypeLog(folder / "prototypes", keep_until)
@@ -115,7 +119,7 @@ class History:
 
     def add_bytes(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Append rows of ``bytes.csv``."""
-        _append(self.folder / "bytes.csv", traffic.COLUMNS, rows)
+        _append(self.folder / "bytes.csv", BYTES, rows)
 
     @property
     def scores(self) -> Iterator[dict[str, Any]]:
@@ -264,3 +268,65 @@ def _entry(line: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+# ---- bytes.csv -------------------------------------------------------------------------------------------------------
+
+
+def exchange_rows(
+    message: Payload, requests: Mapping[str, Request], replies: Sequence[Reply], failures: Sequence[Failure]
+) -> list[dict[str, Any]]:
+    """Two rows of ``bytes.csv`` per client that was asked, down and up, the same on every engine.
+
+    Counted is what Goldfinch hands to the engine and is handed by it: the blob of tensors, the request's text beside
+    it, and the words of a client that failed. What a transport adds (framing, signatures, TLS, polls, the app's code)
+    is not in it; docs/results/bytes.md compares it with the wire.
+
+    Args:
+        message: the tensors every client was sent.
+        requests: what each client was asked.
+        replies: answers that could be read, whether or not the gate let them in.
+        failures: clients without one, and answers that were not let in.
+    """
+    parts, size = message.part_bytes(), encoded_size(message)
+    answers = {reply.client: reply for reply in replies}
+    failed = {failure.client: failure for failure in failures}
+    rows = []
+    for client, request in requests.items():
+        failure = failed.get(client)
+        facts = {
+            "round": request.round,
+            "exchange": request.exchange,
+            "client": client,
+            "method": request.method,
+            "status": failure.status if failure else "trained" if request.train else "scored",
+        }
+        sent = failure is None or failure.sent
+        total = size + len(request_text(request).encode())
+        rows.append({**facts, "way": "down", **(_split(parts, total) if sent else _split({}, 0))})
+        rows.append({**facts, "way": "up", **_up(answers.get(client), failure)})
+    return rows
+
+
+def _up(reply: Reply | None, failure: Failure | None) -> dict[str, int]:
+    if reply is not None:
+        return _split(reply.payload.part_bytes(), reply.bytes_up)
+    if failure is None or failure.status in ("lost", "late"):
+        return _split({}, 0)
+    words = len(failure.reason.encode()) + len(failure.traceback.encode())
+    return _split({}, failure.bytes_up or words)
+
+
+def _split(parts: Mapping[str, int], total: int) -> dict[str, int]:
+    """The parts, and as header whatever else there is: names, shapes, JSON, padding."""
+    known = {part: parts.get(part, 0) for part in PARTS[:-1]}
+    return {**known, "header": total - sum(known.values()), "total": total}
+
+
+def totals(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
+    """Bytes by way and part over all rows."""
+    sums = {way: dict.fromkeys((*PARTS, "total"), 0) for way in ("down", "up")}
+    for row in rows:
+        for part in sums[row["way"]]:
+            sums[row["way"]][part] += int(row[part])
+    return sums

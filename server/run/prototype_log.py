@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from common.prototypes import PrototypeSet
-from common.storage.files import write_text
-from common.storage.series import Series
+from common.storage.files import Series, write_text
 from common.storage.state import named_tensors, split_tensors, under_prefix, with_prefix
 from server.run.lines import check_lines, reading
 

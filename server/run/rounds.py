@@ -19,8 +19,7 @@ from common.wire.messages import Registration
 from server.run.checkpoint import BEST, Checkpoint, Checkpoints, check_belongs, check_length
 from server.run.earlier import Earlier, best_of, changed_code
 from server.run.engine import ENOUGH, MOST_REASON, Engine, Failure, Reply
-from server.run.history import History
-from server.run.traffic import exchange_rows
+from server.run.history import History, exchange_rows
 from server.trackers.events import Listener
 from strategies.core.federation import Closing, Federation, Outcome
 from strategies.core.method import Client, Method
@@ -216,13 +215,13 @@ class Rounds:
         before = self.state
         started = time.perf_counter()
         self._register(0.0)
-        participants = self.registry.sample(number)
+        participants, enough = self.registry.sample(number), self.registry.enough(number)
         self.history.event("round", round=number, clients=[client.id for client in participants])
         uploads: list[tuple[str, PrototypeSet]] = []
         for exchange in self.method.exchanges:
             self.federation.begin(number, exchange, score=exchange == self.method.scored_at and self._due(number))
             first = exchange == self.method.exchanges[0]
-            closed = self._exchange(participants, self.registry.enough(number) if first else len(participants))
+            closed = self._exchange(participants, enough if first else len(participants))
             updates = closed.updates
             if closed.skipped:
                 self._insist_on_different_reasons(number)

@@ -15,16 +15,13 @@ from common.errors import PayloadError
 from common.seeding import generator
 from common.settings import RunSettings, TrainSettings
 from common.storage.state import GlobalState
-from common.wire.cast import cast_down, cast_up
 from common.wire.messages import Answer, Request
-from common.wire.payload import Payload
-from strategies.core.aggregation import Mean
+from common.wire.payload import Payload, cast_down, cast_up
+from strategies.core.aggregation import Mean, at_most, counted
 from strategies.core.bounds import Bounds
-from strategies.core.gate import Gate
+from strategies.core.gate import Gate, Registry
 from strategies.core.method import Client, Method, Update, feature_size
 from strategies.core.protection import check_protects
-from strategies.core.registry import Registry
-from strategies.core.shares import at_most, counted
 from strategies.core.shelf import Shelf
 
 
@@ -96,7 +93,7 @@ class Outcome(Generic[Carried]):
     Args:
         state: the next global state; the one before if the exchange was skipped, or asked for scores alone.
         admitted: answers that were let in, by client id.
-        updates: theirs, by client id, as they were aggregated; see :mod:`strategies.core.shares` for their samples.
+        updates: theirs, by client id, as they were aggregated: with the samples that they count for.
         refused: the others' reasons, with their clients.
         clipped: by client id, the factors that its parts were scaled by, in (0, 1).
         needed: how many updates the exchange needed, and ``by`` whose word.

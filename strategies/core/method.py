@@ -10,7 +10,7 @@ the device answers with an upload, and the server aggregates the uploads into th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor, nn
 
@@ -35,6 +35,7 @@ from strategies.core.exchange import (
 from strategies.core.sides import Local, Server
 
 __all__ = [
+    "Averaging",
     "Batch",
     "Client",
     "Download",
@@ -49,8 +50,12 @@ __all__ = [
     "Trained",
     "Update",
     "Upload",
+    "Weighting",
     "feature_size",
 ]
+
+Weighting = Literal["samples", "uniform"]
+"""How much each client counts when the server averages models."""
 
 
 @checked
@@ -211,9 +216,25 @@ class Method:
         )
 
     def average(self, updates: Sequence[Update], server: Server) -> dict[str, Tensor]:
-        """The mean of the uploaded models, by samples; :mod:`strategies.parts.averaging` lets it be chosen."""
+        """The mean of the uploaded models, by samples; :class:`Averaging` lets it be chosen."""
         return server.aggregation.average(updates)
 
     def aggregate_prototypes(self, state: GlobalState, updates: Sequence[Update], server: Server) -> PrototypeSet:  # noqa: ARG002
         """The next global prototypes; by default they stay as they are."""
         return state.prototypes
+
+
+@checked
+class Averaging(Method):
+    """A method whose server averages the clients' models.
+
+    Args:
+        weighting: by ``samples`` N_k (McMahan; printed by FPL and FedPall), or ``uniform``: every client counts the
+            same (a switch of FPL's released code; FedBN's and FedPLVM's code).
+    """
+
+    weighting: Weighting = "samples"
+
+    def average(self, updates: Sequence[Update], server: Server) -> dict[str, Tensor]:
+        """``sum_k N_k w_k / sum_k N_k``, or the plain mean."""
+        return server.aggregation.average(updates, uniform=self.weighting == "uniform")

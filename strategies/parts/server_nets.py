@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from common.config import BelowOne, Count, NonNegative, Positive, checked
-from common.data.batches import split_batches
+from common.data.domain import split_batches
 from common.losses import cross_entropy
 from common.models.auxiliary import Discriminator
 from common.models.base import initialised
@@ -95,7 +95,7 @@ def sent_rows(updates: Sequence[Update], name: str) -> Tensor:
     """The updates' tables of this name, one below the other, with a row per sample that the client counts for.
 
     Where that is fewer than it registered its rows are taken evenly: it has neither more say nor more of the server's
-    time. See :mod:`strategies.core.shares`.
+    time. See :mod:`strategies.core.aggregation`.
     """
     tables = [(update.extra[name], update.samples) for update in updates]
     return torch.cat([table[torch.arange(count) * len(table) // count] for table, count in tables])

@@ -21,11 +21,10 @@ from common.wire.messages import Registration, Request
 from common.wire.payload import Payload
 from strategies.adcol import owners_of
 from strategies.core import gate
-from strategies.core.aggregation import average
+from strategies.core.aggregation import average, counted, largest
 from strategies.core.federation import Federation
 from strategies.core.gate import MOST_CLASS_ROWS, MOST_CLUSTERED, MOST_PASSES, MOST_ROWS, Gate
 from strategies.core.method import Client, Expected
-from strategies.core.shares import counted, largest
 from strategies.parts.server_nets import sent_rows
 
 # ---- prototypes ------------------------------------------------------------------------------------------------------

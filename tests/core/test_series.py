@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from common.storage.files import write_text
-from common.storage.series import Series
+from common.storage.files import Series, write_text
 
 
 def filled(folder: Path, *numbers: int) -> Series:

@@ -13,10 +13,9 @@ from common.errors import PayloadError
 from common.prototypes import PrototypeSet
 from common.seeding import generator
 from common.settings import load_settings
-from common.wire.cast import DTYPES, cast_down, cast_up
 from common.wire.messages import request_text
-from common.wire.payload import Payload, encode
-from server.run.traffic import PARTS
+from common.wire.payload import TRANSPORTS, Payload, cast_down, cast_up, encode
+from server.run.history import PARTS
 from strategies.core.flower import answer_to_fit_res, request_to_fit_ins
 
 HALVES = ["bfloat16", "float16"]
@@ -37,7 +36,7 @@ def test_floats_are_rounded_once_and_all_else_is_exact(transport: str) -> None:
         for name, tensor in getattr(before, part).items():
             found = getattr(after, part)[name]
             assert found.dtype == tensor.dtype
-            rounded = tensor.to(DTYPES[transport]).float() if tensor.dtype == torch.float32 else tensor
+            rounded = tensor.to(TRANSPORTS[transport]).float() if tensor.dtype == torch.float32 else tensor
             assert torch.equal(found, rounded)
     assert not torch.equal(after.weights["w"], before.weights["w"])
     assert after.prototypes is before.prototypes
@@ -108,7 +107,7 @@ def test_a_resumed_run_is_bit_equal(transport: str, tmp_path: Path) -> None:
 
 
 def test_the_transport_is_part_of_the_run() -> None:
-    assert len({load_settings(["method=fpl", f"rounds.transport={name}"]).identity for name in DTYPES}) == 3
+    assert len({load_settings(["method=fpl", f"rounds.transport={name}"]).identity for name in TRANSPORTS}) == 3
 
 
 # ---- the ledger ------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from support.halves import PARAMETERS, SIZES, Half, elements, run_server, update
 from support.toy import method_at_defaults
 
 from common.choices import CONF
-from strategies.parts.averaging import Averaging
+from strategies.core.method import Averaging
 
 ALL = sorted(path.stem for path in (CONF / "method").glob("*.yaml"))
 PLAIN = ["fedapc", "fedavg", "fedplcc", "fedproc", "fedproto", "fedprox", "fpl", "moon"]
