@@ -4,7 +4,7 @@ Prototype losses are one operator (:mod:`common.kernels`); all others are batche
 names its paper and equation. Means are over the whole batch unless said.
 """
 
-from common.kernels.terms import PrototypeTerms
+from common.kernels.closed_form import PrototypeTerms
 from common.losses.adversarial import least_squares_discriminator, least_squares_generator
 from common.losses.classification import cross_entropy, uniform_divergence
 from common.losses.consistency import model_contrast, multi_view_consistency

@@ -17,14 +17,14 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from common.kernels.closed_form import evaluate
-from common.kernels.terms import (
+from common.kernels.closed_form import (
     Call,
     Denominator,
     DenominatorRows,
     PrototypeTerms,
     Reduce,
     Rows,
+    evaluate,
     prepared_rows,
     wanted_counts,
 )

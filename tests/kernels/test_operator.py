@@ -5,8 +5,7 @@ import sys
 import pytest
 import torch
 
-from common.kernels.closed_form import evaluate
-from common.kernels.terms import Call, PrototypeTerms, alignment_count, prepared_rows, wanted_counts
+from common.kernels.closed_form import Call, PrototypeTerms, alignment_count, evaluate, prepared_rows, wanted_counts
 from common.losses import prototype as operator
 from common.losses import prototype_contrast, prototype_losses
 from common.precision import full_precision
