@@ -1,4 +1,4 @@
-"""Prototype sets: 0..n weighted feature vectors per class.
+"""Prototype sets, 0..n weighted feature vectors per class, and how they are made.
 
 A *prototype* is a feature vector that stands for a class. A client or a server holds 0..n of them per class, so a set
 is ragged; it is kept as a struct of arrays sorted by class, which travels, stores and feeds kernels without conversion.

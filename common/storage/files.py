@@ -1,4 +1,7 @@
-"""Files that are either complete or absent: written to a temporary name, flushed to the disk, then renamed."""
+"""Files that are either complete or absent: written to a temporary name, flushed to the disk, then renamed.
+
+:class:`Series` is a folder of such files with numbers.
+"""
 
 from __future__ import annotations
 
