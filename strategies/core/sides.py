@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from common.prototypes import PrototypeSet
+from common.seeding import generator
 from common.settings import TrainSettings
 from strategies.core.aggregation import Mean
 from strategies.core.exchange import Batch, Client
@@ -83,32 +85,33 @@ class Local(Protocol):
         """Training batches of one epoch: images, augmented and formatted, and labels; order keyed by ``purpose``."""
 
 
-class Server(Protocol):
+@dataclass
+class Server:
     """The server's side of one exchange: what a method's server half may use besides state and updates."""
 
-    round: int
     rounds: int
-    exchange: str
-    scoring: bool
-    """Whether devices score the model in this exchange."""
     seed: int
     class_count: int
     feature_size: int
     client_count: int
     """Clients of the federation, registered or not."""
-    clients: Sequence[Client]
-    """All registered clients, by id."""
     train: TrainSettings
     device: torch.device
     shared: Mapping[str, Tensor]
     """An example of the shared model state: names, shapes and dtypes (the initial state)."""
     parameters: frozenset[str]
     """Which names of the shared state are trainable parameters; the others are buffers."""
+    new_model: Callable[[], nn.Module]
+    """Makes a model of the run's architecture with its initial weights."""
     aggregation: Mean
     """How uploads become one: the average, or a robust rule in its place (conf/aggregation/)."""
+    clients: Sequence[Client] = ()
+    """All registered clients, by id."""
+    round: int = 0
+    exchange: str = "train"
+    scoring: bool = True
+    """Whether devices score the model in this exchange."""
 
     def generator(self, *purpose: str | int) -> torch.Generator:
         """Random numbers keyed by (seed, purpose, round)."""
-
-    def new_model(self) -> nn.Module:
-        """A model of the run's architecture with its initial weights."""
+        return generator(self.seed, "server", *purpose, self.round)

@@ -19,11 +19,11 @@ from common.errors import GoldfinchError
 from common.prototypes import PrototypeSet
 from common.seeding import generator
 from common.wire.payload import Payload
-from strategies.core import shelf as module
+from strategies.core import federation as module
 from strategies.core.aggregation import Mean
 from strategies.core.exchange import Update
+from strategies.core.federation import PREFIX, Shelf
 from strategies.core.robust import Median, StatisticsMedian, TrimmedMean
-from strategies.core.shelf import PREFIX, Shelf
 
 SIZE = 2_000_000
 """Values of an answer: 8 MB."""
