@@ -330,10 +330,6 @@ class RunSettings:
         return Path(self.output).expanduser().absolute()
 
 
-def _default_output(choices: Mapping[str, str], seed: int) -> str:
-    return str(Path("outputs", choices["data"], choices["method"], f"seed-{seed}"))
-
-
 def with_method(settings: RunSettings, method: Any) -> RunSettings:
     """The same run with another method object; the record says so."""
     node = described(method)
@@ -366,7 +362,8 @@ def settings_of(raw: Mapping[str, Any]) -> RunSettings:
     values = {key: build(raw[key], key, targets.get(key)) for key in groups}
     values |= {each.name: raw[each.name] for each in fields(RunSettings) if each.name not in (*groups, "raw")}
     if values["output"] is None:
-        values["output"] = _default_output(raw["choices"], raw["seed"])
+        chosen = raw["choices"]
+        values["output"] = str(Path("outputs", chosen["data"], chosen["method"], f"seed-{raw['seed']}"))
     settings = made(RunSettings, {**values, "raw": raw})
     clients = settings.protocol.clients(settings.data)  # the protocol's domains must exist in the data set
     settings.aggregation.check(settings.method.name, settings.method.averages, settings.rounds.sampled(len(clients)))
