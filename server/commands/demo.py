@@ -18,7 +18,8 @@ from server.flower.submit import run_on_ray
 from server.results.overrides import own_model_of
 from server.results.report.page import write_report
 from server.results.run import Run, find_runs
-from server.results.table import group_rows, print_table, winner
+from server.results.seeds import best_run
+from server.results.table import group_rows, print_table
 from server.run.conduct import prepare_output
 from server.trackers.progress import watching
 
@@ -65,7 +66,7 @@ def demo(output: str = "outputs/demo", overrides: Sequence[str] = ()) -> None:
     print_table(folders)
     console.print(f"written to {Path(output).absolute()}: history.csv, summary.json, checkpoint/ of each run")
     console.print(f"to look at: {write_report(folders, Path(output) / 'report.html', images=True)}", soft_wrap=True)
-    if best := winner(group_rows(find_runs(folders))):
+    if best := best_run(group_rows(find_runs(folders))):
         show_predictions(best, Path(output))
     console.print("next: goldfinch run method=fpl data=glyphs; goldfinch list; goldfinch doctor")
 

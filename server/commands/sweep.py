@@ -29,7 +29,7 @@ from common.overrides import parse_overrides, quoted_override, restored
 from common.settings import RunSettings, settings_of
 from common.storage.files import write_text
 from server.results.run import Run
-from server.results.table import boards, group_rows, markdown, render
+from server.results.table import boards, group_rows, markdown, print_whole, render
 
 INTERRUPTED = (130, 143, -signal.SIGINT, -signal.SIGTERM)
 """Exit codes of a run that somebody stopped: it is not to be started anew."""
@@ -243,9 +243,7 @@ def _write_tables(jobs: Sequence[Job], output: Path, arguments: Sequence[str], c
     text = [f"`goldfinch sweep {' '.join(arguments)}`", ""]
     for members in boards([Run(job.folder) for job in jobs]):
         rows = group_rows(members)
-        table = render(rows, "final")
-        needed = Console(width=1000).measure(table).maximum
-        Console(width=max(console.width, needed)).print(table)
+        print_whole(render(rows, "final"))
         text += [markdown(rows, "final"), ""]
     write_text(output / "table.md", "\n".join(text))
     write_text(output / "sweep.json", json.dumps({"arguments": list(arguments)}, indent=2) + "\n")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from server.results.run import Run
 
@@ -25,6 +25,58 @@ class Value:
 
     def __str__(self) -> str:
         return f"{self.mean:.2f}" + (f" ± {self.deviation:.2f}" if self.deviation is not None else "")
+
+
+@dataclass
+class Group:
+    """Runs of one configuration, by seed.
+
+    Args:
+        label: the method's name, with the settings that tell it from its namesakes.
+        runs: the runs.
+    """
+
+    label: str
+    runs: list[Run] = field(default_factory=list)
+
+    @property
+    def seeds(self) -> list[int]:
+        """The runs' seeds."""
+        return [run.seed for run in self.runs]
+
+    @property
+    def personal(self) -> bool:
+        """Whether its scores are of clients' own models."""
+        return self.runs[0].personal
+
+    def values(self, column: str, rule: str = "final") -> list[float]:
+        """What each run that has it scored: ``average``, ``worst``, ``spread``, ``validation`` or ``domain:<name>``."""
+        rules = [run.summary["scores"] if run.summary else run.rules for run in self.runs]
+        scores = [each[rule] for each in rules if rule in each]
+        if column.startswith("domain:"):
+            scores, column = [score["accuracy"] for score in scores], column.removeprefix("domain:")
+        return [float(score[column]) for score in scores if score.get(column) is not None]
+
+    def value(self, column: str, rule: str = "final") -> Value | None:
+        """The same over seeds; ``None`` where no run has it."""
+        return Value.of(self.values(column, rule))
+
+
+def comparable(groups: Sequence[Group]) -> list[Group]:
+    """Groups among which a best one may be named: those scored on one shared model, or all if there are none."""
+    return [group for group in groups if not group.personal] or list(groups)
+
+
+def ranked(groups: Sequence[Group], rule: str = "final") -> list[Group]:
+    """Groups that were scored, the best average first."""
+    scored = [(value.mean, group) for group in groups if (value := group.value("average", rule))]
+    return [group for _, group in sorted(scored, key=lambda pair: -pair[0])]
+
+
+def best_run(groups: Sequence[Group], rule: str = "final") -> Run | None:
+    """The finished run of the lowest seed in the group with the best average; ``None`` if there is none."""
+    runs = [run for group in comparable(ranked(groups, rule))[:1] for run in group.runs if run.summary]
+    return min(runs, key=lambda run: run.seed, default=None)
 
 
 def averages(run: Run, domains: Sequence[str] = ()) -> dict[int, float]:

@@ -29,7 +29,7 @@ from server.results.report.plots import (
 )
 from server.results.report.prototypes import prototype_map, prototype_numbers
 from server.results.report.records import arrange
-from server.results.report.results import client_rows, cost, mean, score_rows, values
+from server.results.report.results import client_rows, cost, score_rows
 from server.results.run import Run, find_runs
 from server.run.prototype_log import Page
 
@@ -39,10 +39,10 @@ def test_scores_are_those_of_the_summaries(boards: Any) -> None:
     for rule in ("final", "last_n", "best_round"):
         summaries = [run.summary["scores"][rule] for run in group.runs]
         for column in ("average", "worst", "spread"):
-            assert values(group, column, rule) == pytest.approx([entry[column] for entry in summaries])
+            assert group.values(column, rule) == pytest.approx([entry[column] for entry in summaries])
         for domain in DOMAINS:
             expected = statistics.fmean(entry["accuracy"][domain] for entry in summaries)
-            assert mean(group, f"domain:{domain}", rule) == pytest.approx(expected)
+            assert group.value(f"domain:{domain}", rule).mean == pytest.approx(expected)
 
 
 def test_bands_are_mean_and_sample_deviation_of_the_runs_that_have_the_round() -> None:
@@ -60,9 +60,9 @@ def test_curves_end_where_the_table_does(boards: Any) -> None:
     group, plot = boards[0].groups[1], over_rounds(boards[0])
     average = line(plot, method="FPL", domain=AVERAGE, measure="Test accuracy in %")
     assert average["x"] == [0, 1, 2, 3, 4]
-    assert average["y"][-1] == pytest.approx(mean(group, "average"), rel=1e-5)
+    assert average["y"][-1] == pytest.approx(group.value("average").mean, rel=1e-5)
     worst = line(plot, method="FPL", domain=WORST)
-    assert worst["y"][-1] == pytest.approx(mean(group, "worst"), rel=1e-5)
+    assert worst["y"][-1] == pytest.approx(group.value("worst").mean, rel=1e-5)
     assert {row["term"] for row in losses(boards[0])["rows"]} == {"cross entropy", "contrast", "consistency"}
     assert line(costs(boards[0]), method="FPL", cost="bytes up a round")["x"] == [1, 2, 3, 4]
 
@@ -74,8 +74,8 @@ def test_bars_and_points_are_the_means_and_deviations_of_the_table(boards: Any, 
     assert plot["groups"] == [*DOMAINS, "average", "worst"]
     for group, (_, cells) in zip(board.groups, score_rows(board, rule), strict=True):
         bar, point = line(plot, method=group.label), line(accuracy_against_bytes(board, rule), method=group.label)
-        assert bar["y"] == [cell["mean"] for cell in cells[:-1]]
-        assert bar["sd"] == [cell["deviation"] for cell in cells[:-1]]
+        assert bar["y"] == [value.mean for value, _ in cells[:-1]]
+        assert bar["sd"] == [value.deviation for value, _ in cells[:-1]]
         assert (point["y"], point["sd"]) == (bar["y"][-2:-1], bar["sd"][-2:-1])
         traffic = [run.summary["bytes"]["up"] + run.summary["bytes"]["down"] for run in group.runs]
         assert point["x"] == [pytest.approx(statistics.fmean(traffic))]
@@ -89,11 +89,11 @@ def test_scores_on_own_models_are_marked_and_not_ranked_with_those_on_one(boards
     assert summary["scored"] == "own model"
     (board,) = arrange(find_runs([str(tmp_path)], finished=False))
     rows = {group.label: cells for group, cells in score_rows(board, "final")}
-    assert not any(cell["best"] for cell in rows["FedBN"])
+    assert not any(best for _, best in rows["FedBN"])
     for place in range(len(DOMAINS) + 2):
-        best = max(rows["FedAvg"][place]["mean"], rows["FPL"][place]["mean"])
-        assert [rows[name][place]["best"] for name in ("FedAvg", "FPL")] == [
-            rows[name][place]["mean"] == best for name in ("FedAvg", "FPL")
+        best = max(rows["FedAvg"][place][0].mean, rows["FPL"][place][0].mean)
+        assert [rows[name][place][1] for name in ("FedAvg", "FPL")] == [
+            rows[name][place][0].mean == best for name in ("FedAvg", "FPL")
         ]
     page = write_report([str(tmp_path)]).read_text()
     assert "FedBN <small>own models</small>" in page

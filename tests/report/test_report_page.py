@@ -21,7 +21,7 @@ from server.results.overrides import repeat_command
 from server.results.report import page as page_module
 from server.results.report.page import write_report
 from server.results.report.records import arrange
-from server.results.report.results import client_rows, mean
+from server.results.report.results import client_rows
 from server.results.run import Run, find_runs
 from server.results.templates import counted, duration, listing, size
 
@@ -197,9 +197,9 @@ def test_the_best_of_each_column_is_bold(html: str, boards: Any) -> None:
     table = html[html.index('<table class="scores from1">') : html.index("</table>")]
     groups = boards[0].groups
     for column in ("average", "worst"):
-        best = max(mean(group, column) for group in groups)
+        best = max(group.value(column).mean for group in groups)
         assert f"<strong>{best:.2f}</strong>" in table
-    lowest = min(mean(group, "spread") for group in groups)
+    lowest = min(group.value("spread").mean for group in groups)
     assert f"<strong>{lowest:.2f}</strong>" in table
 
 
@@ -214,7 +214,7 @@ def test_hashes_versions_failures_and_commands_are_there(html: str, boards: Any)
 
 
 def test_the_page_ends_with_the_command_that_takes_the_best_model(html: str, boards: Any) -> None:
-    best = max(boards[0].groups, key=lambda group: mean(group, "average"))
+    best = max(boards[0].groups, key=lambda group: group.value("average").mean)
     first = next(run for run in best.runs if run.seed == 0)
     assert html.count("goldfinch export") == 1
     assert f"goldfinch export {first.folder} --to models/{first.summary['method']}</pre>" in html

@@ -10,7 +10,8 @@ import pytest
 from common.errors import ConfigError
 from server.results.overrides import export_command
 from server.results.run import Run, find_runs
-from server.results.table import boards, group_rows, markdown, render, winner
+from server.results.seeds import best_run
+from server.results.table import boards, group_rows, markdown, render
 
 
 def entry(average: float, seed: int = 0, method: str = "fpl", data: str = "toy", **settings: Any) -> Run:
@@ -31,13 +32,13 @@ def entry(average: float, seed: int = 0, method: str = "fpl", data: str = "toy",
         "bytes": {"up": 1, "down": 1},
     }
     run = Run(Path("x"))
-    vars(run).update(options={"method._target_": method, **settings}, summary=summary)
+    vars(run).update(options={"method._target_": method, **settings}, summary=summary, config={"seed": seed})
     return run
 
 
 def test_seeds_share_a_row_with_their_sample_deviation() -> None:
     rows = group_rows([entry(50.0), entry(54.0, 1), entry(60.0, method="fedavg")])
-    assert [(row.label, len(row.summaries)) for row in rows] == [("fpl", 2), ("fedavg", 1)]
+    assert [(row.label, len(row.runs)) for row in rows] == [("fpl", 2), ("fedavg", 1)]
     text = markdown(rows, "final")
     assert "| fpl | global model | 51.00 ± 2.83 | 53.00 ± 2.83 | 52.00 ± 2.83 | 51.00 ± 2.83 | 2 | 0,1 |" in text
     assert "| fedavg | global model | **59.00** | **61.00** | **60.00** | **59.00** | 2 | 0 |" in text
@@ -62,13 +63,13 @@ def test_the_best_row_s_first_seed_leaves() -> None:
     own = entry(90.0, method="fedbn")
     own.summary["scored"] = "own model"  # type: ignore[index]  # a plain dict here
     runs = [entry(52.0), entry(58.0, 1, "fedavg"), entry(60.0, 0, "fedavg"), own]
-    best = winner(group_rows(runs))
+    best = best_run(group_rows(runs))
     assert best is runs[2]
     assert export_command(best) == "goldfinch export x --to models/fedavg"
-    assert winner(group_rows([own])) is own  # where there is nothing else
+    assert best_run(group_rows([own])) is own  # where there is nothing else
     unscored = entry(1.0)
     unscored.summary["scores"] = {}  # type: ignore[index]
-    assert winner(group_rows([unscored])) is None
+    assert best_run(group_rows([unscored])) is None
 
 
 def test_the_command_names_a_client_where_each_has_its_own(tmp_path: Path) -> None:
@@ -110,7 +111,7 @@ def test_rows_that_differ_in_more_than_a_label_holds_are_still_told_apart() -> N
 
 def test_the_same_run_on_another_engine_is_no_further_sample() -> None:
     (row,) = group_rows([entry(50.0), entry(50.0)])
-    assert len(row.summaries) == 1
+    assert len(row.runs) == 1
 
 
 def test_data_sets_do_not_share_a_table() -> None:

@@ -14,6 +14,7 @@ from markupsafe import Markup
 from common.errors import ConfigError
 from common.storage.files import write_text
 from common.versions import package_versions
+from server.results import seeds
 from server.results.overrides import export_command, repeat_command
 from server.results.report import plots, results
 from server.results.report.activation_maps import activation_maps
@@ -77,6 +78,7 @@ def render(boards: Sequence[Board], *, tsne: bool = False, images: bool = False)
         drawn=drawn,
         plots=plots,
         results=results,
+        seeds=seeds,
         repeat_command=repeat_command,
         export_command=export_command,
     )

@@ -16,8 +16,9 @@ from typing import Any
 
 from server.results.report.prototypes import prototype_map, prototype_numbers
 from server.results.report.records import Board, run_name
-from server.results.report.results import cost, values
+from server.results.report.results import cost
 from server.results.run import Run
+from server.results.seeds import Value
 
 MOST_CELLS = 150_000
 """Numbers of one run's confusion matrices in the page; rounds are thinned until they are no more."""
@@ -74,15 +75,9 @@ def accuracy_bars(board: Board, rule: str) -> Plot:
     columns = [*(f"domain:{name}" for name in board.domains), "average", "worst"]
     rows = []
     for group in board.groups:
-        found = [values(group, column, rule) for column in columns]
-        rows.append(
-            {
-                "method": group.label,
-                "y": [statistics.fmean(each) if each else None for each in found],
-                "sd": [statistics.stdev(each) if len(each) > 1 else None for each in found],
-                "format": {"digits": 1, "low": 0},
-            }
-        )
+        found = [group.value(column, rule) for column in columns]
+        row = {"method": group.label, "y": [each and each.mean for each in found]}
+        rows.append(row | {"sd": [each and each.deviation for each in found], "format": {"digits": 1, "low": 0}})
     groups = [*board.domains, "average", "worst"]
     return _wide("bars", "Accuracy in %", rows, board) | {"groups": groups, "height": 250}
 
@@ -91,11 +86,9 @@ def accuracy_against_bytes(board: Board, rule: str) -> Plot:
     """Average accuracy over the bytes of a run, both ways, both means over seeds."""
     rows = []
     for group in board.groups:
-        found = values(group, "average", rule)
-        traffic = statistics.fmean(sum(cost(run)["bytes"].values()) for run in group.runs)
-        if found:
-            spread = statistics.stdev(found) if len(found) > 1 else None
-            row = {"method": group.label, "x": [traffic], "y": [statistics.fmean(found)], "sd": [spread]}
+        if found := group.value("average", rule):
+            traffic = statistics.fmean(sum(cost(run)["bytes"].values()) for run in group.runs)
+            row = {"method": group.label, "x": [traffic], "y": [found.mean], "sd": [found.deviation]}
             rows.append(row | {"format": PERCENT})
     across = {"title": "bytes of a run, both ways", "format": {"bytes": True}}
     title = "Average accuracy in % against bytes"
@@ -198,16 +191,16 @@ def _over_seeds(
 def band(runs: Sequence[Points]) -> dict[str, Any]:
     """``x`` (rounds), ``y`` (mean), ``sd`` (sample standard deviation, ``None`` of a single run)."""
     rounds = sorted({number for points in runs for number in points})
-    columns = [[points[number] for points in runs if number in points] for number in rounds]
+    found = [Value.of([points[number] for points in runs if number in points]) for number in rounds]
     return {
         "x": rounds,
-        "y": [_short(statistics.fmean(column)) for column in columns],
-        "sd": [_short(statistics.stdev(column)) if len(column) > 1 else None for column in columns],
+        "y": [each and _short(each.mean) for each in found],
+        "sd": [each and _short(each.deviation) for each in found],
     }
 
 
-def _short(value: float) -> float:
-    return float(f"{value:.6g}")
+def _short(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.6g}")
 
 
 def _detailed(boards: Sequence[Board]) -> list[tuple[str, Run]]:

@@ -7,29 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from server.results.run import Run
-
-
-@dataclass
-class Group:
-    """Runs of one configuration, by seed.
-
-    Args:
-        label: the method's name, with the settings that tell it from its namesakes.
-        runs: the runs, by seed.
-    """
-
-    label: str
-    runs: list[Run] = field(default_factory=list)
-
-    @property
-    def seeds(self) -> list[int]:
-        """The runs' seeds."""
-        return [run.seed for run in self.runs]
-
-    @property
-    def personal(self) -> bool:
-        """Whether its scores are of clients' own models."""
-        return self.runs[0].personal
+from server.results.seeds import Group
 
 
 @dataclass

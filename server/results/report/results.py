@@ -8,8 +8,9 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from server.results.report.records import Board, Group
+from server.results.report.records import Board
 from server.results.run import Run
+from server.results.seeds import Group, Value, comparable, ranked
 from server.results.templates import duration, listing, size
 from server.trackers.events import describe
 
@@ -28,26 +29,6 @@ STATES = {
 }
 
 
-def values(group: Group, column: str, rule: str) -> list[float]:
-    """A column's value in each run: ``average``, ``worst``, ``spread``, ``validation`` or ``domain:<name>``."""
-    found = []
-    for run in group.runs:
-        score = run.rules.get(rule)
-        if score is None:
-            continue
-        name = column.removeprefix("domain:")
-        value = score["accuracy"].get(name) if column.startswith("domain:") else score.get(column)
-        if value is not None:
-            found.append(float(value))
-    return found
-
-
-def mean(group: Group, column: str, rule: str = "final") -> float | None:
-    """The column's mean over seeds; ``None`` where nothing was scored."""
-    found = values(group, column, rule)
-    return statistics.fmean(found) if found else None
-
-
 def title(boards: Sequence[Board]) -> str:
     """The page's title."""
     labels = list(dict.fromkeys(group.runs[0].title for board in boards for group in board.groups))
@@ -55,27 +36,9 @@ def title(boards: Sequence[Board]) -> str:
     return f"{shown} on {listing(list(dict.fromkeys(board.data for board in boards)))}"
 
 
-def ranked(groups: Sequence[Group]) -> list[Group]:
-    """Groups that were scored, the best average first."""
-    scored = [(value, group) for group in groups if (value := mean(group, "average")) is not None]
-    return [group for _, group in sorted(scored, key=lambda pair: -pair[0])]
-
-
-def comparable(groups: Sequence[Group]) -> list[Group]:
-    """Groups among which a best one may be named: those scored on one shared model, or all if there are none."""
-    return [group for group in groups if not group.personal] or list(groups)
-
-
-def best_run(board: Board) -> Run | None:
-    """The finished run of the lowest seed in the group with the best average."""
-    runs = [run for group in comparable(ranked(board.groups))[:1] for run in group.runs if run.summary]
-    return min(runs, key=lambda run: run.seed, default=None)
-
-
 def worst_domain(group: Group, domains: Sequence[str]) -> str:
     """The domain of the lowest mean accuracy."""
-    scored = [(mean(group, f"domain:{name}"), name) for name in domains]
-    return min((value, name) for value, name in scored if value is not None)[1]
+    return min((value.mean, name) for name in domains if (value := group.value(f"domain:{name}")))[1]
 
 
 def key_figures(boards: Sequence[Board]) -> list[tuple[str, str, str]]:
@@ -84,8 +47,9 @@ def key_figures(boards: Sequence[Board]) -> list[tuple[str, str, str]]:
     groups = comparable(ranked([group for board in boards for group in board.groups]))
     figures = []
     for column, name in (("average", "best average"), ("worst", "best worst domain")) if groups else ():
-        best = max(groups, key=lambda group: mean(group, column) or 0.0)
-        figures.append((f"{mean(best, column):.1f} %", name, best.label))
+        found = [(value.mean, group.label) for group in groups if (value := group.value(column))]
+        best, label = max(found, key=lambda pair: pair[0])
+        figures.append((f"{best:.1f} %", name, label))
     trouble = sum(1 for run in runs for row in run.activity if row["status"] in TROUBLE)
     seconds = statistics.fmean(float(run.summary.get("wall_seconds") or _wall(run)) for run in runs)
     traffic = statistics.fmean(sum(cost(run)["bytes"].values()) for run in runs)
@@ -111,27 +75,24 @@ def summaries(board: Board) -> list[str]:
     return ["average", "worst", "spread", *["validation"] * validated]
 
 
-def score_rows(board: Board, rule: str) -> Iterator[tuple[Group, list[dict[str, Any] | None]]]:
-    """Each group with its cells: mean, deviation over seeds, and whether it is the best; ``None`` without a score.
+def score_rows(board: Board, rule: str) -> Iterator[tuple[Group, list[tuple[Value | None, bool]]]]:
+    """Each group with its cells: the value over seeds, ``None`` without a score, and whether it is the best.
 
     Columns are the domains, average, worst and spread, of which the least is best. Rows scored on clients' own models
     are not ranked with those of one shared model.
     """
     columns = [*(f"domain:{name}" for name in board.domains), *summaries(board)]
-    best: dict[str, float] = {}
     rivals = comparable(board.groups)
+    best: dict[str, float] = {}
     for column in columns if len(rivals) > 1 else ():
-        means = [value for group in rivals if (value := mean(group, column, rule)) is not None]
-        if means:
+        if means := [value.mean for group in rivals if (value := group.value(column, rule))]:
             best[column] = min(means) if column == "spread" else max(means)
     for group in board.groups:
-        cells: list[dict[str, Any] | None] = []
+        cells = []
         for column in columns:
-            found = values(group, column, rule)
-            middle = statistics.fmean(found) if found else 0.0
-            strong = group in rivals and column in best and abs(middle - best[column]) < 1e-9
-            spread = statistics.stdev(found) if len(found) > 1 else None
-            cells.append({"mean": middle, "deviation": spread, "best": strong} if found else None)
+            value = group.value(column, rule)
+            strong = value is not None and column in best and abs(value.mean - best[column]) < 1e-9
+            cells.append((value, strong and group in rivals))
         yield group, cells
 
 
