@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -140,20 +138,22 @@ def execute(jobs: Sequence[Job], console: Console, finished: Callable[[], None] 
     failures: dict[Path, str] = {}
     if not waiting:
         return failures
-    clock = _Clock(total)
-    with _display(console, total) as progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[left]}"))
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=total, left="")
         for number, job in enumerate(waiting, 1):
             label = f"{job.row.label}, seed {job.seed}"
-            progress.begin(f"[{number}/{len(waiting)}] {label}")
+            bar.update(task, description=f"[{number}/{len(waiting)}] {label}")
             try:
-                summary = _conduct(job, _listener(clock, progress, label))
+                summary = _conduct(job, _listener(bar, label))
                 line = f"average {summary['average']:.2f}, worst {summary['worst']:.2f}"
                 finished()
             except GoldfinchError as error:
                 failures[job.folder] = str(error)
-                clock.total -= job.settings.train.rounds - job.rounds_done()
+                total -= job.settings.train.rounds - job.rounds_done()
+                bar.update(task, total=total)
                 line = f"FAILED: {error}"
-            told = f"[{number}/{len(waiting)}] {label}: {line}; {clock.left()} left"
+            told = f"[{number}/{len(waiting)}] {label}: {line}; {_left(bar)} left"
             console.print(told, highlight=False, markup=False)
     return failures
 
@@ -173,22 +173,12 @@ def _conduct(job: Job, listener: Listener) -> Mapping[str, Any]:
         return Run.open(job.folder).summary
 
 
-@dataclass
-class _Clock:
-    """Time left, from the rounds done so far."""
-
-    total: int
-    done: int = 0
-
-    def __post_init__(self) -> None:
-        self.started = time.perf_counter()
-
-    def left(self) -> str:
-        """Such as ``12 min``; ``?`` before the first round is done."""
-        if not self.done:
-            return "?"
-        elapsed = time.perf_counter() - self.started
-        return duration(elapsed / self.done * max(0, self.total - self.done))
+def _left(bar: Progress) -> str:
+    """Such as ``12 min``; ``?`` before the first round is done."""
+    task = bar.tasks[0]
+    if not task.completed:
+        return "?"
+    return duration((task.elapsed or 0.0) / task.completed * max(0.0, (task.total or 0.0) - task.completed))
 
 
 def duration(seconds: float) -> str:
@@ -198,33 +188,7 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-@dataclass
-class _Progress:
-    """The bar of a terminal; nothing where there is none."""
-
-    begin: Callable[[str], None]
-    advance: Callable[[str], None]
-
-
-def print_nothing(text: str) -> None:
-    """Where no terminal is, there is no bar."""
-
-
-@contextlib.contextmanager
-def _display(console: Console, total: int) -> Iterator[_Progress]:
-    if not console.is_terminal:
-        yield _Progress(print_nothing, print_nothing)
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[left]}"))
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("", total=total, left="")
-        yield _Progress(
-            lambda text: bar.update(task, description=text),
-            lambda text: bar.update(task, advance=1, left=text),
-        )
-
-
-def _listener(clock: _Clock, progress: _Progress, label: str) -> Listener:
+def _listener(bar: Progress, label: str) -> Listener:
     shown = ""
 
     def listen(name: str, entry: Mapping[str, Any]) -> None:
@@ -232,7 +196,7 @@ def _listener(clock: _Clock, progress: _Progress, label: str) -> Listener:
         if name == "score":
             shown = f"{label}: {entry['average']:.1f}; "
         if name in ("round done", "round skipped"):
-            clock.done += 1
-            progress.advance(f"{shown}{clock.left()} left")
+            bar.update(bar.task_ids[0], advance=1)
+            bar.update(bar.task_ids[0], left=f"{shown}{_left(bar)} left")
 
     return listen
