@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from common.models.base import Model
+from common.models.base import Model, MultilayerHead
 
 
-class Discriminator(nn.Module):
+class Discriminator(MultilayerHead):
     """Which client does a feature come from: ``D -> 512 -> 512 -> C``, batch norm and ReLU in between, no biases.
 
     FedPall's amplifier (ICCV 2025) and ADCOL's discriminator. For D = 2048 it has 1,314,816 parameters with 4 clients
@@ -23,19 +23,7 @@ class Discriminator(nn.Module):
     """
 
     def __init__(self, feature_size: int, client_count: int, hidden_size: int = 512) -> None:
-        super().__init__()
-        self.fc1 = nn.Linear(feature_size, hidden_size, bias=False)
-        self.bn1 = nn.BatchNorm1d(hidden_size)
-        self.fc2 = nn.Linear(hidden_size, hidden_size, bias=False)
-        self.bn2 = nn.BatchNorm1d(hidden_size)
-        self.fc3 = nn.Linear(hidden_size, client_count, bias=False)
-
-    def forward(self, features: Tensor) -> Tensor:
-        """``[B, C]``: logits over clients of ``features [B, D]``."""
-        hidden = torch.relu(self.bn1(self.fc1(features)))
-        hidden = torch.relu(self.bn2(self.fc2(hidden)))
-        logits: Tensor = self.fc3(hidden)
-        return logits
+        super().__init__(feature_size, client_count, hidden_size, bias=False)
 
 
 class ProjectionHead(nn.Module):
@@ -146,21 +134,17 @@ class GaussianBackbone(nn.Module):
         self.network = backbone
         self.gaussian = GaussianLayer(feature_size, latent_size)
 
-    def distribution(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """``(mean [B, Z], deviation [B, Z] > 0)`` of ``images [B, 3, H, W]``."""
-        mean, deviation = self.gaussian(self.network(images))
-        return mean, deviation
-
     def forward(self, images: Tensor) -> Tensor:
         """``[B, Z]``: the mean, which may be negative."""
-        return self.distribution(images)[0]
+        mean: Tensor = self.gaussian(self.network(images))[0]
+        return mean
 
 
 class ProbabilisticModel(Model):
     """FedSR's network: ``model``'s backbone, a Gaussian over Z latent features, one linear layer.
 
-    ``features`` (and so ``forward``) give the mean; training samples with :meth:`sample`, testing averages over samples
-    with :meth:`predict`. ``model``'s own head is left out.
+    ``features`` (and so ``forward``) give the mean; training takes a :func:`sample`, testing averages over some with
+    :meth:`average`. ``model``'s own head is left out.
     """
 
     backbone: GaussianBackbone
@@ -171,11 +155,8 @@ class ProbabilisticModel(Model):
 
     def distribution(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """``(mean [B, Z], deviation [B, Z] > 0)`` of ``images [B, 3, H, W]``."""
-        return self.backbone.distribution(images)
-
-    def predict(self, images: Tensor, generator: torch.Generator, samples: int = 20) -> Tensor:
-        """``[B, K]``: :meth:`average` of the images' features."""
-        return self.average(*self.distribution(images), generator, samples)
+        mean, deviation = self.backbone.gaussian(self.backbone.network(images))
+        return mean, deviation
 
     def average(self, mean: Tensor, deviation: Tensor, generator: torch.Generator, samples: int = 20) -> Tensor:
         """``[B, K]``: the logarithm of the class probabilities averaged over ``samples`` draws of the features."""

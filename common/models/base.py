@@ -155,13 +155,15 @@ class MultilayerHead(nn.Module):
     batch needs two images or more.
     """
 
-    def __init__(self, feature_size: int, class_count: int, hidden_size: int = 512, norm: Norm = "batch") -> None:
+    def __init__(
+        self, feature_size: int, class_count: int, hidden_size: int = 512, norm: Norm = "batch", *, bias: bool = True
+    ) -> None:
         super().__init__()
-        self.fc1 = nn.Linear(feature_size, hidden_size)
+        self.fc1 = nn.Linear(feature_size, hidden_size, bias)
         self.bn1 = norm_1d(norm, hidden_size)
-        self.fc2 = nn.Linear(hidden_size, hidden_size)
+        self.fc2 = nn.Linear(hidden_size, hidden_size, bias)
         self.bn2 = norm_1d(norm, hidden_size)
-        self.fc3 = nn.Linear(hidden_size, class_count)
+        self.fc3 = nn.Linear(hidden_size, class_count, bias)
 
     def forward(self, features: Tensor) -> Tensor:
         """``[B, K]``: logits of ``features [B, D]``."""

@@ -24,8 +24,3 @@ def norm_state_names(model: nn.Module) -> set[str]:
 def body_names(model: nn.Module) -> set[str]:
     """Names of the backbone's state."""
     return {name for name in model.state_dict() if name.startswith("backbone.")}
-
-
-def parameter_names(model: nn.Module) -> set[str]:
-    """Names of what an optimiser may change."""
-    return {name for name, _ in model.named_parameters()}

@@ -152,7 +152,7 @@ def test_probabilistic_model():
 def test_predict_averages_probabilities_over_samples():
     model = ProbabilisticModel(Small().build(4, 32, 0), 5).eval().requires_grad_(False)
     images = torch.randn(2, 3, 32, 32)
-    prediction = model.predict(images, generator(1, "predict"), samples=6)
+    prediction = model.average(*model.distribution(images), generator(1, "predict"), samples=6)
     mean, deviation = model.distribution(images)
     draws = generator(1, "predict")
     expected = torch.zeros(2, 4)

@@ -5,7 +5,6 @@ from common.models.partition import (
     COUNTER,
     body_names,
     norm_state_names,
-    parameter_names,
 )
 from common.models.specs import FedBNDigit, ResNet10, Small, TorchvisionResNet
 
@@ -30,7 +29,7 @@ def test_parts_cover_the_state_without_overlap(spec):
     model = spec.build(10, 32, 0)
     everything = set(model.state_dict())
     assert everything - body_names(model) == {name for name in everything if name.startswith("head.")}
-    buffers = everything - parameter_names(model)
+    buffers = everything - set(dict(model.named_parameters()))
     assert buffers < norm_state_names(model) < everything
     assert {name.rpartition(".")[2] for name in buffers} == {"running_mean", "running_var", COUNTER}
 
@@ -46,7 +45,7 @@ def test_names_of_the_small_network():
 def test_group_norm_does_not_count():
     model = ResNet10("group").build(10, 32, 0)
     assert norm_state_names(model) == set()
-    assert set(model.state_dict()) == parameter_names(model)
+    assert set(model.state_dict()) == set(dict(model.named_parameters()))
 
 
 def test_batch_norm_is_known_by_its_type():
