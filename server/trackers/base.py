@@ -7,8 +7,7 @@ import importlib
 import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from types import ModuleType
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, ClassVar, NamedTuple, Protocol
 
 from pydantic import Field
 
@@ -39,17 +38,28 @@ class Report:
         prometheus_address: network address it listens on; ``0.0.0.0`` is every one, as a container needs.
     """
 
+    library: ClassVar[str] = ""
+    """What a kind of report writes with: the module, and the extra that it is in."""
+
     prometheus_port: Annotated[int, Field(gt=0, lt=65536)] | None = None
     prometheus_address: str = "127.0.0.1"
 
     def require(self) -> None:
-        """Check that the library is there.
+        """Check that the libraries are there.
 
         Raises:
-            ConfigError: it is not; the message says how to install it.
+            ConfigError: one is not; the message says how to install it.
         """
-        if self.prometheus_port is not None:
-            library("prometheus_client", "prometheus")
+        extras = {"prometheus_client": "prometheus"} if self.prometheus_port is not None else {}
+        extras |= {self.library: self.library} if self.library else {}
+        for module, extra in extras.items():
+            try:
+                importlib.import_module(module)
+            except ImportError as error:
+                raise ConfigError(
+                    f"this report needs {module}, which cannot be imported ({error}); "
+                    f"pip install 'goldfinch-fl[{extra}]', or choose report=csv"
+                ) from error
 
     def trackers(self, settings: RunSettings) -> list[Tracker]:
         """The trackers, opened.
@@ -68,21 +78,6 @@ class Report:
                 f"report.prometheus_port={self.prometheus_port}: cannot listen on {self.prometheus_address} "
                 f"({error.strerror}); choose another port or null"
             ) from error
-
-
-def library(module: str, extra: str) -> ModuleType:
-    """A tracker's library.
-
-    Raises:
-        ConfigError: it is not installed.
-    """
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise ConfigError(
-            f"this report needs {module}, which cannot be imported ({error}); "
-            f"pip install 'goldfinch-fl[{extra}]', or choose report=csv"
-        ) from error
 
 
 def report_of(settings: RunSettings) -> Report:
@@ -104,10 +99,8 @@ def tracking(settings: RunSettings, listeners: Sequence[Listener]) -> Iterator[l
 
     A tracker that raises is left out from then on, ``listeners`` are told ``tracker failed``, and the run goes on.
     """
-    guards: list[Guard] = []
+    guards = [Guard(tracker, listeners) for tracker in report_of(settings).trackers(settings)]
     try:
-        for tracker in report_of(settings).trackers(settings):
-            guards.append(Guard(tracker, listeners))
         yield [*listeners, *guards]
     finally:
         for guard in guards:
@@ -147,8 +140,7 @@ class Guard:
             listener("tracker failed", {"tracker": kind, "reason": f"{type(error).__name__}: {error}"})
 
 
-@checked
-class Scalar:
+class Scalar(NamedTuple):
     """One number of one round.
 
     Args:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from common.config import checked
 from common.settings import RunSettings, flat
-from server.trackers.base import Report, Tracker, library, scalars
+from server.trackers.base import Report, Tracker, scalars
 
 MOST_METRICS = 1000
 MOST_PARAMETERS = 100
@@ -25,13 +25,10 @@ class MLflow(Report):
         experiment: MLflow's name for a group of runs.
     """
 
+    library: ClassVar[str] = "mlflow"
+
     tracking_uri: str | None = None
     experiment: str = "goldfinch"
-
-    def require(self) -> None:
-        """See :class:`~server.trackers.base.Report`."""
-        super().require()
-        library("mlflow", "mlflow")
 
     def trackers(self, settings: RunSettings) -> list[Tracker]:
         """See :class:`~server.trackers.base.Report`."""

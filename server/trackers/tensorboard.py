@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from common.config import checked
 from common.settings import RunSettings, flat
-from server.trackers.base import Report, Tracker, library, scalars
+from server.trackers.base import Report, Tracker, scalars
 
 
 @checked
@@ -19,12 +19,9 @@ class TensorBoard(Report):
         folder: where the event files go; ``None`` is ``tensorboard`` in the run's folder.
     """
 
-    folder: str | None = None
+    library: ClassVar[str] = "tensorboard"
 
-    def require(self) -> None:
-        """See :class:`~server.trackers.base.Report`."""
-        super().require()
-        library("tensorboard", "tensorboard")
+    folder: str | None = None
 
     def trackers(self, settings: RunSettings) -> list[Tracker]:
         """See :class:`~server.trackers.base.Report`."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from common.config import checked
 from common.settings import RunSettings
-from server.trackers.base import Report, Tracker, library, scalars
+from server.trackers.base import Report, Tracker, scalars
 
 
 @checked
@@ -19,13 +19,10 @@ class WeightsAndBiases(Report):
         mode: ``offline`` writes to the run's folder only; ``online`` sends at once and needs ``wandb login``.
     """
 
+    library: ClassVar[str] = "wandb"
+
     project: str = "goldfinch"
     mode: Literal["offline", "online"] = "offline"
-
-    def require(self) -> None:
-        """See :class:`~server.trackers.base.Report`."""
-        super().require()
-        library("wandb", "wandb")
 
     def trackers(self, settings: RunSettings) -> list[Tracker]:
         """See :class:`~server.trackers.base.Report`."""
