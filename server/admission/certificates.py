@@ -24,7 +24,7 @@ import ipaddress
 import re
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography import x509
@@ -96,19 +96,8 @@ class Certificates:
         return self.operator / "nodes" / f"{name}.pub"
 
 
-@dataclass
-class Made:
-    """What :func:`ensure` did: one line per file, for the operator."""
-
-    lines: list[str] = field(default_factory=list)
-
-    def note(self, text: str, path: Path) -> None:
-        """Add a line."""
-        self.lines.append(f"{text:28} {path}")
-
-
-def ensure(folder: Path, hosts: Sequence[str], nodes: Sequence[str] = (), days: int = SERVER_DAYS) -> Made:
-    """Make what is missing, renew what ends soon, keep the rest; what was done.
+def ensure(folder: Path, hosts: Sequence[str], nodes: Sequence[str] = (), days: int = SERVER_DAYS) -> list[str]:
+    """Make what is missing, renew what ends soon, keep the rest; what was done, one line per file.
 
     Args:
         folder: where the files go; made if it is missing.
@@ -124,32 +113,31 @@ def ensure(folder: Path, hosts: Sequence[str], nodes: Sequence[str] = (), days: 
     for name in nodes:
         if not NODE_NAME.fullmatch(name):
             raise ConfigError(f"node={name!r} cannot be a file name; use letters, digits, dot, dash, underscore")
-    files, made = Certificates(folder), Made()
+    files, made = Certificates(folder), list[tuple[str, Path]]()
     hosts = list(dict.fromkeys([*hosts, *LOCAL_HOSTS]))
     if files.authority.exists():
-        made.note("kept the authority", files.authority)
+        made.append(("kept the authority", files.authority))
     else:
         _make_authority(files)
-        made.note("made the authority", files.authority)
-    reason = _server_outdated(files, hosts)
-    if reason:
+        made.append(("made the authority", files.authority))
+    if reason := _server_outdated(files, hosts):
         _make_server(files, hosts, days)
-        made.note(f"made the server's ({reason})", files.server)
+        made.append((f"made the server's ({reason})", files.server))
     else:
-        made.note("kept the server's", files.server)
+        made.append(("kept the server's", files.server))
     if not files.superexec_secret.exists():
         _write(files.superexec_secret, secrets.token_urlsafe(32).encode(), private=True)
-        made.note("made the SuperExec secret", files.superexec_secret)
+        made.append(("made the SuperExec secret", files.superexec_secret))
     for name in nodes:
         if files.node_public_key(name).exists() or files.node_key(name).exists():
-            made.note("kept a node's key", files.node_key(name))
+            made.append(("kept a node's key", files.node_key(name)))
         else:
             _make_node(files, name)
-            made.note("made a node's key", files.node_key(name))
+            made.append(("made a node's key", files.node_key(name)))
     devices = [files.node(name) for name in nodes if files.node_key(name).exists()]
     for party in [files.server.parent, files.superexec_secret.parent, files.operator, *devices]:
         _write(party / files.authority.name, files.authority.read_bytes(), private=False)
-    return made
+    return [f"{text:28} {path}" for text, path in made]
 
 
 def _make_authority(files: Certificates) -> None:

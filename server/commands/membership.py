@@ -22,7 +22,7 @@ def certificates(arguments: Sequence[str]) -> None:
     days = given["days"][-1] if given["days"] else str(SERVER_DAYS)
     if not days.isdecimal():
         raise ConfigError(f"days={days} is not a number of days")
-    for line in ensure(folder, given["host"], given["node"], int(days)).lines:
+    for line in ensure(folder, given["host"], given["node"], int(days)):
         print(line)
     print(f"keep {folder / 'authority'} to yourself; give the server server/, and each device its folder of nodes/")
 
