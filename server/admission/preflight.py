@@ -6,6 +6,7 @@ import ssl
 from collections.abc import Callable
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -30,7 +31,7 @@ def clock_difference(entrance: str, authority: Path | None, now: Callable[[], da
     Raises:
         EngineError: the server cannot be reached, is another, or does not say what time it is.
     """
-    now = now or _now
+    now = now or partial(datetime.now, UTC)
     verify: ssl.SSLContext | bool = True
     if authority is not None:
         try:
@@ -52,10 +53,6 @@ def clock_difference(entrance: str, authority: Path | None, now: Callable[[], da
     except (KeyError, ValueError) as error:
         raise EngineError(f"{url} does not say what time it is") from error
     return (before + (after - before) / 2 - theirs).total_seconds() - RESOLUTION / 2
-
-
-def _now() -> datetime:
-    return datetime.now(UTC)
 
 
 def what_is_wrong(ahead: float) -> str | None:

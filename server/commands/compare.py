@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from rich.markdown import Markdown
 from common.errors import ConfigError
 from common.storage.files import write_json, write_text
 from server.commands.sweep import Job, all_options, execute
-from server.commands.tune import Hunt, fresh_runs, hunt_of, scores_of, search, tried, write_best
+from server.commands.tune import Hunt, fresh_runs, hunt_of, scores_of, search, speaker, tried, write_best
 from server.results.seeds import Value
 from server.results.table import OWN_MODELS
 
@@ -83,13 +82,14 @@ def compare(words: Sequence[str], output: Path, trials: int, seeds: Sequence[int
         raise ConfigError("goldfinch compare methods=fedavg,fpl data=glyphs trials=20 seeds=0,1,2: methods and seeds")
     names = all_options(f"method={chosen[0]}").partition("=")[2].split(",")
     console, hunts = Console(), []
+    say = speaker(console)
     for name in dict.fromkeys([BASE, *names]):
         try:
             hunts.append(hunt_of([f"method={name}", *rest], output, trials, seeds))
         except ConfigError as error:
             if chosen[0] != "*":
                 raise
-            console.print(f"left out: {name}: {error}", highlight=False, markup=False, soft_wrap=True)
+            say(f"left out: {name}: {error}")
     rivals = []
     for hunt in hunts:
         study = search(hunt, jobs, console)
@@ -103,9 +103,9 @@ def compare(words: Sequence[str], output: Path, trials: int, seeds: Sequence[int
     text = table(rivals, seeds)
     write_text(output / "compare.md", f"`goldfinch compare {' '.join(words)} trials={trials}`\n\n{text}\n")
     scores = {rival.hunt.settings.method.name: scores_of(rival.runs) for rival in rivals}
-    write_json(output / "compare.json", json.loads(json.dumps({"seeds": list(seeds), "scores": scores})))
+    write_json(output / "compare.json", {"seeds": list(seeds), "scores": scores})
     console.print(Markdown(text))
-    console.print(f"wrote {output / 'compare.md'}", highlight=False, markup=False, soft_wrap=True)
+    say(f"wrote {output / 'compare.md'}")
 
 
 def table(rivals: Sequence[Rival], seeds: Sequence[int]) -> str:

@@ -86,9 +86,11 @@ class LocalDeployment:
 
     def start_link(self) -> Child:
         """Start the SuperLink, with its registry in a database so that it survives a restart."""
-        files = self.certificates
+        files, verify = self.certificates, None
+        scheme = "https" if self.secure else "http"
         if self.secure:
             ensure(files.folder, [], list(self.nodes))
+            verify = ssl.create_default_context(cafile=str(files.authority))
             trust = f"root-certificates = {json.dumps(str(files.operator / 'ca.crt'))}"
             security = ["--ssl-ca-certfile", str(files.server.parent / "ca.crt"), "--ssl-certfile", str(files.server)]
             security += ["--ssl-keyfile", str(files.server_key), "--enable-supernode-auth"]
@@ -104,7 +106,7 @@ class LocalDeployment:
         database.chmod(0o600)  # it names devices and their keys; SQLite gives the files beside it the same mode
         command += ["--database", str(database), "--disable-runtime-dependency-installation"]
         child = self.processes.start("superlink", command, flower_environment(self.home, OMP_NUM_THREADS="1", **SOON))
-        wait_healthy(child, f"{self._scheme}://{self.address}/health", START_SECONDS, self._verify())
+        wait_healthy(child, f"{scheme}://{self.address}/health", START_SECONDS, verify or True)
         self.children["superlink"] = child
         return child
 
@@ -146,13 +148,6 @@ class LocalDeployment:
         """
         neutral = Path(tempfile.mkdtemp(dir=self.folder))
         submit(settings, overrides, CONNECTION, flower_environment(self.home), neutral, {}, listeners)
-
-    @property
-    def _scheme(self) -> str:
-        return "https" if self.secure else "http"
-
-    def _verify(self) -> ssl.SSLContext | bool:
-        return ssl.create_default_context(cafile=str(self.certificates.operator / "ca.crt")) if self.secure else True
 
 
 def one_node_per_client(settings: RunSettings) -> dict[str, dict[str, object]]:

@@ -19,6 +19,8 @@ from common.versions import package_versions, shadows
 
 OK, WARN, FAIL = "ok", "note", "FAIL"
 PINNED_FLOWER = "1.41"
+PROGRAMS = ("flwr", "flower-superlink", "flower-supernode", "flower-superexec", "flwr-clientapp", "flwr-serverapp")
+REINSTALL = "make setup, or pip install -c requirements.txt in the checkout"
 
 
 @dataclass(frozen=True)
@@ -84,12 +86,9 @@ def _versions() -> Iterator[Finding]:
     for name in ("torch", "torchvision", "flwr", "ray", "hydra-core", "finch-clust", "safetensors", "numpy", "triton"):
         if name in versions:
             yield Finding(OK, name, versions[name])
-        elif name in ("ray", "triton"):
-            yield Finding(
-                WARN, name, "not installed", f"needed for {'engine=ray' if name == 'ray' else 'CUDA kernels'}"
-            )
         else:
-            yield Finding(FAIL, name, "not installed", "make setup, or pip install -c requirements.txt in the checkout")
+            use = {"ray": "engine=ray", "triton": "CUDA kernels"}.get(name)
+            yield Finding(WARN if use else FAIL, name, "not installed", f"needed for {use}" if use else REINSTALL)
     flower = versions.get("flwr", "")
     if flower and not flower.startswith(PINNED_FLOWER + "."):
         remedy = f"every machine of a federation needs flwr {PINNED_FLOWER}: install requirements.txt"
@@ -120,21 +119,9 @@ def _compute() -> Iterator[Finding]:
 
 def _flower_programs() -> Iterator[Finding]:
     here = Path(sys.executable).parent
-    for name in (
-        "flwr",
-        "flower-superlink",
-        "flower-supernode",
-        "flower-superexec",
-        "flwr-clientapp",
-        "flwr-serverapp",
-    ):
+    for name in PROGRAMS:
         if not (here / name).exists():
-            yield Finding(
-                FAIL,
-                name,
-                f"not beside {sys.executable}",
-                "make setup, or pip install -c requirements.txt in the checkout",
-            )
+            yield Finding(FAIL, name, f"not beside {sys.executable}", REINSTALL)
     found = shutil.which("flower-superlink")
     if found is None or Path(found).resolve().parent != here.resolve():
         remedy = f"Flower starts its programs by bare name: source {here / 'activate'} before a plain flwr run"
@@ -188,14 +175,11 @@ def _memory() -> Iterator[Finding]:
     shared, disk = Path("/dev", "shm"), shutil.disk_usage(Path.cwd())  # Ray's object store lives there
     if shared.exists():
         size = shutil.disk_usage(shared).total / 2**30
-        state = OK if size >= 1 else WARN
-        yield Finding(
-            state, str(shared), f"{size:.1f} GiB", "" if size >= 1 else "docker: --shm-size=2g, or engine=inline"
-        )
+        state, remedy = (OK, "") if size >= 1 else (WARN, "docker: --shm-size=2g, or engine=inline")
+        yield Finding(state, str(shared), f"{size:.1f} GiB", remedy)
     free = disk.free / 2**30
-    yield Finding(
-        OK if free > 2 else WARN, "disk", f"{free:.1f} GiB free here", "" if free > 2 else "runs keep checkpoints"
-    )
+    state, remedy = (OK, "") if free > 2 else (WARN, "runs keep checkpoints")
+    yield Finding(state, "disk", f"{free:.1f} GiB free here", remedy)
     if hasattr(os, "sysconf"):
         total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
         yield Finding(OK, "memory", f"{total:.1f} GiB; a Ray actor with torch takes about 0.9 GiB")

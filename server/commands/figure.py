@@ -9,9 +9,9 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from common.errors import ConfigError, nearest
-from server.plots.figures import bars, check_format, convergence, save, score, sensitivity
+from server.plots.figures import bars, check_format, convergence, save, sensitivity
 from server.results.run import Run, find_runs, labels
-from server.results.seeds import Value, curve
+from server.results.seeds import Group, curve
 
 KINDS = ("convergence", "features", "cam", "heatmap", "bars")
 
@@ -67,34 +67,25 @@ def _labels_in(path: Path) -> dict[Path, str]:
 
 def bars_of(runs: Sequence[Run], rule: str) -> Figure:
     """Accuracy per domain and on average, one bar for each label, seeds of one label together."""
-    groups = [*dict.fromkeys(name for run in runs for name in _accuracy(run, rule)), "average"]
-    series = {}
-    for label, members in _grouped(runs).items():
-        scored = [run for run in members if _accuracy(run, rule)]
-        series[label] = [
-            Value.of([score(run, rule, name) for run in scored if name in {"average", *_accuracy(run, rule)}])
-            for name in groups
-        ]
-    return bars(groups, series, _title(runs))
-
-
-def _accuracy(run: Run, rule: str) -> Mapping[str, float]:
-    found: Mapping[str, float] = run.summary["scores"].get(rule, {}).get("accuracy", {})
-    return found
+    scores = [run.summary["scores"].get(rule, {}) for run in runs]
+    domains = list(dict.fromkeys(name for score in scores for name in score.get("accuracy", {})))
+    columns = [*(f"domain:{name}" for name in domains), "average"]
+    series = {group.label: [group.value(column, rule) for column in columns] for group in _grouped(runs)}
+    return bars([*domains, "average"], series, _title(runs))
 
 
 def curves_of(runs: Sequence[Run]) -> Figure:
     """Average accuracy by round of runs, seeds of one label together."""
-    curves = {label: curve(members) for label, members in _grouped(runs).items()}
+    curves = {group.label: curve(group.runs) for group in _grouped(runs)}
     return convergence(curves, _title(runs))
 
 
-def _grouped(runs: Sequence[Run]) -> dict[str, list[Run]]:
+def _grouped(runs: Sequence[Run]) -> list[Group]:
     """Runs by label; the seeds of one label together."""
-    found: dict[str, list[Run]] = {}
+    found: dict[str, Group] = {}
     for run, name in zip(runs, names_of(runs), strict=True):
-        found.setdefault(name, []).append(run)
-    return found
+        found.setdefault(name, Group(name)).runs.append(run)
+    return list(found.values())
 
 
 def _title(runs: Sequence[Run]) -> str:

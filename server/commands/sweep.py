@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import os
 import re
 import signal
@@ -18,7 +17,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hydra.core.override_parser.types import Override
 from rich.console import Console
 from rich.markup import escape
 
@@ -27,7 +25,7 @@ from common.config import compose_config, with_tuned
 from common.errors import ConfigError, GoldfinchError
 from common.overrides import parse_overrides, quoted_override, restored
 from common.settings import RunSettings, settings_of
-from common.storage.files import write_text
+from common.storage.files import write_json, write_text
 from server.results.run import Run
 from server.results.table import boards, group_rows, markdown, print_whole, render
 
@@ -85,7 +83,7 @@ def plan(arguments: Sequence[str], output: Path) -> tuple[list[Job], dict[str, s
     axes = [item for item in parsed if item.is_sweep_override()]
     fixed = [restored(item.input_line) for item in parsed if not item.is_sweep_override()]
     jobs, skipped = [], {}
-    for values in itertools.product(*(_values(axis) for axis in axes)):
+    for values in itertools.product(*(axis.sweep_string_iterator() for axis in axes)):
         chosen = [restored(f"{axis.key_or_group}={value}") for axis, value in zip(axes, values, strict=True)]
         folder = output.joinpath(*(re.sub(r"[^\w.+-]+", "-", item) for item in chosen))
         overrides = (*fixed, *chosen, quoted_override("output", folder.absolute()))
@@ -108,10 +106,6 @@ def all_options(item: str) -> str:
     if not options:
         raise ConfigError(f"{item}: only a group of conf/ can be swept with *")
     return f"{key}={','.join(options)}"
-
-
-def _values(axis: Override) -> list[str]:
-    return [str(value) for value in axis.sweep_string_iterator()]
 
 
 def sweep(arguments: Sequence[str], output: Path, jobs: int = 1) -> None:
@@ -181,10 +175,6 @@ class Progress:
         self.write(escape("\n".join(f"{label}: {line}" for label, line in list(self.lines.items()))))
 
 
-def _last_line(log: Path) -> str:
-    return log.read_text(errors="replace").strip().rpartition("\n")[2]
-
-
 def run_apart(
     job: Job,
     running: dict[str, subprocess.Popen[bytes]],
@@ -214,7 +204,7 @@ def run_apart(
             running[job.label] = process
             code = None
             while code is None:
-                show(job.label, _last_line(log))
+                show(job.label, log.read_text(errors="replace").strip().rpartition("\n")[2])
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     code = process.wait(LOOK_SECONDS)
                 if code is None and enough():
@@ -246,5 +236,5 @@ def _write_tables(jobs: Sequence[Job], output: Path, arguments: Sequence[str], c
         print_whole(render(rows, "final"))
         text += [markdown(rows, "final"), ""]
     write_text(output / "table.md", "\n".join(text))
-    write_text(output / "sweep.json", json.dumps({"arguments": list(arguments)}, indent=2) + "\n")
+    write_json(output / "sweep.json", {"arguments": list(arguments)})
     console.print(f"wrote {output.absolute() / 'table.md'}", markup=False)

@@ -41,6 +41,8 @@ RATE_FACTOR = 10.0
 STARTUP = 5
 """Trials that are never broken off, and as many points drawn at random before the sampler learns."""
 
+COUNTED = ("RUNNING", "COMPLETE", "PRUNED")
+
 
 def space_of(settings: RunSettings) -> dict[str, Search]:
     """What is searched for a method, by setting: the fields that it marks, and the learning rate."""
@@ -113,6 +115,11 @@ def hunt_of(words: Sequence[str], output: Path, trials: int, seeds: Sequence[int
     return Hunt(tuple(words), settings, output / choices["data"] / choices["method"], trials)
 
 
+def speaker(console: Console) -> Callable[[str], None]:
+    """What prints a text as it stands, however long its lines are."""
+    return partial(console.print, highlight=False, markup=False, soft_wrap=True)
+
+
 def search(hunt: Hunt, jobs: int, console: Console) -> Study:
     """Do the trials that are missing, ``jobs`` at a time; the study, which outlives interruption in ``study.db``.
 
@@ -124,7 +131,7 @@ def search(hunt: Hunt, jobs: int, console: Console) -> Study:
     with libraries_of("tune", "goldfinch tune"):
         import optuna
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    say = partial(console.print, highlight=False, markup=False, soft_wrap=True)
+    say = speaker(console)
     rounds = hunt.settings.train.rounds
     hunt.folder.mkdir(parents=True, exist_ok=True)
     with _damage(hunt.folder):
@@ -173,7 +180,8 @@ def search(hunt: Hunt, jobs: int, console: Console) -> Study:
                 return
             with lock:
                 study.tell(trial, outcome[0], state=None if outcome[0] is not None else optuna.trial.TrialState.PRUNED)
-                say(f"[{len(tried(study))}/{total}] {' '.join(map(_brief, values.items()))}: {outcome[1]}")
+                chosen = (f"{name.rpartition('.')[2]}={value:.3g}" for name, value in values.items())
+                say(f"[{len(tried(study))}/{total}] {' '.join(chosen)}: {outcome[1]}")
 
     with console.status("starting") as status, ThreadPoolExecutor(jobs) as pool:
         show = Progress(status.update)
@@ -192,9 +200,6 @@ def search(hunt: Hunt, jobs: int, console: Console) -> Study:
     return study
 
 
-COUNTED = ("RUNNING", "COMPLETE", "PRUNED")
-
-
 @contextlib.contextmanager
 def _damage(folder: Path) -> Iterator[None]:
     from sqlalchemy.exc import SQLAlchemyError
@@ -208,10 +213,6 @@ def _damage(folder: Path) -> Iterator[None]:
 def tried(study: Study) -> list[FrozenTrial]:
     """The trials that came to their end or were broken off, in their order."""
     return [trial for trial in study.get_trials(deepcopy=False) if trial.state.name in ("COMPLETE", "PRUNED")]
-
-
-def _brief(item: tuple[str, float]) -> str:
-    return f"{item[0].rpartition('.')[2]}={item[1]:.3g}"
 
 
 def _try(
@@ -325,21 +326,18 @@ def tune(words: Sequence[str], output: Path, trials: int, seeds: Sequence[int], 
         ConfigError: see :func:`hunt_of` and :func:`search`, or a fresh run failed.
     """
     console = Console()
+    say = speaker(console)
     hunt = hunt_of(words, output, trials, seeds)
     study = search(hunt, jobs, console)
     path, best = write_best(hunt, study), study.best_trial.params
-    start = printed(hunt.settings, space_of(hunt.settings))
-    console.print(f"best: {' '.join(overrides_for(best))}", highlight=False, markup=False, soft_wrap=True)
-    kinds = {"printed": fresh_runs(hunt, "printed", start, seeds), "found": fresh_runs(hunt, "found", best, seeds)}
-    failures = (
-        execute(list({job.folder: job for each in kinds.values() for job in each}.values()), jobs, console, "validated")
-        if seeds
-        else []
-    )
-    if failures:
-        raise ConfigError("some runs failed:\n  " + "\n  ".join(failures))
+    say(f"best: {' '.join(overrides_for(best))}")
     if seeds:
-        before, after = (scores_of(kinds[kind]) for kind in ("printed", "found"))
+        start = printed(hunt.settings, space_of(hunt.settings))
+        kinds = fresh_runs(hunt, "printed", start, seeds), fresh_runs(hunt, "found", best, seeds)
+        different = {job.folder: job for runs in kinds for job in runs}
+        if failures := execute(list(different.values()), jobs, console, "validated"):
+            raise ConfigError("some runs failed:\n  " + "\n  ".join(failures))
+        before, after = map(scores_of, kinds)
         gain = Value.of([new - old for new, old in zip(after, before, strict=True)])
         text = (
             f"{hunt.settings.method.name}: test accuracy in the round that is best on validation, "
@@ -348,10 +346,5 @@ def tune(words: Sequence[str], output: Path, trials: int, seeds: Sequence[int], 
             f"  gained          {gain} points"
         )
         write_text(hunt.folder / "gain.txt", text + "\n")
-        console.print(text, highlight=False, markup=False, soft_wrap=True)
-    console.print(
-        f"wrote {path}, trials.png beside it\nnow: goldfinch run tuned={path}",
-        highlight=False,
-        markup=False,
-        soft_wrap=True,
-    )
+        say(text)
+    say(f"wrote {path}, trials.png beside it\nnow: goldfinch run tuned={path}")

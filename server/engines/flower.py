@@ -145,7 +145,8 @@ class FlowerEngine:
     def _note(self, identity: str, message: Message | None) -> None:
         """What a node says when it is asked for its clients."""
         node = self._asked.pop(identity)
-        outcome = self._outcome(f"node {node}", message, _registrations)
+        read = recorddict_to_getpropertiesres
+        outcome = self._outcome(f"node {node}", message, lambda said: properties_to_registrations(read(said)))
         self._answered[node] = outcome
         if isinstance(outcome, Failure) and outcome.status == "lost":
             self._due[node] = time.monotonic() + self._patience(node) / 10
@@ -275,10 +276,6 @@ class InRay(bytes):
 
         self.place = getattr(self, "place", None) or ray.put(bytes(self))
         return ray.get, (self.place,)
-
-
-def _registrations(content: RecordDict) -> list[Registration]:
-    return properties_to_registrations(recorddict_to_getpropertiesres(content))
 
 
 def _reply(request: Request, size: int, content: RecordDict) -> Reply | Failure:

@@ -7,6 +7,7 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from textwrap import fill
 
 import numpy as np
@@ -160,26 +161,15 @@ def draw_map(panels: Sequence[Panel], domains: Sequence[str], classes: Sequence[
         axes.set_title(panel.title, fontsize=9)
         axes.set_xticks([])
         axes.set_yticks([])
+    key = partial(Line2D, [], [], linestyle="", markersize=5)
     handles = [
-        Line2D([], [], linestyle="", marker=MARKERS[place % len(MARKERS)], color="#555555", label=domain, markersize=5)
-        for place, domain in enumerate(domains)
+        key(marker=MARKERS[place % len(MARKERS)], color="#555555", label=domain) for place, domain in enumerate(domains)
     ]
-    handles += [
-        Line2D(
-            [],
-            [],
-            linestyle="",
-            marker="o",
-            color=palette[label],
-            label=name if name == str(label) else f"{label} {name}",
-            markersize=5,
-        )
-        for label, name in enumerate(classes)
-    ]
+    for label, name in enumerate(classes):
+        handles.append(key(marker="o", color=palette[label], label=name if name == str(label) else f"{label} {name}"))
     if any(len(panel.prototypes) for panel in panels):
-        star = Line2D([], [], linestyle="", marker="*", color="white", markeredgecolor="black", markersize=10)
-        star.set_label("prototype, with its class")
-        handles.append(star)
+        said = "prototype, with its class"
+        handles.append(key(marker="*", color="white", markeredgecolor="black", markersize=10, label=said))
     figure.legend(handles=handles, loc="outside right upper", frameon=False, fontsize=7)
     return figure
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from markupsafe import Markup
 
 from common.data.protocols import combined_hash
 from common.versions import code_sha256, package_versions
-from server.reproduction.comparison import Comparison, Line, Order
+from server.reproduction.comparison import Comparison, Line
 from server.results.table import RULES
 from server.results.templates import templates
 
@@ -91,7 +92,7 @@ def _ours(comparison: Comparison) -> tuple[tuple[str, ...], Rows, list[int]]:
     for line in comparison.lines:
         cells = [*(comparison.ours(line, column) for column in columns), comparison.our_average(line, columns)]
         cells += [comparison.worst(line), comparison.spread(line)]
-        measured = (_mean(line.measured),) if table.measure else ()
+        measured = (_number(statistics.fmean(line.measured) if line.measured else None),) if table.measure else ()
         size = _number(value.mean, ".1f") if (value := comparison.megabytes(line)) else "-"
         seeds = ",".join(map(str, sorted(line.summaries))) or "-"
         shown = tuple("-" if cell is None else str(cell) for cell in cells)
@@ -100,10 +101,6 @@ def _ours(comparison: Comparison) -> tuple[tuple[str, ...], Rows, list[int]]:
     best = comparison.best()
     strong = [index for index, line in enumerate(comparison.lines) if line in best]
     return (*header, "MB", "points/MB", "seeds"), rows, strong
-
-
-def _mean(values: Sequence[float]) -> str:
-    return f"{sum(values) / len(values):.2f}" if values else "-"
 
 
 def _published(comparison: Comparison) -> tuple[tuple[str, ...], Rows]:
@@ -130,13 +127,11 @@ def _with_gap(printed: float | None, deviation: float | None, gap: float | None)
 
 def _order(comparison: Comparison) -> tuple[tuple[str, ...], Rows]:
     named = [(column.title, comparison.order(column)) for column in comparison.comparable]
-    rows = [_order_row(name, order) for name, order in [*named, ("average", comparison.order())]]
+    rows: Rows = []
+    for name, order in [*named, ("average", comparison.order())]:
+        kept = f"{order.kept} of {order.pairs}" + (f", {order.tied} tied" if order.tied else "")
+        rows.append((name, str(order.rows), _number(order.correlation), kept))
     return ("column", "rows", "Spearman", "pairs in the paper's order"), rows
-
-
-def _order_row(name: str, order: Order) -> tuple[str, ...]:
-    kept = f"{order.kept} of {order.pairs}" + (f", {order.tied} tied" if order.tied else "")
-    return name, str(order.rows), _number(order.correlation), kept
 
 
 def _facts(comparison: Comparison) -> Rows:

@@ -80,15 +80,9 @@ def _points(page: Page, clients: Sequence[str]) -> tuple[Matrix, NDArray[np.int6
     for part, owner in parts:
         if len(part):
             step = -(-len(part) // (MOST_POINTS // 2))
-            kept.append(
-                (
-                    part.vectors.double().numpy()[::step],
-                    part.labels.numpy()[::step],
-                    owner[::step],
-                    part.weights.double().numpy()[::step],
-                )
-            )
-    vectors, labels, owned, weights = (np.concatenate(list(column)) for column in zip(*kept, strict=True))
+            columns = (part.vectors.double().numpy(), part.labels.numpy(), owner, part.weights.double().numpy())
+            kept.append([column[::step] for column in columns])
+    vectors, labels, owned, weights = (np.concatenate(column) for column in zip(*kept, strict=True))
     return vectors, labels, owned, weights
 
 
@@ -166,17 +160,9 @@ def _agreement(page: Page, domains: dict[str, str]) -> tuple[float | None, float
         key = (domains.get(page.clients[owner], page.clients[owner]), int(label))
         sums[key] = sums.get(key, 0) + row
     unit = {key: value / max(float(np.linalg.norm(value)), 1e-12) for key, value in sums.items()}
-    apart = [
-        1 - float(unit[one] @ unit[two])
-        for one, two in itertools.combinations(sorted(unit), 2)
-        if one[1] == two[1] and one[0] != two[0]
-    ]
-    spread = [
-        1 - float(unit[one] @ unit[two])
-        for one, two in itertools.combinations(sorted(unit), 2)
-        if one[0] == two[0] and one[1] != two[1]
-    ]
-    return _mean(apart), _mean(spread)
+    pairs = list(itertools.combinations(sorted(unit), 2))
+    same_class, same_domain = ([1 - float(unit[a] @ unit[b]) for a, b in pairs if a[i] == b[i]] for i in (1, 0))
+    return _mean(same_class), _mean(same_domain)
 
 
 def _mean(values: Sequence[float]) -> float | None:
