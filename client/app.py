@@ -66,7 +66,7 @@ class FlowerClient(Client):
         if not reply.ok:
             status = Status(Code.FIT_NOT_IMPLEMENTED, reply.text)
             return FitRes(status, Parameters([], TENSOR_TYPE), 0, {"traceback": reply.traceback})
-        return FitRes(Status(Code.OK, ""), Parameters([reply.blob], TENSOR_TYPE), reply.samples, {})
+        return FitRes(Status(Code.OK, ""), Parameters(list(reply.tensors), TENSOR_TYPE), reply.samples, {})
 
     def _ask(self, question: Question) -> Reply:
         caller = self._caller()

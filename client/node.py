@@ -68,7 +68,7 @@ class Node:
             if request.client not in hosted:
                 raise ConfigError(f"this node hosts {', '.join(hosted)}, not {request.client}")
             payload = self._device(settings, hosted[request.client]).answer(request, message)
-            return Reply(ok=True, samples=read_header(Answer, payload.header).samples, blob=encode(payload))
+            return Reply(ok=True, samples=read_header(Answer, payload.header).samples, tensors=[encode(payload)])
         except Exception as error:  # see above
             return _own_error(error)
 

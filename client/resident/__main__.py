@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
-from client.resident.frames import LEAVE, Question, Reply, read_question, receive_frame, send_frame, send_reply
+from client.resident.frames import LEAVE, Question, Reply, read, receive_frame, send, send_frame
 from client.resident.place import Process, peer
 from common.errors import PayloadError
 from common.versions import code_sha256
@@ -121,9 +121,9 @@ class Resident:
                         self._tasks.put(None)  # after the work in hand
                         connection.recv(1)  # the caller waits for the connection's end
                         return
-                    task = Task(connection, read_question(header, blob))
+                    task = Task(connection, read(Question, header, blob))
                 except PayloadError as error:
-                    send_reply(connection, Reply(ok=False, text=f"PayloadError: {error}"))
+                    send(connection, Reply(ok=False, text=f"PayloadError: {error}"))
                     return
                 del header, blob
                 self._tasks.put(task)
@@ -171,9 +171,9 @@ def _work(question: Question) -> Reply:
 
 def _send(connection: socket.socket, reply: Reply) -> None:
     try:
-        send_reply(connection, reply)
+        send(connection, reply)
     except PayloadError as error:
-        send_reply(connection, Reply(ok=False, text=f"PayloadError: {error}"))
+        send(connection, Reply(ok=False, text=f"PayloadError: {error}"))
 
 
 def main() -> NoReturn:

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from client.resident.frames import LEAVE, Question, Reply, read_reply, receive_frame, send_frame, send_question
+from client.resident.frames import LEAVE, Question, Reply, read, receive_frame, send, send_frame
 from client.resident.place import Process, peer, remove_left_overs, socket_of
 from common.errors import EngineError, PayloadError
 from common.versions import code_sha256
@@ -27,11 +27,6 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 IDLE_SECONDS = 900.0
 START_SECONDS = 120.0
 TRIES = 2
-
-
-def configuration_sha256(configuration: Mapping[str, Any]) -> str:
-    """16 hex digits over a node's configuration."""
-    return hashlib.sha256(json.dumps(configuration, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
 class Caller:
@@ -49,7 +44,8 @@ class Caller:
     def __init__(self, node: Process, configuration: Mapping[str, Any], idle_seconds: float = IDLE_SECONDS) -> None:
         self.node, self.idle_seconds = node, idle_seconds
         self.path = socket_of(node)
-        self.identity = {"code": code_sha256(), "configuration": configuration_sha256(configuration)}
+        text = json.dumps(configuration, sort_keys=True, default=str)
+        self.identity = {"code": code_sha256(), "configuration": hashlib.sha256(text.encode()).hexdigest()[:16]}
 
     def ask(self, question: Question) -> Reply:
         """The trainer's reply. One that dies over the question is replaced once.
@@ -60,8 +56,8 @@ class Caller:
         """
         for _ in range(TRIES):
             with self._connection() as connection, contextlib.suppress(ConnectionError):
-                send_question(connection, question)
-                return read_reply(*receive_frame(connection))
+                send(connection, question)
+                return read(Reply, *receive_frame(connection))
         raise EngineError(
             f"the resident trainer died {TRIES} times over one message, most likely for want of memory: see the log of "
             "the node, and the kernel's; resident=false in --node-config trains without one"

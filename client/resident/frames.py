@@ -11,8 +11,9 @@ import json
 import socket
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from dataclasses import dataclass, fields
+from itertools import accumulate, pairwise
+from typing import Any, TypeVar
 
 from common.errors import PayloadError
 
@@ -58,61 +59,47 @@ class Reply:
         text: registrations, or the error in one line.
         traceback: the error's traceback.
         samples: training samples of the client that answered.
-        blob: the encoded answer.
+        tensors: the encoded answer, alone.
     """
 
     ok: bool
     text: str = ""
     traceback: str = ""
     samples: int = 0
-    blob: bytes = b""
+    tensors: Sequence[bytes] = ()
 
 
-def send_question(connection: socket.socket, question: Question) -> None:
-    """Send ``question`` as one frame."""
-    header = {field.name: getattr(question, field.name) for field in fields(question) if field.name != "tensors"}
-    header["sizes"] = [len(tensor) for tensor in question.tensors]
-    send_frame(connection, header, question.tensors)
+Said = TypeVar("Said", Question, Reply)
 
 
-def read_question(header: Mapping[str, Any], blob: bytes) -> Question:
-    """Inverse of :func:`send_question`.
+def send(connection: socket.socket, message: Question | Reply) -> None:
+    """Send ``message`` as one frame.
 
     Raises:
-        PayloadError: it is not a question.
+        PayloadError: it is larger than the other side accepts.
+        OSError: the other side is gone.
     """
-    content = dict(header)
+    header = {field.name: getattr(message, field.name) for field in fields(message) if field.name != "tensors"}
+    send_frame(connection, header | {"sizes": [len(tensor) for tensor in message.tensors]}, message.tensors)
+
+
+def read(kind: type[Said], header: Mapping[str, Any], blob: bytes) -> Said:
+    """The message in a frame that :func:`send` made.
+
+    Raises:
+        PayloadError: it is not of this kind.
+    """
+    content, name = dict(header), kind.__name__.lower()
     sizes = content.pop("sizes", None)
     if not isinstance(sizes, list) or not all(type(size) is int and size >= 0 for size in sizes):
-        raise PayloadError("the question to the resident trainer does not say how long its tensors are")
+        raise PayloadError(f"the resident trainer's {name} does not say how long its tensors are")
     if sum(sizes) != len(blob):
-        raise PayloadError(f"the question names {sum(sizes)} bytes of tensors and has {len(blob)}")
-    tensors, position = [], 0
-    for size in sizes:
-        tensors.append(blob[position : position + size])
-        position += size
+        raise PayloadError(f"the resident trainer's {name} says {sum(sizes)} bytes of tensors and has {len(blob)}")
+    ends = list(accumulate(sizes, initial=0))
     try:
-        return Question(**content, tensors=tensors)
+        return kind(**content, tensors=[blob[start:end] for start, end in pairwise(ends)])
     except TypeError as error:
-        raise PayloadError(f"the question to the resident trainer cannot be read: {error}") from error
-
-
-def send_reply(connection: socket.socket, reply: Reply) -> None:
-    """Send ``reply`` as one frame."""
-    header = asdict(reply)
-    send_frame(connection, header, [header.pop("blob")])
-
-
-def read_reply(header: Mapping[str, Any], blob: bytes) -> Reply:
-    """Inverse of :func:`send_reply`.
-
-    Raises:
-        PayloadError: it is not a reply.
-    """
-    try:
-        return Reply(**header, blob=blob)
-    except TypeError as error:
-        raise PayloadError(f"the resident trainer's reply cannot be read: {error}") from error
+        raise PayloadError(f"the resident trainer's {name} cannot be read: {error}") from error
 
 
 def send_frame(connection: socket.socket, header: Mapping[str, Any], blobs: Sequence[bytes] = ()) -> None:

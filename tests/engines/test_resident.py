@@ -43,7 +43,7 @@ def no_devices_of_other_tests() -> None:
 
 def tensors_of(reply: Reply) -> dict[str, list[Any]]:
     assert reply.ok, reply.text
-    return {name: tensor.tolist() for name, tensor in decode(reply.blob).tensors().items()}
+    return {name: tensor.tolist() for name, tensor in decode(reply.tensors[0]).tensors().items()}
 
 
 # ---- what it is for --------------------------------------------------------------------------------------------------
@@ -145,7 +145,7 @@ def test_it_leaves_when_the_caller_it_works_for_is_gone(asked: Asked) -> None:
     long.caller.ask(long.registration())
     pid, question = long.start(), long.training()
     with long.caller._connection() as connection:
-        frames.send_question(connection, question)
+        frames.send(connection, question)
         wait_until_busy(pid, 0.3)
     wait_for(lambda: gone(pid))
     assert not list((long.folder / "state").rglob("*.safetensors"))

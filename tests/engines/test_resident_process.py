@@ -154,7 +154,7 @@ def test_what_is_no_question_is_refused(asked: Asked) -> None:
     for case, (sent, reason) in SPOILT.items():
         with asked.caller._connection() as connection:
             connection.sendall(sent)
-            reply = frames.read_reply(*receive_frame(connection))
+            reply = frames.read(frames.Reply, *receive_frame(connection))
         assert not reply.ok, case
         assert reason in reply.text, case
     assert asked.start() == pid
