@@ -42,15 +42,10 @@ class Split:
 
     def __post_init__(self) -> None:
         check(self.images.dtype == torch.uint8, f"images must be uint8; got {self.images.dtype}")
-        check(
-            self.images.ndim == 4 and self.images.shape[1] == 3,
-            f"images must be [N, 3, H, W]; got {list(self.images.shape)}",
-        )
+        size, count = list(self.images.shape), list(self.labels.shape)
+        check(len(size) == 4 and size[1] == 3, f"images must be [N, 3, H, W]; got {size}")
         check(self.labels.dtype == torch.int64, f"labels must be int64; got {self.labels.dtype}")
-        check(
-            self.labels.shape == (len(self.images),),
-            f"{len(self.images)} images need as many labels; got {list(self.labels.shape)}",
-        )
+        check(count == size[:1], f"{size[0]} images need as many labels; got {count}")
 
     def __len__(self) -> int:
         return len(self.labels)

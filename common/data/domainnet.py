@@ -31,17 +31,8 @@ class DomainNet(ImageFolders):
     image_size: ImageSize = 64
     split: SplitRule = "lists"
     classes: Annotated[Names, Field(min_length=2)] = (
-        "bird",
-        "feather",
-        "headphones",
-        "ice_cream",
-        "teapot",
-        "tiger",
-        "whale",
-        "windmill",
-        "wine_glass",
-        "zebra",
-    )
+        "bird", "feather", "headphones", "ice_cream", "teapot", "tiger", "whale", "windmill", "wine_glass", "zebra",
+    )  # fmt: skip
 
     @property
     def class_names(self) -> tuple[str, ...]:

@@ -43,7 +43,7 @@ def font_glyphs(fonts: tuple[str, ...]) -> np.ndarray:
 
 
 def sample(source: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
-    """Bilinear look-up: float64 [N, H, W] at fractional rows and columns [N, h, w]; 0 outside."""
+    """Bilinear look-up: float64 [N, H, W] at fractional rows and columns, broadcast to [N, h, w]; 0 outside."""
     count, height, width = source.shape
     padded = np.zeros((count, height + 2, width + 2))
     padded[:, 1:-1, 1:-1] = source
@@ -61,9 +61,7 @@ def noise_field(draws: np.random.Generator, count: int, cells: int) -> np.ndarra
     """Smooth random fields: float64 [count, 32, 32] in 0..1, ``cells`` bumps across (value noise)."""
     grid = draws.random((count, cells + 1, cells + 1))
     place = (np.arange(SIZE) + 0.5) * cells / SIZE
-    rows = np.broadcast_to(place[:, None], (count, SIZE, SIZE))
-    columns = np.broadcast_to(place[None, :], (count, SIZE, SIZE))
-    return sample(grid, rows, columns)
+    return sample(grid, place[:, None], place)
 
 
 def warp(

@@ -20,26 +20,12 @@ from common.seeding import numpy_generator
 
 _VERSION = 1  # raise when a pixel changes: it is the seed, and part of the cache's key
 _SERIF = (
-    "DejaVuSerif",
-    "DejaVuSerif-Bold",
-    "STIXGeneral",
-    "STIXGeneralBol",
-    "cmr10",
-    "cmb10",
-    "cmtt10",
-    "DejaVuSansMono",
-)
+    "DejaVuSerif", "DejaVuSerif-Bold", "STIXGeneral", "STIXGeneralBol", "cmr10", "cmb10", "cmtt10", "DejaVuSansMono",
+)  # fmt: skip
 _SANS = ("DejaVuSans", "DejaVuSans-Bold", "DejaVuSansMono-Bold", "cmss10", "STIXGeneralBol", "DejaVuSerif-Bold")
 _SLANTED = (
-    "DejaVuSans-Oblique",
-    "DejaVuSerif-Italic",
-    "STIXGeneralItalic",
-    "STIXGeneralBolIta",
-    "cmti10",
-    "DejaVuSans-Bold",
-)
-
-Style = Callable[[np.random.Generator, np.ndarray, bool], np.ndarray]
+    "DejaVuSans-Oblique", "DejaVuSerif-Italic", "STIXGeneralItalic", "STIXGeneralBolIta", "cmti10", "DejaVuSans-Bold",
+)  # fmt: skip
 
 
 @checked
@@ -111,9 +97,7 @@ def _handwriting(part: str) -> tuple[np.ndarray, np.ndarray]:
     chosen = slice(-360, None) if part == "test" else slice(None, -360)
     small, labels = digits.images[chosen] / 16, digits.target[chosen]
     place = (np.arange(SIZE) + 0.5) / 4 - 0.5
-    shape = (len(small), SIZE, SIZE)
-    rows, columns = np.broadcast_to(place[:, None], shape), np.broadcast_to(place[None, :], shape)
-    return sample(small, rows, columns), labels
+    return sample(small, place[:, None], place), labels
 
 
 def _pick(draws: np.random.Generator, glyphs: np.ndarray, labels: np.ndarray) -> np.ndarray:
@@ -148,8 +132,7 @@ def _signs(draws: np.random.Generator, glyphs: np.ndarray, labels: np.ndarray) -
         others = _pick(draws, glyphs, draws.integers(10, size=count))
         offset = side * (15 + (4 * draws.random((count, 1, 1))))
         place = np.arange(SIZE, dtype=np.float64)
-        rows = np.broadcast_to(place[:, None], masks.shape)
-        masks = np.maximum(masks, sample(others, rows, place[None, None, :] - offset))
+        masks = np.maximum(masks, sample(others, place[:, None], place - offset))
     ground = _colours(draws, count)
     ink = _colours(draws, count)
     # Keep ink and ground apart: move the ink's every channel by at least 0.35, to the side that has room.

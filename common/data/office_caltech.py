@@ -37,17 +37,9 @@ class OfficeCaltech(ImageFolders):
     def class_names(self) -> tuple[str, ...]:
         """The ten objects."""
         return (
-            "backpack",
-            "bike",
-            "calculator",
-            "headphones",
-            "keyboard",
-            "laptop",
-            "monitor",
-            "mouse",
-            "mug",
-            "projector",
-        )
+            "backpack", "bike", "calculator", "headphones", "keyboard", "laptop",
+            "monitor", "mouse", "mug", "projector",
+        )  # fmt: skip
 
     def layout(self) -> str:
         """See :meth:`DataSource.layout`."""

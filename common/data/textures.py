@@ -71,6 +71,4 @@ def _resized(images: np.ndarray, size: int) -> np.ndarray:
     if size == SIZE:
         return images
     place = np.clip((np.arange(size) + 0.5) * SIZE / size - 0.5, 0, SIZE - 1)
-    rows = np.broadcast_to(place[:, None], (len(images), size, size))
-    columns = np.broadcast_to(place[None, :], (len(images), size, size))
-    return np.stack([sample(images[..., channel], rows, columns) for channel in range(3)], axis=3)
+    return np.stack([sample(images[..., channel], place[:, None], place) for channel in range(3)], axis=3)
