@@ -94,7 +94,7 @@ def read(kind: type[Said], header: Mapping[str, Any], blob: bytes) -> Said:
     if not isinstance(sizes, list) or not all(type(size) is int and size >= 0 for size in sizes):
         raise PayloadError(f"the resident trainer's {name} does not say how long its tensors are")
     if sum(sizes) != len(blob):
-        raise PayloadError(f"the resident trainer's {name} says {sum(sizes)} bytes of tensors and has {len(blob)}")
+        raise PayloadError(f"the resident trainer's {name} names {sum(sizes)} bytes of tensors and has {len(blob)}")
     ends = list(accumulate(sizes, initial=0))
     try:
         return kind(**content, tensors=[blob[start:end] for start, end in pairwise(ends)])

@@ -7,9 +7,7 @@ both are kept beside the key, in the operator's folder that :mod:`server.admissi
 
 from __future__ import annotations
 
-import json
 import re
-import subprocess
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -17,9 +15,9 @@ from pathlib import Path
 
 from common.errors import ConfigError, EngineError, nearest
 from common.storage.files import write_text
-from server.flower.processes import program
+from server.flower.processes import answer_in, ask_flower, in_one_line
 
-ALREADY_ENROLLED = "already in use"
+ALREADY_ENROLLED, NO_ANSWER = "already in use", "the SuperLink did not answer"
 CLIENT = re.compile(r".+-\d+")
 """A client's id: its domain and its number there."""
 
@@ -84,8 +82,8 @@ class Enrolment:
                 "find it with: flwr supernode list, and: flwr supernode unregister NUMBER"
             )
         output = self._call(["supernode", "unregister", number.read_text().split()[0], *self._target])
-        if not json.loads(_json(output)).get("success"):
-            raise EngineError(f"{name} could not be dismissed: {_plain(output)}")
+        if not answer_in(output, NO_ANSWER).get("success"):
+            raise EngineError(f"{name} could not be dismissed: {in_one_line(output)}")
         number.unlink()
         key = self.folder / "nodes" / f"{name}.pub"
         key.replace(key.with_suffix(".pub.dismissed"))  # so that enrolling all does not bring it back
@@ -95,7 +93,7 @@ class Enrolment:
         key, number = self.folder / "nodes" / f"{name}.pub", self._number_file(name)
         client = wanted or (name if CLIENT.fullmatch(name) else f"{name}-0")
         output = self._call(["supernode", "register", str(key.absolute()), *self._target, "--name", client])
-        answer = json.loads(_json(output))
+        answer = answer_in(output, NO_ANSWER)
         if answer.get("success"):
             write_text(number, f"{answer['node-id']} {client}\n")
             return f"enrolled as {answer['node-id']}, for {client}"
@@ -107,7 +105,7 @@ class Enrolment:
                     "device needs a new key (docs/deploy.md, Rotating certificates and keys)"
                 )
             return " ".join(["enrolled already", *(f"for {client}" for client in kept)])
-        raise EngineError(f"{name} could not be enrolled: {answer.get('error-message') or _plain(output)}")
+        raise EngineError(f"{name} could not be enrolled: {answer.get('error-message') or in_one_line(output)}")
 
     def _check(self, name: str) -> None:
         if name not in self.known:
@@ -121,31 +119,5 @@ class Enrolment:
         return [self.connection] if self.connection else []
 
     def _call(self, arguments: Sequence[str]) -> str:
-        result = subprocess.run(  # noqa: S603  # our own command, no shell
-            [program("flwr"), *arguments, "--format", "json"],
-            env=dict(self.environment),
-            cwd=self.folder,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        result = ask_flower(arguments, self.environment, self.folder)
         return result.stdout + result.stderr
-
-
-def _json(output: str) -> str:
-    """The JSON object in a command's output.
-
-    Raises:
-        EngineError: there is none: the SuperLink cannot be reached, or its certificate is not trusted.
-    """
-    start, end = output.find("{"), output.rfind("}")
-    if start < 0 or end < start:
-        raise EngineError(f"the SuperLink did not answer: {_plain(output)}")
-    return output[start : end + 1]
-
-
-def _plain(output: str) -> str:
-    """A command's output without colours and frames, in one line."""
-    bare = re.sub(r"\x1b\[[0-9;]*m|[│╭╮╰╯─]", " ", output)
-    return " ".join(bare.split())[-600:]

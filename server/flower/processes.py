@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import re
 import signal
 import socket
 import ssl
@@ -14,6 +16,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -61,6 +64,38 @@ def program(name: str) -> str:
     if not path.exists():
         raise EngineError(f"{name} is not installed beside {sys.executable}; install requirements.txt into this Python")
     return str(path)
+
+
+def ask_flower(words: Sequence[str], environment: Mapping[str, str], folder: Path) -> subprocess.CompletedProcess[str]:
+    """What ``flwr`` says to ``words``, asked for JSON; its exit code is no matter."""
+    return subprocess.run(  # noqa: S603  # our own command, no shell
+        [program("flwr"), *words, "--format", "json"],
+        env=dict(environment),
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def answer_in(output: str, otherwise: str) -> dict[str, Any]:
+    """The JSON object in what :func:`ask_flower` was told; notices may stand around it.
+
+    Raises:
+        EngineError: there is none, ``otherwise`` in words.
+    """
+    try:
+        answer: dict[str, Any] = json.loads(output[output.find("{") : output.rfind("}") + 1])
+    except ValueError as error:
+        raise EngineError(f"{otherwise}: {in_one_line(output)}") from error
+    return answer
+
+
+def in_one_line(output: str) -> str:
+    """A command's output without colours and frames."""
+    bare = re.sub(r"\x1b\[[0-9;]*m|[│╭╮╰╯─]", " ", output)
+    return " ".join(bare.split())[-600:]
 
 
 def free_port() -> int:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
 import shlex
-import shutil
 import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from common.errors import EngineError
 from common.overrides import quoted_override
 from common.settings import RunSettings
 from server.flower.bundle import write_bundle
-from server.flower.processes import flower_environment, program
+from server.flower.processes import answer_in, ask_flower, flower_environment, program
 from server.flower.superlink import CONNECTION, SimulationLink, simulation_link
 from server.trackers.events import Listener
 
@@ -99,12 +99,9 @@ def run_on_superlink(settings: RunSettings, overrides: Sequence[str], listeners:
     """
     options: SuperLinkSettings = build(settings.engine, "engine", SuperLinkSettings)
     home = Path(os.environ.get("FLWR_HOME", Path.home() / ".flwr"))
-    neutral = Path(tempfile.mkdtemp(prefix="goldfinch-"))
-    try:
+    with tempfile.TemporaryDirectory(prefix="goldfinch-", ignore_cleanup_errors=True) as neutral:
         environment = flower_environment(home)
-        submit(settings, overrides, options.connection, environment, neutral, {}, listeners, outlives=True)
-    finally:
-        shutil.rmtree(neutral, ignore_errors=True)
+        submit(settings, overrides, options.connection, environment, Path(neutral), {}, listeners, outlives=True)
 
 
 def submit(
@@ -146,21 +143,21 @@ def submit(
     # a file, because Flower's parser of command-line values stumbles over quotes inside quotes
     run_config = neutral / "run.toml"
     run_config.write_text(f"overrides = {json.dumps(text, ensure_ascii=False)}\n", encoding="utf-8")
-    command = [program("flwr"), "run", str(app), *target, "--format", "json", "--run-config", str(run_config)]
+    command = ["run", str(app), *target, "--run-config", str(run_config)]
     if federation:
         command += ["--federation-config", " ".join(f"{key}={value}" for key, value in federation.items())]
     started = _call(command, environment, empty)
-    answer = _json_of(started)
+    answer = answer_in(started, NO_JSON)
     if "run-id" not in answer:
         raise EngineError(f"flwr run was refused: {answer.get('error-message') or started.strip()}")
     run = str(answer["run-id"])
     logs = settings.output_folder / "logs"
     logs.mkdir(parents=True, exist_ok=True)
-    follower = _Follower(settings.output_folder / "events.jsonl", listeners)
+    events = settings.output_folder / "events.jsonl"
     try:
-        with (logs / "flower.log").open("ab") as stream, follower:
+        with (logs / "flower.log").open("ab") as stream, _following(events, listeners) as spoke:
             if not outlives:
-                follower.spoke.wait(HEAD_START_SECONDS)
+                spoke.wait(HEAD_START_SECONDS)
             status, details = "", ""
             while not status.startswith("finished"):  # the stream also ends when the connection does
                 subprocess.run(  # noqa: S603  # our own command, no shell
@@ -188,6 +185,7 @@ def submit(
 HEAD_START_SECONDS = 8.0
 """How long `flwr log` lets a simulation start on the same cores before it starts itself: it gets all lines anyway."""
 
+NO_JSON = "flwr answered without JSON"
 NO_REASON = ("", "Task failed with unknown error.", "No heartbeat received from the task")
 LOST = (
     "its server process ended without a word: killed, or out of memory, or its SuperLink was restarted; the last "
@@ -204,8 +202,7 @@ def _final_status(run: str, target: Sequence[str], environment: Mapping[str, str
     status, details, problem = "", "", ""
     for _ in range(20):
         try:
-            listed = _call([program("flwr"), "list", *target, "--run-id", run, "--format", "json"], environment, folder)
-            entry = entry_of(listed)
+            entry = entry_of(_call(["list", *target, "--run-id", run], environment, folder))
         except EngineError as error:  # it may be about to come back
             problem = str(error)
         else:
@@ -227,7 +224,7 @@ def entry_of(listed: str) -> dict[str, Any]:
     Raises:
         EngineError: no run is in it; the message is Flower's own.
     """
-    answer = _json_of(listed)
+    answer = answer_in(listed, NO_JSON)
     runs = answer.get("runs")
     if not runs:
         raise EngineError(f"flwr list failed: {answer.get('error-message') or listed.strip()}")
@@ -235,29 +232,11 @@ def entry_of(listed: str) -> dict[str, Any]:
     return entry
 
 
-def _call(command: Sequence[str], environment: Mapping[str, str], folder: Path) -> str:
-    result = subprocess.run(  # noqa: S603  # our own command, no shell
-        list(command),
-        env=dict(environment),
-        cwd=folder,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def _call(words: Sequence[str], environment: Mapping[str, str], folder: Path) -> str:
+    result = ask_flower(words, environment, folder)
     if result.returncode:
-        shown = (result.stdout + result.stderr).strip()
-        raise EngineError(f"{Path(command[0]).name} {command[1]} failed: {shown}")
+        raise EngineError(f"flwr {words[0]} failed: {(result.stdout + result.stderr).strip()}")
     return result.stdout
-
-
-def _json_of(text: str) -> dict[str, Any]:
-    """The JSON object in a command's output; notices may stand before it."""
-    try:
-        content: dict[str, Any] = json.loads(text[text.index("{") :])
-    except ValueError as error:
-        raise EngineError(f"flwr answered without JSON: {text.strip()}") from error
-    return content
 
 
 def cause_of(log: Path) -> str:
@@ -282,49 +261,37 @@ def _gpu_count() -> int:
     return torch.cuda.device_count()
 
 
-class _Follower:
-    """Tells listeners of events as the server process appends them to a file."""
+@contextlib.contextmanager
+def _following(path: Path, listeners: Sequence[Listener]) -> Iterator[threading.Event]:
+    """Tells listeners of events as the server process appends them to ``path``; what is set once the first has come."""
+    done, spoke = threading.Event(), threading.Event()
+    earlier = set(path.read_bytes().splitlines()) if path.exists() else set()
 
-    def __init__(self, path: Path, listeners: Sequence[Listener]) -> None:
-        self._path, self._listeners = path, listeners
-        self._done = threading.Event()
-        self.spoke = threading.Event()
-        """Set when the server has written an event."""
-        self._thread = threading.Thread(target=self._follow, daemon=True)
-        self._earlier = set(path.read_bytes().splitlines()) if path.exists() else set()
-        self._seen = path.stat().st_size if path.exists() else 0
-        self._inode = path.stat().st_ino if path.exists() else 0
-
-    def __enter__(self) -> None:
-        self._thread.start()
-
-    def __exit__(self, *_: object) -> None:
-        self._done.set()
-        self._thread.join()
-
-    def _follow(self) -> None:
-        while True:
-            last = self._done.is_set()
-            self._read()
-            if last:
-                return
-            self._done.wait(0.3)
-
-    def _read(self) -> None:
-        if not self._path.exists():
-            return
-        status = self._path.stat()
-        if status.st_ino != self._inode:  # the server rewrote the file when it started
-            self._inode, self._seen = status.st_ino, 0
-        with self._path.open("rb") as stream:
-            stream.seek(self._seen)
-            content = stream.read()
-        complete = content[: content.rfind(b"\n") + 1]
-        self._seen += len(complete)
-        for line in complete.splitlines():
-            if line in self._earlier:  # a resumed run writes it again
+    def follow() -> None:
+        inode, seen, last = 0, 0, False
+        while not last:
+            last = done.wait(0.3)
+            if not path.exists():
                 continue
-            self.spoke.set()
-            entry = json.loads(line)
-            for listener in self._listeners:
-                listener(entry["event"], entry)
+            with path.open("rb") as stream:
+                now = os.fstat(stream.fileno()).st_ino
+                inode, seen = now, seen if now == inode else 0  # the server rewrites the file when it starts
+                stream.seek(seen)
+                content = stream.read()
+            complete = content[: content.rfind(b"\n") + 1]
+            seen += len(complete)
+            for line in complete.splitlines():
+                if line in earlier:  # a resumed run writes it again
+                    continue
+                spoke.set()
+                entry = json.loads(line)
+                for listener in listeners:
+                    listener(entry["event"], entry)
+
+    thread = threading.Thread(target=follow, daemon=True)
+    thread.start()
+    try:
+        yield spoke
+    finally:
+        done.set()
+        thread.join()

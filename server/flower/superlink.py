@@ -57,26 +57,22 @@ def simulation_link() -> Iterator[SimulationLink]:
     Raises:
         EngineError: Flower is not installed beside this Python.
     """
-    neutral = Path(tempfile.mkdtemp(prefix="goldfinch-"))
-    try:
-        address = f"127.0.0.1:{free_port()}"
-        home = neutral / "home"
+    with contextlib.ExitStack() as stack:
+        neutral = Path(
+            stack.enter_context(tempfile.TemporaryDirectory(prefix="goldfinch-", ignore_cleanup_errors=True))
+        )
+        port, home = str(free_port()), neutral / "home"
+        address = f"127.0.0.1:{port}"
         home.mkdir()
         (home / "config.toml").write_text(
             f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
             f'address = "{address}"\ninsecure = true\n'
         )
         environment = flower_environment(home)
-        host, _, port = address.partition(":")
-        command = [program("flower-superlink"), "--insecure", "--simulation", "--host", host, "--port", port]
+        command = [program("flower-superlink"), "--insecure", "--simulation", "--host", "127.0.0.1", "--port", port]
         command += ["--disable-runtime-dependency-installation"]
-        link = None
-        try:
-            with Processes(neutral / "cwd", neutral / "logs") as processes:
-                link = SimulationLink(neutral, environment, processes.start("superlink", command, environment), address)
-                yield link
-        finally:
-            if link is not None:
-                link.keep_log()
-    finally:
-        shutil.rmtree(neutral, ignore_errors=True)
+        processes = Processes(neutral / "cwd", neutral / "logs")
+        link = SimulationLink(neutral, environment, processes.start("superlink", command, environment), address)
+        stack.callback(link.keep_log)
+        stack.callback(processes.stop)
+        yield link

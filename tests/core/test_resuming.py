@@ -20,7 +20,7 @@ from common.settings import RunSettings, load_settings, read_config
 from common.versions import code_files, package_versions
 from server.cli import main
 from server.engines.inline import InlineEngine
-from server.flower.submit import _Follower
+from server.flower.submit import _following
 from server.results.run import Run
 from server.run.conduct import conduct, prepare_output
 from server.run.history import History
@@ -108,13 +108,14 @@ def test_what_flower_s_server_writes_again_is_not_shown_again(tmp_path: Path) ->
     for name, number in (("start", 0), ("round done", 1), ("score", 1), ("finish", 1)):
         before.event(name, round=number)
     shown: list[str] = []
-    follower = _Follower(tmp_path / "events.jsonl", [lambda name, _: shown.append(name)])
-    after = History(tmp_path, keep_until=1, scores_until=0)
-    follower._read()
-    assert not follower.spoke.is_set()
-    after.event("resume", round=1)
-    after.event("score", round=1)
-    follower._read()
+    path, listeners = tmp_path / "events.jsonl", [lambda name, _: shown.append(name)]
+    with _following(path, listeners) as spoke:
+        after = History(tmp_path, keep_until=1, scores_until=0)
+    assert not spoke.is_set()
+    with _following(path, listeners) as spoke:
+        after.event("resume", round=1)
+        after.event("score", round=1)
+    assert spoke.is_set()
     assert shown == ["resume", "score"]
 
 
