@@ -13,7 +13,7 @@ SECONDS = (0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
 
 
 class PrometheusExporter:
-    """A listener behind ``http://address:port/metrics``.
+    """A listener behind ``http://address:port/metrics``; docker/grafana shows the metrics.
 
     Args:
         port: TCP port; 0 takes a free one, see ``self.port``.
@@ -25,28 +25,8 @@ class PrometheusExporter:
     """
 
     def __init__(self, port: int, address: str, settings: RunSettings) -> None:
-        self.registry = CollectorRegistry()
-        self.metrics = Metrics(self.registry)
-        self.metrics.run.info({"method": settings.method.name, "data": settings.data.name, "seed": str(settings.seed)})
-        self.metrics.rounds.set(settings.train.rounds)
-        self._server, self._thread = start_http_server(port, address, self.registry)
-        self.port: int = self._server.server_port
+        registry = self.registry = CollectorRegistry()
 
-    def __call__(self, name: str, entry: Mapping[str, Any]) -> None:
-        """See :class:`~server.trackers.base.Tracker`."""
-        self.metrics.take(name, entry)
-
-    def close(self) -> None:
-        """Stop answering."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
-
-
-class Metrics:
-    """The metrics' names and how events change them; docker/grafana shows them."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
         def gauge(name: str, text: str, labels: tuple[str, ...] = ()) -> Gauge:
             return Gauge(f"goldfinch_{name}", text, labels, registry=registry)
 
@@ -73,9 +53,19 @@ class Metrics:
         self.loss = gauge("train_loss", "Mean of a loss term over the clients of the last round", ("term",))
         self.seconds = gauge("client_seconds", "A client's last exchange by phase", ("client", "domain", "phase"))
         self.bytes = counter("transferred_bytes", "Bytes between server and clients", ("way",))
+        self.run.info({"method": settings.method.name, "data": settings.data.name, "seed": str(settings.seed)})
+        self.rounds.set(settings.train.rounds)
+        self._server, self._thread = start_http_server(port, address, registry)
+        self.port: int = self._server.server_port
 
-    def take(self, name: str, entry: Mapping[str, Any]) -> None:
-        """Change what an event or rows change."""
+    def close(self) -> None:
+        """Stop answering."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def __call__(self, name: str, entry: Mapping[str, Any]) -> None:
+        """See :class:`~server.trackers.base.Tracker`."""
         if name in ("start", "resume"):
             self.training.set(1)
             self.round.set(entry["round"])

@@ -20,7 +20,7 @@ from server.run.conduct import conduct, prepare_output
 prometheus_client = pytest.importorskip("prometheus_client", reason="prometheus-client is not installed")
 from prometheus_client.parser import text_string_to_metric_families  # noqa: E402  # after the check above
 
-from server.trackers.prometheus import Metrics  # noqa: E402  # after the check above
+from server.trackers.prometheus import PrometheusExporter  # noqa: E402  # after the check above
 
 GRAFANA = Path(__file__).parents[2] / "docker" / "grafana"
 
@@ -81,10 +81,10 @@ def test_a_port_that_is_taken_is_an_error_before_training(tmp_path: Path) -> Non
             run(settings)
 
 
-def test_the_dashboard_asks_only_for_metrics_that_exist() -> None:
-    registry = prometheus_client.CollectorRegistry()
-    Metrics(registry)
-    known = {sample_name for family in registry.collect() for sample_name in _sample_names(family)}
+def test_the_dashboard_asks_only_for_metrics_that_exist(tmp_path: Path) -> None:
+    exporter = PrometheusExporter(0, "127.0.0.1", toy_settings("fedavg", tmp_path))
+    exporter.close()
+    known = {sample_name for family in exporter.registry.collect() for sample_name in _sample_names(family)}
     dashboard = json.loads((GRAFANA / "dashboards" / "goldfinch.json").read_text())
     queries = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
     asked = {name for query in queries for name in re.findall(r"goldfinch_\w+", query)}
