@@ -257,7 +257,7 @@ def _demo(overrides: Settings) -> None:
     """
     from server.commands.demo import demo
 
-    demo(overrides=overrides)
+    demo(overrides)
 
 
 @command("deployment-demo")
@@ -269,7 +269,7 @@ def _deployment_demo(overrides: Settings) -> None:
     """
     from server.commands.demo import deployment_demo
 
-    deployment_demo(overrides=overrides)
+    deployment_demo(overrides)
 
 
 @command("certificates")

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 
 from common.config import Fraction, Names, checked
-from common.data.domain import DATA_VARIABLE, DataSource, Domain, ImageSize, Split
+from common.data.domain import DATA_VARIABLE, DataSource, Domain, ImageSize, Split, search_roots
 from common.data.image_files import SUFFIXES, class_folders, decode, image_files, is_image
 from common.data.image_folders import Files, per_class_fraction
 from common.errors import DataError, nearest
@@ -85,14 +85,7 @@ class Folder(DataSource):
         Raises:
             DataError: neither is there.
         """
-        if self.root is None:
-            raise DataError(
-                f"folder: no directory was given for domain {domain!r}: set data.root=DIR, the node's data-dir, or "
-                f"{DATA_VARIABLE}. {self.layout()}"
-            )
-        root = Path(self.root)
-        if not root.is_dir():
-            raise DataError(f"folder: {root} is not a directory. {self.layout()}")
+        (root,) = search_roots(self, ())
         if (root / domain).is_dir():
             return root / domain
         names = {path.name for base in _bases(root) for path in _directories(base)}

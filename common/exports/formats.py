@@ -128,11 +128,8 @@ def _fill(place: Path, content: Content, formats: Sequence[str]) -> tuple[Descri
         with quiet():
             if model and name in WRITERS:
                 WRITERS[name](model, path, said)
-        entry = {
-            "name": path.name,
-            "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
-            "bytes": path.stat().st_size,
-        }
+        written = path.read_bytes()
+        entry = {"name": path.name, "sha256": hashlib.sha256(written).hexdigest(), "bytes": len(written)}
         description = replace(description, files={**description.files, name: entry})
     write_json(place / DESCRIPTION, asdict(description))
     write_text(place / CARD, description.card())
@@ -145,9 +142,8 @@ def _fill(place: Path, content: Content, formats: Sequence[str]) -> tuple[Descri
     for name in formats:
         with quiet():
             predict = READERS[name](place / FORMATS[name])
-        difference = float(
-            (in_batches(predict, content.images, 1 if name == "executorch" else BATCH) - expected).abs().max()
-        )
+        answers = in_batches(predict, content.images, 1 if name == "executorch" else BATCH)
+        difference = float((answers - expected).abs().max())
         if not difference <= MOST_DIFFERENCE:
             raise ExportError(f"{FORMATS[name]} is {difference:.2g} off the run's own net: nothing is written")
         differences[name] = difference
@@ -210,13 +206,8 @@ def _write_executorch(model: TrainedModel, path: Path, said: str) -> None:  # no
     path.write_bytes(program.buffer)
 
 
-def _read_safetensors(path: Path) -> Predictor:
-    model = load_model(path.parent)
-    return lambda images: model(images)["probabilities"]
-
-
-def _read_torch(path: Path) -> Predictor:
-    model = torch.export.load(path).module()
+def _read_net(path: Path) -> Predictor:
+    model = load_model(path.parent) if path.name == WEIGHTS else torch.export.load(path).module()
     return lambda images: model(images)["probabilities"]
 
 
@@ -235,9 +226,4 @@ def _read_executorch(path: Path) -> Predictor:
 
 
 WRITERS = {"torch": _write_torch, "onnx": _write_onnx, "executorch": _write_executorch}
-READERS = {
-    "safetensors": _read_safetensors,
-    "torch": _read_torch,
-    "onnx": _read_onnx,
-    "executorch": _read_executorch,
-}
+READERS = {"safetensors": _read_net, "torch": _read_net, "onnx": _read_onnx, "executorch": _read_executorch}

@@ -36,12 +36,8 @@ def arguments(words: Sequence[str], command: str) -> tuple[list[str], Path, int,
         ) from error
     if len(set(seeds)) < len(seeds):
         raise ConfigError(f"seeds={own['seeds']}: one is there twice")
-    return (
-        [item for item in words if item.partition("=")[0] not in own],
-        Path(own["output"].strip("'\"")),
-        trials,
-        seeds,
-    )
+    rest = [item for item in words if item.partition("=")[0] not in own]
+    return rest, Path(own["output"].strip("'\"")), trials, seeds
 
 
 @dataclass(frozen=True)

@@ -24,12 +24,11 @@ from server.run.conduct import prepare_output
 from server.trackers.progress import watching
 
 
-def demo(output: str = "outputs/demo", overrides: Sequence[str] = ()) -> None:
+def demo(overrides: Sequence[str]) -> None:
     """FedAvg and FPL on the embedded domains through ``flwr run`` on Ray, then the table and the report.
 
     Args:
-        output: the folder of all runs; ``output=`` among the overrides names it, too.
-        overrides: further settings of all runs; ``method=A,B`` names other methods.
+        overrides: settings of all runs; ``method=A,B`` names other methods, ``output=`` the folder of all.
 
     Raises:
         GoldfinchError: a run failed.
@@ -37,7 +36,7 @@ def demo(output: str = "outputs/demo", overrides: Sequence[str] = ()) -> None:
     console = Console()
     said = dict(item.partition("=")[::2] for item in overrides if item.startswith(("output=", "method=")))
     overrides = [item for item in overrides if not item.startswith(("output=", "method="))]
-    output, methods = said.get("output", output), said.get("method", "fedavg,fpl").split(",")
+    output, methods = Path(said.get("output", "outputs/demo")), said.get("method", "fedavg,fpl").split(",")
     for method in methods:  # a mistake is named before the first is trained
         load_settings([f"method={method}", *overrides])
     console.print("Ten devices hold digits of four domains (handwritten, printed, signs, sketch), unevenly and few.")
@@ -47,15 +46,9 @@ def demo(output: str = "outputs/demo", overrides: Sequence[str] = ()) -> None:
         )
     folders = []
     for method in methods:
-        folder = Path(output) / method
-        chosen = [
-            "experiment=demo",
-            f"method={method}",
-            "engine=ray",
-            quoted_override("output", folder.absolute()),
-            "overwrite=true",
-        ]
-        chosen += list(overrides)
+        folder = output / method
+        place = quoted_override("output", folder.absolute())
+        chosen = ["experiment=demo", f"method={method}", "engine=ray", place, "overwrite=true", *overrides]
         settings = load_settings(chosen)
         console.rule(f"{method} (Flower simulation on Ray)")
         prepare_output(settings)
@@ -64,10 +57,10 @@ def demo(output: str = "outputs/demo", overrides: Sequence[str] = ()) -> None:
         folders.append(str(folder))
     console.rule("side by side")
     print_table(folders)
-    console.print(f"written to {Path(output).absolute()}: history.csv, summary.json, checkpoint/ of each run")
-    console.print(f"to look at: {write_report(folders, Path(output) / 'report.html', images=True)}", soft_wrap=True)
+    console.print(f"written to {output.absolute()}: history.csv, summary.json, checkpoint/ of each run")
+    console.print(f"to look at: {write_report(folders, output / 'report.html', images=True)}", soft_wrap=True)
     if best := best_run(group_rows(find_runs(folders))):
-        show_predictions(best, Path(output))
+        show_predictions(best, output)
     console.print("next: goldfinch run method=fpl data=glyphs; goldfinch list; goldfinch doctor")
 
 
@@ -85,7 +78,7 @@ def show_predictions(run: Run, output: Path) -> None:
     predict(output / "model", places)
 
 
-def deployment_demo(output: str = "outputs/deployment-demo", overrides: Sequence[str] = ()) -> None:
+def deployment_demo(overrides: Sequence[str]) -> None:
     """A SuperLink and four SuperNodes, one domain each, as real processes; FPL for three rounds; then all are stopped.
 
     Raises:
@@ -93,15 +86,9 @@ def deployment_demo(output: str = "outputs/deployment-demo", overrides: Sequence
     """
     console = Console()
     started = time.perf_counter()
-    folder = Path(output).absolute()
-    chosen = [
-        "method=fpl",
-        "engine=superlink",
-        "train.rounds=3",
-        quoted_override("output", folder / "run"),
-        "overwrite=true",
-        *overrides,
-    ]
+    folder = Path("outputs", "deployment-demo").absolute()
+    place = quoted_override("output", folder / "run")
+    chosen = ["method=fpl", "engine=superlink", "train.rounds=3", place, "overwrite=true", *overrides]
     settings = load_settings(chosen)
     prepare_output(settings)
     nodes = one_node_per_client(settings)

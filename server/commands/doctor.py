@@ -7,7 +7,7 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -213,13 +213,4 @@ def _configuration() -> Iterator[Finding]:
         yield Finding(FAIL, "client.app", "cannot be imported", "python -m pip install -e . --no-deps")
 
 
-CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
-    _versions,
-    _compute,
-    _flower_programs,
-    _local_superlink,
-    _shadows,
-    _memory,
-    _configuration,
-    _data,
-)
+CHECKS = (_versions, _compute, _flower_programs, _local_superlink, _shadows, _memory, _configuration, _data)

@@ -31,9 +31,5 @@ def terminable() -> Iterator[None]:
 
 def _terminate(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
     # a handler and not SIG_IGN, which the programs started from here on would inherit
-    signal.signal(signal.SIGTERM, _nothing)
+    signal.signal(signal.SIGTERM, lambda *_: None)  # stopping what was started must not be stopped half-way
     raise Terminated
-
-
-def _nothing(number: int, frame: FrameType | None) -> None:
-    """Once is enough: stopping what was started must not be stopped half-way."""

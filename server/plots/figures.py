@@ -64,12 +64,11 @@ def new_figure(width: float, height: float, title: str = "") -> Figure:
     return figure
 
 
-def plain(axes: Axes, *, grid: bool = True) -> Axes:
+def plain(axes: Axes) -> Axes:
     """No frame on top and right, a light grid behind."""
     axes.spines[["top", "right"]].set_visible(False)
-    if grid:
-        axes.grid(color="#dddddd", linewidth=0.6)
-        axes.set_axisbelow(True)
+    axes.grid(color="#dddddd", linewidth=0.6)
+    axes.set_axisbelow(True)
     return axes
 
 
@@ -96,11 +95,9 @@ def check_format(path: Path) -> None:
 
 def rendered(figure: Figure, form: str = "png") -> bytes:
     """The figure as PNG, PDF or SVG; the same figure gives the same bytes."""
-    from matplotlib import rc_context
-
     stream = io.BytesIO()
     metadata = {"png": {"Software": None}, "pdf": {"CreationDate": None}, "svg": {"Date": None}}[form]
-    with rc_context({"svg.hashsalt": "goldfinch", "svg.fonttype": "path", "pdf.fonttype": 42}):
+    with mpl.rc_context({"svg.hashsalt": "goldfinch", "svg.fonttype": "path", "pdf.fonttype": 42}):
         figure.savefig(stream, format=form, metadata=metadata)
     return stream.getvalue()
 

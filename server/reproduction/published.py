@@ -222,13 +222,8 @@ def published_tables() -> Mapping[str, PublishedTable]:
         common = {"paper": content["paper"], "decimals": content.get("decimals", 2)}
         for name, node in content["tables"].items():
             node = {"listed" if key == "rows" else key: value for key, value in node.items()}
-            node["listed"] = [_row(entry, len(node["domains"])) for entry in node.get("listed", [])]
             found[name] = build({"name": name, **common, **node}, f"{path.name}: {name}", PublishedTable)
     return found
-
-
-def _row(entry: Mapping[str, Any], domains: int) -> dict[str, Any]:
-    return {**entry, "cells": entry.get("cells") or [None] * domains}
 
 
 def published_table(name: str) -> PublishedTable:

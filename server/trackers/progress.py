@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import warnings
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from rich.console import Console
 
@@ -32,16 +31,12 @@ def watching(settings: RunSettings, *, quiet: bool = False, console: Console | N
     console = console or Console()
     with logging_to_file(settings):
         if quiet:
-            yield _nothing
+            yield lambda name, entry: None  # noqa: ARG005
         elif console.is_terminal and not console.is_dumb_terminal and console.width >= LEAST_WIDTH:
             with LiveView(settings, console) as view:
                 yield view
         else:
             yield plain_lines(settings)
-
-
-def _nothing(name: str, entry: Mapping[str, Any]) -> None:
-    """Shows nothing."""
 
 
 @contextlib.contextmanager

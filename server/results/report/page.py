@@ -73,15 +73,8 @@ def render(boards: Sequence[Board], *, tsne: bool = False, images: bool = False)
         "version": package_versions().get("goldfinch", ""),
     }
     page = templates(HERE)
-    page.globals.update(
-        draw=draw,
-        drawn=drawn,
-        plots=plots,
-        results=results,
-        seeds=seeds,
-        repeat_command=repeat_command,
-        export_command=export_command,
-    )
+    page.globals.update(draw=draw, drawn=drawn, plots=plots, results=results, seeds=seeds)
+    page.globals.update(repeat_command=repeat_command, export_command=export_command)
     return page.get_template("page.html").render(content)
 
 

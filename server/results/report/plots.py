@@ -40,21 +40,12 @@ def over_rounds(board: Board) -> Plot:
     """Accuracy and test loss by round: on average, on the worst domain, and by domain or method in small charts."""
     rows = _over_seeds(board, "domain", accuracy_curves, PERCENT, measure="Test accuracy in %")
     rows += _over_seeds(board, "domain", loss_curves, LOSS, measure="Test loss")
-    plot = {
-        "kind": "lines",
-        "title": "",
-        "measures": ["Test accuracy in %", "Test loss"],
-        "rows": rows,
-        "keys": {"method": _names(board), "domain": board.domains},
-    }
-    if len(board.groups) > 1:
-        return plot | {
-            "wide": "method",
-            "choose": "domain",
-            "of": [AVERAGE, WORST, *board.domains],
-            "panels": ["domain", "method"],
-        }
-    return plot | {"wide": "domain", "rows": [row for row in rows if row["domain"] != WORST]}
+    plot: Plot = {"kind": "lines", "title": "", "measures": ["Test accuracy in %", "Test loss"]}
+    plot["keys"] = {"method": _names(board), "domain": board.domains}
+    if len(board.groups) == 1:
+        return plot | {"wide": "domain", "rows": [row for row in rows if row["domain"] != WORST]}
+    plot |= {"wide": "method", "choose": "domain", "of": [AVERAGE, WORST, *board.domains]}
+    return plot | {"panels": ["domain", "method"], "rows": rows}
 
 
 def losses(board: Board) -> Plot:
@@ -144,15 +135,8 @@ def _prototype_numbers(numbers: Mapping[str, Any]) -> Plot:
             x, y = zip(*kept, strict=True)
             rows.append({"panel": panel, "line": line, "x": x, "y": y, "format": {"digits": digits, "low": 0}})
     keys = {"panel": _distinct(rows, "panel"), "line": [line for _, line, _ in shown.values()]}
-    return {
-        "kind": "lines",
-        "title": "Prototypes",
-        "rows": rows,
-        "panels": ["panel"],
-        "colour": "line",
-        "keys": keys,
-        "apart": True,
-    }
+    plot = {"kind": "lines", "title": "Prototypes", "rows": rows, "keys": keys}
+    return plot | {"panels": ["panel"], "colour": "line", "apart": True}
 
 
 # ---- what the plots have in common -----------------------------------------------------------------------------------

@@ -176,15 +176,11 @@ def differing_settings(groups: Sequence[Group]) -> list[tuple[str, list[str]]]:
     """Settings in which the groups differ, each with its value in every group."""
     found = []
     for key in dict.fromkeys(key for group in groups for key in group.runs[0].options):
-        shown = [_setting(group.runs[0].options, key) for group in groups]
+        values = [group.runs[0].options.get(key, "-") for group in groups]
+        shown = [value if isinstance(value, str) else json.dumps(value, default=str) for value in values]
         if not key.endswith("_target_") and len(set(shown)) > 1:
             found.append((key, shown))
     return found
-
-
-def _setting(settings: Mapping[str, Any], key: str) -> str:
-    value = settings.get(key, "-")
-    return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
 def versions(runs: Sequence[Run]) -> dict[str, list[str]]:
