@@ -12,10 +12,9 @@ from torch import nn
 
 from common.config import checked
 from common.models.base import Model, ModelError, MultilayerHead, Norm, initialised
-from common.models.digits import DigitBackbone, DigitPooledBackbone, FedBNDigitBackbone
+from common.models.convolutional import DigitBackbone, DigitPooledBackbone, FedBNDigitBackbone, SmallBackbone
 from common.models.pretrained import load_pretrained, start_from
 from common.models.residual import ResidualBackbone
-from common.models.small import SmallBackbone
 
 
 @checked

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import signal
 import sys
 import textwrap
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Annotated, Any
 
 import click
@@ -15,7 +19,32 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from common.errors import ConfigError, GoldfinchError, nearest
-from server.commands.signals import Terminated, terminable
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, as a service manager or a container sends it. It ends a run as orderly as Ctrl-C does."""
+
+
+@contextlib.contextmanager
+def terminable() -> Iterator[None]:
+    """Within the block, the first SIGTERM raises :class:`Terminated`; further ones are ignored while it unwinds.
+
+    Outside the main thread, where Python has no signals, nothing is changed.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, _terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+    # a handler and not SIG_IGN, which the programs started from here on would inherit
+    signal.signal(signal.SIGTERM, lambda *_: None)  # stopping what was started must not be stopped half-way
+    raise Terminated
 
 
 class Commands(TyperGroup):

@@ -11,6 +11,18 @@ from common.settings import RunSettings
 Listener = Callable[[str, Mapping[str, Any]], None]
 """Called with an event's name and content."""
 
+WORDS = {
+    "code changed": "code changed since the rounds that are done: {reason}",
+    "data changed": "data changed since the rounds that are done: {reason}",
+    "missing": "going on without {clients}",
+    "late": "round {round}: enough have answered; late: {clients}",
+    "registration refused": "{client} was not admitted: {reason}",
+    "tracker failed": "{tracker} is left out from here on: {reason}",
+    "stopped": "stopped after round {round}; resume=true goes on",
+    "failed": "failed after round {round}: {reason}",
+}
+"""What is said of an event out of the ordinary."""
+
 
 def plain_lines(settings: RunSettings) -> Listener:
     """A listener that prints one line per scored round, and a line for everything out of the ordinary."""
@@ -38,27 +50,15 @@ def describe(name: str, entry: Mapping[str, Any], rounds: int) -> str:
     if name in ("start", "resume"):
         verb = "starts" if name == "start" else f"resumes after round {entry['round']}"
         return f"{entry['method']} on {entry['data']} {verb}: {len(entry['clients'])} clients, {entry['rounds']} rounds"
-    if name in ("code changed", "data changed"):
-        return f"{name} since the rounds that are done: {entry['reason']}"
-    if name == "missing":
-        return f"going on without {', '.join(entry['clients'])}"
-    if name == "late":
-        return f"round {entry['round']}: enough have answered; late: {', '.join(entry['clients'])}"
-    if name == "registration refused":
-        return f"{entry['client']} was not admitted: {entry['reason']}"
+    if name in WORDS:
+        return WORDS[name].format_map({**entry, "clients": ", ".join(entry.get("clients", ()))})
     if name == "round skipped":
         by = f" ({entry['by']})" if "by" in entry else ""
         return (
             f"round {entry['round']} is skipped: {entry['answered']} of {entry['needed']} needed{by} clients answered"
         )
-    if name == "tracker failed":
-        return f"{entry['tracker']} is left out from here on: {entry['reason']}"
     if name.startswith("client "):
         return f"round {entry['round']}: {entry['client']} {name.removeprefix('client ')}: {entry['reason']}"
-    if name == "stopped":
-        return f"stopped after round {entry['round']}; resume=true goes on"
-    if name == "failed":
-        return f"failed after round {entry['round']}: {entry['reason']}"
     if name == "finish":
         return f"finished after round {entry['round']}, state {entry['sha256'][:16]}"
     return ""

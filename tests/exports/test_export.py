@@ -24,7 +24,7 @@ from common.exports import formats, load_model
 from common.exports.formats import FORMATS, READERS, ExportError
 from common.models.auxiliary import FixedDraws, ProbabilisticModel
 from common.models.base import Model
-from common.models.small import SmallBackbone
+from common.models.convolutional import SmallBackbone
 from common.prototypes import PrototypeSet
 from server.cli import main
 from server.commands.export import export

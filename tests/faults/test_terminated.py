@@ -15,7 +15,7 @@ from support.faults import PATIENCE, events, wait_until
 from support.federation import ROOT
 
 from server import cli
-from server.commands.signals import Terminated, terminable
+from server.commands.program import Terminated, terminable
 
 SMALL = ("method=fedavg", "protocol.samples=24", "train.batch_size=8", "train.device=cpu", "train.rounds=500")
 
