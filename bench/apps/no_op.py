@@ -6,19 +6,19 @@ is on PYTHONPATH.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from common.config import checked
 from common.models.base import Model, Norm
 from common.models.specs import ModelSpec
 from strategies.core.method import Phase
 from strategies.fedavg import FedAvg
 
 
-@dataclass(frozen=True)
+@checked
 class NoOp(FedAvg):
     """FedAvg without local training: the model goes to the device and comes back."""
 
@@ -39,7 +39,7 @@ class TinyBackbone(nn.Module):
         return F.relu(self.layer(F.adaptive_avg_pool2d(images, 3).flatten(1)))
 
 
-@dataclass(frozen=True)
+@checked
 class Tiny(ModelSpec):
     """1,036 parameters with 10 classes."""
 
