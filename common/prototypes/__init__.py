@@ -9,7 +9,6 @@ from common.prototypes.set import (
     cluster_prototypes,
     normalise_rows,
     normalise_weights,
-    total_rows,
     unbiased_prototypes,
 )
 
@@ -22,6 +21,5 @@ __all__ = [
     "cluster_prototypes",
     "normalise_rows",
     "normalise_weights",
-    "total_rows",
     "unbiased_prototypes",
 ]

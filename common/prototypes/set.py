@@ -6,7 +6,7 @@ is ragged; it is kept as a struct of arrays sorted by class, which travels, stor
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -268,8 +268,3 @@ def carry_over(current: PrototypeSet, previous: PrototypeSet) -> PrototypeSet:
     keep = torch.isin(previous.labels, torch.tensor(missing, device=previous.labels.device))
     kept = PrototypeSet(previous.vectors[keep], previous.labels[keep], previous.weights[keep])
     return PrototypeSet.concatenate([current, kept])
-
-
-def total_rows(sets: Sequence[PrototypeSet]) -> int:
-    """Number of rows over ``sets``."""
-    return sum(len(part) for part in sets)

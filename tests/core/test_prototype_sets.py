@@ -14,7 +14,6 @@ from common.prototypes import (
     class_means,
     cluster_prototypes,
     normalise_weights,
-    total_rows,
     unbiased_prototypes,
 )
 from common.prototypes.finch import partition
@@ -97,7 +96,6 @@ def test_sets_of_different_sizes_cannot_be_joined() -> None:
 def test_joined_rows_keep_the_order_of_the_sets() -> None:
     joined = PrototypeSet.concatenate([rows_of((1, [1.0], 1), (0, [2.0], 1)), rows_of((0, [3.0], 1), (1, [4.0], 1))])
     assert joined.vectors.flatten().tolist() == [2, 3, 1, 4]
-    assert total_rows([joined, joined]) == 8
 
 
 def test_a_label_beyond_the_classes_is_named() -> None:
