@@ -34,6 +34,7 @@ from typing import Any
 
 sys.path.insert(0, os.environ.get("CHECKOUT") or str(Path(__file__).resolve().parent.parent))  # not what is installed
 sys.path.insert(1, str(Path(__file__).resolve().parent.parent / "tests"))  # for the proxy
+sys.path.insert(2, str(Path(__file__).resolve().parent))  # for the meter, which an earlier checkout may lack
 
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
@@ -62,9 +63,9 @@ from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_
 from flwr.supercore.retry import make_simple_http_retry_invoker
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+from meter import Meter, wrong
 from support.federation import start_proxy
 
-from bench.meter import Meter, wrong
 from common.settings import RunSettings, load_settings
 from common.versions import code_sha256
 from common.wire.messages import Answer, Registration, header_of
