@@ -42,9 +42,10 @@ def arguments(words: Sequence[str], command: str) -> tuple[list[str], Path, int,
 
 @dataclass(frozen=True)
 class Rival:
-    """One method of a comparison: its search, its fresh runs, and the hours of both."""
+    """One method of a comparison: its search with the best validation score, its fresh runs, the hours of both."""
 
     hunt: Hunt
+    validation: float
     runs: list[Job]
     search_hours: float
 
@@ -92,7 +93,7 @@ def compare(words: Sequence[str], output: Path, trials: int, seeds: Sequence[int
         write_best(hunt, study)
         seconds = sum(trial.duration.total_seconds() for trial in tried(study) if trial.duration)
         runs = fresh_runs(hunt, hunt.settings.method.name, study.best_trial.params, seeds)
-        rivals.append(Rival(hunt, runs, seconds / 3600))
+        rivals.append(Rival(hunt, study.best_value, runs, seconds / 3600))
     failures = execute([job for rival in rivals for job in rival.runs], jobs, console, "validated")
     if failures:
         raise ConfigError("some runs failed:\n  " + "\n  ".join(failures))
@@ -123,8 +124,7 @@ def table(rivals: Sequence[Rival], seeds: Sequence[int]) -> str:
     for rank, rival in enumerate(order, 1):
         found = scores[rival.name]
         against = "" if rival.name == base else interval(found, scores[base])
-        best = (rival.hunt.folder / "best.yaml").read_text()
-        searched = best.partition("; validation ")[2].partition(" %")[0]
+        searched = f"{rival.validation:.2f}"
         cells = (rank, rival.name, Value.of(found), searched, against, f"{rival.hours:.2f}", f"{rival.megabytes:.1f}")
         lines.append(f"| {' | '.join(map(str, cells))} |")
     if any(rival.hunt.settings.method.personal for rival in rivals):

@@ -318,6 +318,9 @@ def test_all_methods_have_the_same_budget_and_are_ranked_on_fresh_seeds(pretende
         if line.startswith("| ") and "rank" not in line
     }
     assert text.splitlines()[-1].startswith("A star: scored with each client's own model"), "and not one shared model"
+    for name, study in (("fedavg", "fedavg"), ("fedbn *", "fedbn")):
+        best = (tmp_path / "glyphs" / study / "best.yaml").read_text()
+        assert rows[name][3] in best, "the best validation score of the search"
     assert rows["fedavg"][4] == ""
     assert float(rows["fedavg"][5]) >= 3.0, "three fresh runs of an hour"
     assert rows["fedavg"][6] == "2.0 |"
