@@ -294,8 +294,8 @@ def test_a_tuned_file_that_does_not_fit_is_refused(text: str, words: list[str], 
 
 
 def test_a_tuned_file_that_is_not_there_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"tuned=moon_on_glyphs: no such file"):
-        compose_config(["tuned=moon_on_glyphs"])
+    with pytest.raises(ConfigError, match=r"tuned=moon_on_nothing: no such file"):
+        compose_config(["tuned=moon_on_nothing"])
 
 
 # ---- a comparison ----------------------------------------------------------------------------------------------------
