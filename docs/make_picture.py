@@ -1,4 +1,4 @@
-"""Draw docs/picture.png from the demonstration's runs: ``python docs/make_picture.py outputs/demo``."""
+"""Draw docs/picture.png from the runs of ``goldfinch demo``: ``python docs/make_picture.py outputs/demo``."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import torch
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
 from common.settings import load_settings
-from server.plots.figures import draw_curves, new_figure, plain, save
+from server.plots.figures import new_figure, plain, save
 from server.results.run import Run
-from server.results.seeds import Value
+
+COLORS = {"fedavg": "#8a8d9a", "fpl": "#c98a00"}
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, target: Path) -> None:
     """Devices with their domains on the left, the server in the middle, what comes of it on the right."""
     data = load_settings(["experiment=demo"]).data
     figure = new_figure(11, 4.2)
@@ -51,23 +52,26 @@ def main(folder: Path) -> None:
     canvas.text(
         0.2, 0.12, "devices: one domain each (Flower SuperNodes, or simulated on Ray)", fontsize=8, color="#777"
     )
-    chart = plain(figure.add_axes((0.685, 0.16, 0.22, 0.68)), grid=False)
-    curves = {}
-    for run in (Run(folder / name) for name in ("fedavg", "fpl")):
-        curves[run.title] = {score.round: Value(score.average, None) for score in run.round_scores}
-        curves[f"{run.title}, worst"] = {score.round: Value(score.worst, None) for score in run.round_scores}
-    draw_curves(chart, curves)
-    for line in chart.get_lines():
-        x, y = line.get_xydata()[-1]
-        said = f"{line.get_label()} {y:.0f}"
-        chart.annotate(
-            said, (x, y), (6, 0), textcoords="offset points", va="center", fontsize=8, color=line.get_color()
-        )
+    chart = plain(figure.add_axes((0.685, 0.16, 0.22, 0.68)))
+    chart.grid(visible=False)
+    for method, color in COLORS.items():
+        run = Run(folder / method)
+        rounds = [score.round for score in run.round_scores]
+        average, worst = ([getattr(score, name) for score in run.round_scores] for name in ("average", "worst"))
+        chart.plot(rounds, average, color=color, linewidth=2)
+        chart.plot(rounds, worst, "--", color=color, linewidth=1.3)
+        for name, weight, values in ((run.title, "bold", average), ("worst", "normal", worst)):
+            said, place = f"{name} {values[-1]:.0f}", (rounds[-1], values[-1])
+            chart.annotate(
+                said, place, (6, 0), textcoords="offset points", va="center", fontsize=8, color=color, weight=weight
+            )
+        chart.set_xticks(range(0, rounds[-1] + 1, 5))
+    chart.set_xlabel("round", fontsize=9)
     chart.set_title("accuracy (%): average and worst domain", fontsize=9, loc="left")
     chart.tick_params(labelsize=8)
     chart.set_ylim(0, 100)
-    save(figure, Path(__file__).parent / "picture.png")
+    save(figure, target)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), Path(__file__).parent / "picture.png")
