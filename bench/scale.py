@@ -20,8 +20,10 @@ import subprocess
 import sys
 import tempfile
 import time
+import tracemalloc
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -30,7 +32,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout, whatever is installed
 
 from bench.measuring import peak_kib
-from bench.ratios import RESULTS, Ratio, append, class_of, in_turn, machine_class, quantity, read
+from bench.ratios import RESULTS, Ratio, append, class_of, compare, in_turn, machine_class, quantity, read
 from common.choices import trust
 from common.config import compose_config
 from common.data.domain import DataSource, Domain, Split
@@ -201,15 +203,19 @@ def memory(options: argparse.Namespace) -> list[Ratio]:
 
 
 def finch(options: argparse.Namespace) -> list[Ratio]:
-    """Processor seconds and peak memory of clustering one class's prototypes of 512 features."""
+    """Processor seconds and peak memory of clustering one class's prototypes of 512 features, by package and torch."""
     rows: list[Ratio] = []
     for count in options.prototypes:
         points = torch.rand(count, 512, generator=generator(0, "finch", count))
-        seconds = in_turn({"goldfinch": lambda points=points: partition(points, clustering="torch")}, 5)["goldfinch"]
-        held = peak_kib(lambda _, points=points: partition(points, clustering="torch"), torch.device("cpu")) / 1024
+        ways = {way: partial(partition, points, clustering=way) for way in ("finch-clust", "torch")}
         shape = f"prototypes={count} D=512"
-        rows.append(quantity("scale finch", "goldfinch", shape, "s", seconds))
-        rows.append(quantity("scale finch peak", "goldfinch", shape, "MiB", [held]))
+        rows += compare("scale finch", shape, "s", in_turn(ways, 5), "finch-clust")
+        tracemalloc.start()  # NumPy's arrays; PyTorch's tensors are counted by itself
+        ways["finch-clust"]()
+        held = {"finch-clust": tracemalloc.get_traced_memory()[1] / 2**20}
+        tracemalloc.stop()
+        held["torch"] = peak_kib(lambda _, way=ways["torch"]: way(), torch.device("cpu")) / 1024
+        rows += [quantity("scale finch peak", way, shape, "MiB", [value]) for way, value in held.items()]
     return rows
 
 

@@ -22,7 +22,7 @@ BLOCK_ELEMENTS = 2**24
 """Most similarities held at a time (64 MiB of float32)."""
 
 MOST_ROWS = 10_000
-"""Most rows that the package gets at a time: it holds all their similarities at once, 400 MB for so many."""
+"""Most rows that the package gets at a time: it holds all their similarities at once, 1 GB for so many."""
 
 Clustering = Literal["finch-clust", "torch"]
 
