@@ -12,7 +12,7 @@ from rich.markdown import Markdown
 
 from common.errors import ConfigError
 from common.storage.files import write_json, write_text
-from server.commands.sweep import Job, all_options, execute
+from server.commands.sweep import Job, all_options, execute, insist
 from server.commands.tune import Hunt, fresh_runs, hunt_of, scores_of, search, speaker, tried, write_best
 from server.results.seeds import Value
 from server.results.table import OWN_MODELS
@@ -94,9 +94,7 @@ def compare(words: Sequence[str], output: Path, trials: int, seeds: Sequence[int
         seconds = sum(trial.duration.total_seconds() for trial in tried(study) if trial.duration)
         runs = fresh_runs(hunt, hunt.settings.method.name, study.best_trial.params, seeds)
         rivals.append(Rival(hunt, study.best_value, runs, seconds / 3600))
-    failures = execute([job for rival in rivals for job in rival.runs], jobs, console, "validated")
-    if failures:
-        raise ConfigError("some runs failed:\n  " + "\n  ".join(failures))
+    insist(execute([job for rival in rivals for job in rival.runs], jobs, console, "validated"))
     text = table(rivals, seeds)
     write_text(output / "compare.md", f"`goldfinch compare {' '.join(words)} trials={trials}`\n\n{text}\n")
     scores = {rival.hunt.settings.method.name: scores_of(rival.runs) for rival in rivals}

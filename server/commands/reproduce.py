@@ -2,32 +2,36 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import cast, get_args
 
 from rich.console import Console
 
 from common.data.protocols import combined_hash
-from common.errors import ConfigError
+from common.errors import ConfigError, nearest
+from common.overrides import quoted_override
+from common.settings import RunSettings, load_settings
 from common.storage.files import write_bytes, write_json, write_text
+from server.commands.sweep import Job, execute, insist
 from server.plots.figures import bars, convergence, rendered, sensitivity
 from server.reproduction.comparison import Comparison, Line
 from server.reproduction.pages import Picture, pages
-from server.reproduction.published import PublishedTable, Scale, published_table, published_tables
-from server.reproduction.runs import Job, check_names, execute, plan
+from server.reproduction.published import (
+    PublishedRow,
+    PublishedTable,
+    Scale,
+    method_of,
+    published_table,
+    published_tables,
+)
 from server.results.run import Run, varying
 
-HELP = """goldfinch reproduce TABLE [scale=small|paper_net|paper] [methods=A,B] [seeds=0,1] [output=DIR] [KEY=VALUE ...]
-
-scale=paper (the default) is the paper's setting; scale=small is a stated reduction for two CPU cores; scale=paper_net,
-offered for some tables, is the paper's setting with its own network in fewer rounds and one seed.
-methods are rows' labels or method names; KEY=VALUE is any override of goldfinch run, for every row.
-records=DIR keeps the page, its pictures, and each run's summary.json and history.csv there, as runs end.
-Finished runs are skipped, interrupted ones resumed. Tables:"""
+ENGINES = ("inline", "ray")
 
 MOST_CURVES = 14
 MOST_BARS = 7
@@ -53,7 +57,7 @@ class Request:
     methods: tuple[str, ...] = ()
     seeds: tuple[int, ...] = ()
     output: str | None = None
-    overrides: tuple[str, ...] = field(default_factory=tuple)
+    overrides: tuple[str, ...] = ()
     records: str | None = None
 
     @property
@@ -88,7 +92,8 @@ def parse(arguments: Sequence[str]) -> Request:
             own[key] = value
         elif separator:
             overrides.append(word)
-    check_names([own["scale"]], get_args(Scale), "scale")
+    if own["scale"] not in get_args(Scale):
+        raise ConfigError(f"scale={own['scale']}; {nearest(own['scale'], get_args(Scale))}")
     reserved = [word for word in overrides if word.partition("=")[0] in ("seed", "method", "experiment", "resume")]
     if reserved:
         raise ConfigError(f"{' '.join(reserved)}: the table sets this; use methods=A,B and seeds=0,1,2")
@@ -109,6 +114,53 @@ def _seed(word: str) -> int:
     return int(word)
 
 
+@dataclass(frozen=True)
+class Planned(Job):
+    """A run of a row of the table with one seed."""
+
+    row: PublishedRow
+    seed: int
+
+
+def plan(
+    table: PublishedTable,
+    rows: Sequence[PublishedRow],
+    seeds: Sequence[int],
+    scale: Scale,
+    output: Path,
+    more: Sequence[str] = (),
+) -> list[Planned]:
+    """Every row with every seed, below ``output/runs``; all settings are checked before the first run starts.
+
+    A run's folder is named after everything that its result depends on, so that rows which two tables share are run
+    once, and a changed setting never meets another setting's files. Of the overrides ``more`` the last word counts.
+
+    Raises:
+        ConfigError: a row's settings are not good, or its engine cannot be used here.
+    """
+    jobs = []
+    for row in rows:
+        overrides = table.overrides(row, scale, more)
+        first = load_settings([*overrides, "seed=0"])
+        engine = first.engine.get("name")
+        if engine not in ENGINES:
+            raise ConfigError(f"goldfinch reproduce runs on {' or '.join(ENGINES)}; got {engine}")
+        family = output / "runs" / f"{method_of(row)}-{_key(first)}"
+        for seed in seeds:
+            folder = str((family / f"seed-{seed}").absolute())
+            chosen = (*overrides, f"seed={seed}", quoted_override("output", folder))
+            raw = {**first.raw, "seed": seed, "output": folder}
+            settings = replace(first, seed=seed, output=folder, raw=raw)
+            jobs.append(Planned(chosen, settings, f"{row.label}, seed {seed}", row, seed))
+    return jobs
+
+
+def _key(settings: RunSettings) -> str:
+    rounds = settings.rounds
+    parts = (settings.identity, settings.train.rounds, rounds.test_samples, rounds.evaluate_every, rounds.last_rounds)
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:8]
+
+
 def reproduce(request: Request, console: Console | None = None) -> Path:
     """Run what is missing, then write ``<table>.md``, ``.html``, ``.json`` and figures; the HTML file's path.
 
@@ -117,8 +169,7 @@ def reproduce(request: Request, console: Console | None = None) -> Path:
     Raises:
         ConfigError: the request cannot be run, or runs failed; then the pages name them.
     """
-    console = console or Console()
-    table = request.table
+    console, table = console or Console(), request.table
     reduced = table.reduction(request.scale)
     rows = table.select(request.methods) if request.methods else table.rows_at(request.scale)
     seeds = request.seeds or (reduced and reduced.seeds) or table.seeds
@@ -126,51 +177,47 @@ def reproduce(request: Request, console: Console | None = None) -> Path:
     console.print(f"{table.name}, scale={request.scale}: {len(rows)} rows, seeds {', '.join(map(str, seeds))}")
     failures: Mapping[Path, str] = {}
     try:
-        failures = execute(jobs, console, lambda: keep_records(request, jobs, seeds))
+        failures = execute(jobs, 1, console, finished=lambda: keep_records(request, jobs, seeds))
     finally:
         keep_records(request, jobs, seeds)
         path = write_pages(request, jobs, seeds, failures)
         console.print(f"wrote {path.with_suffix('.md')} and {path}", highlight=False, soft_wrap=True, markup=False)
-        splits = {
-            client: value for job in jobs for client, value in ((job.summary() or {}).get("splits") or {}).items()
-        }
+        splits = {client: split for job in jobs for client, split in (job.summary() or {}).get("splits", {}).items()}
         if splits:
             console.print(f"split, SHA-256: {combined_hash(splits)}", highlight=False, soft_wrap=True)
-    if failures:
-        said = "\n  ".join(f"{folder}: {reason}" for folder, reason in failures.items())
-        raise ConfigError(f"{len(failures)} runs failed:\n  {said}")
+    insist(failures)
     return path
 
 
-def keep_records(request: Request, jobs: Sequence[Job], seeds: Sequence[int]) -> None:
+def keep_records(request: Request, jobs: Sequence[Planned], seeds: Sequence[int]) -> None:
     """Write ``request.records``: page and pictures, and ``<table>/<method>-<key>/seed-N/`` of each finished run."""
     if request.records is None:
         return
     folder = Path(request.records).expanduser()
-    comparison = compare(request, jobs, seeds, {})
-    pictures = draw(comparison, request.table.name)
-    for picture in pictures:
-        write_bytes(folder / picture.name, picture.content)
-    write_text(folder / f"{request.table.name}.md", pages(comparison, request.command, pictures, request.overrides)[0])
+    _page(folder, request, compare(request, jobs, seeds, {}))
     for job in jobs:
-        if job.summary() is not None:
+        if job.finished():
             kept = folder / request.table.name / job.folder.parent.name / job.folder.name
             for record in Run(job.folder).records:
                 write_bytes(kept / record.name, record.read_bytes())
 
 
-def write_pages(request: Request, jobs: Sequence[Job], seeds: Sequence[int], failures: Mapping[Path, str]) -> Path:
+def write_pages(request: Request, jobs: Sequence[Planned], seeds: Sequence[int], failures: Mapping[Path, str]) -> Path:
     """Write the pages of what is finished; the HTML file's path."""
-    comparison = compare(request, jobs, seeds, failures)
-    base = request.folder / request.table.name
-    pictures = draw(comparison, base.name)
+    comparison, path = compare(request, jobs, seeds, failures), request.folder / f"{request.table.name}.html"
+    write_text(path, _page(request.folder, request, comparison))
+    write_json(path.with_suffix(".json"), numbers(comparison, request))
+    return path
+
+
+def _page(folder: Path, request: Request, comparison: Comparison) -> str:
+    """Write the page as Markdown and its pictures into ``folder``; the page as HTML."""
+    pictures = draw(comparison, request.table.name)
     for picture in pictures:
-        write_bytes(request.folder / picture.name, picture.content)
+        write_bytes(folder / picture.name, picture.content)
     markdown, html = pages(comparison, request.command, pictures, request.overrides)
-    write_text(base.with_suffix(".md"), markdown)
-    write_json(base.with_suffix(".json"), numbers(comparison, request))
-    write_text(base.with_suffix(".html"), html)
-    return base.with_suffix(".html")
+    write_text(folder / f"{request.table.name}.md", markdown)
+    return html
 
 
 def draw(comparison: Comparison, name: str) -> list[Picture]:
@@ -204,26 +251,25 @@ def draw(comparison: Comparison, name: str) -> list[Picture]:
     return pictures
 
 
-def compare(request: Request, jobs: Sequence[Job], seeds: Sequence[int], failures: Mapping[Path, str]) -> Comparison:
+def compare(
+    request: Request, jobs: Sequence[Planned], seeds: Sequence[int], failures: Mapping[Path, str]
+) -> Comparison:
     """Ours beside the published numbers, from the runs' folders."""
     lines = []
     for row in dict.fromkeys(job.row.label for job in jobs):
         mine = [job for job in jobs if job.row.label == row]
-        finished = {job.seed: summary for job in mine if (summary := job.summary()) is not None}
+        finished = {job.seed: job.summary() or {} for job in mine if job.finished()}
+        measured = [job.folder for job in mine if job.seed in finished and request.table.measure]
         lines.append(
             Line(
                 mine[0].row,
                 {job.seed: job.folder for job in mine},
                 finished,
                 {job.seed: failures[job.folder] for job in mine if job.folder in failures},
-                _measured(request.table, [job for job in mine if job.seed in finished]),
+                tuple(map(_information, measured)),
             )
         )
     return Comparison(request.table, request.scale, tuple(lines), tuple(seeds))
-
-
-def _measured(table: PublishedTable, jobs: Sequence[Job]) -> tuple[float, ...]:
-    return tuple(_information(job.folder) for job in jobs) if table.measure == "mutual_information" else ()
 
 
 def _information(folder: Path) -> float:
@@ -271,13 +317,11 @@ def numbers(comparison: Comparison, request: Request) -> dict[str, object]:
     }
 
 
-def command(arguments: Sequence[str]) -> int:
+def command(arguments: Sequence[str]) -> None:
     """``goldfinch reproduce``; without arguments, what can be reproduced."""
-    if not arguments:
-        print(HELP)
-        for name, table in published_tables().items():
-            print(f"  {name:28} {len(table.rows):>2} rows  {table.paper.partition(',')[0][:48]:48}  {table.title}")
-        return 0
-    request = parse(arguments)
-    reproduce(request)
-    return 0
+    if arguments:
+        reproduce(parse(arguments))
+        return
+    print("goldfinch reproduce TABLE scale=small|paper_net|paper; --help says what else. Tables:")
+    for name, table in published_tables().items():
+        print(f"  {name:28} {len(table.rows):>2} rows  {table.paper.partition(',')[0][:48]:48}  {table.title}")

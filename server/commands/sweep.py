@@ -126,39 +126,56 @@ def sweep(arguments: Sequence[str], output: Path, jobs: int = 1) -> None:
     ended = [job for job in planned if job.summary() is not None]
     if ended:
         _write_tables(ended, output, arguments, console)
-    if failures:
-        raise ConfigError("some runs failed:\n  " + "\n  ".join(failures))
+    insist(failures)
 
 
-def execute(planned: Sequence[Job], jobs: int, console: Console, rule: str = "final") -> list[str]:
+def execute(
+    planned: Sequence[Job],
+    jobs: int,
+    console: Console,
+    rule: str = "final",
+    finished: Callable[[], None] = lambda: None,
+) -> dict[Path, str]:
     """Do every run that is not finished, ``jobs`` at a time, and say what each came to by ``rule``.
 
+    ``finished`` is called after each.
+
     Returns:
-        What went wrong, with the label of the run.
+        What went wrong, with the label of the run, by its folder.
     """
     say = partial(console.print, highlight=False, markup=False)
-    waiting = [job for job in planned if not job.finished()]
-    say(f"{len(planned)} runs, {len(planned) - len(waiting)} finished already")
+    different = {job.folder: job for job in planned}
+    waiting = [job for job in different.values() if not job.finished()]
+    say(f"{len(different)} runs, {len(different) - len(waiting)} finished already")
     started = time.perf_counter()
-    done = 0
-    failures: list[str] = []
+    failures: dict[Path, str] = {}
     running: dict[str, subprocess.Popen[bytes]] = {}
     with console.status("starting") as status, ThreadPoolExecutor(max(1, jobs)) as pool:
         show = Progress(status.update)
         try:
-            for job, problem in pool.map(partial(run_apart, running=running, show=show), waiting):
-                done += 1
-                elapsed = time.perf_counter() - started
-                left = elapsed / done * (len(waiting) - done)
+            ended = pool.map(partial(run_apart, running=running, show=show), waiting)
+            for done, (job, problem) in enumerate(ended, 1):
+                left = (time.perf_counter() - started) / done * (len(waiting) - done)
                 said = f"FAILED: {problem}" if problem else _score(job, rule)
                 say(f"[{done}/{len(waiting)}, {left / 60:.1f} min left] {job.label}: {said}")
                 if problem:
-                    failures.append(f"{job.label}: {problem} (see {job.folder / 'run.log'})")
+                    failures[job.folder] = f"{job.label}: {problem} (see {job.folder / 'run.log'})"
+                finished()
         except KeyboardInterrupt:
             for process in list(running.values()):
                 process.terminate()  # each keeps its last complete round, and the next sweep goes on from it
             raise
     return failures
+
+
+def insist(failures: Mapping[Path, str]) -> None:
+    """Refuse to go on from failures of :func:`execute`.
+
+    Raises:
+        ConfigError: there are some; all are named.
+    """
+    if failures:
+        raise ConfigError("some runs failed:\n  " + "\n  ".join(failures.values()))
 
 
 class Progress:

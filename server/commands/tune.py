@@ -21,7 +21,7 @@ from common.errors import CheckpointError, ConfigError, GoldfinchError, librarie
 from common.overrides import quoted_override
 from common.settings import RunSettings, result_settings, settings_of, yaml_of
 from common.storage.files import write_text
-from server.commands.sweep import Job, Progress, execute, run_apart
+from server.commands.sweep import Job, Progress, execute, insist, run_apart
 from server.plots.figures import COLOURS, new_figure, plain, save
 from server.results.run import Run
 from server.results.seeds import Value
@@ -334,9 +334,7 @@ def tune(words: Sequence[str], output: Path, trials: int, seeds: Sequence[int], 
     if seeds:
         start = printed(hunt.settings, space_of(hunt.settings))
         kinds = fresh_runs(hunt, "printed", start, seeds), fresh_runs(hunt, "found", best, seeds)
-        different = {job.folder: job for runs in kinds for job in runs}
-        if failures := execute(list(different.values()), jobs, console, "validated"):
-            raise ConfigError("some runs failed:\n  " + "\n  ".join(failures))
+        insist(execute([*kinds[0], *kinds[1]], jobs, console, "validated"))
         before, after = map(scores_of, kinds)
         gain = Value.of([new - old for new, old in zip(after, before, strict=True)])
         text = (
