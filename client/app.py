@@ -16,7 +16,7 @@ than a message (Ray actors) do the work themselves.
 from __future__ import annotations
 
 import sys
-import traceback
+from typing import Any
 
 from flwr.app import Context
 from flwr.client import Client
@@ -26,7 +26,7 @@ from flwr.common import Code, FitIns, FitRes, GetPropertiesIns, GetPropertiesRes
 from client.resident.caller import Caller
 from client.resident.frames import Question, Reply
 from client.resident.place import of_node
-from common.run_config import overrides_in
+from common.overrides import overrides_in
 
 TENSOR_TYPE = "safetensors"
 """:data:`common.wire.payload.TENSOR_TYPE`, which a process that imports no torch cannot ask for."""
@@ -45,31 +45,22 @@ class FlowerClient(Client):
 
     def get_properties(self, ins: GetPropertiesIns) -> GetPropertiesRes:  # noqa: ARG002
         """The registrations of the clients that this node hosts; its own words if its data or settings are not good."""
-        reply = self._ask(Question("register", self.run, self.overrides, self.configuration))
+        reply = self._ask("register")
         if not reply.ok:
             return GetPropertiesRes(Status(Code.GET_PROPERTIES_NOT_IMPLEMENTED, reply.text), {})
         return GetPropertiesRes(Status(Code.OK, ""), {"registrations": reply.text})
 
     def fit(self, ins: FitIns) -> FitRes:
         """The answer to a request; errors go back with their traceback, since only so they carry who failed."""
-        sent = ins.parameters
-        question = Question(
-            "answer",
-            self.run,
-            self.overrides,
-            self.configuration,
-            ins.config.get("request"),
-            sent.tensor_type,
-            sent.tensors,
-        )
-        reply = self._ask(question)
+        request, sent = ins.config.get("request"), ins.parameters
+        reply = self._ask("answer", request, sent.tensor_type, sent.tensors)
         if not reply.ok:
             status = Status(Code.FIT_NOT_IMPLEMENTED, reply.text)
             return FitRes(status, Parameters([], TENSOR_TYPE), 0, {"traceback": reply.traceback})
         return FitRes(Status(Code.OK, ""), Parameters(list(reply.tensors), TENSOR_TYPE), reply.samples, {})
 
-    def _ask(self, question: Question) -> Reply:
-        caller = self._caller()
+    def _ask(self, kind: str, *content: Any) -> Reply:
+        question, caller = Question(kind, self.run, self.overrides, self.configuration, *content), self._caller()
         if caller is None:
             from client.node import answer_question  # torch, data, methods: the resident trainer has them
 
@@ -77,8 +68,7 @@ class FlowerClient(Client):
         try:
             return caller.ask(question)
         except Exception as error:  # the server must learn why, whatever it was
-            traceback.print_exc()
-            return Reply(ok=False, text=f"{type(error).__name__}: {error}", traceback=traceback.format_exc())
+            return Reply.of(error)
 
     def _caller(self) -> Caller | None:
         """The way to the resident trainer; ``None`` where this process does the work."""

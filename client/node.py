@@ -7,9 +7,7 @@ that keeps torch, net and data from message to message.
 from __future__ import annotations
 
 import os
-import traceback
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -38,45 +36,46 @@ def _settings_of(overrides: str) -> RunSettings:
     return load_settings(split_overrides(overrides))
 
 
-class Node:
-    """One node in one run.
+def answer_question(question: Question) -> Reply:
+    """What the node that is asked says; its own words if anything is not good: the server must learn what it was."""
+    try:
+        node = Node(question)
+        return node.register() if question.kind == "register" else node.answer()
+    except Exception as error:
+        return Reply.of(error)
 
-    Args:
-        run: Flower's number of the run; data and nets of another run are let go.
-        overrides: the run's overrides, as one string.
-        configuration: the node's own configuration, ``--node-config``.
+
+class Node:
+    """The node that a question is for.
+
+    Data and nets of another run than the question's are let go.
     """
 
-    def __init__(self, run: int, overrides: str, configuration: Mapping[str, object]) -> None:
-        self.run, self.overrides, self.configuration = run, overrides, dict(configuration)
+    def __init__(self, question: Question) -> None:
+        self.question, self.configuration = question, question.configuration
 
     def register(self) -> Reply:
-        """The registrations of the clients that this node hosts; its own words if its data or settings are not good."""
-        try:
-            settings = self._settings()
-            found = [self._device(settings, spec).register() for spec in self._hosted(settings)]
-            return Reply(ok=True, text=write_registrations(found))
-        except Exception as error:  # the server must learn why, whatever it was
-            return _own_error(error)
+        """The registrations of the clients that this node hosts."""
+        settings = self._settings()
+        found = [self._device(settings, spec).register() for spec in self._hosted(settings)]
+        return Reply(ok=True, text=write_registrations(found))
 
-    def answer(self, request_text: object, tensor_type: str, tensors: Sequence[bytes]) -> Reply:
-        """The answer to a request; errors go back with their traceback, since only so they carry who failed."""
-        try:
-            request, message = read_request(request_text, tensor_type, tensors)
-            settings = self._settings()
-            hosted = {spec.id: spec for spec in self._hosted(settings)}
-            if request.client not in hosted:
-                raise ConfigError(f"this node hosts {', '.join(hosted)}, not {request.client}")
-            payload = self._device(settings, hosted[request.client]).answer(request, message)
-            return Reply(ok=True, samples=read_header(Answer, payload.header).samples, tensors=[encode(payload)])
-        except Exception as error:  # see above
-            return _own_error(error)
+    def answer(self) -> Reply:
+        """The answer to a request."""
+        asked = self.question
+        request, message = read_request(asked.request, asked.tensor_type, asked.tensors)
+        settings = self._settings()
+        hosted = {spec.id: spec for spec in self._hosted(settings)}
+        if request.client not in hosted:
+            raise ConfigError(f"this node hosts {', '.join(hosted)}, not {request.client}")
+        payload = self._device(settings, hosted[request.client]).answer(request, message)
+        return Reply(ok=True, samples=read_header(Answer, payload.header).samples, tensors=[encode(payload)])
 
     def _settings(self) -> RunSettings:
         unknown = sorted(set(self.configuration) - set(NODE_KEYS))
         if unknown:
             raise ConfigError(f"--node-config: {unknown[0]} is unknown; {nearest(unknown[0], NODE_KEYS)}")
-        settings = _settings_of(self.overrides)
+        settings = _settings_of(self.question.overrides)
         resident = self.configuration.get("resident", True)
         if not isinstance(resident, bool):
             raise ConfigError(f"--node-config: resident must be true or false; got {resident!r}")
@@ -97,8 +96,9 @@ class Node:
         return specs[int(str(node["partition-id"])) :: int(str(node["num-partitions"]))]
 
     def _device(self, settings: RunSettings, spec: ClientSpec) -> Device:
-        key = (self.run, self.overrides, repr(sorted(self.configuration.items())), spec.id)
-        for other in [other for other in _DEVICES if other[0] != self.run]:
+        run, overrides = self.question.run, self.question.overrides
+        key = (run, overrides, repr(sorted(self.configuration.items())), spec.id)
+        for other in [other for other in _DEVICES if other[0] != run]:
             del _DEVICES[other]  # a resident trainer outlives runs; it holds one run's data, and reads them anew
         if key not in _DEVICES:
             _DEVICES[key] = self._new_device(settings, spec)
@@ -113,24 +113,8 @@ class Node:
         data_root = self.configuration.get("data-dir")
         if data_root is not None and not Path(str(data_root)).is_dir():
             raise ConfigError(f"--node-config: data-dir {data_root} is not a folder on this device")
-        folder = Path(str(self.configuration.get("state-dir", _default_state_folder())))
+        home = os.environ.get("FLWR_HOME")
+        usual = Path(home, "goldfinch-state") if home else Path.home() / ".goldfinch" / "state"
+        folder = Path(str(self.configuration.get("state-dir", usual)))
         store = stores(folder, spec.id, len(settings.method.exchanges))
         return Device(settings, spec, store, None if data_root is None else str(data_root))
-
-
-def answer_question(question: Question) -> Reply:
-    """What the node that is asked says."""
-    node = Node(question.run, question.overrides, question.configuration)
-    if question.kind == "register":
-        return node.register()
-    return node.answer(question.request, question.tensor_type, question.tensors)
-
-
-def _default_state_folder() -> Path:
-    home = os.environ.get("FLWR_HOME")
-    return Path(home) / "goldfinch-state" if home else Path.home() / ".goldfinch" / "state"
-
-
-def _own_error(error: Exception) -> Reply:
-    traceback.print_exc()  # for the node's own log
-    return Reply(ok=False, text=f"{type(error).__name__}: {error}", traceback=traceback.format_exc())

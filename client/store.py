@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Protocol
 
 from torch import Tensor
 
@@ -18,7 +17,6 @@ from common.storage.files import Series, write_text
 KEPT_VERSIONS = 3
 """The server may fall back behind the newest version by its last checkpoint: one round, plus the one in flight."""
 
-
 STATE = "state"
 """The kind of the series of versions."""
 
@@ -26,31 +24,12 @@ RELEASES = "releases.txt"
 """How many noised uploads a client has made in a run."""
 
 
-class Store(Protocol):
-    """Where a client keeps its state."""
-
-    def load(self, position: int) -> dict[str, Tensor]:
-        """The newest version written before ``position``; empty if there is none."""
-
-    def save(self, position: int, tensors: Mapping[str, Tensor], best_before: int = 0) -> None:
-        """Write the version of ``position``; versions of later positions belong to a future that was undone.
-
-        The newest version before ``best_before`` is kept besides the last ones: it is the best round's.
-        """
-
-    def count_release(self) -> int:
-        """Count one more upload that carries noise, before it is sent; how many there have been in this run.
-
-        Unlike versions, the count never goes back: what was sent stays sent.
-        """
-
-
 def stores(folder: Path, client: str, per_round: int) -> Callable[[str], Store]:
-    """Where a client keeps its state, by a run's id: ``folder/<run>/<client>``, see :class:`FileStore`."""
-    return lambda run: FileStore(folder / run / client, per_round)
+    """Where a client keeps its state, by a run's id: ``folder/<run>/<client>``."""
+    return lambda run: Store(folder / run / client, per_round)
 
 
-class FileStore:
+class Store:
     """Versions as files in one folder that only this user may read; a damaged newest version is passed over.
 
     Args:
@@ -63,7 +42,9 @@ class FileStore:
         self._keep = KEPT_VERSIONS * per_round
 
     def count_release(self) -> int:
-        """See :class:`Store`.
+        """Count one more upload that carries noise, before it is sent; how many there have been in this run.
+
+        Unlike versions, the count never goes back: what was sent stays sent.
 
         Raises:
             ValueError: the count on disk is not a number; what was released so far is not known.
@@ -74,14 +55,16 @@ class FileStore:
         return count
 
     def load(self, position: int) -> dict[str, Tensor]:
-        """See :class:`Store`."""
+        """The newest version written before ``position``; empty if there is none."""
         try:
             return self.series.newest(lambda entry: entry.tensors, before=position) or {}
         except ValueError:  # all are damaged
             return {}
 
     def save(self, position: int, tensors: Mapping[str, Tensor], best_before: int = 0) -> None:
-        """See :class:`Store`.
+        """Write the version of ``position``; versions of later positions belong to a future that was undone.
+
+        The newest version before ``best_before`` is kept besides the last ones: it is the best round's.
 
         Raises:
             DataError: the disk is full or cannot be written; the version before stays.

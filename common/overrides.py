@@ -1,4 +1,7 @@
-"""Overrides as words: ``key=value`` in Hydra's grammar, and what is done about the letters that it does not know."""
+"""Overrides as words: ``key=value`` in Hydra's grammar, and what is done about the letters that it does not know.
+
+For a process that imports no torch.
+"""
 
 from __future__ import annotations
 
@@ -62,3 +65,29 @@ def parse_overrides(overrides: Sequence[str]) -> list[Override]:
     except (HydraException, RecursionError) as error:
         advice = "a value with other signs than letters, digits, - _ . / is quoted: 'data.domains=[\"A & B\",C]'"
         raise ConfigError(f"an override cannot be read: {restored(str(error))}\n{advice}") from error
+
+
+# ---- Flower's run configuration (flwr run --run-config) -------------------------------------------------------------
+
+RUN_CONFIG = {
+    "method": "method",
+    "data": "data",
+    "protocol": "protocol",
+    "rounds": "train.rounds",
+    "epochs": "train.epochs",
+    "learning-rate": "train.learning_rate",
+    "seed": "seed",
+    "output": "output",
+}
+"""Settings with a key of their own in ``[tool.flwr.app.config]``; an empty text there leaves the setting as it is."""
+
+
+def overrides_in(run_config: Mapping[str, object]) -> str:
+    """The overrides, as a shell would write them: those of the plain keys, then ``overrides``, which wins.
+
+    >>> overrides_in({"method": "fpl", "rounds": 5, "seed": "", "overrides": "train.epochs=2"})
+    'method=fpl train.rounds=5 train.epochs=2'
+    """
+    plain = {key: run_config[name] for name, key in RUN_CONFIG.items() if run_config.get(name, "") != ""}
+    words = [quoted_override(key, value) if key == "output" else f"{key}={value}" for key, value in plain.items()]
+    return " ".join([*map(shlex.quote, words), str(run_config.get("overrides", ""))]).strip()

@@ -11,8 +11,7 @@ from flwr.superlink.grid.http_grid import HttpGrid
 from flwr.superlink.grid.inmemory_grid import InMemoryGrid
 
 from common.errors import ConfigError, GoldfinchError
-from common.overrides import split_overrides
-from common.run_config import overrides_in
+from common.overrides import overrides_in, split_overrides
 from common.settings import load_settings
 from common.versions import shadows
 from server.engines.flower import FlowerEngine

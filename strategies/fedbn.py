@@ -9,7 +9,6 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from common.config import checked
-from common.models.partition import norm_state_names
 from strategies.core.method import Local
 from strategies.fedavg import FedAvg
 
@@ -60,3 +59,15 @@ class FedBN(FedAvg):
         local.features(augmented=1, training_mode=True)
         for layer, momentum in zip(layers, momenta, strict=True):
             layer.momentum = momentum
+
+
+def norm_state_names(model: nn.Module) -> set[str]:
+    """Names of the parameters, statistics and counters of batch norm of any dimension (SyncBatchNorm too).
+
+    Layers are told apart by their type, never by their name.
+    """
+    names: set[str] = set()
+    for path, layer in model.named_modules():
+        if isinstance(layer, _BatchNorm):
+            names.update(f"{path}.{name}" if path else name for name in layer.state_dict())
+    return names

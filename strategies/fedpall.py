@@ -10,11 +10,11 @@ from torch import Tensor
 
 from common.config import NonNegative, Positive, Search, checked
 from common.losses import cross_entropy, prototype_contrast, uniform_divergence
-from common.models.partition import norm_state_names
 from common.prototypes import PrototypeSet
 from common.storage.state import GlobalState, under_prefix
 from strategies.adcol import owners_of
 from strategies.core.method import Batch, Download, Local, Losses, Server, Update
+from strategies.fedbn import norm_state_names
 from strategies.parts.class_means import class_means_of
 from strategies.parts.protected_features import ProtectedFeatures
 from strategies.parts.server_nets import (

@@ -7,7 +7,6 @@ from typing import ClassVar
 from torch import nn
 
 from common.config import Count, checked
-from common.models.partition import body_names
 from strategies.core.method import Method, Phase
 
 
@@ -36,7 +35,7 @@ class FedRep(Method):
 
     def shared_names(self, model: nn.Module) -> set[str]:
         """The body."""
-        return body_names(model)
+        return set(filter(_in_body, model.state_dict()))
 
     def phases(self, epochs: int) -> tuple[Phase, ...]:
         """The head, then the body."""

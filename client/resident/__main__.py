@@ -16,7 +16,6 @@ import socket
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -123,7 +122,7 @@ class Resident:
                         return
                     task = Task(connection, read(Question, header, blob))
                 except PayloadError as error:
-                    send(connection, Reply(ok=False, text=f"PayloadError: {error}"))
+                    send(connection, Reply.of(error))
                     return
                 del header, blob
                 self._tasks.put(task)
@@ -165,15 +164,14 @@ def _work(question: Question) -> Reply:
 
         return answer_question(question)
     except Exception as error:  # such as a package that cannot be imported; the server must learn why
-        traceback.print_exc()
-        return Reply(ok=False, text=f"{type(error).__name__}: {error}", traceback=traceback.format_exc())
+        return Reply.of(error)
 
 
 def _send(connection: socket.socket, reply: Reply) -> None:
     try:
         send(connection, reply)
     except PayloadError as error:
-        send(connection, Reply(ok=False, text=f"PayloadError: {error}"))
+        send(connection, Reply.of(error))
 
 
 def main() -> NoReturn:

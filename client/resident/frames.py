@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import socket
 import struct
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import accumulate, pairwise
@@ -67,6 +68,12 @@ class Reply:
     traceback: str = ""
     samples: int = 0
     tensors: Sequence[bytes] = ()
+
+    @classmethod
+    def of(cls, error: Exception) -> Reply:
+        """The error that is being handled; it is printed too, for the node's own log."""
+        traceback.print_exc()
+        return cls(ok=False, text=f"{type(error).__name__}: {error}", traceback=traceback.format_exc())
 
 
 Said = TypeVar("Said", Question, Reply)

@@ -11,7 +11,6 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from common.models.base import Model, ModelError
-from common.models.partition import COUNTER
 from common.storage.files import read_tensors
 
 WEIGHTS = "model.safetensors"
@@ -43,7 +42,7 @@ def load_pretrained(backbone: nn.Module, path: Path) -> None:
         raise ModelError(f"model.pretrained_file={path}: not a readable safetensors file: {error}") from error
     state = backbone.state_dict()
     given = {name: tensor for name, tensor in tensors.items() if not name.startswith(IGNORED)}
-    missing = {name for name in set(state) - set(given) if name.rpartition(".")[2] != COUNTER}
+    missing = {name for name in set(state) - set(given) if name.rpartition(".")[2] != "num_batches_tracked"}
     unknown = set(given) - set(state)
     misfits = {name for name in set(state) & set(given) if state[name].shape != given[name].shape}
     for what, names in (("lacks", missing), ("has unknown tensors", unknown), ("has other shapes for", misfits)):

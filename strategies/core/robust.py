@@ -14,7 +14,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -23,9 +23,6 @@ from common.config import Count, Natural, checked
 from common.errors import ConfigError
 from common.prototypes import PrototypeSet, class_means
 from strategies.core.aggregation import Mean, average, number_by_number
-
-if TYPE_CHECKING:
-    pass
 
 
 @checked

@@ -19,8 +19,7 @@ from flwr.superlink.grid.inmemory_grid import InMemoryGrid
 from support.simulations import simulation
 
 from common.errors import ConfigError
-from common.overrides import split_overrides
-from common.run_config import KEYS, overrides_in
+from common.overrides import RUN_CONFIG, overrides_in, split_overrides
 from common.settings import load_settings
 from server.app import app
 from server.flower.processes import flower_environment, program
@@ -31,17 +30,17 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_plain_keys_are_settings_and_overrides_win(tmp_path: Path) -> None:
     place = tmp_path / r"it's C:\here $u41$ \\there\\"
     given = {"method": "fedprox", "rounds": 5, "epochs": 2, "learning-rate": 0.05, "seed": 3, "output": str(place)}
-    text = overrides_in({**dict.fromkeys(KEYS, ""), **given, "overrides": "train.rounds=7 method.mu=0.5"})
+    text = overrides_in({**dict.fromkeys(RUN_CONFIG, ""), **given, "overrides": "train.rounds=7 method.mu=0.5"})
     settings = load_settings(split_overrides(text))
     assert (settings.method.name, settings.method.mu, settings.seed) == ("fedprox", 0.5, 3)
     assert (settings.train.rounds, settings.train.epochs, settings.train.learning_rate) == (7, 2, 0.05)
     assert settings.output_folder == place
-    assert load_settings(split_overrides(overrides_in(dict.fromkeys(KEYS, "")))) == load_settings()
+    assert load_settings(split_overrides(overrides_in(dict.fromkeys(RUN_CONFIG, "")))) == load_settings()
 
 
 def test_the_app_offers_exactly_these_keys() -> None:
     offered = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
-    assert offered == dict.fromkeys(["overrides", *KEYS], "")
+    assert offered == dict.fromkeys(["overrides", *RUN_CONFIG], "")
 
 
 def flower_prints(monkeypatch: pytest.MonkeyPatch, **run_config: str) -> str:

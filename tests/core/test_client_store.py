@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from client.store import KEPT_VERSIONS, FileStore, Store
+from client.store import KEPT_VERSIONS, Store
 
 
 def value(store: Store, position: int) -> float | None:
@@ -19,7 +19,7 @@ def save(store: Store, position: int) -> None:
 
 
 def test_a_round_reads_what_came_before_it(tmp_path: Path) -> None:
-    store = FileStore(tmp_path)
+    store = Store(tmp_path)
     assert store.load(1) == {}
     for position in (1, 2, 5):
         save(store, position)
@@ -27,7 +27,7 @@ def test_a_round_reads_what_came_before_it(tmp_path: Path) -> None:
 
 
 def test_going_back_undoes_the_future(tmp_path: Path) -> None:
-    store = FileStore(tmp_path)
+    store = Store(tmp_path)
     for position in (1, 2, 3):
         save(store, position)
     store.save(2, {"w": torch.tensor(-2.0)})
@@ -36,14 +36,14 @@ def test_going_back_undoes_the_future(tmp_path: Path) -> None:
 
 
 def test_saving_a_position_again_replaces_it(tmp_path: Path) -> None:
-    store = FileStore(tmp_path)
+    store = Store(tmp_path)
     save(store, 1)
     store.save(1, {"w": torch.tensor(9.0)})
     assert value(store, 2) == 9
 
 
 def test_only_the_last_versions_are_kept(tmp_path: Path) -> None:
-    store = FileStore(tmp_path)
+    store = Store(tmp_path)
     for position in range(1, 9):
         save(store, position)
     held = [position for position in range(1, 10) if value(store, position) is not None]
@@ -52,14 +52,14 @@ def test_only_the_last_versions_are_kept(tmp_path: Path) -> None:
 
 
 def test_a_method_with_more_exchanges_keeps_as_many_rounds(tmp_path: Path) -> None:
-    store = FileStore(tmp_path, per_round=3)
+    store = Store(tmp_path, per_round=3)
     for position in range(1, 30):
         save(store, position)
     assert len(list(tmp_path.iterdir())) == 3 * KEPT_VERSIONS
 
 
 def test_what_is_kept_is_a_copy(tmp_path: Path) -> None:
-    store = FileStore(tmp_path)
+    store = Store(tmp_path)
     tensor = torch.ones(2, requires_grad=True)
     store.save(1, {"w": tensor, "same": tensor, "none": torch.zeros(0, 3)})
     with torch.no_grad():
@@ -71,7 +71,7 @@ def test_what_is_kept_is_a_copy(tmp_path: Path) -> None:
 
 
 def test_a_damaged_newest_version_is_passed_over(tmp_path: Path) -> None:
-    store = FileStore(tmp_path)
+    store = Store(tmp_path)
     save(store, 1)
     save(store, 2)
     newest = tmp_path / "state-000002.safetensors"
@@ -84,7 +84,7 @@ def test_a_damaged_newest_version_is_passed_over(tmp_path: Path) -> None:
 
 
 def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
-    store = FileStore(tmp_path)
+    store = Store(tmp_path)
     for name in ("state-1.safetensors", ".state-000001.safetensors.x", "notes"):
         (tmp_path / name).write_text("mine")
     for position in range(1, 9):
@@ -94,7 +94,7 @@ def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
 
 def test_a_server_that_fell_back_by_its_last_checkpoint_finds_its_state(tmp_path: Path) -> None:
     """Clients have done round 9, the server's checkpoint of 8 is torn and it goes on from 7: it asks for round 8."""
-    store = FileStore(tmp_path)
+    store = Store(tmp_path)
     for position in range(1, 10):
         save(store, position)
     assert value(store, 8) == 7

@@ -18,7 +18,7 @@ from support.toy import CLASSES, Toy, toy_settings
 
 from client.device import Device
 from client.privacy import Protection
-from client.store import FileStore
+from client.store import Store
 from client.trainer import LocalExchange, build_model
 from common.data.protocols import ClientSpec
 from common.errors import ConfigError, PayloadError
@@ -150,7 +150,7 @@ def test_noise_repeats_in_simulation_and_never_on_a_device_of_its_own(tmp_path: 
 
 def test_a_device_is_its_own_unless_it_is_said_to_play_others(tmp_path: Path) -> None:
     settings = private("fpl", tmp_path)
-    store = FileStore(tmp_path / "device")
+    store = Store(tmp_path / "device")
     assert not Device(settings, ClientSpec("bright", 0), lambda run: store).simulated
     assert all(device.simulated for device in TouchedEngine(settings).inner.devices.values())
 
@@ -300,11 +300,11 @@ def test_the_device_looks_once_more() -> None:
 
 
 def test_releases_are_counted_for_good(tmp_path: Path) -> None:
-    assert [FileStore(tmp_path / "a").count_release() for _ in range(3)] == [1, 2, 3]
-    assert FileStore(tmp_path / "b").count_release() == 1
+    assert [Store(tmp_path / "a").count_release() for _ in range(3)] == [1, 2, 3]
+    assert Store(tmp_path / "b").count_release() == 1
     (tmp_path / "a" / "releases.txt").write_text("many")
     with pytest.raises(ValueError, match="many"):
-        FileStore(tmp_path / "a").count_release()
+        Store(tmp_path / "a").count_release()
 
 
 def test_a_missing_accountant_is_named_before_the_first_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from support.toy import Toy, toy_settings
 from torch import Tensor, nn
 
 from client.device import Device
-from client.store import FileStore
+from client.store import Store
 from client.trainer import LocalExchange, build_model
 from common.data.protocols import ClientSpec
 from common.prototypes import PrototypeSet
@@ -29,7 +29,7 @@ def request(settings: RunSettings, domain: str, number: int) -> Request:
 
 
 def device(settings: RunSettings, domain: str) -> Device:
-    store = FileStore(settings.output_folder / "device")
+    store = Store(settings.output_folder / "device")
     return Device(settings, ClientSpec(domain, 0), lambda run: store, scores=("bright", "noisy"))
 
 

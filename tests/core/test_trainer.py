@@ -13,7 +13,7 @@ from support.toy import CLASSES, Toy, toy_settings
 from torch import Tensor, nn
 
 from client.device import Device
-from client.store import FileStore
+from client.store import Store
 from client.trainer import LocalExchange, build_model, choose_device, memory_format
 from common.data.protocols import ClientSpec
 from common.errors import ConfigError, DataError, PayloadError
@@ -271,8 +271,8 @@ def test_channels_last_where_it_was_measured_faster(tmp_path: Path, chosen: bool
 # ---- the device ------------------------------------------------------------------------------------------------------
 
 
-def device(settings: RunSettings, domain: str = "bright", **more: Any) -> tuple[Device, FileStore]:
-    store = FileStore(settings.output_folder / "device")
+def device(settings: RunSettings, domain: str = "bright", **more: Any) -> tuple[Device, Store]:
+    store = Store(settings.output_folder / "device")
     return Device(settings, ClientSpec(domain, 0), lambda run: store, **more), store
 
 

@@ -201,11 +201,12 @@ class Installed:
         return self.finder.find_spec(name, path, target)
 sys.meta_path[:] = [Installed(finder) for finder in sys.meta_path]
 import client.app, client.resident.__main__
-from client.node import Node
+from client.node import answer_question
+from client.resident.frames import Question
 from server.cli import main
 overrides = {overrides!r}
 place = {{"domain": "a", "data-dir": {data!r}, "state-dir": {data!r} + "/../state"}}
-reply = Node(1, " ".join(overrides), place).register()
+reply = answer_question(Question("register", 1, " ".join(overrides), place))
 assert reply.ok, reply.text
 codes = [main(["run", "--quiet", *overrides])]
 out = overrides[-2].partition("=")[2]

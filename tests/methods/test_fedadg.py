@@ -11,7 +11,7 @@ from support.runs import Run, TouchedEngine, run
 from support.toy import toy_settings
 from torch.nn import functional as F
 
-from client.store import FileStore
+from client.store import Store
 from common.models.auxiliary import TaskHead
 from common.models.specs import Small
 from server.run.checkpoint import Checkpoints
@@ -146,7 +146,7 @@ def test_the_discriminator_stays_on_the_device(tmp_path):
     for item in (item for item in done.messages if item.request.train):
         assert item.reply.payload.part_bytes() == {"weights": state, "prototypes": 0, "extra": 0}
         assert item.message.part_bytes() == {"weights": state, "prototypes": 0, "extra": 0}
-    kept = [FileStore(folder).load(10) for folder in sorted((tmp_path / "clients").glob("*/*"))]
+    kept = [Store(folder).load(10) for folder in sorted((tmp_path / "clients").glob("*/*"))]
     assert [set(tensors) for tensors in kept] == [{f"model/{name}" for name in own}] * 3
     name = f"model/{DISCRIMINATOR}.projection.weight"
     assert not torch.equal(kept[0][name], kept[1][name])

@@ -9,7 +9,7 @@ from support.own import forget
 from support.runs import Run, TouchedEngine, run
 from support.toy import Toy, toy_settings
 
-from client.store import FileStore
+from client.store import Store
 from common.choices import search
 from common.config import compose_config
 from common.data.views import AugMix, RandConv
@@ -217,7 +217,7 @@ def test_bytes_are_fedavgs_and_the_mean_to_score_and_the_client_keeps_lambda(tmp
         assert item.reply.payload.part_bytes() == {"weights": state, "prototypes": 0, "extra": 0}
         assert item.message.part_bytes() == {"weights": state, "prototypes": 0, "extra": mean}
     for folder in (tmp_path / "clients").glob("*/*"):
-        kept = FileStore(folder).load(10)
+        kept = Store(folder).load(10)
         assert {name: tensor.shape for name, tensor in kept.items()} == {
             f"local/lambda/{name}": p.shape for name, p in model.named_parameters()
         }

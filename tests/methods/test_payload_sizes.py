@@ -7,7 +7,7 @@ import torch
 from support.runs import TouchedEngine, run
 from support.toy import CLASSES, toy_settings
 
-from client.store import FileStore
+from client.store import Store
 from common.data.public import PublicImages
 from common.data.textures import Textures
 from common.wire.payload import encode
@@ -75,7 +75,7 @@ def test_a_client_keeps_what_is_said_and_no_more(method, tmp_path):
     model = toy_settings(method, tmp_path).model.build(CLASSES, 16, 0)
     sizes = {STATE: size(model.state_dict().values()), PARAMETERS: size(model.parameters())}
     folders = [folder for of_run in (tmp_path / "clients").glob("*") for folder in of_run.iterdir()]
-    kept = {folder.name: FileStore(folder).load(10) for folder in folders}
+    kept = {folder.name: Store(folder).load(10) for folder in folders}
     assert set(kept) == (set(done.summary["clients"]) if method in KEPT else set())
     for tensors in kept.values():
         assert size(tensors.values()) == sizes[KEPT[method]]

@@ -13,12 +13,11 @@ from support.nets import kept
 from support.runs import TouchedEngine, run
 from support.toy import Toy, toy_settings
 
-from common.models.partition import body_names, norm_state_names
 from common.models.specs import TorchvisionResNet
 from server.run.checkpoint import Checkpoints
 from strategies.core.aggregation import average
 from strategies.core.method import Losses
-from strategies.fedbn import FedBN
+from strategies.fedbn import FedBN, norm_state_names
 from strategies.fedrep import FedRep
 
 
@@ -141,7 +140,7 @@ def test_fedrep_shares_the_body_and_keeps_the_head(tmp_path):
     done = run(settings, TouchedEngine(settings))
     model = local_exchange(settings).model
     for item in trained(done):
-        assert set(item.reply.payload.weights) == set(item.message.weights) == body_names(model)
+        assert set(item.reply.payload.weights) == set(item.message.weights) == FedRep().shared_names(model)
     states = kept(tmp_path)
     assert all(set(tensors) == {"model/head.weight", "model/head.bias"} for tensors in states.values())
     assert not torch.equal(states["dark-0"]["model/head.weight"], states["bright-0"]["model/head.weight"])
@@ -167,10 +166,10 @@ def test_fedrep_trains_the_head_and_then_the_body(head_epochs, body_epochs, free
     per_epoch = 3  # 25 samples in batches of eight, the last one of nine
     assert [phase for phase, _ in seen[:-1]] == [0] * per_epoch * (head_epochs or 2) + [1] * per_epoch * body_epochs
     parameters = {name for name, _ in local.model.named_parameters()}
-    statistics = {name for name in body_names(local.model) - parameters if "running" in name}
+    statistics = {name for name in FedRep().shared_names(local.model) - parameters if "running" in name}
     for (phase, before), (_, after) in pairwise(seen):
         moved = {name for name in parameters if not torch.equal(before[name], after[name])}
-        body = body_names(local.model)
+        body = FedRep().shared_names(local.model)
         assert moved == (parameters & body if phase else parameters - body)
         moved = {name for name in statistics if not torch.equal(before[name], after[name])}
         assert moved == (set() if freeze and phase == 0 else statistics)

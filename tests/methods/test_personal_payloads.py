@@ -9,8 +9,8 @@ from support.runs import TouchedEngine, run
 from support.toy import CLASSES, DOMAINS, TRAIN, toy_settings
 
 from common.models.auxiliary import Discriminator
-from common.models.partition import norm_state_names
 from common.wire.payload import encode
+from strategies.fedbn import norm_state_names
 
 SIZE = 128
 ROW = 4 * SIZE + 8 + 4  # vector, label, weight

@@ -1,12 +1,11 @@
 import pytest
 from torch import nn
 
-from common.models.partition import (
-    COUNTER,
-    body_names,
-    norm_state_names,
-)
 from common.models.specs import FedBNDigit, ResNet10, Small, TorchvisionResNet
+from strategies.fedbn import norm_state_names
+from strategies.fedrep import FedRep
+
+COUNTER = "num_batches_tracked"
 
 
 def test_shortcut_normalisation_of_resnet50_is_found():
@@ -28,7 +27,7 @@ def test_shortcut_normalisation_of_resnet50_is_found():
 def test_parts_cover_the_state_without_overlap(spec):
     model = spec.build(10, 32, 0)
     everything = set(model.state_dict())
-    assert everything - body_names(model) == {name for name in everything if name.startswith("head.")}
+    assert everything - FedRep().shared_names(model) == {name for name in everything if name.startswith("head.")}
     buffers = everything - set(dict(model.named_parameters()))
     assert buffers < norm_state_names(model) < everything
     assert {name.rpartition(".")[2] for name in buffers} == {"running_mean", "running_var", COUNTER}
@@ -36,7 +35,7 @@ def test_parts_cover_the_state_without_overlap(spec):
 
 def test_names_of_the_small_network():
     model = Small().build(10, 32, 0)
-    assert set(model.state_dict()) - body_names(model) == {"head.weight", "head.bias"}
+    assert set(model.state_dict()) - FedRep().shared_names(model) == {"head.weight", "head.bias"}
     assert {name for name in norm_state_names(model) if name.endswith(COUNTER)} == {
         f"backbone.bn{index}.num_batches_tracked" for index in range(1, 6)
     }

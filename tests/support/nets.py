@@ -11,7 +11,7 @@ import torch
 from support.halves import CLASSES, FEATURES, SIZES, Half
 from torch import Tensor, nn
 
-from client.store import FileStore
+from client.store import Store
 from common.data.domain import split_batches
 from common.models.base import Model, initialised
 from common.prototypes import PrototypeSet
@@ -130,4 +130,4 @@ def class_means_of(*rows: tuple[int, float, int]) -> PrototypeSet:
 def kept(folder: Path) -> dict[str, dict[str, Tensor]]:
     """What each client of the run in ``folder`` keeps, by client."""
     found = (path for of_run in (folder / "clients").glob("*") for path in of_run.iterdir())
-    return {path.name: FileStore(path).load(10**6) for path in found}
+    return {path.name: Store(path).load(10**6) for path in found}
