@@ -44,6 +44,15 @@ def nearest(word: str, choices: Iterable[str]) -> str:
 
 
 @contextlib.contextmanager
+def writing(place: object, otherwise: str) -> Iterator[None]:
+    """What cannot be written within the block is a :class:`ConfigError` that names it and says what to choose."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"cannot write to {error.filename or place}: {error.strerror}; choose {otherwise}") from error
+
+
+@contextlib.contextmanager
 def libraries_of(extra: str, what: str) -> Iterator[None]:
     """Imports within the block may lack a library, which then is a :class:`ConfigError` that says how to have it."""
     try:

@@ -5,28 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-import torch
-
-from common.config import Natural, NonNegative, Positive, Search, Share, checked
+from common.config import NonNegative, Positive, Search, Share, checked
 from common.losses import PrototypeTerms, cross_entropy, prototype_losses
-from common.prototypes import Clustering, PrototypeSet, cluster_prototypes, normalise_weights
+from common.prototypes import PrototypeSet, cluster_prototypes, normalise_weights
 from common.storage.state import GlobalState
-from strategies.core.method import (
-    Averaging,
-    Batch,
-    Expected,
-    Local,
-    Losses,
-    PrototypeMode,
-    Server,
-    Trained,
-    Update,
-    Upload,
-)
+from strategies.core.method import Batch, Local, Losses, Server, Update
+from strategies.parts.sent_clusters import SentClusters
 
 
 @checked
-class FedPLCC(Averaging):
+class FedPLCC(SentClusters):
     """Two levels of clustering with counted members: rows count by their share; ``contrast=correction=0`` is FedAvg.
 
     A device clusters its features of each class with FINCH and sends means and cluster sizes; the server clusters those
@@ -46,8 +34,6 @@ class FedPLCC(Averaging):
         weighted_mean: a cluster's vector is the weighted mean of its rows. The paper only adds weights up.
         cross_entropy_reduce: Eq. 5 prints the cross-entropy as a sum over the data. With lambda_1 of 1 to 100 beside
             it only the mean makes sense, which is the default; ``sum`` is the sum over the batch.
-        level: FINCH level on both sides; ``None`` is the coarsest with two clusters or more.
-        clustering: FINCH by its authors' package, or by ``torch``: for rows on a GPU, or above 10,000 of one class.
     """
 
     fedavg_at: ClassVar[Mapping[str, Any] | None] = {"contrast": 0.0, "correction": 0.0}
@@ -60,13 +46,6 @@ class FedPLCC(Averaging):
     weighted: bool = True
     weighted_mean: bool = False
     cross_entropy_reduce: Literal["mean", "sum"] = "mean"
-    level: Natural | None = None
-    clustering: Clustering = "finch-clust"
-
-    @property
-    def prototypes_from(self) -> PrototypeMode:
-        """The method's own clustering."""
-        return "own"
 
     def loss(self, batch: Batch, local: Local) -> Losses:
         """Cross-entropy + weighted contrast + correction; only cross-entropy before there are prototypes."""
@@ -86,16 +65,6 @@ class FedPLCC(Averaging):
         found = prototype_losses(batch.features, batch.labels, local.prototypes, wanted)
         terms = {"cross_entropy": value, "contrast": found.contrast, "correction": found.alignment}
         return Losses(terms, value + found.total)
-
-    def upload(self, local: Local, trained: Trained) -> Upload:  # noqa: ARG002
-        """The model, and FINCH clusters of each class's features with their sizes (evaluation mode, after training)."""
-        features, labels = local.features()
-        rows = PrototypeSet(features, labels, torch.ones_like(labels, dtype=torch.float32))
-        return Upload(prototypes=cluster_prototypes(rows, level=self.level, clustering=self.clustering))
-
-    def expects(self, server: Server) -> Expected:  # noqa: ARG002
-        """Any number of rows up to one per sample."""
-        return Expected(prototypes=True, most_rows=None)
 
     def aggregate_prototypes(self, state: GlobalState, updates: Sequence[Update], server: Server) -> PrototypeSet:  # noqa: ARG002
         """FINCH* over the uploaded rows of each class; weights then sum to 1 per class."""

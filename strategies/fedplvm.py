@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
-import torch
-
-from common.config import Natural, NonNegative, Positive, Search, Share, checked
+from common.config import NonNegative, Positive, Search, Share, checked
 from common.losses import PrototypeTerms, cross_entropy, prototype_losses
-from common.prototypes import Clustering, PrototypeSet, cluster_prototypes, unbiased_prototypes
-from common.storage.state import GlobalState
-from strategies.core.method import (
-    Averaging,
-    Batch,
-    Expected,
-    Local,
-    Losses,
-    PrototypeMode,
-    Server,
-    Trained,
-    Update,
-    Upload,
-    Weighting,
-)
+from common.prototypes import unbiased_prototypes
+from strategies.core.method import Batch, Local, Losses, Weighting
+from strategies.parts.sent_clusters import SentClusters
 
 
 @checked
-class FedPLVM(Averaging):
+class FedPLVM(SentClusters):
     """Two levels of prototype clustering and a contrast of sparse cosines; ``contrast=correction=0`` is FedAvg.
 
     A device clusters its features of each class with FINCH and sends the cluster means; the server clusters those of
@@ -47,8 +33,6 @@ class FedPLVM(Averaging):
         correction: its lambda before the correction, >= 0 (the same 100 there).
         alpha_in_correction: use ``cos^alpha`` in the correction too.
         weighting: models are averaged ``uniform``-ly (the released code), or by ``samples``.
-        level: FINCH level on both sides; ``None`` is the coarsest with two clusters or more.
-        clustering: FINCH by its authors' package, or by ``torch``: for rows on a GPU, or above 10,000 of one class.
     """
 
     fedavg_at: ClassVar[Mapping[str, Any] | None] = {"contrast": 0.0, "correction": 0.0, "weighting": "samples"}
@@ -59,13 +43,6 @@ class FedPLVM(Averaging):
     correction: Annotated[NonNegative, Search(0.01, 100.0)] = 100.0
     alpha_in_correction: bool = False
     weighting: Weighting = "uniform"
-    level: Natural | None = None
-    clustering: Clustering = "finch-clust"
-
-    @property
-    def prototypes_from(self) -> PrototypeMode:
-        """The method's own clustering."""
-        return "own"
 
     def loss(self, batch: Batch, local: Local) -> Losses:
         """Cross-entropy + contrast + correction; only cross-entropy before there are prototypes."""
@@ -83,18 +60,3 @@ class FedPLVM(Averaging):
         found = prototype_losses(batch.features, batch.labels, local.prototypes, wanted, class_rows=means)
         terms = {"cross_entropy": value, "contrast": found.contrast, "correction": found.cosine_square}
         return Losses(terms, value + found.total)
-
-    def upload(self, local: Local, trained: Trained) -> Upload:  # noqa: ARG002
-        """The model, and FINCH clusters of each class's features (evaluation mode, after training)."""
-        features, labels = local.features()
-        rows = PrototypeSet(features, labels, torch.ones_like(labels, dtype=torch.float32))
-        return Upload(prototypes=cluster_prototypes(rows, level=self.level, clustering=self.clustering))
-
-    def expects(self, server: Server) -> Expected:  # noqa: ARG002
-        """Any number of rows up to one per sample."""
-        return Expected(prototypes=True, most_rows=None)
-
-    def aggregate_prototypes(self, state: GlobalState, updates: Sequence[Update], server: Server) -> PrototypeSet:  # noqa: ARG002
-        """FINCH over the uploaded rows of each class, each cluster the plain mean of its rows."""
-        rows = server.aggregation.rows([update.prototypes for update in updates])
-        return cluster_prototypes(rows, level=self.level, clustering=self.clustering)

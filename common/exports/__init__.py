@@ -2,5 +2,3 @@
 
 from common.exports.description import Description, read_description
 from common.exports.model import TrainedModel, load_model
-
-__all__ = ["Description", "TrainedModel", "load_model", "read_description"]

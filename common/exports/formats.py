@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from common.errors import ConfigError, GoldfinchError, libraries_of, nearest
+from common.errors import ConfigError, GoldfinchError, libraries_of, nearest, writing
 from common.exports.description import CARD, DESCRIPTION, Description
 from common.exports.model import PROTOTYPES, TrainedModel, load_model
 from common.models.pretrained import WEIGHTS
@@ -98,15 +98,13 @@ def write_export(folder: Path, content: Content, formats: Sequence[str]) -> tupl
     """
     if folder.exists() and not (folder / DESCRIPTION).is_file() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"--to {folder}: it holds something else than an exported model; choose another folder")
-    try:
+    with writing(folder, "another --to"):
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as temporary:
             found = _fill(Path(temporary, "new"), content, formats)
             if folder.exists():
                 folder.rename(Path(temporary, "old"))
             Path(temporary, "new").rename(folder)
-    except OSError as error:
-        raise ConfigError(f"--to {folder}: {error.strerror}; choose another folder") from error
     return found
 
 

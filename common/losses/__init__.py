@@ -21,23 +21,3 @@ from common.losses.prototype import (
     prototype_mse,
 )
 from common.losses.regularisation import feature_norm, gaussian_class_divergence
-
-__all__ = [
-    "PrototypeLosses",
-    "PrototypeTerms",
-    "cross_correlation",
-    "cross_entropy",
-    "feature_norm",
-    "gaussian_class_divergence",
-    "least_squares_discriminator",
-    "least_squares_generator",
-    "model_contrast",
-    "multi_view_consistency",
-    "nontarget_distillation",
-    "pairwise_similarities",
-    "prototype_contrast",
-    "prototype_losses",
-    "prototype_mse",
-    "similarity_distillation",
-    "uniform_divergence",
-]

@@ -11,15 +11,3 @@ from common.prototypes.set import (
     normalise_weights,
     unbiased_prototypes,
 )
-
-__all__ = [
-    "ClassSums",
-    "Clustering",
-    "PrototypeSet",
-    "carry_over",
-    "class_means",
-    "cluster_prototypes",
-    "normalise_rows",
-    "normalise_weights",
-    "unbiased_prototypes",
-]

@@ -24,7 +24,6 @@ import ipaddress
 import re
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography import x509
@@ -43,45 +42,22 @@ LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
-@dataclass(frozen=True)
 class Certificates:
-    """The files of a federation's certificates below one folder.
+    """The files of a federation's certificates below ``folder``; see the module's table.
 
-    Args:
-        folder: where they are; see the module's table.
+    Attributes:
+        authority, authority_key: the authority's certificate, of which every party's folder holds a copy, and its
+            private key; PEM (PKCS 8).
+        server, server_key: the server's, likewise.
+        superexec_secret: what a SuperExec beside the SuperLink proves itself with.
+        operator: the operator's folder, which :mod:`server.admission.enrolment` reads.
     """
 
-    folder: Path
-
-    @property
-    def authority(self) -> Path:
-        """The authority's certificate, PEM; public. Every party's folder holds a copy."""
-        return self.folder / "authority" / "ca.crt"
-
-    @property
-    def authority_key(self) -> Path:
-        """The authority's private key, PEM (PKCS 8)."""
-        return self.folder / "authority" / "ca.key"
-
-    @property
-    def server(self) -> Path:
-        """The server's certificate, PEM."""
-        return self.folder / "server" / "server.pem"
-
-    @property
-    def server_key(self) -> Path:
-        """The server's private key, PEM (PKCS 8)."""
-        return self.folder / "server" / "server.key"
-
-    @property
-    def superexec_secret(self) -> Path:
-        """What a SuperExec beside the SuperLink proves itself with."""
-        return self.folder / "serverapp" / "superexec.secret"
-
-    @property
-    def operator(self) -> Path:
-        """The operator's folder, which :mod:`server.admission.enrolment` reads."""
-        return self.folder / "operator"
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.operator = folder, folder / "operator"
+        self.authority, self.authority_key = (folder / "authority" / name for name in ("ca.crt", "ca.key"))
+        self.server, self.server_key = (folder / "server" / name for name in ("server.pem", "server.key"))
+        self.superexec_secret = folder / "serverapp" / "superexec.secret"
 
     def node(self, name: str) -> Path:
         """A device's folder."""

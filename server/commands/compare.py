@@ -42,7 +42,7 @@ def arguments(words: Sequence[str], command: str) -> tuple[list[str], Path, int,
 
 @dataclass(frozen=True)
 class Rival:
-    """One method of a comparison: its search with the best validation score, its fresh runs, the hours of both."""
+    """One method of a comparison: its search with the best validation score, its fresh runs, and the search's hours."""
 
     hunt: Hunt
     validation: float
@@ -54,17 +54,6 @@ class Rival:
         """The method's name; a star if each client was scored with a model of its own."""
         method = self.hunt.settings.method
         return f"{method.name}{' *' * method.personal}"
-
-    @property
-    def hours(self) -> float:
-        """Of search and fresh runs together."""
-        return self.search_hours + sum(float((job.summary() or {})["wall_seconds"]) for job in self.runs) / 3600
-
-    @property
-    def megabytes(self) -> float:
-        """Both ways, mean of a fresh run."""
-        totals = [(job.summary() or {})["bytes"] for job in self.runs]
-        return statistics.fmean((total["up"] + total["down"]) / 1e6 for total in totals)
 
 
 def compare(words: Sequence[str], output: Path, trials: int, seeds: Sequence[int], jobs: int = 1) -> None:
@@ -122,8 +111,10 @@ def table(rivals: Sequence[Rival], seeds: Sequence[int]) -> str:
     for rank, rival in enumerate(order, 1):
         found = scores[rival.name]
         against = "" if rival.name == base else interval(found, scores[base])
-        searched = f"{rival.validation:.2f}"
-        cells = (rank, rival.name, Value.of(found), searched, against, f"{rival.hours:.2f}", f"{rival.megabytes:.1f}")
+        ends = [job.summary() or {} for job in rival.runs]
+        hours = rival.search_hours + sum(end["wall_seconds"] for end in ends) / 3600
+        size = statistics.fmean((end["bytes"]["up"] + end["bytes"]["down"]) / 1e6 for end in ends)
+        cells = (rank, rival.name, Value.of(found), f"{rival.validation:.2f}", against, f"{hours:.2f}", f"{size:.1f}")
         lines.append(f"| {' | '.join(map(str, cells))} |")
     if any(rival.hunt.settings.method.personal for rival in rivals):
         lines += ["", f"A star: {OWN_MODELS.partition(';')[0].removeprefix('* ')}, not one shared model."]

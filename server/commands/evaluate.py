@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from common.config import build, compose_config
 from common.data.domain import Domain
-from common.errors import ConfigError, nearest
+from common.errors import ConfigError, nearest, writing
 from common.exports.description import Description
 from common.exports.formats import in_batches
 from common.exports.model import load_model
@@ -61,15 +60,6 @@ def domains_of(overrides: Sequence[str], description: Description) -> tuple[Tens
     return classes, {name: source.load(name) for name in source.domains}
 
 
-@contextlib.contextmanager
-def writing() -> Iterator[None]:
-    """A file that cannot be written becomes words."""
-    try:
-        yield
-    except OSError as error:
-        raise ConfigError(f"cannot write {error.filename}: {error.strerror}; choose another place") from error
-
-
 def evaluate(folder: Path, overrides: Sequence[str], part: Part = "test", output: Path | None = None) -> dict[str, Any]:
     """Print how good the exported model in ``folder`` is on each domain; what was printed, with the confusion counts.
 
@@ -104,7 +94,7 @@ def evaluate(folder: Path, overrides: Sequence[str], part: Part = "test", output
         "confusion": confusion.tolist(),
     }
     if output is not None:
-        with writing():
+        with writing(output, "another place"):
             write_json(output, found)
     _show(found, model.classes)
     return found

@@ -15,10 +15,9 @@ from rich.console import Console
 from rich.progress import track
 
 from common.data.image_files import FORMATS, SUFFIXES, decode_image
-from common.errors import ConfigError, DataError
+from common.errors import ConfigError, DataError, writing
 from common.exports.model import TrainedModel, load_model
 from common.storage.files import write_bytes, write_text
-from server.commands.evaluate import writing
 from server.results.report.activation_maps import heat_maps, overlay
 
 MOST_SHOWN = 40
@@ -55,7 +54,7 @@ def predict(folder: Path, places: Sequence[Path], output: Path | None = None, ca
     console = Console(stderr=True)
     for path in track(files, "images", console=console, transient=True, disable=not console.is_terminal):
         try:
-            with writing():
+            with writing(cam, "another place"):
                 rows.append(_row(model, path, cam and cam / f"{len(rows):05d}-{path.stem}.png"))
         except DataError as error:
             console.print(f"skipped: {error}", markup=False, highlight=False, soft_wrap=True)
@@ -64,7 +63,7 @@ def predict(folder: Path, places: Sequence[Path], output: Path | None = None, ca
     if len(rows) > MOST_SHOWN:
         print(f"... and {len(rows) - MOST_SHOWN} more{'' if output else ': --output FILE.csv holds all'}")
     if output is not None:
-        with writing():
+        with writing(output, "another place"):
             write_text(output, json.dumps(rows, indent=2) + "\n" if output.suffix == ".json" else _csv(rows))
         print(f"wrote {output}: {len(rows)} images")
     return int(len(rows) < len(files))

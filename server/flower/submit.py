@@ -77,6 +77,8 @@ def run_on_ray(
         with simulation_link() as started:
             run_on_ray(settings, overrides, listeners, started)
         return
+    import torch
+
     options: RaySettings = build(settings.engine, "engine", RaySettings)
     clients = len(settings.protocol.clients(settings.data))
     actors = min(options.actors or os.cpu_count() or 1, clients)
@@ -85,7 +87,7 @@ def run_on_ray(
         "client-resources-num-cpus": 1,
         "client-resources-num-gpus": options.gpus,
         "init-args-num-cpus": actors,
-        "init-args-num-gpus": _gpu_count() if options.gpus else 0,
+        "init-args-num-gpus": torch.cuda.device_count() if options.gpus else 0,
     }
     link.wait(settings.output_folder / "logs")
     submit(settings, overrides, CONNECTION, link.environment, link.neutral, federation, listeners)
@@ -253,12 +255,6 @@ def cause_of(log: Path) -> str:
         if "Error: " in plain and not lines[place].startswith((" ", "[")):  # an indented line belongs to one above
             return plain
     return ""
-
-
-def _gpu_count() -> int:
-    import torch
-
-    return torch.cuda.device_count()
 
 
 @contextlib.contextmanager

@@ -184,19 +184,16 @@ class Comparison:
         Where every row has only a printed average, it is compared with ours over all columns, stand-ins included.
         """
         pairs = []
+        has_cells = any(cell is not None for line in self.lines for cell in line.row.cells)
+        columns = self.comparable if has_cells else self.columns
         for line in self.lines:
             if column is not None:
                 ours, theirs = self.ours(line, column), self.published(line, column)
             else:
-                columns = self._order_columns()
                 ours, theirs = self.our_average(line, columns), self.published_average(line, columns)
             if ours is not None and theirs is not None:
                 pairs.append((ours.mean, theirs))
         return agreement(pairs)
-
-    def _order_columns(self) -> tuple[Column, ...]:
-        has_cells = any(cell is not None for line in self.lines for cell in line.row.cells)
-        return self.comparable if has_cells else self.columns
 
     def best(self) -> list[Line]:
         """Our best row by the average over all columns, or those that tie for it, as far as the page's digits tell.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from server.results.run import Run
@@ -67,6 +68,25 @@ def comparable(groups: Sequence[Group]) -> list[Group]:
     return [group for group in groups if not group.personal] or list(groups)
 
 
+def cells(groups: Sequence[Group], columns: Sequence[str], rule: str) -> list[list[tuple[Value | None, bool]]]:
+    """Each group's value in each of ``columns``, ``None`` without a score, and whether it is the best of its column.
+
+    Of ``spread`` the least is best. A best one is named among several :func:`comparable` groups only.
+    """
+    rivals, found = comparable(groups), []
+    for column in columns:
+        values = [group.value(column, rule) for group in groups]
+        means = [value.mean for group, value in zip(groups, values, strict=True) if value and group in rivals]
+        best = (min if column == "spread" else max)(means) if means and len(rivals) > 1 else math.nan
+        found.append(
+            [
+                (value, value is not None and group in rivals and abs(value.mean - best) < 1e-9)
+                for group, value in zip(groups, values, strict=True)
+            ]
+        )
+    return [list(row) for row in zip(*found, strict=True)]
+
+
 def ranked(groups: Sequence[Group], rule: str = "final") -> list[Group]:
     """Groups that were scored, the best average first."""
     scored = [(value.mean, group) for group in groups if (value := group.value("average", rule))]
@@ -79,18 +99,21 @@ def best_run(groups: Sequence[Group], rule: str = "final") -> Run | None:
     return min(runs, key=lambda run: run.seed, default=None)
 
 
-def averages(run: Run, domains: Sequence[str] = ()) -> dict[int, float]:
-    """Mean accuracy over ``domains`` (all that were scored, if empty) by round."""
-    return {
-        score.round: statistics.fmean(score.accuracy[name] for name in domains or score.accuracy)
-        for score in run.round_scores
-        if all(name in score.accuracy for name in domains)
-    }
-
-
 def curve(runs: Sequence[Run], domains: Sequence[str] = ()) -> dict[int, Value]:
-    """:func:`averages` over the seeds of one configuration, of every round that any of them scored."""
-    each = [averages(run, domains) for run in runs]
-    rounds = sorted({number for found in each for number in found})
-    values = {number: Value.of([found[number] for found in each if number in found]) for number in rounds}
+    """Mean accuracy over ``domains`` (all that were scored, if empty) by round, over the seeds of one configuration."""
+    each = [
+        {
+            score.round: statistics.fmean(score.accuracy[name] for name in domains or score.accuracy)
+            for score in run.round_scores
+            if all(name in score.accuracy for name in domains)
+        }
+        for run in runs
+    ]
+    return by_round(each)
+
+
+def by_round(each: Sequence[Mapping[int, float]]) -> dict[int, Value]:
+    """Numbers by round of several runs, over those that have one."""
+    rounds = sorted({number for points in each for number in points})
+    values = {number: Value.of([points[number] for points in each if number in points]) for number in rounds}
     return {number: value for number, value in values.items() if value is not None}

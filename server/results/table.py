@@ -12,7 +12,7 @@ from rich.table import Table
 
 from server.results.overrides import export_command
 from server.results.run import Run, find_runs, labels
-from server.results.seeds import Group, best_run, comparable
+from server.results.seeds import Group, best_run, cells
 
 RULES = {"final": "last round", "last_n": "mean of the last rounds", "best_round": "best round by test score"}
 RULES |= {"validated": "best round by validation score"}
@@ -29,7 +29,8 @@ def group_rows(runs: Sequence[Run]) -> list[Group]:
     for run in runs:
         key = " ".join(str(run.summary[part]) for part in ("method", "data", "protocol", "configuration", "rounds"))
         row = rows.setdefault(key, Group(""))
-        if not any(_same(run, other) for other in row.runs):  # as on another engine: it is not a further sample
+        same = [all(run.summary[key] == other.summary[key] for key in ("seed", "state_sha256")) for other in row.runs]
+        if not any(same):  # as on another engine: it is not a further sample
             row.runs.append(run)
     ordered = list(rows.values())
     for row, label in zip(ordered, labels([row.runs[0] for row in ordered], MOST_SETTINGS), strict=True):
@@ -42,10 +43,6 @@ def group_rows(runs: Sequence[Run]) -> list[Group]:
     return ordered
 
 
-def _same(one: Run, other: Run) -> bool:
-    return all(one.summary[key] == other.summary[key] for key in ("seed", "state_sha256"))
-
-
 def render(rows: Sequence[Group], rule: str) -> Table:
     """A rich table; the best value of each column is bold when there is more than one row, see :func:`_cells`."""
     first = rows[0].runs[0].summary
@@ -53,11 +50,11 @@ def render(rows: Sequence[Group], rule: str) -> Table:
     table = Table(title=escape(title), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     if any(row.personal for row in rows):
         table.caption, table.caption_justify = OWN_MODELS, "left"
-    head, cells = _cells(rows, rule, "[bold]{}[/bold]")
+    head, texts = _cells(rows, rule, "[bold]{}[/bold]")
     table.add_column("method", no_wrap=True)
     for column in [*head, "MB"]:
         table.add_column(escape(column), justify="right", no_wrap=True)
-    for row, scores in zip(rows, cells, strict=True):
+    for row, scores in zip(rows, texts, strict=True):
         sizes = [run.summary["bytes"] for run in row.runs]
         megabytes = statistics.fmean((size["up"] + size["down"]) / 1e6 for size in sizes)
         table.add_row(escape(row.label) + " *" * row.personal, *scores, f"{megabytes:.1f}")
@@ -67,7 +64,7 @@ def render(rows: Sequence[Group], rule: str) -> Table:
 def markdown(rows: Sequence[Group], rule: str) -> str:
     """The same table in Markdown, with what a reader needs to judge it above."""
     first = rows[0].runs[0].summary
-    head, cells = _cells(rows, rule, "**{}**")
+    head, texts = _cells(rows, rule, "**{}**")
     lines = [
         f"{first['data']}, protocol {first['protocol']}, model {first['model']}: accuracy in %, {RULES[rule]}; "
         "mean ± standard deviation over seeds.",
@@ -75,7 +72,7 @@ def markdown(rows: Sequence[Group], rule: str) -> str:
         "| " + " | ".join(["method", "scored", *head]) + " |",
         "|---|---|" + "---:|" * len(head),
     ]
-    for row, scores in zip(rows, cells, strict=True):
+    for row, scores in zip(rows, texts, strict=True):
         lines.append("| " + " | ".join([row.label, row.runs[0].summary["scored"], *scores]) + " |")
     if any(row.personal for row in rows):
         lines += ["", "own model: " + OWN_MODELS.removeprefix("* ") + "."]
@@ -92,14 +89,10 @@ def _cells(rows: Sequence[Group], rule: str, bold: str) -> tuple[list[str], list
     scores = [run.summary["scores"].get(rule, {}) for row in rows for run in row.runs]
     domains = dict.fromkeys(name for score in scores for name in score.get("accuracy", {}))
     known = [name for name in SUMMARIES if name != "validation" or any(name in score for score in scores)]
-    columns, rivals = [*(f"domain:{name}" for name in domains), *known], comparable(rows)
-    texts: list[list[str]] = [[] for _ in rows]
-    for column in columns:
-        values = [row.value(column, rule) for row in rows]
-        means = [value.mean for row, value in zip(rows, values, strict=True) if value and row in rivals]
-        for row, value, line in zip(rows, values, texts, strict=True):
-            best = len(rivals) > 1 and row in rivals and value is not None and value.mean >= max(means) - 1e-9
-            line.append("-" if value is None else bold.format(value) if best else str(value))
+    shown = cells(rows, [*(f"domain:{name}" for name in domains), *known], rule)
+    texts = [
+        ["-" if value is None else bold.format(value) if best else str(value) for value, best in row] for row in shown
+    ]
     for row, line in zip(rows, texts, strict=True):
         line += [_rounds(row), ",".join(map(str, sorted(row.seeds)))]
     return [*domains, *known, "rounds", "seeds"], texts

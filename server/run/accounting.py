@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from common.errors import ConfigError
+from common.errors import libraries_of
 from common.privacy import GaussianPrivacy
 from common.settings import RunSettings
 
@@ -25,12 +25,8 @@ def check_accountant(settings: RunSettings) -> None:
 
 
 def _accountant() -> Any:
-    try:
+    with libraries_of("privacy", "privacy=gaussian"):
         from opacus.accountants import RDPAccountant
-    except ImportError as error:
-        raise ConfigError(
-            "privacy=gaussian needs an accountant: pip install 'goldfinch-fl[privacy]' (or pip install opacus)"
-        ) from error
     return RDPAccountant()
 
 

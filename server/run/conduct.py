@@ -8,18 +8,19 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from common.errors import ConfigError, EngineError
+from common.errors import ConfigError, EngineError, writing
 from common.metrics import best_round, peak_bytes, summarise
 from common.settings import RunSettings, yaml_of
 from common.storage.files import write_json, write_text
 from common.versions import package_versions, processor
 from server.run.accounting import check_accountant, privacy_report
 from server.run.engine import Engine
-from server.run.history import totals
+from server.run.history import PARTS, stream_rows
 from server.run.rounds import Rounds
 from server.trackers.base import report_of, tracking
 from server.trackers.events import Listener
@@ -54,19 +55,11 @@ def _begin(settings: RunSettings) -> None:
         )
     if settings.resume and (folder / "config.yaml").exists():
         return
-    with _writing(folder):
+    with writing(folder, "another output="):
         (folder / "summary.json").unlink(missing_ok=True)
         if not settings.resume:  # an old run's client states are of no use to any other
             shutil.rmtree(folder / "clients", ignore_errors=True)
         write_text(folder / "config.yaml", yaml_of(settings.raw))
-
-
-@contextlib.contextmanager
-def _writing(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise ConfigError(f"cannot write to {folder}: {error.strerror}; choose another output=") from error
 
 
 @contextlib.contextmanager
@@ -79,7 +72,7 @@ def run_lock(folder: Path) -> Iterator[None]:
     Raises:
         ConfigError: another process has it, or the folder cannot be made.
     """
-    with _writing(folder):
+    with writing(folder, "another output="):
         folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(folder, os.O_RDONLY)
     try:
@@ -174,14 +167,14 @@ def summary_of(settings: RunSettings, rounds: Rounds, seconds: float) -> dict[st
     A run that never held a round has no ``scores``; one whose last state could not be scored has none by the rule
     ``final``. Their ``average``, ``worst`` and ``spread`` are ``null``.
     """
-    history = rounds.history
+    history, folder = rounds.history, settings.output_folder
     validation = history.validation_scores()
     rules = summarise(history.round_scores() if rounds.trained else [], settings.rounds.last_rounds, validation)
     if rounds.problem:
         rules.pop("final", None)
     final = rules.get("final", {})
     registrations = rounds.registry.registrations
-    private = privacy_report(settings, history.activity, sends_weights=bool(rounds.server.shared))
+    private = privacy_report(settings, stream_rows(folder / "activity.csv"), sends_weights=bool(rounds.server.shared))
     return {
         "method": settings.method.name,
         "data": settings.data.name,
@@ -193,7 +186,7 @@ def summary_of(settings: RunSettings, rounds: Rounds, seconds: float) -> dict[st
         "rounds": rounds.state.round,
         "rounds_held": len(history.rounds("round done")),
         "rounds_skipped": len(history.rounds("round skipped")),
-        "answers": history.answers(),
+        "answers": answers(stream_rows(folder / "activity.csv")),
         "scored": "own model" if settings.method.personal else "global model",
         "accuracy": final.get("accuracy", {}),
         "average": final.get("average"),
@@ -202,8 +195,8 @@ def summary_of(settings: RunSettings, rounds: Rounds, seconds: float) -> dict[st
         "scores": rules,
         **({"validation": {"round": best.round, "average": best.average}} if (best := best_round(validation)) else {}),
         "state_sha256": rounds.state.sha256(),
-        "bytes": history.bytes_total(),
-        "bytes_by_part": totals(history.bytes),
+        "bytes": bytes_total(stream_rows(folder / "activity.csv")),
+        "bytes_by_part": bytes_by_part(stream_rows(folder / "bytes.csv")),
         **({"privacy": private} if private else {}),
         "wall_seconds": round(seconds, 3),
         "server_peak_bytes": peak_bytes(),
@@ -212,3 +205,28 @@ def summary_of(settings: RunSettings, rounds: Rounds, seconds: float) -> dict[st
         "processor": processor(),
         "versions": package_versions(),
     }
+
+
+def answers(activity: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """How many answers were admitted for training, clipped ones among them, and how many were not, and why."""
+    found = Counter(row["status"] for row in activity)
+    statuses = ("clipped", "refused", "failed", "lost", "late")
+    return {"admitted": found["trained"] + found["clipped"], **{status: found[status] for status in statuses}}
+
+
+def bytes_total(activity: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """Bytes down to and up from all clients over the run."""
+    total = {"up": 0, "down": 0}
+    for row in activity:
+        for way in total:
+            total[way] += int(row.get(f"bytes_{way}") or 0)
+    return total
+
+
+def bytes_by_part(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
+    """Bytes by way and part over all rows of ``bytes.csv``."""
+    sums = {way: dict.fromkeys((*PARTS, "total"), 0) for way in ("down", "up")}
+    for row in rows:
+        for part in sums[row["way"]]:
+            sums[row["way"]][part] += int(row[part])
+    return sums

@@ -121,40 +121,19 @@ class History:
         """Append rows of ``bytes.csv``."""
         _append(self.folder / "bytes.csv", BYTES, rows)
 
-    @property
-    def scores(self) -> Iterator[dict[str, Any]]:
-        """The rows of ``history.csv`` so far, from the file: a long run's rows would fill the memory."""
-        return stream_rows(self.folder / "history.csv")
-
-    @property
-    def activity(self) -> Iterator[dict[str, Any]]:
-        """The rows of ``activity.csv`` so far, from the file."""
-        return stream_rows(self.folder / "activity.csv")
-
-    @property
-    def bytes(self) -> Iterator[dict[str, Any]]:
-        """The rows of ``bytes.csv`` so far, from the file."""
-        return stream_rows(self.folder / "bytes.csv")
-
     def round_totals(self, number: int) -> dict[str, Any]:
         """What the present round came to: clients by outcome, mean loss terms by sample count, bytes up and down."""
         rows = [row for row in self._latest if int(row["round"]) == number]
         outcomes = Counter(str(row["status"]) for row in rows)
-        sums: dict[str, float] = {}
-        masses: dict[str, float] = {}
-        for row in rows:
-            for term, value in json.loads(row.get("losses") or "{}").items():
-                sums[term] = sums.get(term, 0.0) + value * float(row["samples"])
-                masses[term] = masses.get(term, 0.0) + float(row["samples"])
         return {
             "outcomes": dict(sorted(outcomes.items())),
-            "losses": {term: round(sums[term] / max(masses[term], 1.0), 6) for term in sums},
+            "losses": {term: round(value, 6) for term, value in mean_losses(rows).items()},
             **{f"bytes_{way}": sum(int(row.get(f"bytes_{way}") or 0) for row in rows) for way in ("up", "down")},
         }
 
     def round_scores(self) -> list[RoundScore]:
         """Accuracy per domain of every scored round, ascending."""
-        return round_scores(self.scores)
+        return round_scores(stream_rows(self.folder / "history.csv"))
 
     def validation_scores(self) -> list[RoundScore]:
         """Accuracy per domain of every round on clients' validation samples, ascending; each client counts once."""
@@ -169,18 +148,12 @@ class History:
         found = read_events(self.folder / "events.jsonl")
         return [int(entry["round"]) for entry in found if entry["event"] == event]
 
-    def answers(self) -> dict[str, int]:
-        """How many answers were admitted for training, clipped ones among them, and how many were not, and why."""
-        found = Counter(row["status"] for row in self.activity)
-        statuses = ("clipped", "refused", "failed", "lost", "late")
-        return {"admitted": found["trained"] + found["clipped"], **{status: found[status] for status in statuses}}
-
     def commonest_trouble(self) -> str:
         """The commonest reason why an answer did not count, in words; reasons that differ in numbers are one."""
         kinds: Counter[tuple[str, str]] = Counter()
         shown: dict[tuple[str, str], str] = {}
         count = 0
-        for row in self.activity:
+        for row in stream_rows(self.folder / "activity.csv"):  # a long run's rows would fill the memory
             if row["status"] in ("refused", "failed", "lost"):
                 kind = row["status"], re.sub(r"\d+(\.\d+)?(e[+-]?\d+)?", "#", row["reason"].replace(row["client"], "#"))
                 kinds[kind] += 1
@@ -191,13 +164,16 @@ class History:
         (kind, times), *_ = kinds.most_common(1)
         return f"{times} of the {count} answers that are missing were {kind[0]}, such as {shown[kind]}"
 
-    def bytes_total(self) -> dict[str, int]:
-        """Bytes down to and up from all clients over the run."""
-        total = {"up": 0, "down": 0}
-        for row in self.activity:
-            for way in total:
-                total[way] += int(row.get(f"bytes_{way}") or 0)
-        return total
+
+def mean_losses(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """Each loss term's mean over rows of ``activity.csv``, weighted by their samples."""
+    sums: dict[str, float] = {}
+    masses: dict[str, float] = {}
+    for row in rows:
+        for term, value in json.loads(row.get("losses") or "{}").items():
+            sums[term] = sums.get(term, 0.0) + value * float(row["samples"])
+            masses[term] = masses.get(term, 0.0) + float(row["samples"])
+    return {term: sums[term] / max(masses[term], 1.0) for term in sums}
 
 
 def round_scores(rows: Iterable[Mapping[str, Any]]) -> list[RoundScore]:
@@ -321,12 +297,3 @@ def _split(parts: Mapping[str, int], total: int) -> dict[str, int]:
     """The parts, and as header whatever else there is: names, shapes, JSON, padding."""
     known = {part: parts.get(part, 0) for part in PARTS[:-1]}
     return {**known, "header": total - sum(known.values()), "total": total}
-
-
-def totals(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
-    """Bytes by way and part over all rows."""
-    sums = {way: dict.fromkeys((*PARTS, "total"), 0) for way in ("down", "up")}
-    for row in rows:
-        for part in sums[row["way"]]:
-            sums[row["way"]][part] += int(row[part])
-    return sums

@@ -66,11 +66,6 @@ def answer_to_fit_res(payload: Payload) -> FitRes:
     return FitRes(Status(Code.OK, ""), Parameters([encode(payload)], TENSOR_TYPE), answer.samples, {})
 
 
-def failure_to_fit_res(code: Code, reason: str, traceback: str) -> FitRes:
-    """A client's own error: the only failure that carries who failed and why."""
-    return FitRes(Status(code, reason), Parameters([], TENSOR_TYPE), 0, {"traceback": traceback})
-
-
 def fit_res_to_answer(result: FitRes) -> tuple[Answer, Payload, int]:
     """The answer in ``result``, its tensors, and its bytes.
 
@@ -85,11 +80,6 @@ def fit_res_to_answer(result: FitRes) -> tuple[Answer, Payload, int]:
 def registrations_to_properties(registrations: Sequence[Registration]) -> GetPropertiesRes:
     """The registrations of the clients that a node hosts, as Flower carries them."""
     return GetPropertiesRes(Status(Code.OK, ""), {"registrations": write_registrations(registrations)})
-
-
-def refusal_to_properties(reason: str) -> GetPropertiesRes:
-    """A node's own error at registration."""
-    return GetPropertiesRes(Status(Code.GET_PROPERTIES_NOT_IMPLEMENTED, reason), {})
 
 
 def properties_to_registrations(result: GetPropertiesRes) -> list[Registration]:

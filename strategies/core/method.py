@@ -34,26 +34,6 @@ from strategies.core.exchange import (
 )
 from strategies.core.sides import Local, Server
 
-__all__ = [
-    "Averaging",
-    "Batch",
-    "Client",
-    "Download",
-    "Expected",
-    "Local",
-    "Losses",
-    "Method",
-    "Phase",
-    "PrototypeMode",
-    "Server",
-    "Shape",
-    "Trained",
-    "Update",
-    "Upload",
-    "Weighting",
-    "feature_size",
-]
-
 Weighting = Literal["samples", "uniform"]
 """How much each client counts when the server averages models."""
 

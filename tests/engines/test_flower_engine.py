@@ -17,7 +17,7 @@ from flwr.app import Error, Message
 from flwr.common import Code, FitRes, GetPropertiesIns, Parameters, Status
 from flwr.common.constant import ErrorCode
 from flwr.compat.common.recorddict_compat import recorddict_to_fitins
-from support.engines import GRIDS, REFUSAL, Clock, asked, engine_of
+from support.engines import GRIDS, REFUSAL, Clock, asked, engine_of, failure_to_fit_res, refusal_to_properties
 from support.grids import Deployment, Simulation, scripted
 from support.nodes import OVERRIDES, Node, deployment, request, simulation, through
 
@@ -32,12 +32,7 @@ from server.engines.flower import FlowerEngine
 from server.engines.inline import InlineEngine
 from server.run.conduct import conduct, prepare_output
 from server.trackers.events import describe
-from strategies.core.flower import (
-    failure_to_fit_res,
-    properties_to_registrations,
-    refusal_to_properties,
-    request_to_fit_ins,
-)
+from strategies.core.flower import properties_to_registrations, request_to_fit_ins
 
 
 @pytest.fixture(autouse=True)

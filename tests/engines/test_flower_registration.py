@@ -11,7 +11,7 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.common import Code, GetPropertiesIns, GetPropertiesRes, Status
 from flwr.common.constant import ErrorCode
 from flwr.superlink.grid.http_grid import HttpGrid
-from support.engines import GRIDS, REFUSAL, Clock, asked, engine_of, registered
+from support.engines import GRIDS, REFUSAL, Clock, asked, engine_of, refusal_to_properties, registered
 from support.grids import Deployment, Simulation, scripted
 from support.nodes import OVERRIDES, Node
 
@@ -20,7 +20,7 @@ from common.wire.payload import Payload
 from server import app as server_app
 from server.engines import flower as flower_engine
 from server.engines.flower import PATIENCE_SECONDS, FlowerEngine
-from strategies.core.flower import properties_to_registrations, refusal_to_properties
+from strategies.core.flower import properties_to_registrations
 
 
 @pytest.fixture(autouse=True)

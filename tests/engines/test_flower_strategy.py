@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from flwr.common import FitIns, FitRes, Parameters
+from support.engines import refusal_to_properties
 from support.nodes import OVERRIDES, Manager, Node, request, simulation, through
 
 from client import app as client_app
@@ -23,7 +24,6 @@ from strategies.core.flower import (
     answer_to_fit_res,
     fit_ins_to_request,
     fit_res_to_answer,
-    refusal_to_properties,
     request_to_fit_ins,
 )
 from strategies.fedavg import FedAvg

@@ -13,7 +13,7 @@ from server.reproduction.comparison import Comparison, Line, agreement
 from server.reproduction.pages import Picture, pages
 from server.reproduction.published import PublishedRow, PublishedTable, Reduction
 from server.results.run import Run
-from server.results.seeds import Value, averages
+from server.results.seeds import Value, curve
 from server.run.history import SCORES
 
 
@@ -185,5 +185,6 @@ def test_averages_by_round_count_each_client_of_a_domain_once(tmp_path: Path) ->
         writer.writeheader()
         for number, domain, count, correct in rows:
             writer.writerow({"round": number, "domain": domain, "count": count, "correct": correct})
-    assert averages(Run(tmp_path), ["a", "b"]) == {1: 75.0, 2: 60.0}
-    assert averages(Run(tmp_path)) == {1: 75.0, 2: 60.0, 3: 90.0}
+    both, all_ = curve([Run(tmp_path)], ["a", "b"]), curve([Run(tmp_path)])
+    assert both == {1: Value(75.0, None), 2: Value(60.0, None)}
+    assert all_ == {**both, 3: Value(90.0, None)}

@@ -6,14 +6,25 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from flwr.common import Code
+from flwr.common import Code, FitRes, GetPropertiesRes, Parameters, Status
 from support.grids import Deployment, Simulation
 from support.nodes import request
 
 from common.wire.messages import Registration, Request
+from common.wire.payload import TENSOR_TYPE
 from server.engines.flower import FlowerEngine
 from server.run.engine import Failure
-from strategies.core.flower import failure_to_fit_res
+
+
+def failure_to_fit_res(code: Code, reason: str, traceback: str) -> FitRes:
+    """A client's own error as its ClientApp sends it."""
+    return FitRes(Status(code, reason), Parameters([], TENSOR_TYPE), 0, {"traceback": traceback})
+
+
+def refusal_to_properties(reason: str) -> GetPropertiesRes:
+    """A node's own error at registration."""
+    return GetPropertiesRes(Status(Code.GET_PROPERTIES_NOT_IMPLEMENTED, reason), {})
+
 
 REFUSAL = failure_to_fit_res(Code.FIT_NOT_IMPLEMENTED, "DataError: no images", "Traceback ...")
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from common.errors import ConfigError
+from common.errors import writing
 from common.storage.files import write_text
 from common.versions import package_versions
 from server.results import seeds
@@ -43,10 +43,8 @@ def write_report(
     """
     boards = arrange(find_runs(folders, finished=False))
     path = output or Path(folders[0]) / "report.html"
-    try:
+    with writing(path, "another --output"):
         write_text(path, render(boards, tsne=tsne, images=images))
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}; choose another --output") from error
     return path
 
 

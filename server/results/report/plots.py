@@ -9,7 +9,6 @@ chart picks. ``confusion`` and ``prototypes`` show one of several ``runs``.
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -18,7 +17,8 @@ from server.results.report.prototypes import prototype_map, prototype_numbers
 from server.results.report.records import Board, run_name
 from server.results.report.results import cost
 from server.results.run import Run
-from server.results.seeds import Value
+from server.results.seeds import by_round
+from server.run.history import mean_losses
 
 MOST_CELLS = 150_000
 """Numbers of one run's confusion matrices in the page; rounds are thinned until they are no more."""
@@ -174,12 +174,11 @@ def _over_seeds(
 
 def band(runs: Sequence[Points]) -> dict[str, Any]:
     """``x`` (rounds), ``y`` (mean), ``sd`` (sample standard deviation, ``None`` of a single run)."""
-    rounds = sorted({number for points in runs for number in points})
-    found = [Value.of([points[number] for points in runs if number in points]) for number in rounds]
+    found = by_round(runs)
     return {
-        "x": rounds,
-        "y": [each and _short(each.mean) for each in found],
-        "sd": [each and _short(each.deviation) for each in found],
+        "x": list(found),
+        "y": [_short(each.mean) for each in found.values()],
+        "sd": [_short(each.deviation) for each in found.values()],
     }
 
 
@@ -219,17 +218,14 @@ def loss_curves(run: Run) -> Curves:
 
 def train_losses(run: Run) -> Curves:
     """Each loss term's mean over clients, weighted by their samples."""
-    sums: dict[str, dict[int, tuple[float, float]]] = {}
+    rows: dict[int, list[Mapping[str, Any]]] = {}
     for row in run.activity:
-        for term, value in json.loads(row.get("losses") or "{}").items():
-            by_round = sums.setdefault(str(term).replace("_", " "), {})
-            total, mass = by_round.get(int(row["round"]), (0.0, 0.0))
-            samples = float(row["samples"])
-            by_round[int(row["round"])] = (total + samples * float(value), mass + samples)
-    return {
-        term: {number: total / mass for number, (total, mass) in sorted(rounds.items()) if mass}
-        for term, rounds in sums.items()
-    }
+        rows.setdefault(int(row["round"]), []).append(row)
+    found: dict[str, Points] = {}
+    for number in sorted(rows):
+        for term, mean in mean_losses(rows[number]).items():
+            found.setdefault(term.replace("_", " "), {})[number] = mean
+    return found
 
 
 def _round_bytes(run: Run) -> Curves:

@@ -10,7 +10,7 @@ from typing import Any
 
 from server.results.report.records import Board
 from server.results.run import Run
-from server.results.seeds import Group, Value, comparable, ranked
+from server.results.seeds import Group, Value, cells, comparable, ranked
 from server.results.templates import duration, listing, size
 from server.trackers.events import describe
 
@@ -82,18 +82,7 @@ def score_rows(board: Board, rule: str) -> Iterator[tuple[Group, list[tuple[Valu
     are not ranked with those of one shared model.
     """
     columns = [*(f"domain:{name}" for name in board.domains), *summaries(board)]
-    rivals = comparable(board.groups)
-    best: dict[str, float] = {}
-    for column in columns if len(rivals) > 1 else ():
-        if means := [value.mean for group in rivals if (value := group.value(column, rule))]:
-            best[column] = min(means) if column == "spread" else max(means)
-    for group in board.groups:
-        cells = []
-        for column in columns:
-            value = group.value(column, rule)
-            strong = value is not None and column in best and abs(value.mean - best[column]) < 1e-9
-            cells.append((value, strong and group in rivals))
-        yield group, cells
+    return zip(board.groups, cells(board.groups, columns, rule), strict=True)
 
 
 def client_rows(run: Run) -> list[dict[str, Any]]:
