@@ -24,6 +24,7 @@ from strategies.core.method import (
     Upload,
     Weighting,
 )
+from strategies.parts.sent_prototypes import class_means_of
 
 
 @checked
@@ -97,5 +98,4 @@ class FedAPC(Averaging):
 
     def aggregate_prototypes(self, state: GlobalState, updates: Sequence[Update], server: Server) -> PrototypeSet:  # noqa: ARG002
         """The mean of the clients' class means, class by class."""
-        sets = [update.prototypes for update in updates]
-        return server.aggregation.class_means(sets, sample_weighted=self.prototype_weighting == "samples")
+        return class_means_of(updates, server, sample_weighted=self.prototype_weighting == "samples")

@@ -15,8 +15,8 @@ from common.storage.state import GlobalState, under_prefix
 from strategies.adcol import owners_of
 from strategies.core.method import Batch, Download, Local, Losses, Server, Update
 from strategies.fedbn import norm_state_names
-from strategies.parts.class_means import class_means_of
 from strategies.parts.protected_features import ProtectedFeatures
+from strategies.parts.sent_prototypes import class_means_of
 from strategies.parts.server_nets import (
     NetTraining,
     initial_net,

@@ -10,7 +10,7 @@ from common.losses import PrototypeTerms, cross_entropy, prototype_losses
 from common.prototypes import PrototypeSet, cluster_prototypes, normalise_weights
 from common.storage.state import GlobalState
 from strategies.core.method import Batch, Local, Losses, Server, Update
-from strategies.parts.sent_clusters import SentClusters
+from strategies.parts.sent_prototypes import SentClusters
 
 
 @checked

@@ -9,7 +9,7 @@ from common.config import NonNegative, Positive, Search, Share, checked
 from common.losses import PrototypeTerms, cross_entropy, prototype_losses
 from common.prototypes import unbiased_prototypes
 from strategies.core.method import Batch, Local, Losses, Weighting
-from strategies.parts.sent_clusters import SentClusters
+from strategies.parts.sent_prototypes import SentClusters
 
 
 @checked

@@ -10,6 +10,7 @@ from common.losses import cross_entropy, prototype_contrast
 from common.prototypes import PrototypeSet, carry_over
 from common.storage.state import GlobalState
 from strategies.core.method import Averaging, Batch, Local, Losses, PrototypeMode, Server, Update, Weighting
+from strategies.parts.sent_prototypes import class_means_of
 
 
 @checked
@@ -66,6 +67,5 @@ class FedProc(Averaging):
 
     def aggregate_prototypes(self, state: GlobalState, updates: Sequence[Update], server: Server) -> PrototypeSet:
         """The mean over all reported samples of each class."""
-        sets = [update.prototypes for update in updates]
-        means = server.aggregation.class_means(sets, sample_weighted=self.prototype_weighting == "samples")
+        means = class_means_of(updates, server, sample_weighted=self.prototype_weighting == "samples")
         return carry_over(means, state.prototypes) if self.keep_missing else means

@@ -14,6 +14,7 @@ from common.models.base import Model
 from common.prototypes import PrototypeSet
 from common.storage.state import GlobalState
 from strategies.core.method import Averaging, Batch, Local, Losses, PrototypeMode, Server, Update, Weighting
+from strategies.parts.sent_prototypes import class_means_of
 
 
 @checked
@@ -85,8 +86,7 @@ class FedProto(Averaging):
 
     def aggregate_prototypes(self, state: GlobalState, updates: Sequence[Update], server: Server) -> PrototypeSet:  # noqa: ARG002
         """The mean of the clients' class means, class by class."""
-        sets = [update.prototypes for update in updates]
-        return server.aggregation.class_means(sets, sample_weighted=self.prototype_weighting == "samples")
+        return class_means_of(updates, server, sample_weighted=self.prototype_weighting == "samples")
 
 
 class NearestPrototype(nn.Module):

@@ -14,8 +14,8 @@ from common.losses import cross_entropy, prototype_contrast
 from common.prototypes import PrototypeSet, class_means
 from common.storage.state import GlobalState, with_prefix
 from strategies.core.method import Batch, Download, Expected, Local, Losses, Server, Update, Upload
-from strategies.parts.class_means import class_means_of
 from strategies.parts.rebalancing import REBALANCED, Rebalancing
+from strategies.parts.sent_prototypes import class_means_of
 
 HEAD = "head."
 
@@ -94,7 +94,7 @@ class RUCR(Rebalancing):
         """Average the models; then the classifiers, and the class means to G."""
         if server.exchange == "train":
             return replace(state, weights=server.aggregation.average(updates))
-        state = replace(state, prototypes=class_means_of(updates, server), extra={})
+        state = replace(state, prototypes=class_means_of(updates, server, unit=True), extra={})
         shares = [update.samples for update in updates]
         heads = server.aggregation.combine([update.extra for update in updates], shares)
         if self.feed_back:

@@ -23,7 +23,10 @@ class DomainNet(ImageFolders):
     name: ClassVar[str] = "domainnet"
     known_domains: ClassVar[tuple[str, ...]] = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
     folders: ClassVar[tuple[str, ...]] = ("DomainNet", "domainnet", "domain_net")
-
+    wanted: ClassVar[str] = (
+        "Put DomainNet there as [DomainNet/]<domain>/<class>/*.jpg with <domain>_train.txt and <domain>_test.txt "
+        "beside the domains (or in splits/)."
+    )
     list_files: ClassVar[tuple[tuple[str, str], ...]] = (("{domain}_train.txt", "{domain}_test.txt"),)
     list_folders: ClassVar[tuple[str, ...]] = ("splits",)
 
@@ -38,10 +41,3 @@ class DomainNet(ImageFolders):
     def class_names(self) -> tuple[str, ...]:
         """``classes``."""
         return self.classes
-
-    def layout(self) -> str:
-        """See :meth:`DataSource.layout`."""
-        return (
-            "Put DomainNet there as [DomainNet/]<domain>/<class>/*.jpg with <domain>_train.txt and <domain>_test.txt "
-            "beside the domains (or in splits/)."
-        )

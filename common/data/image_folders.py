@@ -29,6 +29,8 @@ class ImageFolders(DataSource):
         rounding: how many images that share of a class is: FedPall rounds for Office and floors for PACS.
     """
 
+    known_classes: ClassVar[tuple[str, ...]] = ()
+    wanted: ClassVar[str] = ""  # what to put where, a sentence
     class_aliases: ClassVar[Mapping[str, Sequence[str]]] = {}
     folders: ClassVar[tuple[str, ...]] = ()  # names the data set's own directory may have under the root
     list_files: ClassVar[tuple[tuple[str, str], ...]] = (("train_list.txt", "test_list.txt"),)
@@ -37,6 +39,15 @@ class ImageFolders(DataSource):
     split: SplitRule = "index_rule"
     train_fraction: Fraction = 0.8
     rounding: Literal["round", "floor"] = "round"
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """``known_classes``."""
+        return self.known_classes
+
+    def layout(self) -> str:
+        """See :meth:`DataSource.layout`."""
+        return self.wanted
 
     def lists(self, directory: Path, domain: str) -> tuple[Path, Path]:
         """The list files of the train and of the test split of ``domain``, around its directory.

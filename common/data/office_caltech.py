@@ -19,6 +19,12 @@ class OfficeCaltech(ImageFolders):
 
     name: ClassVar[str] = "office_caltech"
     known_domains: ClassVar[tuple[str, ...]] = ("caltech", "amazon", "webcam", "dslr")
+    known_classes: ClassVar[tuple[str, ...]] = (
+        "backpack", "bike", "calculator", "headphones", "keyboard", "laptop", "monitor", "mouse", "mug", "projector",
+    )  # fmt: skip
+    wanted: ClassVar[str] = (
+        "Put Office-Caltech-10 there as [office_caltech_10/]{amazon,caltech,dslr,webcam}/<class>/*.jpg."
+    )
     folders: ClassVar[tuple[str, ...]] = ("office_caltech_10", "office_caltech", "Office-Caltech-10", "office")
     class_aliases: ClassVar[Mapping[str, Sequence[str]]] = {
         "bike": ("touring_bike",),
@@ -32,15 +38,3 @@ class OfficeCaltech(ImageFolders):
     }
 
     domains: Names = known_domains
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        """The ten objects."""
-        return (
-            "backpack", "bike", "calculator", "headphones", "keyboard", "laptop",
-            "monitor", "mouse", "mug", "projector",
-        )  # fmt: skip
-
-    def layout(self) -> str:
-        """See :meth:`DataSource.layout`."""
-        return "Put Office-Caltech-10 there as [office_caltech_10/]{amazon,caltech,dslr,webcam}/<class>/*.jpg."

@@ -20,8 +20,11 @@ class PACS(ImageFolders):
 
     name: ClassVar[str] = "pacs"
     known_domains: ClassVar[tuple[str, ...]] = ("art_painting", "cartoon", "photo", "sketch")
+    known_classes: ClassVar[tuple[str, ...]] = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
     folders: ClassVar[tuple[str, ...]] = ("PACS", "pacs", "pacs_data", "kfold", "PACS/kfold")
-
+    wanted: ClassVar[str] = (
+        "Put PACS there as [PACS/]{art_painting,cartoon,photo,sketch}/<class>/*.{jpg,png} with its list files."
+    )
     list_files: ClassVar[tuple[tuple[str, str], ...]] = (
         ("train_list.txt", "test_list.txt"),
         ("{domain}_train_kfold.txt", "{domain}_crossval_kfold.txt"),
@@ -31,12 +34,3 @@ class PACS(ImageFolders):
     domains: Names = known_domains
     image_size: ImageSize = 64
     split: SplitRule = "lists"
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        """The seven classes."""
-        return ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
-
-    def layout(self) -> str:
-        """See :meth:`DataSource.layout`."""
-        return "Put PACS there as [PACS/]{art_painting,cartoon,photo,sketch}/<class>/*.{jpg,png} with its list files."

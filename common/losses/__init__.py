@@ -5,19 +5,17 @@ names its paper and equation. Means are over the whole batch unless said.
 """
 
 from common.kernels.closed_form import PrototypeTerms
-from common.losses.adversarial import least_squares_discriminator, least_squares_generator
 from common.losses.classification import cross_entropy, uniform_divergence
-from common.losses.consistency import model_contrast, multi_view_consistency
-from common.losses.distillation import (
+from common.losses.consistency import (
     cross_correlation,
+    feature_norm,
+    gaussian_class_divergence,
+    least_squares_discriminator,
+    least_squares_generator,
+    model_contrast,
+    multi_view_consistency,
     nontarget_distillation,
     pairwise_similarities,
     similarity_distillation,
 )
-from common.losses.prototype import (
-    PrototypeLosses,
-    prototype_contrast,
-    prototype_losses,
-    prototype_mse,
-)
-from common.losses.regularisation import feature_norm, gaussian_class_divergence
+from common.losses.prototype import PrototypeLosses, prototype_contrast, prototype_losses, prototype_mse

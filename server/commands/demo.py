@@ -27,9 +27,6 @@ from server.trackers.progress import watching
 def demo(overrides: Sequence[str]) -> None:
     """FedAvg and FPL on the embedded domains through ``flwr run`` on Ray, then the table and the report.
 
-    Args:
-        overrides: settings of all runs; ``method=A,B`` names other methods, ``output=`` the folder of all.
-
     Raises:
         GoldfinchError: a run failed.
     """

@@ -34,11 +34,10 @@ class Finding:
 
 
 def examine(arguments: Sequence[str] = ()) -> int:
-    """Print all findings; 1 if something that every run needs does not work, else 0.
+    """Print what works on this machine, or how the server at ``entrance=HOST:PORT [ca=FILE]`` looks to a device here.
 
-    Args:
-        arguments: none to look at this machine; ``entrance=HOST:PORT`` and, unless the server speaks no TLS,
-            ``ca=FILE`` to look at the server from here, as a device does.
+    Returns:
+        1 if something that every run needs does not work, else 0.
 
     Raises:
         ConfigError: other arguments.

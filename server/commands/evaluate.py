@@ -63,11 +63,7 @@ def domains_of(overrides: Sequence[str], description: Description) -> tuple[Tens
 def evaluate(folder: Path, overrides: Sequence[str], part: Part = "test", output: Path | None = None) -> dict[str, Any]:
     """Print how good the exported model in ``folder`` is on each domain; what was printed, with the confusion counts.
 
-    Args:
-        folder: of an exported model.
-        overrides: settings of a data set.
-        part: the test or the train split of each domain, or all of it.
-        output: a JSON file for all of it.
+    Arguments are those of ``goldfinch evaluate``.
 
     Raises:
         GoldfinchError: what was wrong, and what to do next.

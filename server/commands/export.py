@@ -43,20 +43,9 @@ def export(
     licence: str = NO_LICENCE,
     data: Sequence[str] = (),
 ) -> Description:
-    """Write the model of a run, or of a device, into the folder ``to``, and print what was written.
+    """Write the model of a run, or of a device, into the folder ``to``, print what was written, and return what it is.
 
-    Args:
-        source: a run's folder; with ``shared``, a device's state folder.
-        to: the new folder.
-        formats: see :data:`common.exports.formats.FORMATS`; safetensors is always among them.
-        chosen: ``best``, ``last`` or a round; ``None`` is the best by validation if the run kept it, else the last.
-        client: whose own model, where clients keep one.
-        shared: what the server exported of a run whose clients keep the rest.
-        licence: under which the model may be used.
-        data: settings of a data set to compare on, as of ``goldfinch evaluate``; none takes the run's own test splits.
-
-    Returns:
-        The description of what was written.
+    Arguments are those of ``goldfinch export``; ``data`` are settings of a data set.
 
     Raises:
         GoldfinchError: what was wrong, and what to do next.

@@ -28,16 +28,7 @@ CAM_SIDE = 256
 
 
 def predict(folder: Path, places: Sequence[Path], output: Path | None = None, cam: Path | None = None) -> int:
-    """Print the class of each image, and write all to a file if asked for.
-
-    Args:
-        folder: of an exported model.
-        places: images, and folders that are searched for images with all that is below them.
-        output: a ``.csv`` or ``.json`` file.
-        cam: a folder for the images under their class activation maps.
-
-    Returns:
-        1 if an image could not be read, else 0.
+    """``goldfinch predict``: 1 if an image could not be read, else 0.
 
     Raises:
         ConfigError: no images, another kind of output, or a net without class activation maps.

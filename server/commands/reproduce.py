@@ -221,12 +221,7 @@ def _page(folder: Path, request: Request, comparison: Comparison) -> str:
 
 
 def draw(comparison: Comparison, name: str) -> list[Picture]:
-    """Curves over rounds; bars of a table of few rows; a heat map, or a line, for each sweep.
-
-    Args:
-        comparison: what is finished.
-        name: the files' names begin with it.
-    """
+    """Curves over rounds; bars of a table of few rows; a heat map, or a line, for each sweep; in files of ``name``."""
     table = comparison.table
     finished = [line for line in comparison.lines if line.summaries]
     title = f"{table.name}, scale={comparison.scale}"

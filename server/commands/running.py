@@ -25,13 +25,9 @@ ENGINES = ("inline", "ray", "superlink")
 def run(
     settings: RunSettings, overrides: Sequence[str], *, quiet: bool = False, link: SimulationLink | None = None
 ) -> None:
-    """One run on the engine that the settings name, shown as it goes on unless ``quiet``.
+    """One run on the engine that the settings, made of ``overrides``, name; shown as it goes on unless ``quiet``.
 
-    Args:
-        settings: the run's settings.
-        overrides: the overrides that they were composed of.
-        quiet: show nothing.
-        link: a SuperLink for a simulation that was started before; ``None`` starts one where it is needed.
+    A simulation takes ``link``, a SuperLink that was started before, or starts one.
 
     Raises:
         GoldfinchError: what was wrong, and what to do next.

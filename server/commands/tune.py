@@ -53,8 +53,8 @@ def space_of(settings: RunSettings) -> dict[str, Search]:
 
 def printed(settings: RunSettings, space: Mapping[str, Search]) -> dict[str, float]:
     """The values that the settings have of what is searched."""
-    values = {name: name.partition(".")[2] for name in space if name != RATE}
-    return {RATE: settings.train.learning_rate} | {name: getattr(settings.method, values[name]) for name in values}
+    groups = {"train": settings.train, "method": settings.method}
+    return {name: getattr(groups[name.partition(".")[0]], name.partition(".")[2]) for name in space}
 
 
 def overrides_for(values: Mapping[str, float]) -> list[str]:
@@ -78,9 +78,10 @@ class Hunt:
     folder: Path
     trials: int
 
-    def job(self, label: str, name: str, values: Mapping[str, float], *more: str) -> Job:
-        """A run with ``values`` in the folder ``name``."""
-        place = quoted_override("output", (self.folder / name).absolute())
+    def job(self, label: str, kind: str, values: Mapping[str, float], *more: str, name: str = "") -> Job:
+        """A run with ``values``, in the folder of its ``kind`` that is named after them, there under ``name``."""
+        key = hashlib.sha256(repr(sorted(values.items())).encode()).hexdigest()[:12]
+        place = quoted_override("output", (self.folder / kind / key / name).absolute())
         chosen = (*self.words, *overrides_for(values), *more, place)
         return Job(chosen, settings_of(compose_config(chosen)), label)
 
@@ -224,9 +225,7 @@ def _try(
     stopping: threading.Event,
 ) -> tuple[float | None, str] | None:
     """A trial's value with words for it: none of one that was broken off; nothing if the search is."""
-    key = hashlib.sha256(repr(sorted(values.items())).encode()).hexdigest()[:12]
-    more = (f"seed={hunt.settings.seed}", "rounds.test=false")
-    job = hunt.job(f"trial {trial.number}", f"trials/{key}", values, *more)
+    job = hunt.job(f"trial {trial.number}", "trials", values, f"seed={hunt.settings.seed}", "rounds.test=false")
     reported: set[int] = set()
 
     def hopeless() -> bool:
@@ -300,8 +299,7 @@ def _draw(hunt: Hunt, ends: Sequence[FrozenTrial]) -> None:
 
 def fresh_runs(hunt: Hunt, label: str, values: Mapping[str, float], seeds: Sequence[int]) -> list[Job]:
     """Runs with ``values`` and seeds that were not in the search, scored on test."""
-    key = hashlib.sha256(repr(sorted(values.items())).encode()).hexdigest()[:12]
-    return [hunt.job(f"{label} seed={seed}", f"fresh/{key}/seed-{seed}", values, f"seed={seed}") for seed in seeds]
+    return [hunt.job(f"{label} seed={n}", "fresh", values, f"seed={n}", name=f"seed-{n}") for n in seeds]
 
 
 def scores_of(jobs: Sequence[Job]) -> list[float]:

@@ -21,7 +21,7 @@ from common.overrides import quoted_override
 from common.settings import RunSettings
 from server.flower.bundle import write_bundle
 from server.flower.processes import answer_in, ask_flower, flower_environment, program
-from server.flower.superlink import CONNECTION, SimulationLink, simulation_link
+from server.flower.superlink import CONNECTION, SimulationLink
 from server.trackers.events import Listener
 
 MOST_LINES = 60
@@ -62,13 +62,7 @@ def run_on_ray(
     listeners: Sequence[Listener],
     link: SimulationLink | None = None,
 ) -> None:
-    """A simulation on a SuperLink of its own, in a neutral folder, ended with the run.
-
-    Args:
-        settings: the run's settings.
-        overrides: the overrides that they were composed of.
-        listeners: told of every event.
-        link: a SuperLink that was started before; ``None`` starts one.
+    """A simulation on ``link``, or on a SuperLink of its own, in a neutral folder, ended with the run.
 
     Raises:
         EngineError: the SuperLink did not start, or the run failed; the reason is in the message.

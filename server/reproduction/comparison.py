@@ -129,13 +129,9 @@ class Comparison:
         complete = [score for score in scores if all(name in score for name in names)]
         return Value.of([statistics.fmean(float(score[name]) for name in names) for score in complete])
 
-    def worst(self, line: Line) -> Value | None:
-        """The lowest domain's accuracy."""
-        return Value.of([float(score["worst"]) for score in self._scores(line)])
-
-    def spread(self, line: Line) -> Value | None:
-        """Standard deviation between domains, percentage points; its square is the variance between domains."""
-        return Value.of([float(score["spread"]) for score in self._scores(line)])
+    def over_domains(self, line: Line, what: str) -> Value | None:
+        """The lowest domain's accuracy (``worst``), or the deviation between domains in points (``spread``)."""
+        return Value.of([float(score[what]) for score in self._scores(line)])
 
     def megabytes(self, line: Line) -> Value | None:
         """Megabytes (1e6 bytes) up and down of all clients over the run."""

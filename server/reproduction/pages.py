@@ -38,14 +38,7 @@ class Picture:
 def pages(
     comparison: Comparison, command: str, pictures: Sequence[Picture] = (), changed: Sequence[str] = ()
 ) -> tuple[str, str]:
-    """The page as Markdown and as HTML.
-
-    Args:
-        comparison: ours and the published numbers.
-        command: what makes this page again.
-        pictures: curves, bars, heat maps.
-        changed: overrides from the command line.
-    """
+    """The page as Markdown and as HTML; ``command`` makes it again, ``changed`` are overrides of the command line."""
     table = comparison.table
     content: dict[str, Any] = {
         "table": table,
@@ -91,7 +84,7 @@ def _ours(comparison: Comparison) -> tuple[tuple[str, ...], Rows, list[int]]:
     rows = []
     for line in comparison.lines:
         cells = [*(comparison.ours(line, column) for column in columns), comparison.our_average(line, columns)]
-        cells += [comparison.worst(line), comparison.spread(line)]
+        cells += [comparison.over_domains(line, what) for what in ("worst", "spread")]
         measured = (_number(statistics.fmean(line.measured) if line.measured else None),) if table.measure else ()
         size = _number(value.mean, ".1f") if (value := comparison.megabytes(line)) else "-"
         seeds = ",".join(map(str, sorted(line.summaries))) or "-"

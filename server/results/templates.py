@@ -7,6 +7,8 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from server.trackers.events import size
+
 NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 
 
@@ -24,14 +26,6 @@ def templates(folder: Path, *, escape: bool = True) -> Environment:
     made.filters.update(size=size, duration=duration, listing=listing)
     made.globals.update(counted=counted, size=size, duration=duration)
     return made
-
-
-def size(count: float) -> str:
-    """Bytes as a person reads them, decimal units."""
-    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= factor:
-            return f"{count / factor:.1f}\u00a0{unit}"
-    return f"{count:.0f}\u00a0B"
 
 
 def duration(seconds: float) -> str:

@@ -62,3 +62,11 @@ def describe(name: str, entry: Mapping[str, Any], rounds: int) -> str:
     if name == "finish":
         return f"finished after round {entry['round']}, state {entry['sha256'][:16]}"
     return ""
+
+
+def size(count: float) -> str:
+    """Bytes as a person reads them, decimal units."""
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= factor:
+            return f"{count / factor:.1f}\u00a0{unit}"
+    return f"{count:.0f}\u00a0B"

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from common.settings import RunSettings
-from server.trackers.events import describe
+from server.trackers.events import describe, size
 
 SUMMARIES = ("average", "worst", "validation")
 BARS = "▁▂▃▄▅▆▇█"
@@ -193,9 +193,9 @@ class LiveView:
             table.add_row("clients", self._outcomes())
         if any(self.bytes.values()):
             now, all_ = self.last_bytes, self.bytes
-            text = f"{_size(now['down'])} down, {_size(now['up'])} up a round"
+            text = f"{size(now['down'])} down, {size(now['up'])} up a round"
             if width >= 66:
-                text += f"; {_size(all_['down'])} and {_size(all_['up'])} so far"
+                text += f"; {size(all_['down'])} and {size(all_['up'])} so far"
             table.add_row("bytes", Text(text))
         return table
 
@@ -246,10 +246,3 @@ def _duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60}:{whole % 60:02d}"
     return f"{whole // 3600}:{whole % 3600 // 60:02d}:{whole % 60:02d}"
-
-
-def _size(count: int) -> str:
-    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= factor:
-            return f"{count / factor:.1f} {unit}"
-    return f"{count} B"

@@ -10,16 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from common.storage.state import GlobalState, under_prefix
+from strategies.core.method import Local, Server, Update
 from strategies.parts.edits import add_linear, pull_towards
-
-if TYPE_CHECKING:
-    from strategies.core.method import Local, Server, Update
 
 CLIENT_PREFIX = "lambda/"
 SERVER_PREFIX = "h/"

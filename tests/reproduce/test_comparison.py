@@ -115,7 +115,7 @@ def test_accuracy_per_megabyte_and_worst() -> None:
     average = found.our_average(found.lines[0], found.columns)
     assert average is not None
     assert found.per_megabyte(found.lines[0]) == pytest.approx(average.mean / 2.0)
-    assert str(found.worst(found.lines[0])) == "30.00 ± 0.00"
+    assert str(found.over_domains(found.lines[0], "worst")) == "30.00 ± 0.00"
     assert [line.row.label for line in found.best()] == ["B"]
 
 

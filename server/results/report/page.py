@@ -29,14 +29,13 @@ SCRIPTS = ("charts.js", "plots.js", "page.js")
 def write_report(
     folders: Sequence[str], output: Path | None = None, *, tsne: bool = False, images: bool = False
 ) -> Path:
-    """Write the report on the runs in and below ``folders``; its path.
+    """Write the report on the runs in and below ``folders``; its path, ``report.html`` in the first folder by default.
 
     Args:
         folders: run folders, or folders of them.
-        output: the file; ``None`` is ``report.html`` in the first folder.
+        output: the file.
         tsne: place prototypes by t-SNE too, which takes longer.
-        images: show test images with class activation maps; for that, the data must be here, and the page then holds
-            some of them.
+        images: show test images with class activation maps; for that, the data must be here.
 
     Raises:
         ConfigError: there is no run, or the file cannot be written.

@@ -1,4 +1,4 @@
-"""Clients that send clusters of their features, which the server clusters once more (FedPLVM, FedPLCC)."""
+"""Prototypes that clients send: class means, or clusters of features, and what the server makes of them."""
 
 from __future__ import annotations
 
@@ -7,14 +7,27 @@ from collections.abc import Sequence
 import torch
 
 from common.config import Natural, checked
-from common.prototypes import Clustering, PrototypeSet, cluster_prototypes
+from common.prototypes import Clustering, PrototypeSet, cluster_prototypes, normalise_rows
 from common.storage.state import GlobalState
 from strategies.core.method import Averaging, Expected, Local, PrototypeMode, Server, Trained, Update, Upload
 
 
+def class_means_of(
+    updates: Sequence[Update], server: Server, *, unit: bool = False, sample_weighted: bool = True
+) -> PrototypeSet:
+    """``G^c = sum_k n_k^c m_k^c / sum_k n_k^c`` of the clients' means (FedPall, Eq. 4), or their plain mean.
+
+    Local means are taken as they are, or with ``unit`` at unit length.
+    """
+    sets = [update.prototypes for update in updates]
+    if unit:
+        sets = [PrototypeSet(normalise_rows(each.vectors), each.labels, each.weights) for each in sets]
+    return server.aggregation.class_means(sets, sample_weighted=sample_weighted)
+
+
 @checked
 class SentClusters(Averaging):
-    """Two levels of FINCH, class by class.
+    """Two levels of FINCH, class by class (FedPLVM, FedPLCC): the clients' clusters are clustered once more.
 
     Args:
         level: FINCH level on both sides; ``None`` is the coarsest with two clusters or more.
