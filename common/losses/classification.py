@@ -25,11 +25,9 @@ def uniform_divergence(
 ) -> Tensor:
     """How far ``softmax(logits [B, C])`` is from uniform: KL divergence in nats, mean over the batch.
 
-    ``uniform_first`` = KL(uniform || prediction), what ADCOL's and FedPall's code compute: ``LSE(v) - mean(v) - log
-    C``,
-    whose gradient ``softmax - 1/C`` never vanishes before uniformity. ``prediction_first`` = KL(prediction ||
-    uniform), as
-    FedPall Eq. 6 prints it; its gradient saturates for confident predictions.
+    ``uniform_first`` = KL(uniform || prediction), what ADCOL's and FedPall's code compute: ``LSE(v) - mean(v) -
+    log C``, whose gradient ``softmax - 1/C`` never vanishes before uniformity. ``prediction_first`` = KL(prediction ||
+    uniform), as FedPall Eq. 6 prints it; its gradient saturates for confident predictions.
     """
     if direction not in ("uniform_first", "prediction_first"):
         raise ValueError(f"direction must be uniform_first or prediction_first; got {direction!r}")

@@ -72,9 +72,8 @@ def nontarget_distillation(
 ) -> Tensor:
     """``T^2 sum_{c != y} q_c (log q_c - log p_c)``, mean over the batch: what the teacher knows of other classes.
 
-    ``p, q`` are the softmax at ``temperature`` of ``logits [B, K]`` and of the previous model's ``teacher_logits [B,
-    K]``
-    (a constant); neither is normalised again over the non-target classes.
+    ``p, q`` are the softmax at ``temperature`` of ``logits`` and of the previous model's ``teacher_logits`` (a
+    constant), both ``[B, K]``; neither is normalised again over the non-target classes.
     """
     dtype = working_dtype(logits)
     student = torch.log_softmax(logits.to(dtype) / temperature, 1)
@@ -185,8 +184,7 @@ def least_squares_discriminator(reference_scores: Tensor, feature_scores: Tensor
     """What the discriminator minimises: ``-(mean D(reference)^2 + mean (1 - D(feature))^2)``.
 
     ``reference_scores`` are those of samples from the distribution generator, ``feature_scores`` those of the
-    (detached)
-    features; any shape. Bounded below by -2 for scores in [0, 1].
+    (detached) features; any shape. Bounded below by -2 for scores in [0, 1].
     """
     reference = reference_scores.to(working_dtype(reference_scores))
     feature = feature_scores.to(working_dtype(feature_scores))

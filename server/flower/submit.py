@@ -21,7 +21,7 @@ from common.overrides import quoted_override
 from common.settings import RunSettings
 from server.flower.bundle import write_bundle
 from server.flower.processes import answer_in, ask_flower, flower_environment, program
-from server.flower.superlink import CONNECTION, SimulationLink
+from server.flower.superlink import CONNECTION, SimulationLink, simulation_link
 from server.trackers.events import Listener
 
 MOST_LINES = 60
