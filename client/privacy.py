@@ -5,6 +5,7 @@ See :mod:`common.privacy` for what neighbouring data sets are and why the sensit
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -52,12 +53,13 @@ class Protection:
         if not self._sends_prototypes:
             return trained
         privacy, clean = self.privacy, self._clean
+        scale = privacy.noise_multiplier * 2 * privacy.clip  # times the sensitivity's other factor
         if clean is None:
             clean = PrototypeSet(clip_rows(trained.vectors, privacy.clip), trained.labels, trained.weights)
-            deviations = torch.full((len(clean), 1), privacy.means_deviation(len(clean)), dtype=torch.float64)
+            deviations = torch.full((len(clean), 1), scale * math.sqrt(len(clean)), dtype=torch.float64)
         else:
             counts = clean.weights.double().cpu()[:, None]
-            deviations = privacy.mean_deviation(1.0) / counts
+            deviations = scale / counts
         noise = gaussian(tuple(clean.vectors.shape), self._draws("prototypes")) * deviations
         noised = clean.vectors.double().cpu() + noise
         return PrototypeSet(clip_rows(noised, privacy.clip).float(), clean.labels.cpu(), clean.weights.cpu())
@@ -76,9 +78,9 @@ class Protection:
         updates = {name: trained[name].detach().double().cpu() - received[name].double().cpu() for name in floats}
         norm = float(torch.stack([update.square().sum() for update in updates.values()]).sum().sqrt())
         factor, draws = min(1.0, clip / max(norm, 1e-300)), self._draws("weights")
-        sent = dict(trained)
+        sent, deviation = dict(trained), self.privacy.update_noise_multiplier * 2 * clip
         for name in floats:
-            noise = gaussian(tuple(updates[name].shape), draws) * self.privacy.update_deviation()
+            noise = gaussian(tuple(updates[name].shape), draws) * deviation
             value = received[name].double().cpu() + factor * updates[name] + noise
             if name.endswith("running_var"):
                 value = value.clamp_min(0.0)  # a variance; the gate would refuse it, and this costs no privacy

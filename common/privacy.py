@@ -62,18 +62,6 @@ class GaussianPrivacy:
     delta: Fraction = 1e-5
     randomness: Randomness = "auto"
 
-    def mean_deviation(self, count: float) -> float:
-        """Standard deviation of the noise on a class mean of ``count`` clipped features (``unit=sample``)."""
-        return self.noise_multiplier * 2 * self.clip / count
-
-    def means_deviation(self, rows: int) -> float:
-        """Standard deviation of the noise on each of ``rows`` clipped class means (``unit=client``)."""
-        return self.noise_multiplier * 2 * self.clip * math.sqrt(rows)
-
-    def update_deviation(self) -> float:
-        """Standard deviation of the noise on every number of a clipped weight update; 0 without ``update_clip``."""
-        return self.update_noise_multiplier * 2 * (self.update_clip or 0.0)
-
     def releases(self, *, prototypes: bool, weights: bool) -> list[float]:
         """The noise multipliers of what one answer releases; of prototypes and weights, as far as they are noised."""
         parts = [self.noise_multiplier] if prototypes else []

@@ -65,7 +65,8 @@ class Augmentation:
         images = self._crop_and_flip(images, parameters)
         scaled = images.float().div_(255)
         if self.rotation:
-            scaled = self._rotate(scaled, parameters)
+            grid = F.affine_grid(parameters[:, _MATRIX].reshape(-1, 2, 3), list(scaled.shape), align_corners=False)
+            scaled = F.grid_sample(scaled, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
         normalised = self._normalise(scaled)
         return self._erase(normalised, parameters) if self.erasing else normalised
 
@@ -113,10 +114,6 @@ class Augmentation:
             return torch.where(chosen[:, :, None, None], images.flip(3), images)
         rows = chosen.flatten().nonzero().flatten()
         return images.index_copy(0, rows, images.index_select(0, rows).flip(3))
-
-    def _rotate(self, scaled: Tensor, parameters: Tensor) -> Tensor:
-        grid = F.affine_grid(parameters[:, _MATRIX].reshape(-1, 2, 3), list(scaled.shape), align_corners=False)
-        return F.grid_sample(scaled, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
 
     def _erase(self, normalised: Tensor, parameters: Tensor) -> Tensor:
         rows, columns = (torch.arange(size, device=normalised.device) for size in normalised.shape[2:])

@@ -20,13 +20,7 @@ MEGABYTE = 1e6
 
 @dataclass(frozen=True)
 class Column:
-    """A test domain of the table.
-
-    Args:
-        published: the domain that the paper scored.
-        scored: the domain that we scored: the same, or its stand-in.
-        title: its heading.
-    """
+    """A test domain of the table: what the paper scored, and what we did, the same or its stand-in."""
 
     published: str
     scored: str
@@ -83,14 +77,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A table beside its reproduction.
-
-    Args:
-        table: what was published.
-        scale: ``paper``, ``paper_net`` or ``small``.
-        lines: rows that were run.
-        seeds: seeds that were asked for.
-    """
+    """A table beside its reproduction: the rows that were run, with the seeds that were asked for."""
 
     table: PublishedTable
     scale: Scale

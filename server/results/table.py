@@ -94,15 +94,10 @@ def _cells(rows: Sequence[Group], rule: str, bold: str) -> tuple[list[str], list
         ["-" if value is None else bold.format(value) if best else str(value) for value, best in row] for row in shown
     ]
     for row, line in zip(rows, texts, strict=True):
-        line += [_rounds(row), ",".join(map(str, sorted(row.seeds)))]
+        skipped = statistics.fmean(run.summary["rounds_skipped"] for run in row.runs)  # which differs over seeds
+        rounds = str(row.runs[0].summary["rounds"]) + (f" ({skipped:g} skipped)" if skipped else "")
+        line += [rounds, ",".join(map(str, sorted(row.seeds)))]
     return [*domains, *known, "rounds", "seeds"], texts
-
-
-def _rounds(row: Group) -> str:
-    """Rounds of the run, and how many of them were skipped: a mean over seeds where it differs."""
-    skipped = statistics.fmean(run.summary["rounds_skipped"] for run in row.runs)
-    rounds = str(row.runs[0].summary["rounds"])
-    return f"{rounds} ({skipped:g} skipped)" if skipped else rounds
 
 
 def boards(runs: Sequence[Run]) -> list[list[Run]]:

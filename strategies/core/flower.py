@@ -18,7 +18,6 @@ from logging import INFO, WARNING
 from flwr.common import (
     Code,
     EvaluateIns,
-    EvaluateRes,
     FitIns,
     FitRes,
     GetPropertiesIns,
@@ -228,21 +227,11 @@ class FlowerStrategy(Strategy):
         log(INFO, "round %s: accuracy %s", server_round, accuracy)
         return self._parameters(), {f"accuracy {domain}": value for domain, value in accuracy.items()}
 
-    def configure_evaluate(
-        self,
-        server_round: int,  # noqa: ARG002
-        parameters: Parameters,  # noqa: ARG002
-        client_manager: ClientManager,  # noqa: ARG002
-    ) -> list[tuple[ClientProxy, EvaluateIns]]:
+    def configure_evaluate(self, *_: object, **__: object) -> list[tuple[ClientProxy, EvaluateIns]]:
         """Nothing: devices score what they receive in the same trip that trains."""
         return []
 
-    def aggregate_evaluate(
-        self,
-        server_round: int,  # noqa: ARG002
-        results: list[tuple[ClientProxy, EvaluateRes]],  # noqa: ARG002
-        failures: list[tuple[ClientProxy, EvaluateRes] | BaseException],  # noqa: ARG002
-    ) -> tuple[float | None, dict[str, Scalar]]:
+    def aggregate_evaluate(self, *_: object, **__: object) -> tuple[float | None, dict[str, Scalar]]:
         """Nothing; see :meth:`configure_evaluate`."""
         return None, {}
 

@@ -261,12 +261,7 @@ class Krum(RobustRule):
         return table[self._chosen(table)].mean(0)
 
     def _chosen(self, table: Tensor) -> Tensor:
-        return torch.tensor(self._best(_squares(table))).sort().values
-
-
-def _squares(table: Tensor) -> Tensor:
-    """``[n, n]``: squared distances between the rows of ``table [n, D]`` float64."""
-    return (table[:, None] - table[None]).square().sum(2)
+        return torch.tensor(self._best((table[:, None] - table).square().sum(2))).sort().values
 
 
 def _distances(states: Sequence[Mapping[str, Tensor]]) -> Tensor:

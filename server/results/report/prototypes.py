@@ -135,7 +135,8 @@ def prototype_numbers(record: Run) -> dict[str, Any] | None:
     numbers: dict[str, Any] = {key: [] for key in ("rounds", "count", "drift", "domains", "classes")}
     before: dict[int, Matrix] = {}
     for page in pages:
-        means = _class_means(page)
+        sets = unbiased_prototypes(page.prototypes if len(page.prototypes) else page.uploaded)
+        means = dict(zip(sets.labels.tolist(), _unit(sets.vectors.double().numpy()), strict=True))
         moved = [1 - float(means[label] @ before[label]) for label in means if label in before]
         before = means
         apart, spread = _agreement(page, domains)
@@ -145,12 +146,6 @@ def prototype_numbers(record: Run) -> dict[str, Any] | None:
         numbers["domains"].append(apart)
         numbers["classes"].append(spread)
     return numbers
-
-
-def _class_means(page: Page) -> dict[int, Matrix]:
-    means = unbiased_prototypes(page.prototypes if len(page.prototypes) else page.uploaded)
-    rows = _unit(means.vectors.double().numpy())
-    return {int(label): row for label, row in zip(means.labels.tolist(), rows, strict=True)}
 
 
 def _agreement(page: Page, domains: dict[str, str]) -> tuple[float | None, float | None]:
