@@ -13,8 +13,6 @@ trainer (:mod:`client.resident`), unless the node's configuration says ``residen
 than a message (Ray actors) do the work themselves.
 """
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

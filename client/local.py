@@ -1,7 +1,5 @@
 """Devices that share one machine: inline and Ray simulation, where every client's data and state are at hand."""
 
-from __future__ import annotations
-
 from client.device import Device
 from client.store import stores
 from common.data.protocols import ClientSpec

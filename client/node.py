@@ -4,8 +4,6 @@ The work is done where the message arrives (a Ray actor, a ClientApp), or in a r
 that keeps torch, net and data from message to message.
 """
 
-from __future__ import annotations
-
 import os
 from collections import OrderedDict
 from dataclasses import replace

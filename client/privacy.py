@@ -3,8 +3,6 @@
 See :mod:`common.privacy` for what neighbouring data sets are and why the sensitivities hold.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 

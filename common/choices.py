@@ -1,7 +1,5 @@
 """What can be chosen: the folders that hold the files of every group, and the classes that may be imported for them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache

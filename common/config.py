@@ -1,7 +1,5 @@
 """From Hydra's composed configuration to checked, frozen dataclasses; every mistake names the nearest valid choice."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import re

@@ -1,7 +1,5 @@
 """Errors that say what was wrong, where, and what to do next."""
 
-from __future__ import annotations
-
 import contextlib
 import difflib
 from collections.abc import Iterable, Iterator

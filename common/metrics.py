@@ -1,7 +1,5 @@
 """What is measured of a federated run: scores per domain, over domains, and over rounds; and memory."""
 
-from __future__ import annotations
-
 import math
 import resource
 import sys

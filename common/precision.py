@@ -1,7 +1,5 @@
 """In which precision losses and clusterings compute, whatever the model around them runs in."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 

@@ -14,8 +14,6 @@ Noise has the standard deviation ``noise_multiplier`` x sensitivity in every coo
 an observer is told in several rounds composes; an accountant counts (:mod:`server.run.accounting`).
 """
 
-from __future__ import annotations
-
 import math
 import os
 from typing import Literal

@@ -4,8 +4,6 @@ Every draw in Goldfinch comes from ``generator(seed, purpose, round, client, ...
 two different keys give independent streams, and the same key gives the same stream on every engine.
 """
 
-from __future__ import annotations
-
 import hashlib
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A run's settings as frozen dataclasses: what ``conf/`` composes to, checked."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -1,7 +1,5 @@
 """What computes a result, for the record of a run: versions of code and packages, and the processor."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 import os

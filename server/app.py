@@ -1,7 +1,5 @@
 """The Flower ServerApp: settings from the run's overrides, and the round loop over Flower's Grid."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

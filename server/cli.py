@@ -1,7 +1,5 @@
 """``goldfinch``: the commands, their options and their help. A command imports what it needs when it is called."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """ADCOL: Adversarial Collaborative Learning on Non-IID Features (Li et al., ICML 2023)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 from typing import Annotated, Literal

@@ -1,7 +1,5 @@
 """FCCL+: generalizable federated cross-correlation and instance similarity learning (Huang et al., TPAMI 2023)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 

@@ -1,7 +1,5 @@
 """FedADG: Federated Learning with Domain Generalization (Zhang et al., 2021)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 

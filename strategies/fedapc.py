@@ -1,7 +1,5 @@
 """FedAPC: federated learning with augmented prototype contrast, for clients of different domains."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 

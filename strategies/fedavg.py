@@ -1,7 +1,5 @@
 """FedAvg (McMahan et al., AISTATS 2017)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, ClassVar
 

@@ -1,7 +1,5 @@
 """FedBN (Li et al., ICLR 2021)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 

@@ -1,7 +1,5 @@
 """FedDyn: Federated Learning Based on Dynamic Regularization (Acar et al., ICLR 2021)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 

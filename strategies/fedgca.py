@@ -1,7 +1,5 @@
 """FedGCA: global consistent augmentation for federated single-source domain generalisation (2024)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 

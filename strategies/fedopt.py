@@ -1,7 +1,5 @@
 """FedOpt: Adaptive Federated Optimization (Reddi et al., ICLR 2021); with SGD and momentum, FedAvgM."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 

@@ -1,7 +1,5 @@
 """FedPall: Prototype-based Adversarial and Collaborative Learning with Feature Drift (Zhang et al., ICCV 2025)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 from typing import Annotated, ClassVar, Literal

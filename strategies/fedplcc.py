@@ -1,7 +1,5 @@
 """FedPLCC: federated prototype learning with cluster contrast and weighted clusters, for clients of many domains."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 

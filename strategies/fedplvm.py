@@ -1,7 +1,5 @@
 """FedPLVM: Taming Cross-Domain Representation Variance in Federated Prototype Learning (Wang et al., NeurIPS 2024)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 

@@ -1,7 +1,5 @@
 """FedProc: Prototypical Contrastive Federated Learning on Non-IID Data (Mu et al., 2021)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Annotated, Literal
 

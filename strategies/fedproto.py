@@ -1,7 +1,5 @@
 """FedProto (Tan et al., AAAI 2022), with or without parameter averaging."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 

@@ -1,7 +1,5 @@
 """FedProx (Li et al., MLSys 2020)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 

@@ -1,7 +1,5 @@
 """FedRep (Collins et al., ICML 2021)."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from torch import nn

@@ -1,7 +1,5 @@
 """FedSAM (Qu et al., ICML 2022; Caldarola et al., ECCV 2022)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 

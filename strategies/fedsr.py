@@ -1,7 +1,5 @@
 """FedSR: a simple and effective domain generalisation method for federated learning (Nguyen et al., NeurIPS 2022)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, Literal
 

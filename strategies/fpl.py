@@ -1,7 +1,5 @@
 """FPL: Rethinking Federated Learning with Domain Shift, a Prototype View (Huang et al., CVPR 2023)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 

@@ -1,7 +1,5 @@
 """MOON: Model-Contrastive Federated Learning (Li et al., CVPR 2021)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 

@@ -1,7 +1,5 @@
 """Per-FedAvg, first order (Fallah et al., NeurIPS 2020)."""
 
-from __future__ import annotations
-
 from itertools import islice
 
 import torch

@@ -1,7 +1,5 @@
 """RUCR: Representation Unified Classifier Re-balancing (Huang et al., 2024), as run in FedPall's table."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, ClassVar

@@ -1,7 +1,5 @@
 """SingleSet: every client on its own, the baseline without a federation (FedPall, ICCV 2025)."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from torch import nn

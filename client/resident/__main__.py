@@ -6,8 +6,6 @@ caller with other code or configuration asks it to, when nobody asked anything f
 whose question it works on is gone: nobody would take the answer, and what a client keeps is written atomically.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import queue

@@ -3,8 +3,6 @@
 Imports neither torch nor flwr, so that a message costs little more than Flower's own start.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

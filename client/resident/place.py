@@ -1,7 +1,5 @@
 """Where a node's resident trainer listens, who may reach it, and whose life it shares. Linux only: :func:`of_node`."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket

@@ -1,7 +1,5 @@
 """Augmentation of whole batches on the training device: per-sample parameters from the CPU, one operation per batch."""
 
-from __future__ import annotations
-
 import math
 from functools import lru_cache
 from typing import Annotated

@@ -3,8 +3,6 @@
 A cache file is never needed: what is missing, damaged or cannot be written is simply made again.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

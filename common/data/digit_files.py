@@ -1,7 +1,5 @@
 """Readers of the public digit formats. Each returns uint8 images [N, H, W] or [N, H, W, 3] and int64 labels [N]."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import io

@@ -1,7 +1,5 @@
 """Ten digits from seven sources, in their public formats. "Digits" means a different choice of them in every paper."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import ClassVar, Literal
 

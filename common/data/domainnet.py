@@ -1,7 +1,5 @@
 """DomainNet (Peng et al., ICCV 2019): 345 classes in six styles, of which the papers use ten."""
 
-from __future__ import annotations
-
 from typing import Annotated, ClassVar
 
 from pydantic import Field

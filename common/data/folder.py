@@ -1,7 +1,5 @@
 """Bring your own: any directory of class folders is a domain."""
 
-from __future__ import annotations
-
 from functools import cached_property
 from pathlib import Path
 from typing import ClassVar

@@ -4,8 +4,6 @@ Only additions, multiplications, comparisons and table look-ups on float64 are u
 trigonometry, so that the pixels are equal on every processor.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Glyphs: digits in five styles, made on the spot. The embedded data set: nothing to fetch, real domain shift."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """Finding image files in class folders and decoding them: in parallel, once, into one uint8 tensor."""
 
-from __future__ import annotations
-
 import os
 import stat
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Data sets kept as ``<domain>/<class>/<image>`` with a rule, or list files, that divides them into train and test."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, Literal

@@ -1,7 +1,5 @@
 """Domains that nobody trains on: how a federation does on a camera, a country or a scanner it has never seen."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from common.config import Names, check, checked

@@ -1,7 +1,5 @@
 """Office-Caltech-10 (Gong et al., CVPR 2012): ten object classes seen by four sources."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """PACS (Li et al., ICCV 2017): seven classes as art painting, cartoon, photo and sketch."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from common.config import Names, checked

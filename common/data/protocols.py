@@ -1,7 +1,5 @@
 """Protocols: which clients there are, which samples of their domain each holds, and which domains are scored."""
 
-from __future__ import annotations
-
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping

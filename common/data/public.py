@@ -1,7 +1,5 @@
 """Public images: an unlabelled set that every device can get at, the same everywhere."""
 
-from __future__ import annotations
-
 import hashlib
 
 import torch

@@ -1,7 +1,5 @@
 """Textures: coloured noise with sharp-edged patches, made on the spot. Images of nothing, for methods that need any."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import numpy as np

@@ -4,8 +4,6 @@ A view needs no label and no statistics of the data; it acts on normalised image
 the generator that is passed in and are made on the CPU, so that every device sees the same views.
 """
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence

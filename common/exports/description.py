@@ -1,7 +1,5 @@
 """What an exported model's folder says of it: ``model.json`` for programs, ``README.md`` for people."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import field

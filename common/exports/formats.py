@@ -1,7 +1,5 @@
 """An exported model's folder: each format written, loaded back, and compared with what the run's own net says."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import importlib

@@ -1,7 +1,5 @@
 """A trained net as people use it: images in 0..1 go in, probabilities of named classes come out."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Losses on logits."""
 
-from __future__ import annotations
-
 import math
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """Losses that hold a model to another model or to a distribution, and the views of one sample to each other."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch

@@ -4,8 +4,6 @@ All take and return features ``[B, D]``. Make them inside ``common.models.base.i
 that their first weights depend on the seed alone. None draws random numbers on its own: noise is an argument.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

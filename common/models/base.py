@@ -4,8 +4,6 @@ Features are the input of the last classifier and come out of a ReLU, so feature
 every cosine between them lies in [0, 1].
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Small convolutional backbones: one for a few CPU cores, and the papers' digit networks."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F

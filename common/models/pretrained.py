@@ -1,7 +1,5 @@
 """Weights that a network starts from: of a torchvision backbone, or of a model that Goldfinch exported."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Residual backbones (He et al., CVPR 2016), built from torchvision's blocks; all end in global average pooling."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Literal
 

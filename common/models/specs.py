@@ -1,7 +1,5 @@
 """The networks that can be chosen with ``model=...``: frozen dataclasses that build a :class:`Model` from a seed."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import field

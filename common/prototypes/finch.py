@@ -5,8 +5,6 @@ clusters, and the means of their *original* rows are the next level's points. ``
 cannot: on the device that holds the rows, and in bounded memory for any number of them.
 """
 
-from __future__ import annotations
-
 import math
 import warnings
 from functools import lru_cache

@@ -4,8 +4,6 @@ A request asks a device to score the model it is sent, to train it, or to answer
 scores, the update and what they cost. Both travel as :class:`~common.wire.payload.Payload` on every engine.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import asdict

@@ -17,8 +17,6 @@ Private files have mode 0600. Nothing that is there and still good is made again
 a server certificate is renewed when it ends within 30 days or when its host names change; keys are kept.
 """
 
-from __future__ import annotations
-
 import datetime
 import ipaddress
 import re

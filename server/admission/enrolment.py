@@ -5,8 +5,6 @@ the client that the key may be, and nobody else (:mod:`server.engines.flower`). 
 both are kept beside the key, in the operator's folder that :mod:`server.admission.certificates` makes.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor

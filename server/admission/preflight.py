@@ -1,7 +1,5 @@
 """What a device can learn of its server before it joins: whether it answers, who it is, how far their clocks differ."""
 
-from __future__ import annotations
-
 import ssl
 from collections.abc import Callable
 from datetime import UTC, datetime

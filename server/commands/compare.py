@@ -1,7 +1,5 @@
 """``goldfinch compare``: methods that were tuned with the same budget, side by side on fresh seeds."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass

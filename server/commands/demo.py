@@ -1,7 +1,5 @@
 """The two demonstrations: methods side by side on Ray, and a federation of real processes."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``goldfinch doctor``: what works on this machine, and how to mend what does not."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import platform

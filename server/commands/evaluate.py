@@ -1,7 +1,5 @@
 """``goldfinch evaluate``: how good an exported model is on any domain, also one that no client had."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path

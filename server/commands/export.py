@@ -1,7 +1,5 @@
 """``goldfinch export``: a trained model in a folder of its own, from a run's folder or from a device's state."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """``goldfinch figure KIND DIR ...``: one figure from the folders of runs, as PNG, PDF or SVG."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``goldfinch list``: the choices of each group of ``conf/`` with a line on each, nothing of them imported."""
 
-from __future__ import annotations
-
 import ast
 import itertools
 import re

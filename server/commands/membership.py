@@ -1,7 +1,5 @@
 """The operator's commands: ``goldfinch certificates``, ``goldfinch enrol``, ``goldfinch dismiss``."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``goldfinch export``, ``predict`` and ``evaluate``: their options and help. What they do is imported when called."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any
 

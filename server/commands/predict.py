@@ -1,7 +1,5 @@
 """``goldfinch predict``: the class of images, by an exported model."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """``goldfinch run --dry-run``: what a run would be, without training anything or writing a file."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The program: its commands are registered here, each with its options; only what every command needs is imported."""
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 import signal

@@ -1,7 +1,5 @@
 """``goldfinch reproduce``: a published table made again by one command, and both side by side."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shlex

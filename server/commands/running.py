@@ -1,7 +1,5 @@
 """``goldfinch run`` and ``goldfinch resume``: one run on the engine that its settings name."""
 
-from __future__ import annotations
-
 import logging
 import warnings
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Many runs by one command: every combination of the values given, finished ones skipped, then the table."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import os

@@ -4,8 +4,6 @@
 from the SuperLink's working directory before the app. A small folder in a neutral place avoids both.
 """
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

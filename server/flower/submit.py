@@ -1,7 +1,5 @@
 """Submit a run to a SuperLink and follow it to its true end: ``flwr run`` itself exits 0 even when the run failed."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json

@@ -1,7 +1,5 @@
 """A SuperLink for one simulation, started before it is needed: this process imports and checks in the meantime."""
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 import tempfile

@@ -4,8 +4,6 @@ Legible in print; series are told apart by colour, dash and marker at once, in c
 tell apart.
 """
 
-from __future__ import annotations
-
 import io
 import statistics
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Features of test images with the prototypes over them, and heat maps of where a network looks."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import warnings

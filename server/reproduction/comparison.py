@@ -1,7 +1,5 @@
 """Ours beside the published numbers: mean and deviation over seeds, gaps, order."""
 
-from __future__ import annotations
-
 import itertools
 import statistics
 from collections.abc import Mapping, Sequence

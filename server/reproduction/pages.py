@@ -1,7 +1,5 @@
 """The page of a reproduced table, as Markdown with a picture beside it and as one HTML file that needs nothing else."""
 
-from __future__ import annotations
-
 import base64
 import statistics
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Published tables: one data file per paper in ``published/``, with the overrides that make each row again."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import field

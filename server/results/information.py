@@ -8,8 +8,6 @@ on, one to choose when to stop, one for the estimate; inputs at zero mean and un
 10 where X and Y tell each other. Numbers are comparable with each other, not with the paper's.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The words that make a run again, from the configuration it left."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Runs side by side: accuracy per domain, average and worst, mean and standard deviation over seeds."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Jinja2 as every page uses it: what a device or a person may have chosen is escaped; a missing name is an error."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What differential privacy has cost so far: epsilon per client, counted by Opacus' Renyi accountant."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import math
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Checkpoints: the global state after a round in one file, complete or absent, and found again after any crash."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,7 +1,5 @@
 """One run from settings and an engine to the files a person opens: config, history, checkpoints, summary."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl

@@ -1,7 +1,5 @@
 """What an engine is to the round loop: a way to reach clients, whatever carries the messages."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol

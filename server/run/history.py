@@ -1,7 +1,5 @@
 """What happened in a run: every client x domain x round row, every exchange, every event, appended as it happens."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """What the lines of a run's files must hold: a folder may come from elsewhere, and somebody may have edited it."""
 
-from __future__ import annotations
-
 import contextlib
 import csv
 from collections.abc import Iterator, Sequence

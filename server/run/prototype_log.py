@@ -1,7 +1,5 @@
 """What a run keeps to be looked at later, bounded in size: confusion matrices, and prototypes over rounds."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """What all trackers share: their options, what they log, and that their failure is not the run's."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import json

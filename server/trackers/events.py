@@ -1,7 +1,5 @@
 """A run's events: who is told of them, and what they are in words."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Rows to MLflow: ``mlflow ui --backend-store-uri sqlite:///DIR/mlflow.db``."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar

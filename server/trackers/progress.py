@@ -1,7 +1,5 @@
 """What a person sees while a run goes on: a live view in a terminal, plain lines elsewhere, nothing when quiet."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import warnings

@@ -1,7 +1,5 @@
 """Metrics of a run for Prometheus, from the process that conducts the rounds."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Rows to TensorBoard's event files: ``tensorboard --logdir outputs``."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar

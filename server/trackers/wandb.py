@@ -1,7 +1,5 @@
 """Rows to Weights & Biases, offline unless asked otherwise: ``wandb sync DIR/wandb/offline-run-*`` sends them later."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 

@@ -4,8 +4,6 @@ A request is JSON text beside one blob of tensors; a node's registrations are JS
 (:mod:`strategies.core.flower`) and a device's resident trainer (:mod:`client.resident`) carry the same two.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """What passes between a method and the machinery: batches, losses, uploads. The data are plain."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal

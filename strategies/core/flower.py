@@ -9,8 +9,6 @@ every participant, so that Flower's object store keeps one copy. What differs be
     ServerAppComponents(strategy=FlowerStrategy(FPL(temperature=0.02)), config=ServerConfig(num_rounds=10))
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from logging import INFO, WARNING

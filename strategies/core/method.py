@@ -7,8 +7,6 @@ A logical round is the sequence of a method's ``exchanges``. In each, the server
 the device answers with an upload, and the server aggregates the uploads into the next global state.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 

@@ -1,7 +1,5 @@
 """Which methods differential privacy can cover, and the check that nothing else leaves a device."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from torch import Tensor, nn

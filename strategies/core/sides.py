@@ -1,7 +1,5 @@
 """The two sides of an exchange: what the trainer and the round loop offer to a method's halves."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol

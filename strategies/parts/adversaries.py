@@ -1,7 +1,5 @@
 """Nets inside the model that a method trains by steps of its own, beside the run's optimiser (FedADG)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Literal
 

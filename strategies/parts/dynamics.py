@@ -6,8 +6,6 @@ Both are mappings of tensors named as the parameters they belong to; without cli
 are zero.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

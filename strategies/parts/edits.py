@@ -3,8 +3,6 @@
 Each is one multi-tensor pass over the parameters.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 

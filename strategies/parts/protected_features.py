@@ -1,7 +1,5 @@
 """Features that leave the device mixed with the prototypes of their classes and masked (FedPall, Eq. 8-9)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Literal

@@ -1,7 +1,5 @@
 """Agreement on public images: clients say what their models make of them and learn from the mean (FCCL+)."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import field

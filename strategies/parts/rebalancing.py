@@ -1,7 +1,5 @@
 """A classifier that is re-balanced on mixtures of features and prototypes (RUCR), in an exchange of its own."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

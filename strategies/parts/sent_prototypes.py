@@ -1,7 +1,5 @@
 """Prototypes that clients send: class means, or clusters of features, and what the server makes of them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -4,8 +4,6 @@ A server's net lives in ``GlobalState.extra`` as named tensors, its state under 
 optimiser under ``momentum/NAME/...``, so that it goes on where it was after a round or a crash.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 

@@ -1,7 +1,5 @@
 """What a trained net looks at: test images of every domain with their class activation maps."""
 
-from __future__ import annotations
-
 import base64
 import io
 from collections.abc import Sequence

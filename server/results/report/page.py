@@ -1,7 +1,5 @@
 """The page: words, tables, numbers, style and script in one file."""
 
-from __future__ import annotations
-
 import base64
 import datetime
 import hashlib

@@ -7,8 +7,6 @@ field's values in order; rows may differ in ``measure``, and in the field ``choo
 chart picks. ``confusion`` and ``prototypes`` show one of several ``runs``.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Prototypes over rounds: a map of them in the plane, how many there are, how far they move, how domains agree."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Which runs are seeds of one configuration, and which may be compared."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field

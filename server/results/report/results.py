@@ -1,7 +1,5 @@
 """What the page says in words and tables: scores, clients, cost, events, settings, versions. No markup here."""
 
-from __future__ import annotations
-
 import datetime
 import json
 import statistics
