@@ -18,7 +18,6 @@ class Protection:
     """The mechanism for one exchange.
 
     Args:
-        privacy: clipping and noise.
         local: the exchange, with the model as it was received.
         simulated: whether this machine plays several clients, so that keyed noise is what ``auto`` means.
     """

@@ -32,8 +32,6 @@ class Task:
     """A caller's question.
 
     Args:
-        connection: to the caller.
-        question: what it asks.
         begun, done: set when work on it begins, and when there is an answer.
         abandoned: the caller left before work began.
     """

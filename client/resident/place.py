@@ -20,7 +20,6 @@ class Process:
     """A process that cannot be taken for a later one with its number.
 
     Args:
-        pid: its number.
         started: when it started, in hundredths of a second since boot: the time of day may be set in between.
     """
 

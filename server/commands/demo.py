@@ -23,11 +23,7 @@ from server.trackers.progress import watching
 
 
 def demo(overrides: Sequence[str]) -> None:
-    """FedAvg and FPL on the embedded domains through ``flwr run`` on Ray, then the table and the report.
-
-    Raises:
-        GoldfinchError: a run failed.
-    """
+    """FedAvg and FPL on the embedded domains through ``flwr run`` on Ray, then the table and the report."""
     console = Console()
     said = dict(item.partition("=")[::2] for item in overrides if item.startswith(("output=", "method=")))
     overrides = [item for item in overrides if not item.startswith(("output=", "method="))]
@@ -74,11 +70,7 @@ def show_predictions(run: Run, output: Path) -> None:
 
 
 def deployment_demo(overrides: Sequence[str]) -> None:
-    """A SuperLink and four SuperNodes, one domain each, as real processes; FPL for three rounds; then all are stopped.
-
-    Raises:
-        GoldfinchError: a process or the run failed.
-    """
+    """A SuperLink and four SuperNodes, one domain each, as real processes; FPL for three rounds; then all end."""
     console = Console()
     started = time.perf_counter()
     folder = Path("outputs", "deployment-demo").absolute()

@@ -62,9 +62,6 @@ def evaluate(folder: Path, overrides: Sequence[str], part: Part = "test", output
     """Print how good the exported model in ``folder`` is on each domain; what was printed, with the confusion counts.
 
     Arguments are those of ``goldfinch evaluate``.
-
-    Raises:
-        GoldfinchError: what was wrong, and what to do next.
     """
     model = load_model(folder)
     classes, domains = domains_of(overrides, model.description)

@@ -44,9 +44,6 @@ def export(
     """Write the model of a run, or of a device, into the folder ``to``, print what was written, and return what it is.
 
     Arguments are those of ``goldfinch export``; ``data`` are settings of a data set.
-
-    Raises:
-        GoldfinchError: what was wrong, and what to do next.
     """
     wanted = chosen_formats(formats)
     if shared is None:

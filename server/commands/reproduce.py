@@ -41,12 +41,10 @@ class Request:
     """What the command line asked for.
 
     Args:
-        table: the table's name.
         scale: ``paper``, ``paper_net`` or ``small``.
         methods: rows by label or method; empty is all that the scale has.
         seeds: seeds of each row; empty takes the scale's or the table's own.
         output: folder of everything that is written; ``None`` is ``outputs/reproduce/<scale>``.
-        overrides: of every row.
         records: folder of what is worth keeping, written after every run; ``None`` keeps nothing besides ``output``.
     """
 

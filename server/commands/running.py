@@ -26,9 +26,6 @@ def run(
     """One run on the engine that the settings, made of ``overrides``, name; shown as it goes on unless ``quiet``.
 
     A simulation takes ``link``, a SuperLink that was started before, or starts one.
-
-    Raises:
-        GoldfinchError: what was wrong, and what to do next.
     """
     overrides = with_tuned(overrides)  # nodes do not have the file
     warnings.filterwarnings("ignore", category=FutureWarning)
@@ -52,11 +49,7 @@ def run(
 
 
 def resume(folder: Path, overrides: Sequence[str], *, quiet: bool = False) -> None:
-    """Go on with the run in ``folder``, by its own configuration and what ``overrides`` have otherwise.
-
-    Raises:
-        GoldfinchError: what was wrong, and what to do next.
-    """
+    """Go on with the run in ``folder``, by its own configuration and what ``overrides`` have otherwise."""
     trust_said(overrides)  # a class that the user names, not one of the folder's
     own = overrides_of(Run(folder))
     other = tuple(f"{word.partition('=')[0]}." for word in overrides if word not in own)  # what another choice replaces

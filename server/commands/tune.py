@@ -69,7 +69,6 @@ class Hunt:
     Args:
         words: the user's settings, without seed and output.
         settings: of a trial, with the printed values.
-        folder: where the study is.
         trials: how many there are to be, the printed values among them.
     """
 
@@ -318,11 +317,7 @@ def scores_of(jobs: Sequence[Job]) -> list[float]:
 
 
 def tune(words: Sequence[str], output: Path, trials: int, seeds: Sequence[int], jobs: int = 1) -> None:
-    """Search, write what was found, and say on fresh seeds what was gained on test.
-
-    Raises:
-        ConfigError: see :func:`hunt_of` and :func:`search`, or a fresh run failed.
-    """
+    """Search, write what was found, and say on fresh seeds what was gained on test."""
     console = Console()
     say = speaker(console)
     hunt = hunt_of(words, output, trials, seeds)

@@ -142,10 +142,7 @@ def convergence(curves: Mapping[str, Mapping[int, Value]], title: str) -> Figure
 def bars(groups: Sequence[str], series: Mapping[str, Sequence[Value | None]], title: str) -> Figure:
     """Grouped bars with one standard deviation over seeds: groups are domains and the average, bars are runs.
 
-    Args:
-        groups: names along the axis.
-        series: for each label, mean and deviation in per cent in each group; ``None`` leaves a gap.
-        title: above the axes.
+    ``series`` has for each label mean and deviation in per cent in each group; ``None`` leaves a gap.
     """
     figure = new_figure(max(6.0, 0.28 * len(groups) * len(series) + 3.0), 3.8, title)
     axes = plain(figure.add_subplot())
@@ -200,14 +197,10 @@ def sensitivity(
     column: str = "average",
     names: Mapping[str, str] | None = None,
 ) -> Figure:
-    """A heat map over two hyper-parameters, or a line over one.
+    """A heat map over two hyper-parameters, or a line over one; runs that differ in the seed alone are averaged.
 
-    Args:
-        runs: the runs of a sweep; runs that differ in the seed alone are averaged.
-        axes: keys of the horizontal and of the vertical axis; empty takes the keys that vary.
-        rule: how a run is scored.
-        column: what is shown.
-        names: what to call an axis instead of its key.
+    ``axes`` are the keys of the horizontal and of the vertical axis, by default those that vary; ``names`` is what to
+    call an axis instead of its key.
 
     Raises:
         ConfigError: the runs vary in none or more than two settings, or an axis is not among these.

@@ -32,7 +32,6 @@ class Panel:
     """Points of one panel, in two dimensions.
 
     Args:
-        title: above the panel.
         points: ``[N, 2]`` of features.
         labels: ``[N]`` classes.
         domains: ``[N]`` index into the figure's domains.
@@ -53,13 +52,8 @@ def embed(features: Tensor, sets: Sequence[PrototypeSet], seed: int = 0) -> tupl
 
     Rows are put at unit length first, since the methods compare by angle.
 
-    Args:
-        features: ``[N, D]``.
-        sets: prototype sets of D features, or empty ones.
-        seed: of t-SNE.
-
     Returns:
-        ``[N, 2]``, and ``[M, 2]`` for each set.
+        ``[N, 2]`` of ``features [N, D]``, and ``[M, 2]`` for each set of D features, or an empty one.
 
     Raises:
         ConfigError: fewer than four points.
@@ -82,11 +76,7 @@ def feature_map(run: Run, per_domain: int = 100) -> Figure:
 
     The last panel has test features of the final model. A run keeps no model of an earlier round, so that round's panel
     has what is kept of its features: the class means that clients sent. All lie in one embedding. Without prototypes,
-    there is the last panel alone.
-
-    Args:
-        run: the run.
-        per_domain: test images of each domain.
+    there is the last panel alone. ``per_domain`` counts test images of each domain.
 
     Raises:
         CheckpointError: the run's model is gone.

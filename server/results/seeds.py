@@ -34,7 +34,6 @@ class Group:
 
     Args:
         label: the method's name, with the settings that tell it from its namesakes.
-        runs: the runs.
     """
 
     label: str

@@ -53,11 +53,6 @@ def privacy_report(
 ) -> dict[str, Any] | None:
     """What ``summary.json`` says of privacy; ``None`` where there is none.
 
-    Args:
-        settings: the run's settings.
-        activity: the rows of ``activity.csv``.
-        sends_weights: whether the method's model travels.
-
     A client's releases are what it counted itself or the answers that came from it, whichever is more. Epsilons are of
     this run alone: other runs on the same data add to them. ``None`` stands for infinity.
     """

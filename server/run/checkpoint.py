@@ -22,8 +22,6 @@ class Checkpoint:
     """A state and what it belongs to.
 
     Args:
-        state: the global state.
-        run: the run's id.
         method, identity, seed: what the run was; another run's checkpoint is refused.
         rounds: how many rounds the run was to have.
         seconds: wall seconds of the run so far, parts that crashed included up to their last checkpoint.

@@ -20,9 +20,6 @@ class Reply:
     """A client's answer and the bytes it cost.
 
     Args:
-        client: the client that was asked.
-        answer: what it says.
-        payload: its tensors.
         bytes_down: encoded size of the message, and the request's text.
         bytes_up: encoded size of the answer.
     """
@@ -39,7 +36,6 @@ class Failure:
     """A client that did not answer as asked; what it says is cut, and made printable.
 
     Args:
-        client: the client that was asked.
         status: ``failed`` (its own error), ``lost`` (no answer in time), ``late`` (enough others had answered), or
             ``refused`` (the answer was not let in).
         reason: one line.

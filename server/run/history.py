@@ -58,11 +58,9 @@ class History:
     Listeners are told of every event and, as ``scores`` and ``activity``, of every row; these two are in no file.
 
     Args:
-        folder: the run's output folder.
         keep_until: activity and events of later rounds are dropped, since a resumed run writes them again. ``-1``
             starts anew.
         scores_until: the same for scores.
-        listeners: called with an event's name and content.
     """
 
     def __init__(
@@ -256,11 +254,8 @@ def exchange_rows(
     it, and the words of a client that failed. What a transport adds (framing, signatures, TLS, polls, the app's code)
     is not in it; docs/results/bytes.md compares it with the wire.
 
-    Args:
-        message: the tensors every client was sent.
-        requests: what each client was asked.
-        replies: answers that could be read, whether or not the gate let them in.
-        failures: clients without one, and answers that were not let in.
+    ``replies`` are answers that could be read, whether or not the gate let them in; ``failures`` clients without one,
+    and answers that were not let in.
     """
     parts, size = message.part_bytes(), encoded_size(message)
     answers = {reply.client: reply for reply in replies}

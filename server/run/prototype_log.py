@@ -26,7 +26,6 @@ class Confusions:
     """``confusion.jsonl``: one line per round, client and scored domain, in coordinates (``true``, ``predicted``).
 
     Args:
-        path: the file.
         keep_until: lines of later rounds are dropped, since a resumed run writes them again; ``-1`` starts anew.
     """
 
@@ -38,11 +37,7 @@ class Confusions:
     def add(self, number: int, client: str, entry: Mapping[str, Any], class_count: int) -> bool:
         """Append the counts in a device's score; ``False`` if they do not fit the rest of the score and were left out.
 
-        Args:
-            number: the scored round.
-            client: who scored.
-            entry: the score as the device gave it; ``entry["confusion"]`` holds ``[K][K]`` counts, true class first.
-            class_count: K.
+        ``entry`` is the score as the device gave it; ``entry["confusion"]`` holds ``[K][K]`` counts, true class first.
         """
         counts: Any = entry.get("confusion")
         if not _fits(counts, class_count, entry["count"], entry["correct"]):
@@ -99,7 +94,6 @@ class Page:
     """The prototypes of one round.
 
     Args:
-        round: the round.
         prototypes: the global set after it.
         uploaded: the rows that clients sent in it, all in one set.
         owners: ``[M]`` int64, for each uploaded row the index of its client in ``clients``.
@@ -126,13 +120,7 @@ class PrototypeLog:
         self.series.keep(range(keep_until + 1))
 
     def add(self, number: int, prototypes: PrototypeSet, uploads: Sequence[tuple[str, PrototypeSet]]) -> None:
-        """Keep a round's prototypes, then thin out older rounds; nothing happens where there are no prototypes.
-
-        Args:
-            number: the round.
-            prototypes: the global set after the round.
-            uploads: what each client sent.
-        """
+        """Keep a round's prototypes, then thin out older rounds; nothing happens where there are no prototypes."""
         filled = [(client, part) for client, part in uploads if len(part)]
         if not filled and not len(prototypes):
             return

@@ -26,13 +26,7 @@ SMOOTHING = 0.6
 
 
 class LiveView:
-    """A listener that draws what it was told of, several times a second, below what is printed meanwhile.
-
-    Args:
-        settings: the run's settings.
-        console: the terminal.
-        clock: seconds, for tests.
-    """
+    """A listener that draws what it was told of, several times a second, below what is printed meanwhile."""
 
     def __init__(self, settings: RunSettings, console: Console, clock: Callable[[], float] = time.perf_counter) -> None:
         self.settings, self.console, self.clock = settings, console, clock

@@ -20,11 +20,7 @@ def watching(settings: RunSettings, *, quiet: bool = False, console: Console | N
     """A listener that shows the run, for as long as it goes on.
 
     Meanwhile log records and warnings go to ``logs/goldfinch.log`` in the run's folder instead of the screen.
-
-    Args:
-        settings: the run's settings.
-        quiet: show nothing; errors are raised all the same.
-        console: where to; ``None`` is standard output.
+    With ``quiet`` it shows nothing; errors are raised all the same.
     """
     console = console or Console()
     with logging_to_file(settings):

@@ -15,8 +15,6 @@ class PrometheusExporter:
 
     Args:
         port: TCP port; 0 takes a free one, see ``self.port``.
-        address: network address to listen on.
-        settings: the run's settings.
 
     Raises:
         OSError: the port is taken.

@@ -29,11 +29,8 @@ def write_report(
 ) -> Path:
     """Write the report on the runs in and below ``folders``; its path, ``report.html`` in the first folder by default.
 
-    Args:
-        folders: run folders, or folders of them.
-        output: the file.
-        tsne: place prototypes by t-SNE too, which takes longer.
-        images: show test images with class activation maps; for that, the data must be here.
+    ``tsne`` places prototypes by t-SNE too, which takes longer; ``images`` shows test images with class activation
+    maps, for which the data must be here.
 
     Raises:
         ConfigError: there is no run, or the file cannot be written.
