@@ -319,8 +319,7 @@ class RunSettings:
     @property
     def choices(self) -> Mapping[str, str]:
         """The name of the option chosen in each group of ``conf/``."""
-        chosen: Mapping[str, str] = self.raw["choices"]
-        return chosen
+        return self.raw["choices"]
 
     @property
     def output_folder(self) -> Path:

@@ -67,8 +67,7 @@ class MOON(Averaging):
     @torch.no_grad()
     def _features(self, images: Tensor, local: Local, name: str, weights: Mapping[str, Tensor]) -> Tensor:
         frozen = local.frozen(name, weights).train(self.frozen_mode == "train")
-        features: Tensor = frozen(images)[0]
-        return features
+        return frozen(images)[0]
 
     def upload(self, local: Local, trained: Trained) -> Upload:  # noqa: ARG002
         """The model; the client keeps it too, as its previous model of the next round."""

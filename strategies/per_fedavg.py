@@ -93,5 +93,4 @@ class PerFedAvg(Method):
             batches = split_batches(order, local.train.batch_size, local.train.last_batch)
             return len(batches[: local.train.local_steps])
 
-        number: int = local.cached("batches per epoch", count)
-        return number
+        return local.cached("batches per epoch", count)

@@ -34,8 +34,7 @@ class ProjectionHead(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """``[B, P]``: projections of ``features [B, D]``; they may be negative."""
-        projected: Tensor = self.fc2(torch.relu(self.fc1(features)))
-        return projected
+        return self.fc2(torch.relu(self.fc1(features)))
 
 
 def with_projection(model: Model, projection_size: int = 256) -> Model:
@@ -99,8 +98,7 @@ class TaskHead(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """``[B, K]``: logits of ``features [B, D]``."""
-        logits: Tensor = self.fc2(self.fc1(features))
-        return logits
+        return self.fc2(self.fc1(features))
 
 
 def scaled_one_hot(labels: Tensor, class_count: int, scale: float = 1.0) -> Tensor:
@@ -134,8 +132,7 @@ class GaussianBackbone(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """``[B, Z]``: the mean, which may be negative."""
-        mean: Tensor = self.gaussian(self.network(images))[0]
-        return mean
+        return self.gaussian(self.network(images))[0]
 
 
 class ProbabilisticModel(Model):

@@ -92,13 +92,11 @@ class Model(nn.Module):
 
     def features(self, images: Tensor) -> Tensor:
         """``[B, D]``: what the last classifier reads (and prototypes are made of)."""
-        features: Tensor = self.backbone(images)
-        return features
+        return self.backbone(images)
 
     def classify(self, features: Tensor) -> Tensor:
         """``[B, K]``: logits of ``features [B, D]``."""
-        logits: Tensor = self.head(features)
-        return logits
+        return self.head(features)
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """``(features [B, D], logits [B, K])`` of ``images [B, 3, H, W]``."""
@@ -167,5 +165,4 @@ class MultilayerHead(nn.Module):
         """``[B, K]``: logits of ``features [B, D]``."""
         hidden = torch.relu(self.bn1(self.fc1(features)))
         hidden = torch.relu(self.bn2(self.fc2(hidden)))
-        logits: Tensor = self.fc3(hidden)
-        return logits
+        return self.fc3(hidden)

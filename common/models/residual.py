@@ -69,5 +69,4 @@ class ResidualBackbone(PooledBackbone):
     def maps(self, images: Tensor) -> Tensor:
         """``[B, feature_size, U, V]``, >= 0: the last stage's output for ``images [B, 3, H, W]``."""
         hidden = self.pooling(torch.relu(self.bn1(self.conv1(images))))
-        maps: Tensor = self.layer4(self.layer3(self.layer2(self.layer1(hidden))))
-        return maps
+        return self.layer4(self.layer3(self.layer2(self.layer1(hidden))))

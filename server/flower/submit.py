@@ -222,8 +222,7 @@ def entry_of(listed: str) -> dict[str, Any]:
     runs = answer.get("runs")
     if not runs:
         raise EngineError(f"flwr list failed: {answer.get('error-message') or listed.strip()}")
-    entry: dict[str, Any] = runs[0]
-    return entry
+    return runs[0]
 
 
 def _call(words: Sequence[str], environment: Mapping[str, str], folder: Path) -> str:

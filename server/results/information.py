@@ -76,8 +76,7 @@ class Embedding(nn.Module):
 
     def forward(self, rows: Tensor) -> Tensor:
         """See the class."""
-        embedded: Tensor = self.linear(rows) + self.bent(rows)
-        return embedded
+        return self.linear(rows) + self.bent(rows)
 
 
 def donsker_varadhan(scores: Tensor) -> Tensor:

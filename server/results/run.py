@@ -223,8 +223,7 @@ class Run:
     @property
     def method(self) -> Method:
         """The run's method."""
-        method: Method = self.settings.method
-        return method
+        return self.settings.method
 
     @cached_property
     def checkpoint(self) -> Checkpoint:
@@ -262,14 +261,12 @@ class Run:
     @cached_property
     def clients(self) -> tuple[ClientSpec, ...]:
         """The run's clients."""
-        specs: tuple[ClientSpec, ...] = self.settings.protocol.clients(self.settings.data)
-        return specs
+        return self.settings.protocol.clients(self.settings.data)
 
     @property
     def test_domains(self) -> tuple[str, ...]:
         """The domains that were scored."""
-        domains: tuple[str, ...] = tuple(self.settings.protocol.test_domains(self.settings.data))
-        return domains
+        return tuple(self.settings.protocol.test_domains(self.settings.data))
 
     def shared_model(self) -> tuple[Model, dict[str, Tensor]]:
         """The net that classifies, with initial weights, and those of the chosen state that are shared, as scored."""

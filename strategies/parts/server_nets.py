@@ -156,8 +156,7 @@ def received_discriminator(name: str, local: Local, *, training_mode: bool) -> D
         net.load_state_dict({key: tensor.clone() for key, tensor in received.items()}, assign=True)
         return net.train(training_mode).requires_grad_(False)
 
-    made: Discriminator = local.cached(f"received {name}", make)
-    return made
+    return local.cached(f"received {name}", make)
 
 
 @contextmanager

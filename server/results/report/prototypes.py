@@ -85,8 +85,7 @@ def _points(page: Page, clients: Sequence[str]) -> tuple[Matrix, NDArray[np.int6
 
 
 def _unit(vectors: Matrix) -> Matrix:
-    unit: Matrix = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
-    return unit
+    return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
 
 
 def _tsne(blocks: Sequence[Matrix]) -> list[Any] | None:
@@ -106,8 +105,7 @@ def _square(points: Matrix) -> Matrix:
         points = np.pad(points, ((0, 0), (0, 2 - points.shape[1])))
     low, high = points.min(0), points.max(0)
     size = max(float((high - low).max()), 1e-12)
-    centred: Matrix = (points - (low + high) / 2) / size + 0.5
-    return centred
+    return (points - (low + high) / 2) / size + 0.5
 
 
 def _split(points: Matrix, blocks: Sequence[Matrix]) -> list[Any]:
