@@ -124,6 +124,8 @@ class DataSource(ABC):
 
     name: ClassVar[str]
     known_domains: ClassVar[tuple[str, ...]] = ()
+    generated: ClassVar[bool] = False
+    """Whether there is nowhere to look."""
 
     domains: Names
     image_size: ImageSize = 32
@@ -172,8 +174,8 @@ class DataSource(ABC):
         return ""
 
     def _root(self, root: str | None = None) -> str | None:
-        chosen = root or self.root or os.environ.get(DATA_VARIABLE) or None
-        return None if chosen is None else str(Path(chosen).expanduser().absolute())
+        chosen = root or self.root or os.environ.get(DATA_VARIABLE)
+        return None if self.generated or not chosen else str(Path(chosen).expanduser().absolute())
 
     @abstractmethod
     def _read(self, domain: str) -> Domain:

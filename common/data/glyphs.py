@@ -43,6 +43,7 @@ class Glyphs(DataSource):
 
     name: ClassVar[str] = "glyphs"
     known_domains: ClassVar[tuple[str, ...]] = ("handwritten", "printed", "signs", "sketch", "blended")
+    generated: ClassVar[bool] = True
 
     domains: Names = ("handwritten", "printed", "signs", "sketch")
 
@@ -54,9 +55,6 @@ class Glyphs(DataSource):
     def class_names(self) -> tuple[str, ...]:
         """The digits 0 to 9."""
         return tuple(map(str, range(10)))
-
-    def _root(self, root: str | None = None) -> str | None:  # noqa: ARG002 - generated: there is nowhere to look
-        return None
 
     def _read(self, domain: str) -> Domain:
         # Pillow brings the font renderer; another version of it may draw other pixels.

@@ -26,6 +26,7 @@ class Textures(DataSource):
 
     name: ClassVar[str] = "textures"
     known_domains: ClassVar[tuple[str, ...]] = ("textures",)
+    generated: ClassVar[bool] = True
 
     domains: Names = ("textures",)
 
@@ -33,9 +34,6 @@ class Textures(DataSource):
     def class_names(self) -> tuple[str, ...]:
         """One class that means nothing."""
         return ("texture",)
-
-    def _root(self, root: str | None = None) -> str | None:  # noqa: ARG002 - generated: there is nowhere to look
-        return None
 
     def _read(self, domain: str) -> Domain:
         key = [_VERSION, self.image_size, *_COUNT.values()]

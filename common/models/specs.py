@@ -17,7 +17,7 @@ from common.models.residual import ResidualBackbone
 
 @checked
 class ModelSpec(ABC):
-    """A network that can be built for any number of classes, image size and seed.
+    """A network that can be built for any number of classes, image size and seed; ``norm`` is its normalisation.
 
     Args:
         pretrained: the folder of an exported model of the same network that it starts from, but for the classifier
@@ -67,11 +67,7 @@ def _linear(backbone: nn.Module, feature_size: int, class_count: int) -> Model:
 
 @checked
 class Small(ModelSpec):
-    """Five convolutions to 128 features, 136,730 parameters with 10 classes: for runs on a few CPU cores.
-
-    Args:
-        norm: ``batch`` or ``group``.
-    """
+    """Five convolutions to 128 features, 136,730 parameters with 10 classes: for runs on a few CPU cores."""
 
     norm: Norm = "batch"
     minimum_image_size: ClassVar[int] = 9
@@ -89,7 +85,6 @@ class ResNet10(ModelSpec):
     multiply-adds per 32x32 image.
 
     Args:
-        norm: ``batch`` or ``group``.
         initialisation: ``default`` leaves convolutions as torch makes them, as the released code does; ``kaiming`` is
             He's normal distribution.
     """
@@ -110,9 +105,6 @@ class ResNet10PLVM(ModelSpec):
     """The ResNet-10 of FedPLVM's own code: 512 features, 4,906,314 parameters with 10 classes, for 64x64 and up.
 
     5x5 convolution with stride 2 and 3x3 max pooling before the same four blocks; He initialisation.
-
-    Args:
-        norm: ``batch`` or ``group``.
     """
 
     norm: Norm = "batch"
@@ -131,7 +123,6 @@ class TorchvisionResNet(ModelSpec):
         depth: 18 or 50.
         head: ``linear``, or ``multilayer``: D-512-512-K with normalisation (FedPall: ResNet-50, 23,508,032 +
             1,318,922 parameters with 10 classes).
-        norm: ``batch`` or ``group``.
         pretrained_file: a safetensors file with torchvision's names (``conv1.weight`` ...) that the backbone starts
             from; its classifier ``fc.*`` is ignored. ``None``: random weights.
     """
@@ -175,11 +166,7 @@ class DigitCNNPooled(ModelSpec):
 
 @checked
 class FedBNDigit(ModelSpec):
-    """FedBN's digit network: 512 features, 14,219,210 parameters at 28x28 with 10 classes; no class activation maps.
-
-    Args:
-        norm: ``batch`` or ``group``.
-    """
+    """FedBN's digit network: 512 features, 14,219,210 parameters at 28x28 with 10 classes; no class activation maps."""
 
     norm: Norm = "batch"
     minimum_image_size: ClassVar[int] = 4

@@ -28,6 +28,7 @@ from server.reproduction.published import (
     published_tables,
 )
 from server.results.run import Run, varying
+from server.results.seeds import Value
 
 ENGINES = ("inline", "ray")
 
@@ -280,6 +281,10 @@ def _information(folder: Path) -> float:
 def numbers(comparison: Comparison, request: Request) -> dict[str, object]:
     """The page's numbers for other programs."""
     overall = comparison.order()
+
+    def mean(value: Value | None) -> float | None:
+        return value and value.mean
+
     return {
         "table": comparison.table.name,
         "scale": comparison.scale,
@@ -291,13 +296,8 @@ def numbers(comparison: Comparison, request: Request) -> dict[str, object]:
             {
                 "label": line.row.label,
                 "folders": {str(seed): str(folder) for seed, folder in sorted(line.folders.items())},
-                "ours": {
-                    column.scored: None if (value := comparison.ours(line, column)) is None else value.mean
-                    for column in comparison.columns
-                },
-                "average": None
-                if (average := comparison.our_average(line, comparison.columns)) is None
-                else average.mean,
+                "ours": {each.scored: mean(comparison.ours(line, each)) for each in comparison.columns},
+                "average": mean(comparison.our_average(line, comparison.columns)),
                 "published": {column.published: comparison.published(line, column) for column in comparison.columns},
                 "published_average": line.row.expected_average,
                 "measured": list(line.measured),

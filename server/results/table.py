@@ -81,8 +81,7 @@ def _cells(rows: Sequence[Group], rule: str, bold: str) -> tuple[list[str], list
     """The heads of a table's columns from the second on, and each row's texts below them.
 
     The columns are the domains in the order they appear, average, worst, what the same rounds had on validation
-    samples, rounds and seeds. ``bold`` is for the highest mean of a column among the rows that are ranked with each
-    other; a single one is not the best of anything.
+    samples, rounds and seeds. ``bold`` is for the best of a column.
     """
     scores = [run.summary["scores"].get(rule, {}) for row in rows for run in row.runs]
     domains = dict.fromkeys(name for score in scores for name in score.get("accuracy", {}))
