@@ -78,7 +78,7 @@ def _run(
     composed = compose_config(overrides)  # a mistake is told before torch is imported, which takes seconds
     if dry_run:
         from common.settings import settings_of
-        from server.commands.preview import preview
+        from server.commands.running import preview
 
         preview(settings_of(composed))
         return

@@ -19,7 +19,7 @@ from server.results.run import Run, find_runs
 from server.results.seeds import best_run
 from server.results.table import group_rows, print_table
 from server.run.conduct import prepare_output
-from server.trackers.progress import watching
+from server.trackers.live import watching
 
 
 def demo(overrides: Sequence[str]) -> None:

@@ -4,10 +4,16 @@ import importlib.util
 import os
 import platform
 import shutil
+import ssl
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from functools import partial
 from pathlib import Path
+
+import httpx
 
 from common.choices import CONF
 from common.config import compose_config
@@ -19,6 +25,12 @@ OK, WARN, FAIL = "ok", "note", "FAIL"
 PINNED_FLOWER = "1.41"
 PROGRAMS = ("flwr", "flower-superlink", "flower-supernode", "flower-superexec", "flwr-clientapp", "flwr-serverapp")
 REINSTALL = "make setup, or pip install -c requirements.txt in the checkout"
+
+MOST_AHEAD, MOST_BEHIND = 5.0, 300.0
+"""Seconds by which Flower lets a device's clock differ from the SuperLink's; beyond, it turns the device away."""
+
+RESOLUTION = 1.0
+"""Seconds: HTTP's ``Date`` leaves fractions out."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +64,6 @@ def examine(arguments: Sequence[str] = ()) -> int:
 
 def _entrance(entrance: str, authority: str | None) -> Iterator[Finding]:
     """The server as a device sees it."""
-    from server.admission.preflight import clock_difference, what_is_wrong
-
     try:
         ahead = clock_difference(entrance, Path(authority) if authority else None)
     except EngineError as error:
@@ -138,8 +148,6 @@ def _flower_programs() -> Iterator[Finding]:
 
 def _local_superlink() -> Iterator[Finding]:
     """A SuperLink that plain ``flwr run`` left behind keeps importing the folder it was started in."""
-    import httpx
-
     port = os.environ.get("FLWR_LOCAL_SUPERLINK_HTTP_API_PORT", "39091")
     try:
         up = httpx.get(f"http://127.0.0.1:{port}/health", timeout=1.0).is_success
@@ -208,6 +216,49 @@ def _configuration() -> Iterator[Finding]:
         yield Finding(FAIL, "configuration", str(error), "reinstall Goldfinch")
     if importlib.util.find_spec("client.app") is None:
         yield Finding(FAIL, "client.app", "cannot be imported", "python -m pip install -e . --no-deps")
+
+
+def clock_difference(entrance: str, authority: Path | None, now: Callable[[], datetime] | None = None) -> float:
+    """Seconds by which this machine's clock is ahead of the server's, to about a second.
+
+    Args:
+        entrance: ``host:port`` of the SuperLink, or of the proxy before it.
+        authority: certificate of the authority that the server's is verified with; ``None``: the server speaks no TLS.
+        now: this machine's time.
+
+    Raises:
+        EngineError: the server cannot be reached, is another, or does not say what time it is.
+    """
+    now = now or partial(datetime.now, UTC)
+    verify: ssl.SSLContext | bool = True
+    if authority is not None:
+        try:
+            verify = ssl.create_default_context(cafile=str(authority))
+        except OSError as error:
+            raise EngineError(f"ca={authority}: no certificate can be read from there ({error})") from error
+    url = f"{'https' if authority else 'http'}://{entrance}/health"
+    try:
+        before = now()
+        response = httpx.get(url, timeout=20.0, verify=verify)
+        after = now()
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        clock = f"; this machine's clock says {now():%Y-%m-%d %H:%M} UTC" if "CERTIFICATE_VERIFY" in str(error) else ""
+        raise EngineError(f"{url}: {error}{clock}") from error
+    if not response.is_success:
+        raise EngineError(f"{url} answers {response.status_code}: is this the SuperLink or its proxy?")
+    try:
+        theirs = parsedate_to_datetime(response.headers["date"])
+    except (KeyError, ValueError) as error:
+        raise EngineError(f"{url} does not say what time it is") from error
+    return (before + (after - before) / 2 - theirs).total_seconds() - RESOLUTION / 2
+
+
+def what_is_wrong(ahead: float) -> str | None:
+    """Why a clock ``ahead`` seconds ahead of the server's keeps a device out; ``None`` if it does not."""
+    if -MOST_BEHIND <= ahead <= MOST_AHEAD:
+        return None
+    words = f"{abs(ahead):,.0f} s {'ahead of' if ahead > 0 else 'behind'} the server's clock"
+    return f"{words}; the server turns away devices more than {MOST_AHEAD:g} s ahead or {MOST_BEHIND:g} s behind"
 
 
 CHECKS = (_versions, _compute, _flower_programs, _local_superlink, _shadows, _memory, _configuration, _data)

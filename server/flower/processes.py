@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 
 from common.errors import EngineError
 
@@ -191,14 +192,8 @@ class Processes:
 
 
 def marked(mark: str) -> list[int]:
-    """Processes that live and were started, at whatever remove, by the group with this mark; on Linux only."""
-    found = []
-    wanted = f"{MARK}={mark}".encode()
-    for entry in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it has ended, or is another user's
-            if wanted in (entry / "environ").read_bytes().split(b"\0"):
-                found.append(int(entry.name))
-    return found
+    """Processes that live and were started, at whatever remove, by the group with this mark."""
+    return [each.pid for each in psutil.process_iter(["environ"]) if (each.info["environ"] or {}).get(MARK) == mark]
 
 
 def _signal(process: int, number: int) -> None:

@@ -1,10 +1,16 @@
-"""Submit a run to a SuperLink and follow it to its true end: ``flwr run`` itself exits 0 even when the run failed."""
+"""Submit a run to a SuperLink and follow it to its true end: ``flwr run`` itself exits 0 even when the run failed.
+
+What is submitted is a folder of the code and configuration alone, in a neutral place, whatever this Goldfinch was
+installed from: ``flwr run`` walks all that it is given, virtual environments and data included, and a simulation
+imports code from the SuperLink's working directory before the app.
+"""
 
 import contextlib
 import itertools
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import tempfile
 import threading
@@ -13,14 +19,35 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from common.choices import CONF, FOLDERS, choices_of
 from common.config import Count, ZeroToOne, build, checked
 from common.errors import EngineError
 from common.overrides import quoted_override
 from common.settings import RunSettings
-from server.flower.bundle import write_bundle
+from common.versions import CODE, VERSION
 from server.flower.processes import answer_in, ask_flower, flower_environment, program
 from server.flower.superlink import CONNECTION, SimulationLink, simulation_link
 from server.trackers.events import Listener
+
+ROOT = Path(__file__).resolve().parents[2]
+
+PYPROJECT = """[project]
+name = "goldfinch"
+version = "{version}"
+description = "Federated learning for devices whose data come from different domains"
+license = "Apache-2.0"
+dependencies = []
+
+[tool.flwr.app]
+publisher = "goldfinch"
+
+[tool.flwr.app.components]
+serverapp = "server.app:app"
+clientapp = "client.app:app"
+
+[tool.flwr.app.config]
+overrides = ""
+"""
 
 MOST_LINES = 60
 """Lines of an error's message that are passed on at most: a client's traceback fits, a long list is in the log."""
@@ -174,6 +201,23 @@ def submit(
     if status != "finished:completed":
         cause = cause_of(logs / "flower.log") or (LOST if details in NO_REASON else details)
         raise EngineError(f"the run ended as {status}: {cause}\n(Flower's own output is in {logs / 'flower.log'})")
+
+
+def write_bundle(folder: Path) -> Path:
+    """Copy the app's packages and a minimal ``pyproject.toml`` to ``folder``; the folder.
+
+    Choices of the user's own folders (:func:`common.config.search`) are copied beside those of ``conf/``, so that every
+    process of the run has them, wherever it is. The app's dependencies are empty on purpose: they are installed
+    already, and Flower would fetch them again for every run.
+    """
+    folder.mkdir(parents=True)
+    for package in CODE:
+        shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
+    for group in (place.name for place in CONF.iterdir() if place.is_dir()):
+        for path in choices_of(group, FOLDERS[1:]).values():
+            shutil.copy(path, folder / "conf" / group)
+    (folder / "pyproject.toml").write_text(PYPROJECT.format(version=VERSION))
+    return folder
 
 
 HEAD_START_SECONDS = 8.0

@@ -1,10 +1,16 @@
-"""The live view of a run in a terminal: round, time left, accuracy per domain, losses, clients, bytes."""
+"""What a person sees while a run goes on: a live view in a terminal, plain lines elsewhere, nothing when quiet.
+
+The view: round, time left, accuracy per domain, losses, clients, bytes.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import time
+import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rich import box
@@ -16,13 +22,15 @@ from rich.table import Table
 from rich.text import Text
 
 from common.settings import RunSettings
-from server.trackers.events import describe, size
+from server.trackers.events import Listener, describe, plain_lines, size
 
 SUMMARIES = ("average", "worst", "validation")
 BARS = "▁▂▃▄▅▆▇█"
 MOST_NOTES = 4
 TROUBLES = ("clipped", "refused", "failed", "lost")
 SMOOTHING = 0.6
+LEAST_WIDTH = 44
+"""Columns below which the live view gives way to plain lines."""
 
 
 class LiveView:
@@ -240,3 +248,50 @@ def _duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60}:{whole % 60:02d}"
     return f"{whole // 3600}:{whole % 3600 // 60:02d}:{whole % 60:02d}"
+
+
+# ---- what is shown where there is no such terminal -------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def watching(settings: RunSettings, *, quiet: bool = False, console: Console | None = None) -> Iterator[Listener]:
+    """A listener that shows the run, for as long as it goes on.
+
+    Meanwhile log records and warnings go to ``logs/goldfinch.log`` in the run's folder instead of the screen.
+    With ``quiet`` it shows nothing; errors are raised all the same.
+    """
+    console = console or Console()
+    with logging_to_file(settings):
+        if quiet:
+            yield lambda name, entry: None  # noqa: ARG005
+        elif console.is_terminal and not console.is_dumb_terminal and console.width >= LEAST_WIDTH:
+            with LiveView(settings, console) as view:
+                yield view
+        else:
+            yield plain_lines(settings)
+
+
+@contextlib.contextmanager
+def logging_to_file(settings: RunSettings) -> Iterator[None]:
+    """Send log records and Python warnings to ``logs/goldfinch.log``; the root logger is as before afterwards."""
+    root = logging.getLogger()
+    others = [logger for logger in (logging.getLogger(name) for name in ("flwr", "ray")) if logger.handlers]
+    folder = settings.output_folder / "logs"
+    folder.mkdir(parents=True, exist_ok=True)
+    handler = logging.FileHandler(folder / "goldfinch.log", delay=True)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    before = [(logger, list(logger.handlers)) for logger in (root, *others)]
+    shown = warnings.showwarning
+    for logger in (root, *others):
+        logger.handlers = [handler]
+    logging.captureWarnings(True)
+    try:
+        yield
+    finally:
+        logging.captureWarnings(False)
+        warnings.showwarning = shown
+        for logger, handlers in before:
+            logger.handlers = handlers
+        handler.close()
+        with contextlib.suppress(OSError):
+            folder.rmdir()  # only succeeds when nothing was written

@@ -22,8 +22,8 @@ from common.versions import code_files, code_sha256, place_of
 from server.cli import main
 from server.commands import sweep as sweep_module
 from server.commands.sweep import plan
-from server.flower.bundle import write_bundle
 from server.flower.processes import flower_environment
+from server.flower.submit import write_bundle
 from server.results.overrides import overrides_of
 from server.results.run import Run
 

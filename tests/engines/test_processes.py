@@ -20,9 +20,8 @@ from common.versions import CODE
 from server.cli import main
 from server.commands.deployment import LocalDeployment, one_node_per_client
 from server.engines.inline import InlineEngine
-from server.flower.bundle import ROOT
 from server.flower.processes import Child, Processes
-from server.flower.submit import run_on_ray
+from server.flower.submit import ROOT, run_on_ray
 from server.results.run import Run
 from server.run.conduct import conduct, prepare_output
 

@@ -11,8 +11,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from support.toy import toy_settings
 
-from server.trackers.live import LiveView, sparkline
-from server.trackers.progress import watching
+from server.trackers.live import LiveView, sparkline, watching
 
 LONG = "RuntimeError: the camera fell off and this message is a good deal longer than any terminal is wide" * 3
 
