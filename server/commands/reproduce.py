@@ -283,7 +283,7 @@ def numbers(comparison: Comparison, request: Request) -> dict[str, object]:
     overall = comparison.order()
 
     def mean(value: Value | None) -> float | None:
-        return value and value.mean
+        return None if value is None else value.mean
 
     return {
         "table": comparison.table.name,
