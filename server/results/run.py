@@ -24,9 +24,9 @@ from common.seeding import generator
 from common.settings import RunSettings, read_config, result_settings, settings_of
 from common.wire.messages import printable
 from server.run.checkpoint import BEST, Checkpoint, Checkpoints
-from server.run.history import read_events, read_rows, round_scores
-from server.run.lines import check_events, check_lines, reading
-from server.run.prototype_log import Page, read_confusions, read_pages
+from server.run.history import round_scores
+from server.run.lines import check_events, check_lines, read_lines, read_rows, reading
+from server.run.prototype_log import Page, read_pages
 from strategies.core.federation import Federation
 from strategies.core.method import Method
 
@@ -107,14 +107,15 @@ class Run:
     @cached_property
     def events(self) -> Sequence[Mapping[str, Any]]:
         """Lines of ``events.jsonl``."""
-        events = read_events(self.folder / "events.jsonl")
+        events = read_lines(self.folder / "events.jsonl")
         check_events(self.folder / "events.jsonl", events)
         return events
 
     @cached_property
     def confusions(self) -> Sequence[Mapping[str, Any]]:
         """Lines of ``confusion.jsonl``."""
-        return read_confusions(self.folder / "confusion.jsonl")
+        path = self.folder / "confusion.jsonl"
+        return read_lines(path) if path.exists() else []
 
     @cached_property
     def pages(self) -> Sequence[Page]:

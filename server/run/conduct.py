@@ -18,7 +18,8 @@ from common.storage.files import write_json, write_text
 from common.versions import package_versions, processor
 from server.run.accounting import check_accountant, privacy_report
 from server.run.engine import Engine
-from server.run.history import PARTS, stream_rows
+from server.run.history import PARTS
+from server.run.lines import stream_rows
 from server.run.rounds import Rounds
 from server.trackers.base import report_of, tracking
 from server.trackers.events import Listener

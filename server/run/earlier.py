@@ -13,7 +13,7 @@ from common.metrics import RoundScore
 from common.storage.files import write_json
 from common.versions import code_files, package_versions
 from common.wire.messages import Registration, printable
-from server.run.history import read_events
+from server.run.lines import read_lines
 
 MOST_NAMED = 5
 """Files and packages that are named of those that changed."""
@@ -38,7 +38,7 @@ class Earlier:
     @classmethod
     def of(cls, folder: Path, *, anyway: bool) -> Earlier:
         """Those in a run's folder."""
-        found = read_events(folder / "events.jsonl")
+        found = read_lines(folder / "events.jsonl")
         return cls({entry.get("client", ""): entry for entry in found if entry["event"] == "registered"}, anyway)
 
     def refuses(self, registration: Registration) -> str:

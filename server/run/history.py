@@ -6,7 +6,7 @@ import json
 import re
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from common.storage.files import write_text
 from common.wire.messages import Request, request_text
 from common.wire.payload import Payload, encoded_size
 from server.run.engine import Failure, Reply
-from server.run.lines import check_lines, reading
+from server.run.lines import read_lines, read_rows, stream_rows
 from server.run.prototype_log import Confusions, PrototypeLog
 from server.trackers.events import Listener
 
@@ -77,7 +77,7 @@ class History:
         self.confusions = Confusions(folder / "confusion.jsonl", scores_until)
         self.prototype_log = PrototypeLog(folder / "prototypes", keep_until)
         events = folder / "events.jsonl"
-        old = read_events(events) if keep_until >= 0 and events.exists() else []
+        old = read_lines(events) if keep_until >= 0 and events.exists() else []
         until = dict.fromkeys(("score", "validation"), scores_until)  # others belong to their round's exchanges
         kept = [entry for entry in old if entry.get("round", 0) <= until.get(entry["event"], keep_until)]
         write_text(events, "".join(f"{json.dumps(entry)}\n" for entry in kept))
@@ -141,7 +141,7 @@ class History:
 
     def rounds(self, event: str) -> list[int]:
         """The rounds of all events of that name, such as ``round done``."""
-        found = read_events(self.folder / "events.jsonl")
+        found = read_lines(self.folder / "events.jsonl")
         return [int(entry["round"]) for entry in found if entry["event"] == event]
 
     def commonest_trouble(self) -> str:
@@ -181,41 +181,6 @@ def round_scores(rows: Iterable[Mapping[str, Any]]) -> list[RoundScore]:
     return [RoundScore(number, domain_accuracy(by_round[number])) for number in sorted(by_round)]
 
 
-def read_events(path: Path) -> list[dict[str, Any]]:
-    """The lines of ``events.jsonl``; one that a crash cut short is left out.
-
-    Raises:
-        ConfigError: a line is not as a run writes it.
-    """
-    with reading(path), path.open() as stream:
-        found = [entry for line in stream if (entry := _entry(line))]
-    check_lines(path, found)
-    return found
-
-
-def stream_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """The rows of a CSV that ends with a complete line, one at a time; none if there is no file."""
-    if path.exists():
-        with path.open(newline="") as stream:
-            yield from csv.DictReader(stream)
-
-
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a CSV written by :class:`History`; a last line that a crash cut short is left out.
-
-    Raises:
-        ConfigError: a row is not as a run writes it.
-    """
-    if not path.exists():
-        return []
-    with reading(path):
-        text = path.read_text()
-        complete = text[: text.rfind("\n") + 1]
-        rows = [dict(row) for row in csv.DictReader(io.StringIO(complete)) if None not in row.values()]
-    check_lines(path, rows)
-    return rows
-
-
 def _reopen(path: Path, columns: Sequence[str], keep_until: int) -> None:
     """Rewrite ``path`` with its header and the rows of rounds up to ``keep_until``."""
     rows = [row for row in read_rows(path) if int(row["round"]) <= keep_until] if keep_until >= 0 else []
@@ -231,15 +196,6 @@ def _append(path: Path, columns: Sequence[str], rows: Sequence[Mapping[str, Any]
     csv.DictWriter(stream, columns, lineterminator="\n", restval="").writerows(rows)
     with path.open("a") as target:
         target.write(stream.getvalue())
-
-
-def _entry(line: str) -> dict[str, Any]:
-    """The event in ``line``; empty if a crash cut the line short."""
-    try:
-        found = json.loads(line)
-    except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 # ---- bytes.csv -------------------------------------------------------------------------------------------------------

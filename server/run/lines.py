@@ -1,7 +1,9 @@
-"""What the lines of a run's files must hold: a folder may come from elsewhere, and somebody may have edited it."""
+"""The lines of a run's files, read and checked: a folder may come from elsewhere, and somebody may have edited it."""
 
 import contextlib
 import csv
+import io
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired
@@ -207,3 +209,47 @@ def check_events(path: Path, events: Sequence[dict[str, Any]]) -> None:
 
 def _odd(path: Path, number: int, told: str) -> ConfigError:
     return ConfigError(f"{path}: entry {number + 1}: {told}. No run writes this: leave the run out, or mend the file")
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The lines of ``events.jsonl`` or ``confusion.jsonl``; one that a crash cut short is left out.
+
+    Raises:
+        ConfigError: a line is not as a run writes it.
+    """
+    with reading(path), path.open() as stream:
+        found = [entry for line in stream if (entry := _entry(line))]
+    check_lines(path, found)
+    return found
+
+
+def stream_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """The rows of a CSV that ends with a complete line, one at a time; none if there is no file."""
+    if path.exists():
+        with path.open(newline="") as stream:
+            yield from csv.DictReader(stream)
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a CSV that a run writes; a last line that a crash cut short is left out.
+
+    Raises:
+        ConfigError: a row is not as a run writes it.
+    """
+    if not path.exists():
+        return []
+    with reading(path):
+        text = path.read_text()
+        complete = text[: text.rfind("\n") + 1]
+        rows = [dict(row) for row in csv.DictReader(io.StringIO(complete)) if None not in row.values()]
+    check_lines(path, rows)
+    return rows
+
+
+def _entry(line: str) -> dict[str, Any]:
+    """The event in ``line``; empty if a crash cut the line short."""
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}

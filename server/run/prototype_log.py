@@ -13,7 +13,7 @@ from torch import Tensor
 from common.prototypes import PrototypeSet
 from common.storage.files import Series, write_text
 from common.storage.state import named_tensors, split_tensors, under_prefix, with_prefix
-from server.run.lines import check_lines, reading
+from server.run.lines import read_lines
 
 MOST_ROUNDS = 40
 """Rounds whose prototypes are kept; a longer run keeps every second, fourth ... round."""
@@ -31,7 +31,8 @@ class Confusions:
 
     def __init__(self, path: Path, keep_until: int = -1) -> None:
         self.path = path
-        kept = [line for line in read_confusions(path) if line["round"] <= keep_until] if keep_until >= 0 else []
+        old = read_lines(path) if keep_until >= 0 and path.exists() else []
+        kept = [line for line in old if line["round"] <= keep_until]
         write_text(path, "".join(f"{json.dumps(line)}\n" for line in kept))
 
     def add(self, number: int, client: str, entry: Mapping[str, Any], class_count: int) -> bool:
@@ -67,26 +68,6 @@ def _fits(counts: Any, class_count: int, total: int, correct: int) -> bool:
             return False
     diagonal = sum(counts[index][index] for index in range(class_count))
     return diagonal == correct and sum(map(sum, counts)) == total
-
-
-def read_confusions(path: Path) -> list[dict[str, Any]]:
-    """The lines of ``confusion.jsonl``; a last line that a crash cut short is left out, a missing file is empty.
-
-    Raises:
-        ConfigError: a line is not as a run writes it.
-    """
-    if not path.exists():
-        return []
-    lines = []
-    with reading(path):
-        whole = path.read_text().splitlines()
-    for text in whole:
-        try:
-            lines.append(json.loads(text))
-        except (ValueError, RecursionError):
-            continue
-    check_lines(path, lines)
-    return lines
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from common.prototypes import PrototypeSet
+from server.run.lines import read_lines
 from server.run.prototype_log import (
     MOST_ROUNDS,
     MOST_VALUES,
     Confusions,
     PrototypeLog,
     kept_rounds,
-    read_confusions,
     read_pages,
 )
 
@@ -28,7 +28,7 @@ def rows(labels: list[int], size: int = 3, scale: float = 1.0) -> PrototypeSet:
 def test_confusion_counts_come_back_in_coordinates(tmp_path: Path) -> None:
     kept = Confusions(tmp_path / "confusion.jsonl")
     assert kept.add(4, "dark-0", GOOD, 2)
-    (line,) = read_confusions(tmp_path / "confusion.jsonl")
+    (line,) = read_lines(tmp_path / "confusion.jsonl")
     assert (line["round"], line["client"], line["domain"], line["classes"]) == (4, "dark-0", "dark", 2)
     dense = [[0, 0], [0, 0]]
     for true, predicted, count in zip(line["true"], line["predicted"], line["count"], strict=True):
@@ -54,7 +54,7 @@ def test_confusion_counts_come_back_in_coordinates(tmp_path: Path) -> None:
 def test_confusion_counts_that_contradict_the_score_are_left_out(tmp_path: Path, counts: object) -> None:
     kept = Confusions(tmp_path / "confusion.jsonl")
     assert not kept.add(1, "dark-0", {**GOOD, "confusion": counts}, 2)
-    assert read_confusions(tmp_path / "confusion.jsonl") == []
+    assert read_lines(tmp_path / "confusion.jsonl") == []
 
 
 def test_a_resumed_run_writes_later_rounds_again(tmp_path: Path) -> None:
@@ -67,11 +67,11 @@ def test_a_resumed_run_writes_later_rounds_again(tmp_path: Path) -> None:
         stream.write('{"round": 4, "cli')  # killed while writing
     Confusions(tmp_path / "confusion.jsonl", keep_until=2)
     PrototypeLog(tmp_path / "prototypes", keep_until=2)
-    assert [line["round"] for line in read_confusions(tmp_path / "confusion.jsonl")] == [1, 2]
+    assert [line["round"] for line in read_lines(tmp_path / "confusion.jsonl")] == [1, 2]
     assert [page.round for page in read_pages(tmp_path / "prototypes")] == [1, 2]
     Confusions(tmp_path / "confusion.jsonl")
     PrototypeLog(tmp_path / "prototypes")
-    assert read_confusions(tmp_path / "confusion.jsonl") == []
+    assert read_lines(tmp_path / "confusion.jsonl") == []
     assert read_pages(tmp_path / "prototypes") == []
 
 
