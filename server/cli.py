@@ -13,7 +13,7 @@ import typer
 from common.errors import ConfigError, nearest
 from common.versions import VERSION, shadows
 from server.commands import models
-from server.commands.program import Quiet, Rule, Runs, Settings, app, command, option, words
+from server.commands.program import Jobs, Quiet, Rule, Runs, Settings, app, command, option, words
 
 
 def _version(asked: bool) -> None:
@@ -105,10 +105,7 @@ def _resume(folder: Annotated[Path, words("DIR")], overrides: Settings, quiet: Q
 
 
 @command("sweep")
-def _sweep(
-    overrides: Annotated[list[str], words("KEY=A,B...", default_factory=list)],
-    jobs: Annotated[int, option("--jobs", text="Runs at the same time; 1 by default.", min=1)] = 1,
-) -> None:
+def _sweep(overrides: Annotated[list[str], words("KEY=A,B...", default_factory=list)], jobs: Jobs = 1) -> None:
     """Train every combination, then show the table.
 
     goldfinch sweep method=fedavg,fpl seed=0,1,2 output=DIR
@@ -126,10 +123,7 @@ def _sweep(
 
 
 @command("tune")
-def _tune(
-    overrides: Annotated[list[str], words("KEY=VALUE...", default_factory=list)],
-    jobs: Annotated[int, option("--jobs", text="Runs at the same time; 1 by default.", min=1)] = 1,
-) -> None:
+def _tune(overrides: Annotated[list[str], words("KEY=VALUE...", default_factory=list)], jobs: Jobs = 1) -> None:
     """Search settings on validation samples, not on tests.
 
     goldfinch tune method=fedplcc data=glyphs trials=20 output=DIR
@@ -147,7 +141,7 @@ def _tune(
 @command("compare")
 def _compare(
     overrides: Annotated[list[str], words("methods=A,B KEY=VALUE...", default_factory=list)],
-    jobs: Annotated[int, option("--jobs", text="Runs at the same time; 1 by default.", min=1)] = 1,
+    jobs: Jobs = 1,
 ) -> None:
     """Tune all methods alike, then rank them on fresh seeds.
 

@@ -143,11 +143,7 @@ class OneClientPerDomain(Protocol):
         """See :meth:`Protocol.split`."""
         self._check(domain, client, 1)
         available = len(domain.train)
-        count = share(available, self.fraction)
-        if self.samples is not None:
-            count = min(count, self.samples)
-        if not count:
-            raise DataError(f"{domain.name}: {self.fraction} of its {available} train images are none")
+        count = min(share(domain, self.fraction), self.samples or available)
         order = self._order(domain, seed) if self.order == "random" else torch.arange(available)
         if self.balanced:
             order = _by_turns(order, domain.train.labels)
@@ -189,11 +185,7 @@ class Allocation(Protocol):
     def split(self, domain: Domain, client: ClientSpec, seed: int) -> Tensor:
         """See :meth:`Protocol.split`."""
         self._check(domain, client, self.counts.get(domain.name, 0))
-        available = len(domain.train)
-        fraction = self.fractions.get(domain.name, self.fraction)
-        count = share(available, fraction)
-        if not count:
-            raise DataError(f"{domain.name}: {fraction} of its {available} train images are none")
+        count = share(domain, self.fractions.get(domain.name, self.fraction))
         order = self._order(domain, seed)
         clients = self.counts.get(domain.name, 0)
         parts = [order[index * count : (index + 1) * count] for index in range(clients)]
@@ -286,9 +278,16 @@ class Dirichlet(Protocol):
         return torch.cat(chosen).sort().values
 
 
-def share(available: int, fraction: float) -> int:
-    """``fraction * available`` rounded down, guarded against 0.29 * 100 being 28.999..."""
-    return int(fraction * available + 1e-9)
+def share(domain: Domain, fraction: float) -> int:
+    """``fraction`` of a domain's train images, rounded down, guarded against 0.29 * 100 being 28.999...; one or more.
+
+    Raises:
+        DataError: it is none.
+    """
+    count = int(fraction * len(domain.train) + 1e-9)
+    if not count:
+        raise DataError(f"{domain.name}: {fraction} of its {len(domain.train)} train images are none")
+    return count
 
 
 def split_hash(data_name: str, client: ClientSpec, indices: Tensor, labels: Tensor, *validation: Tensor) -> str:

@@ -114,12 +114,8 @@ def _compute() -> Iterator[Finding]:
             yield Finding(OK, f"cuda:{index}", f"{name}, {free / 2**30:.1f} of {total / 2**30:.1f} GiB free")
     elif Path("/dev/nvidiactl").exists():
         built = torch.version.cuda or "no CUDA"
-        yield Finding(
-            WARN,
-            "cuda",
-            f"a driver is here, but torch (built for {built}) sees no device",
-            "compare the driver's CUDA version (nvidia-smi) with torch's; in a container pass --gpus all",
-        )
+        remedy = "compare the driver's CUDA version (nvidia-smi) with torch's; in a container pass --gpus all"
+        yield Finding(WARN, "cuda", f"a driver is here, but torch (built for {built}) sees no device", remedy)
     else:
         yield Finding(OK, "cuda", "no GPU; clients train on the CPU")
 
@@ -138,12 +134,9 @@ def _flower_programs() -> Iterator[Finding]:
     if os.environ.get("FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION") == "1":
         yield Finding(OK, "flwr run", "will not install dependencies at run time")
     else:
-        yield Finding(
-            WARN,
-            "flwr run",
-            "a SuperLink started by plain `flwr run` would install all dependencies for every run",
-            "export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1 before it (goldfinch run does)",
-        )
+        found = "a SuperLink started by plain `flwr run` would install all dependencies for every run"
+        remedy = "export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1 before it (goldfinch run does)"
+        yield Finding(WARN, "flwr run", found, remedy)
 
 
 def _local_superlink() -> Iterator[Finding]:
@@ -154,12 +147,9 @@ def _local_superlink() -> Iterator[Finding]:
     except httpx.HTTPError:
         up = False
     if up:
-        yield Finding(
-            WARN,
-            f"port {port}",
-            "Flower's local SuperLink is running; simulations import code from where it was started",
-            "if that is another checkout, stop it: pkill -TERM -f 'flower-superlink --insecure --simulation'",
-        )
+        found = "Flower's local SuperLink is running; simulations import code from where it was started"
+        remedy = "if that is another checkout, stop it: pkill -TERM -f 'flower-superlink --insecure --simulation'"
+        yield Finding(WARN, f"port {port}", found, remedy)
     else:
         yield Finding(OK, f"port {port}", "no local SuperLink of an earlier flwr run")
 
@@ -168,12 +158,8 @@ def _shadows() -> Iterator[Finding]:
     """What here gets in the way of the application's packages; ``goldfinch`` itself does not look in this folder."""
     paths = [str(Path.cwd()), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     for stranger in shadows(paths):
-        yield Finding(
-            WARN,
-            "this folder",
-            f"python -c, python -m and a SuperLink started here import {stranger} in place of Goldfinch's package",
-            "rename it, or work in another folder",
-        )
+        found = f"python -c, python -m and a SuperLink started here import {stranger} in place of Goldfinch's package"
+        yield Finding(WARN, "this folder", found, "rename it, or work in another folder")
 
 
 def _memory() -> Iterator[Finding]:

@@ -122,3 +122,4 @@ Rule = Annotated[
     str, option(text="How a run is scored: final (default), last_n, best_round or validated.", metavar="RULE")
 ]
 Quiet = Annotated[bool, option("--quiet", text="Show nothing; errors are said all the same.")]
+Jobs = Annotated[int, option("--jobs", text="Runs at the same time; 1 by default.", min=1)]

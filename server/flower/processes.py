@@ -169,13 +169,13 @@ class Processes:
     def stop(self, seconds: float = 15.0) -> None:
         """End all programs and what they started: ask first, insist after ``seconds``."""
         for child in reversed(self.children):
-            _signal_group(child.process.pid, signal.SIGTERM)
+            _signal(-child.process.pid, signal.SIGTERM)
         end = time.monotonic() + seconds
         for child in reversed(self.children):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.process.wait(max(0.1, end - time.monotonic()))
         for child in reversed(self.children):
-            _signal_group(child.process.pid, signal.SIGKILL)
+            _signal(-child.process.pid, signal.SIGKILL)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.process.wait(5)
         self._stop_marked(end)
@@ -197,13 +197,9 @@ def marked(mark: str) -> list[int]:
 
 
 def _signal(process: int, number: int) -> None:
+    """Send a signal to a process, or, by its leader's number with a minus, to a group of them."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(process, number)
-
-
-def _signal_group(leader: int, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(leader, number)
 
 
 def wait_healthy(
