@@ -14,11 +14,13 @@ than a message (Ray actors) do the work themselves.
 """
 
 import sys
-from typing import Any
+from typing import Any, cast
 
-from flwr.app import Context
+import numpy as np
+from flwr.app import Context, Message
 from flwr.client import Client
 from flwr.clientapp import ClientApp
+from flwr.clientapp.typing import ClientAppCallable
 from flwr.common import Code, FitIns, FitRes, GetPropertiesIns, GetPropertiesRes, Parameters, Status
 
 from client.resident.caller import Caller
@@ -85,4 +87,13 @@ def client_fn(context: Context) -> Client:
     return FlowerClient(context)
 
 
-app = ClientApp(client_fn=client_fn)
+def as_arrays(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    """The answer with its tensors as arrays of bytes: Ray copies one into its store, and of ``bytes`` makes three."""
+    answer = call_next(message, context)
+    for record in answer.content.array_records.values() if answer.has_content() else ():
+        for array in record.values():
+            array.data = cast(bytes, np.frombuffer(array.data, np.uint8)) if array.data else b""  # Flower hands it on
+    return answer
+
+
+app = ClientApp(client_fn=client_fn, mods=[as_arrays])

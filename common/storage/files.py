@@ -13,21 +13,36 @@ from collections.abc import Callable, Container, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-import safetensors.torch
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
+from typing_extensions import Buffer  # collections.abc has it from Python 3.12 on
 
-from common.storage.state import tensors_sha256
+from common.storage.state import bytes_of, tensors_sha256
 
 Item = TypeVar("Item")
 
+DTYPES = {
+    torch.int64: "I64",
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.int32: "I32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+"""Their names in the safetensors format, in the order in which it lays out tensors; those of one dtype by name."""
 
-def write_bytes(path: Path, content: bytes, *, private: bool = False) -> None:
+
+def write_bytes(path: Path, *content: Buffer, private: bool = False) -> None:
     """Replace ``path`` by ``content`` atomically; after a crash the old file or the new one is there, never half of it.
 
     Args:
         path: the file; its folder is made.
-        content: all of it.
+        content: all of it, in pieces that follow each other.
         private: only this user may read and write it, from its first moment on; else the umask says who may.
 
     Raises:
@@ -38,7 +53,8 @@ def write_bytes(path: Path, content: bytes, *, private: bool = False) -> None:
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o666)
     try:
         with os.fdopen(handle, "wb") as stream:
-            stream.write(content)
+            for piece in content:
+                stream.write(piece)
             stream.flush()
             os.fsync(stream.fileno())
         temporary.replace(path)
@@ -70,20 +86,31 @@ def write_json(path: Path, content: Any) -> None:
 def write_tensors(
     path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None, *, private: bool = False
 ) -> None:
-    """:func:`write_bytes` of named tensors in the safetensors format."""
-    write_bytes(path, safetensors.torch.save(unshared(tensors), dict(metadata or {})), private=private)
+    """:func:`write_bytes` of :func:`safetensors_pieces`."""
+    write_bytes(path, *safetensors_pieces(tensors, metadata), private=private)
 
 
-def unshared(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors on the CPU, contiguous, each in memory of its own: safetensors refuses two names for one memory."""
-    seen: set[int] = set()
-    plain: dict[str, Tensor] = {}
-    for name, tensor in tensors.items():
-        own = tensor.detach().cpu().contiguous()
-        place = own.untyped_storage().data_ptr()
-        plain[name] = own.clone() if place in seen else own
-        seen.add(place)
-    return plain
+def safetensors_table(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> tuple[bytes, int]:
+    """What stands before the tensors in the safetensors format, and how many bytes they take."""
+    table: dict[str, Any] = {"__metadata__": dict(metadata or {})}
+    position = 0
+    for name in _laid_out(tensors):
+        tensor, start = tensors[name], position
+        position += tensor.nbytes
+        table[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, position]}
+    text = json.dumps(table, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text, position
+
+
+def safetensors_pieces(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> list[Buffer]:
+    """The tensors in the safetensors format: the table, then each where it lies; the library copies all of it twice."""
+    return [safetensors_table(tensors, metadata)[0], *(bytes_of(tensors[name]) for name in _laid_out(tensors))]
+
+
+def _laid_out(tensors: Mapping[str, Tensor]) -> list[str]:
+    order = list(DTYPES)
+    return sorted(tensors, key=lambda name: (order.index(tensors[name].dtype), name))
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -43,7 +44,7 @@ class GlobalState:
 
     def not_finite(self) -> str:
         """The name of a tensor with values that are NaN or infinite; empty if there is none."""
-        return next((name for name, tensor in self.tensors().items() if not bool(tensor.isfinite().all())), "")
+        return next((name for name, tensor in self.tensors().items() if not finite(tensor)), "")
 
     def sha256(self) -> str:
         """SHA-256 over round, names, dtypes, shapes and bytes: equal on every engine for equal states."""
@@ -80,10 +81,21 @@ def tensors_sha256(tensors: Mapping[str, Tensor], prefix: str = "") -> str:
     """SHA-256 over ``prefix`` and, in name order, every tensor's name, dtype, shape and bytes."""
     digest = hashlib.sha256(prefix.encode())
     for name in sorted(tensors):
-        tensor = tensors[name].detach().cpu().contiguous()
-        digest.update(f"|{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
-        digest.update(tensor.flatten().view(torch.uint8).numpy().tobytes() if tensor.numel() else b"")
+        digest.update(f"|{name}|{tensors[name].dtype}|{tuple(tensors[name].shape)}|".encode())
+        digest.update(bytes_of(tensors[name]))
     return digest.hexdigest()
+
+
+def bytes_of(tensor: Tensor) -> memoryview:
+    """The tensor's bytes, where they lie if it is contiguous and on the CPU."""
+    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
+
+
+def finite(tensor: Tensor) -> bool:
+    """Whether all values are finite. One that is not spoils the norm, which needs no second tensor as isfinite does."""
+    if not tensor.is_floating_point() or math.isfinite(float(torch.linalg.vector_norm(tensor))):
+        return True
+    return bool(torch.isfinite(tensor).all())  # large values overflow a norm in float32, the more so in float16
 
 
 def with_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

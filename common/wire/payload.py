@@ -14,19 +14,21 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import safetensors.torch
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
+from typing_extensions import Buffer  # collections.abc has it from Python 3.12 on
 
 from common.errors import PayloadError
 from common.prototypes import PrototypeSet
-from common.storage.files import unshared
-from common.storage.state import named_tensors
+from common.storage.files import DTYPES, safetensors_pieces, safetensors_table
+from common.storage.state import finite, named_tensors
+
+warnings.filterwarnings("ignore", message="The given buffer is not writable")  # nobody writes there, see decode
 
 SCHEMA = 1
 """Version of names and header; a peer with another version is refused."""
@@ -39,20 +41,8 @@ MAX_HEADER_BYTES = 8 * 1024**2
 MAX_TENSORS = 20_000
 PREFIXES = ("weights/", "extra/")
 PROTOTYPES = {"prototypes/vectors": ("F32", 2), "prototypes/labels": ("I64", 1), "prototypes/weights": ("F32", 1)}
-ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "U8": 1, "BOOL": 1}
-LAYOUT = ("I64", "F64", "F32", "I32", "BF16", "F16", "U8", "BOOL")
-"""The order in which safetensors lays out tensors; those of one dtype by name."""
-
-DTYPES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
+CARRIED = {DTYPES[dtype]: dtype for dtype in DTYPES if dtype not in (torch.int16, torch.int8)}
+"""What the wire carries, by its name in the table."""
 
 TRANSPORTS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 """What ``rounds.transport`` may say."""
@@ -94,23 +84,15 @@ def encode(payload: Payload) -> bytes:
     """
     tensors = payload.tensors()
     for name, tensor in tensors.items():
-        if tensor.dtype not in DTYPES:
+        if tensor.dtype not in CARRIED.values():
             raise PayloadError(f"tensor {name} has dtype {tensor.dtype}, which the wire does not carry")
-    return safetensors.torch.save(unshared(tensors), {"goldfinch": _header_text(payload)})
+    return b"".join(safetensors_pieces(tensors, {"goldfinch": _header_text(payload)}))
 
 
 def encoded_size(payload: Payload) -> int:
-    """``len(encode(payload))`` without copying a tensor: safetensors is a padded JSON table followed by the bytes."""
-    table: dict[str, Any] = {"__metadata__": {"goldfinch": _header_text(payload)}}
-    position = 0
-    tensors = payload.tensors()
-    for name in sorted(tensors, key=lambda key: (LAYOUT.index(DTYPES[tensors[key].dtype]), key)):
-        tensor = tensors[name]
-        end = position + tensor.numel() * tensor.element_size()
-        table[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [position, end]}
-        position = end
-    header = len(json.dumps(table, separators=(",", ":"), ensure_ascii=False).encode())
-    return 8 + math.ceil(header / 8) * 8 + position
+    """``len(encode(payload))`` without copying a tensor."""
+    table, size = safetensors_table(payload.tensors(), {"goldfinch": _header_text(payload)})
+    return len(table) + size
 
 
 def _header_text(payload: Payload) -> str:
@@ -155,35 +137,40 @@ def _refuse_constant(word: str) -> None:
     raise ValueError(f"{word} is no number")
 
 
-def decode(blob: bytes, *, max_bytes: int = MAX_BYTES) -> Payload:
-    """The payload in ``blob``, after its table was checked; tensors are allocated last.
+def decode(blob: Buffer, *, max_bytes: int = MAX_BYTES) -> Payload:
+    """The payload in ``blob``, after its table was checked.
+
+    Its tensors lie in the blob, which they keep, and of which nobody may have another use that a write would spoil. Who
+    receives tensors does not write into them: the inline engine gives all clients the same.
 
     Raises:
         PayloadError: too large, truncated, another schema, an unknown name or dtype, shapes and offsets that do not
             agree, or numbers that are not finite. The message says which.
     """
-    table = _read_table(blob, max_bytes)
+    view = memoryview(blob)
+    table = _read_table(view, max_bytes)
     header = _read_header(table)
-    _check_table(table, len(blob) - 8 - int.from_bytes(blob[:8], "little"))
-    try:
-        tensors = safetensors.torch.load(blob)
-    except (SafetensorError, ValueError, RuntimeError) as error:
-        raise PayloadError(f"the message is not a safetensors blob: {error}") from error
+    begin = 8 + int.from_bytes(view[:8], "little")
+    _check_table(table, len(view) - begin)
+    whole = torch.frombuffer(view, dtype=torch.uint8)
+    tensors = {name: _tensor(whole, begin, table[name]) for name in sorted(table)}
     for name, tensor in tensors.items():
-        if tensor.is_floating_point() and not _finite(tensor):
+        if not finite(tensor):
             bad = int((~torch.isfinite(tensor)).sum())
             raise PayloadError(f"tensor {name:.99} has {bad} of {tensor.numel()} values that are not finite")
-    return Payload(header, *_parts(dict(sorted(tensors.items()))))  # safetensors gives them in any order
+    return Payload(header, *_parts(tensors))
 
 
-def _finite(tensor: Tensor) -> bool:
-    """Whether all values are finite. One that is not spoils the norm, which needs no second tensor as isfinite does."""
-    if math.isfinite(float(torch.linalg.vector_norm(tensor))):
-        return True
-    return bool(torch.isfinite(tensor).all())  # large values overflow a norm in float32, the more so in float16
+def _tensor(whole: Tensor, begin: int, entry: Mapping[str, Any]) -> Tensor:
+    """A view of the message; or a copy, where the sender's table puts a number across the borders of its kind."""
+    start, end = entry["data_offsets"]
+    part, dtype = whole[begin + start : begin + end], CARRIED[entry["dtype"]]
+    if part.data_ptr() % dtype.itemsize or part.storage_offset() % dtype.itemsize:
+        part = part.clone()
+    return part.view(dtype).view(entry["shape"])
 
 
-def _read_table(blob: bytes, max_bytes: int) -> dict[str, Any]:
+def _read_table(blob: memoryview, max_bytes: int) -> dict[str, Any]:
     if len(blob) > max_bytes:
         raise PayloadError(f"the message has {len(blob)} bytes; the limit is {max_bytes}")
     if len(blob) < 8:
@@ -191,7 +178,7 @@ def _read_table(blob: bytes, max_bytes: int) -> dict[str, Any]:
     length = int.from_bytes(blob[:8], "little")
     if length > min(MAX_HEADER_BYTES, len(blob) - 8):
         raise PayloadError(f"the message is truncated or no safetensors blob: its table claims {length} bytes")
-    table = _parse(blob[8 : 8 + length], "table")
+    table = _parse(bytes(blob[8 : 8 + length]), "table")
     if len(table) > MAX_TENSORS:
         raise PayloadError(f"the message names {len(table)} tensors; the limit is {MAX_TENSORS}")
     return table
@@ -215,11 +202,11 @@ def _check_table(table: Mapping[str, Any], data_bytes: int) -> None:
         if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
             raise PayloadError(f"tensor {name!r:.99} has a malformed entry")
         dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-        if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
+        if not isinstance(dtype, str) or dtype not in CARRIED:
             raise PayloadError(f"tensor {name!r:.99} has dtype {dtype!r:.99}, which the wire does not carry")
-        if not _counts(shape) or not _counts(offsets) or len(offsets) != 2 or len(shape) > 8:
+        if not _counts(shape) or not _counts(offsets) or len(offsets) != 2 or len(shape) > 8 or not _fits(shape):
             raise PayloadError(f"tensor {name!r:.99} has shape {shape!r:.99} and offsets {offsets!r:.99}")
-        if offsets[1] - offsets[0] != math.prod(shape) * ITEM_BYTES[dtype] or offsets[1] > data_bytes:
+        if offsets[1] - offsets[0] != math.prod(shape) * CARRIED[dtype].itemsize or offsets[1] > data_bytes:
             raise PayloadError(f"tensor {name!r:.99} of shape {shape} does not fill its place {offsets} in the message")
         if name in PROTOTYPES:
             if (dtype, len(shape)) != PROTOTYPES[name]:
@@ -243,6 +230,11 @@ def _check_table(table: Mapping[str, Any], data_bytes: int) -> None:
 
 def _counts(values: object) -> bool:
     return isinstance(values, list) and all(type(value) is int and 0 <= value < 2**48 for value in values)
+
+
+def _fits(shape: Sequence[int]) -> bool:
+    """Whether a tensor's strides can be written down, which an empty one has too."""
+    return math.prod(length or 1 for length in shape) < 2**48
 
 
 def _parts(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], PrototypeSet | None, dict[str, Tensor]]:

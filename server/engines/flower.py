@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from math import inf
-from typing import Any, SupportsIndex, TypeVar
+from typing import Any, TypeVar, cast
 
+import numpy as np
 from flwr.app import Message, MessageType, RecordDict
 from flwr.common import Code, GetPropertiesIns
 from flwr.common.constant import ErrorCode, MessageTypeLegacy
@@ -172,7 +173,6 @@ class FlowerEngine:
             EngineError: a Ray actor died; Flower does not replace it, so every later round would lose clients.
         """
         blob = encode(message)
-        blob = InRay(blob) if self.simulated else blob
         self._look()
         there = [client for client in sorted(requests) if self._nodes.get(client) in self._online]
         awaited = closing.awaited if closing else set(there)
@@ -204,6 +204,8 @@ class FlowerEngine:
     def _messages(self, blob: bytes, requests: Sequence[Request], seconds: float) -> list[Message]:
         """The requests as Flower's messages, which share one record of tensors: it is held, hashed and sent once."""
         contents = [fitins_to_recorddict(request_to_fit_ins(blob, request), keep_input=True) for request in requests]
+        for array in contents[0].array_records["fitins.parameters"].values() if self.simulated and contents else ():
+            array.data = cast(bytes, InRay(blob))  # Flower hands it on
         messages: list[Message] = []
         for request, content in zip(requests, contents, strict=True):
             content.update(contents[0].array_records)
@@ -268,13 +270,16 @@ class FlowerEngine:
         """Nothing to release: the nodes are Flower's."""
 
 
-class InRay(bytes):
-    """A message's tensors in Ray's store, once for all clients: pickled is only where they lie."""
+class InRay:
+    """A message's tensors in Ray's store, once for all clients, which read them there: pickled is where they lie."""
 
-    def __reduce_ex__(self, _: SupportsIndex) -> tuple[Any, ...]:
+    def __init__(self, blob: bytes) -> None:
+        self.blob = blob
+
+    def __reduce__(self) -> tuple[Any, ...]:
         import ray  # only where Flower's simulation is
 
-        self.place = getattr(self, "place", None) or ray.put(bytes(self))
+        self.place = getattr(self, "place", None) or ray.put(np.frombuffer(self.blob, np.uint8))
         return ray.get, (self.place,)
 
 

@@ -13,14 +13,13 @@ from tempfile import NamedTemporaryFile
 from threading import Lock
 from typing import Generic, Protocol, TypeVar
 
-import safetensors.torch
 import torch
 from torch import nn
 
 from common.errors import PayloadError
 from common.seeding import generator
 from common.settings import RunSettings
-from common.storage.files import read_tensors, unshared
+from common.storage.files import read_tensors, safetensors_pieces
 from common.storage.state import GlobalState, named_tensors, split_tensors
 from common.wire.messages import Answer, Request
 from common.wire.payload import Payload, cast_down, cast_up
@@ -143,7 +142,7 @@ class Shelf:
             ctypes.CDLL(None).mallopt(MMAP_THRESHOLD, LARGE)
         self.folder.mkdir(parents=True, exist_ok=True)
         with NamedTemporaryFile(dir=self.folder, prefix=PREFIX) as file:
-            file.write(safetensors.torch.save(unshared(tensors)))
+            file.writelines(safetensors_pieces(tensors))
             file.flush()
             mapped, _ = read_tensors(Path(file.name))
         weights, prototypes, extra = split_tensors(mapped)

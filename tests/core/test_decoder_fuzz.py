@@ -18,7 +18,7 @@ from common.errors import PayloadError
 from common.prototypes import PrototypeSet
 from common.seeding import generator
 from common.wire.messages import Answer, Request, read_header
-from common.wire.payload import DTYPES, ITEM_BYTES, SCHEMA, Payload, decode, encode
+from common.wire.payload import CARRIED, SCHEMA, Payload, decode, encode
 
 FEW, MANY = 300, 10_000
 """Cases of the test of every day, and of the slow one."""
@@ -38,7 +38,7 @@ def seeds() -> list[bytes]:
     """Good messages of every kind, which the cases are made from."""
     draws = generator(0, "fuzz")
     tensors = {"a.weight": torch.randn(3, 4, generator=draws), "a.num_batches_tracked": torch.tensor(7)}
-    every = {str(dtype).removeprefix("torch."): torch.ones(2, dtype=dtype) for dtype in DTYPES}
+    every = {str(dtype).removeprefix("torch."): torch.ones(2, dtype=dtype) for dtype in CARRIED.values()}
     rows = PrototypeSet(torch.randn(3, 5, generator=draws), torch.tensor([0, 0, 1]), torch.rand(3, generator=draws))
     return [
         encode(Payload({})),
@@ -107,7 +107,7 @@ NAMES = st.sampled_from(
 )
 entries = st.fixed_dictionaries(
     {
-        "dtype": st.sampled_from([*ITEM_BYTES, "F8_E4M3", "C64", "f32"]) | json_values,
+        "dtype": st.sampled_from([*CARRIED, "F8_E4M3", "C64", "f32"]) | json_values,
         "shape": st.lists(st.integers(-2, 9) | st.sampled_from([2**31, 2**47, 2**48, 2**63]), max_size=9) | json_values,
         "data_offsets": st.lists(st.integers(-2, 80) | st.sampled_from([2**40, 2**64]), min_size=1, max_size=3)
         | json_values,
@@ -122,9 +122,9 @@ def honest_tables(draw: Callable[[Any], Any]) -> tuple[dict[str, Any], bytes]:
     table: dict[str, Any] = {}
     position = 0
     for name in draw(st.lists(NAMES, unique=True, max_size=4)):
-        dtype = draw(st.sampled_from(list(ITEM_BYTES)))
+        dtype = draw(st.sampled_from(list(CARRIED)))
         shape = draw(st.lists(st.integers(0, 3), max_size=3))
-        size = ITEM_BYTES[dtype]
+        size = CARRIED[dtype].itemsize
         for length in shape:
             size *= length
         table[name] = {"dtype": dtype, "shape": shape, "data_offsets": [position, position + size]}
@@ -177,7 +177,7 @@ def check_accepted(blob: bytes, found: Payload) -> None:
     assert set(tensors) == set(table)
     for name, tensor in tensors.items():
         entry = table[name]
-        assert DTYPES[tensor.dtype] == entry["dtype"]
+        assert tensor.dtype == CARRIED[entry["dtype"]]
         assert list(tensor.shape) == entry["shape"]
         assert not tensor.is_floating_point() or bool(torch.isfinite(tensor).all())
         if not name.startswith("prototypes/"):  # a set is sorted by class when it is read

@@ -9,14 +9,24 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from support.runs import run
 from support.toy import toy_settings
 
 from common.prototypes import PrototypeSet
 from common.storage import files
-from common.storage.files import read_tensors, unshared, write_bytes, write_json, write_tensors, write_text
+from common.storage.files import (
+    DTYPES,
+    read_tensors,
+    safetensors_pieces,
+    write_bytes,
+    write_json,
+    write_tensors,
+    write_text,
+)
 from common.storage.state import GlobalState, tensors_sha256, under_prefix, with_prefix
 
 
@@ -119,12 +129,26 @@ def test_tensors_come_back_sorted(tmp_path: Path) -> None:
 
 def test_two_names_for_one_memory_become_two(tmp_path: Path) -> None:
     shared = torch.arange(4.0)
-    alone = unshared({"whole": shared, "again": shared, "half": shared[2:], "grad": shared.clone().requires_grad_()})
-    assert len({tensor.untyped_storage().data_ptr() for tensor in alone.values()}) == 4
-    assert not any(tensor.requires_grad for tensor in alone.values())
-    write_tensors(tmp_path / "t", {"whole": shared, "again": shared, "half": shared[2:]})
+    trained = shared[2:].clone().requires_grad_()
+    write_tensors(tmp_path / "t", {"whole": shared, "again": shared, "half": shared[2:], "trained": trained})
     back = read_tensors(tmp_path / "t")[0]
-    assert [tensor.tolist() for tensor in back.values()] == [[0, 1, 2, 3], [2, 3], [0, 1, 2, 3]]
+    assert [tensor.tolist() for tensor in back.values()] == [[0, 1, 2, 3], [2, 3], [2, 3], [0, 1, 2, 3]]
+
+
+def test_the_format_is_the_library_s_to_the_byte() -> None:
+    every = {
+        f"{name}.ü\n{len(shape)}": torch.ones(shape).to(dtype)
+        for shape in ((), (3,), (0, 2))
+        for dtype, name in DTYPES.items()
+    }
+    for metadata in ({}, {"why": 'a "test"'}):
+        assert b"".join(safetensors_pieces(every, metadata)) == safetensors.torch.save(every, metadata)
+
+
+def test_pieces_of_tensors_are_not_copied() -> None:
+    tensor = torch.arange(5.0)
+    piece = memoryview(safetensors_pieces({"a": tensor})[1])
+    assert np.frombuffer(piece, np.uint8).ctypes.data == tensor.data_ptr()
 
 
 def test_every_truncated_tensor_file_says_so(tmp_path: Path) -> None:

@@ -3,30 +3,34 @@
 from __future__ import annotations
 
 import json
+import pickle
 import re
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from flwr.app import Error, Message
+from flwr.app import Error, Message, RecordDict
 from flwr.common import Code, FitRes, GetPropertiesIns, Parameters, Status
 from flwr.common.constant import ErrorCode
-from flwr.compat.common.recorddict_compat import recorddict_to_fitins
+from flwr.compat.common.recorddict_compat import fitres_to_recorddict, recorddict_to_fitins, recorddict_to_fitres
 from support.engines import GRIDS, REFUSAL, Clock, asked, engine_of, failure_to_fit_res, refusal_to_properties
 from support.grids import Deployment, Simulation, scripted
 from support.nodes import OVERRIDES, Node, deployment, request, simulation, through
 
 from client import node as client_node
+from client.app import as_arrays
 from common.choices import CONF
 from common.errors import EngineError, PayloadError
 from common.settings import RunSettings, load_settings
 from common.wire.messages import Registration, Request, request_text
-from common.wire.payload import TENSOR_TYPE, Payload, encode
+from common.wire.payload import TENSOR_TYPE, Payload, decode, encode
 from server.engines import flower as flower_engine
 from server.engines.flower import FlowerEngine
 from server.engines.inline import InlineEngine
@@ -131,6 +135,35 @@ def test_requests_share_one_record_of_tensors() -> None:
     engine_of(parts, *names).exchange(Payload({}, {"w": torch.ones(1000)}), asked(*names), 5)
     shared, own = 3, 3  # chunk, array and their record; the request, the content, and the message
     assert parts.calls.count("PushObject") == shared + own * len(names)
+
+
+def test_a_message_is_put_into_ray_s_store_once_and_read_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("a", "b", "c")
+    puts: list[Any] = []
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(put=lambda what: puts.append(what) or "place", get=len))
+    message = Payload({}, {"w": torch.ones(1000)})
+    engine = engine_of(Simulation(*[scripted(REFUSAL)] * 3), *names)
+    engine.exchange(message, asked(*names), 5)
+    for sent in engine.grid.world.seen:
+        text = pickle.dumps(sent.content, protocol=5)
+        assert len(text) < 2000 < len(encode(message))
+        assert recorddict_to_fitins(pickle.loads(text), True).parameters.tensors == [len("place")]  # what ``get`` gives
+    assert [decode(put).weights["w"].tolist() for put in puts] == [[1.0] * 1000]
+
+
+def test_an_answer_leaves_as_an_array_that_ray_copies_once() -> None:
+    answer = as_arrays(Message(RecordDict(), 1, "train"), Any, lambda *_: replied(b"\1" * 5000))  # type: ignore[arg-type]
+    apart: list[pickle.PickleBuffer] = []
+    text = pickle.dumps(answer.content, protocol=5, buffer_callback=apart.append)
+    assert len(text) < 2000
+    assert [part.raw().nbytes for part in apart] == [5000]
+    back = recorddict_to_fitres(pickle.loads(text, buffers=apart), keep_input=True)
+    assert bytes(back.parameters.tensors[0]) == b"\1" * 5000
+
+
+def replied(content: bytes) -> Message:
+    result = FitRes(Status(Code.OK, ""), Parameters([content, b""], TENSOR_TYPE), 3, {})
+    return Message(fitres_to_recorddict(result, keep_input=True), 1, "train")
 
 
 def test_an_answer_that_stays_incomplete_holds_no_round(monkeypatch: pytest.MonkeyPatch) -> None:
