@@ -1,7 +1,6 @@
 """A SuperLink for one simulation, started before it is needed: this process imports and checks in the meantime."""
 
 import contextlib
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -12,10 +11,6 @@ from server.flower.processes import Child, Processes, flower_environment, free_p
 
 CONNECTION = "simulation"
 """Its name in the Flower configuration that comes with it."""
-
-HUGE = "glibc.malloc.hugetlb=1"
-"""Of glibc: memory comes from the kernel in large pages. In pages of 4 KiB it takes longer to touch than to fill, and a
-message is copied a few times on its way."""
 
 
 @dataclass
@@ -71,8 +66,7 @@ def simulation_link() -> Iterator[SimulationLink]:
             f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
             f'address = "{address}"\ninsecure = true\n'
         )
-        tunables = ":".join(filter(None, [os.environ.get("GLIBC_TUNABLES"), HUGE]))
-        environment = flower_environment(home, GLIBC_TUNABLES=tunables)
+        environment = flower_environment(home)
         command = [program("flower-superlink"), "--insecure", "--simulation", "--host", "127.0.0.1", "--port", port]
         command += ["--disable-runtime-dependency-installation"]
         processes = Processes(neutral / "cwd", neutral / "logs")

@@ -161,6 +161,19 @@ def test_an_answer_leaves_as_an_array_that_ray_copies_once() -> None:
     assert bytes(back.parameters.tensors[0]) == b"\1" * 5000
 
 
+def test_memory_is_kept_where_clients_follow_each_other_in_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a Ray actor's clients do; elsewhere a process is a device's, or ends with the message."""
+    kept: list[bool] = []
+    monkeypatch.setattr("client.app.keep_memory", lambda: kept.append(True))
+    node = simulation(1, OVERRIDES).all()["0"]
+    for there in (False, True):
+        monkeypatch.setitem(sys.modules, "ray", SimpleNamespace()) if there else monkeypatch.delitem(
+            sys.modules, "ray", raising=False
+        )
+        node.get_properties(GetPropertiesIns({}), None, None)
+        assert len(kept) == there
+
+
 def replied(content: bytes) -> Message:
     result = FitRes(Status(Code.OK, ""), Parameters([content, b""], TENSOR_TYPE), 3, {})
     return Message(fitres_to_recorddict(result, keep_input=True), 1, "train")

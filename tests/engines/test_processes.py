@@ -22,7 +22,6 @@ from server.commands.deployment import LocalDeployment, one_node_per_client
 from server.engines.inline import InlineEngine
 from server.flower.processes import Child, Processes
 from server.flower.submit import ROOT, run_on_ray
-from server.flower.superlink import simulation_link
 from server.results.run import Run
 from server.run.conduct import conduct, prepare_output
 
@@ -55,15 +54,6 @@ def assert_equal(found: Any, expected: Any) -> None:
     assert found["scores"] == expected["scores"]
     assert found["splits"] == expected["splits"]
     assert found["rounds"] == 2
-
-
-def test_a_simulation_s_memory_comes_in_large_pages_whatever_else_is_tuned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Processes, "start", lambda self, name, *_: Child(name, None, self.logs / name))  # type: ignore[arg-type]
-    monkeypatch.setattr(Processes, "stop", lambda _: None)
-    for before, after in (("glibc.malloc.check=1", "glibc.malloc.check=1:"), ("", "")):
-        monkeypatch.setenv("GLIBC_TUNABLES", before)
-        with simulation_link() as link:
-            assert link.environment["GLIBC_TUNABLES"] == f"{after}glibc.malloc.hugetlb=1"
 
 
 def left_running(folder: Path) -> list[str]:
