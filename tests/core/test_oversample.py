@@ -115,7 +115,8 @@ def test_further_exchanges_wait_for_those_who_were_in_time(tmp_path: Path) -> No
     )
 
 
-def test_two_simulations_agree_who_is_late(tmp_path: Path) -> None:
+def test_two_simulations_agree_who_is_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.engines.flower.InRay", lambda blob: blob)  # the nodes are in this process
     overrides = [*OVERRIDES, "method=fedavg", *(f"rounds.{name}={value}" for name, value in SOME.items())]
     expected = through(InlineEngine, overrides, tmp_path / "inline")
 
