@@ -9,12 +9,12 @@ import hashlib
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from common.config import checked
 from strategies.core.method import Batch, Local, Losses
 from strategies.moon import MOON
 
@@ -32,7 +32,7 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
     return found.hexdigest()
 
 
-@dataclass(frozen=True)
+@checked
 class Paced(MOON):
     """In the folder that ``PACED_ORDERS`` names, ``CLIENT.pause`` holds the ``PHASE@ROUND`` to wait in.
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass
 
+from common.config import checked
 from strategies.core.method import Local
 from strategies.fedavg import FedAvg
 
 
-@dataclass(frozen=True)
+@checked
 class Slow(FedAvg):
     """``SLOW_SECONDS`` before each training; twenty times that for the client ``SLOW_STRAGGLER``."""
 
