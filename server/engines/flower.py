@@ -9,7 +9,6 @@ from functools import partial
 from math import inf
 from typing import Any, TypeVar, cast
 
-import numpy as np
 from flwr.app import Message, MessageType, RecordDict
 from flwr.common import Code, GetPropertiesIns
 from flwr.common.constant import ErrorCode, MessageTypeLegacy
@@ -271,7 +270,10 @@ class FlowerEngine:
 
 
 class InRay:
-    """A message's tensors in Ray's store, once for all clients, which read them there: pickled is where they lie."""
+    """A message's tensors in Ray's store, once for all clients: pickled is where they lie.
+
+    As bytes, which clients copy: an array, which they would read in place, stays in the store for the rest of the run.
+    """
 
     def __init__(self, blob: bytes) -> None:
         self.blob = blob
@@ -279,7 +281,7 @@ class InRay:
     def __reduce__(self) -> tuple[Any, ...]:
         import ray  # only where Flower's simulation is
 
-        self.place = getattr(self, "place", None) or ray.put(np.frombuffer(self.blob, np.uint8))
+        self.place = getattr(self, "place", None) or ray.put(self.blob)
         return ray.get, (self.place,)
 
 
