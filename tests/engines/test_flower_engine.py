@@ -137,7 +137,8 @@ def test_requests_share_one_record_of_tensors() -> None:
     assert parts.calls.count("PushObject") == shared + own * len(names)
 
 
-def test_a_message_is_put_into_ray_s_store_once_and_read_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_message_is_put_into_ray_s_store_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As bytes: an array would be read in place, and stay there (seen over 200 rounds, tests/faults/test_soak.py)."""
     names = ("a", "b", "c")
     puts: list[Any] = []
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(put=lambda what: puts.append(what) or "place", get=len))
@@ -148,6 +149,7 @@ def test_a_message_is_put_into_ray_s_store_once_and_read_there(monkeypatch: pyte
         text = pickle.dumps(sent.content, protocol=5)
         assert len(text) < 2000 < len(encode(message))
         assert recorddict_to_fitins(pickle.loads(text), True).parameters.tensors == [len("place")]  # what ``get`` gives
+    assert [type(put) for put in puts] == [bytes]
     assert [decode(put).weights["w"].tolist() for put in puts] == [[1.0] * 1000]
 
 
