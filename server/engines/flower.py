@@ -24,8 +24,8 @@ from common.errors import EngineError, PayloadError
 from common.wire.messages import Registration, Request, request_text
 from common.wire.payload import Payload, encode
 from server.engines.messages import Inbox
-from server.run.engine import ENOUGH, Admit, Failure, Keep, Reply, as_it_is
-from strategies.core.federation import Closing
+from server.run.engine import ENOUGH, Admit, Failure, Keep, as_it_is
+from strategies.core.federation import Closing, Reply
 from strategies.core.flower import fit_res_to_answer, properties_to_registrations, request_to_fit_ins
 
 GRACE_SECONDS = 5.0

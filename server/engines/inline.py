@@ -16,8 +16,8 @@ from common.errors import ConfigError, GoldfinchError
 from common.settings import RunSettings
 from common.wire.messages import Answer, Registration, Request, read_header, request_text
 from common.wire.payload import Payload, decode, encode, encoded_size
-from server.run.engine import Admit, Failure, Keep, Reply, as_it_is
-from strategies.core.federation import Closing
+from server.run.engine import Admit, Failure, Keep, as_it_is
+from strategies.core.federation import Closing, Reply
 
 
 class LocalDevice(Protocol):

@@ -4,31 +4,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from common.wire.messages import Answer, Registration, Request, printable
+from common.wire.messages import Registration, Request, printable
 from common.wire.payload import Payload
-from strategies.core.federation import Closing
+from strategies.core.federation import Closing, Reply
 
 MOST_REASON, MOST_TRACEBACK = 2_000, 20_000
 """Characters of a client's own words that go into the record; the other side decides how many it sends."""
 
 ENOUGH = "enough others had answered"
 """Why a client is late."""
-
-
-@dataclass(frozen=True, eq=False)
-class Reply:
-    """A client's answer and the bytes it cost.
-
-    Args:
-        bytes_down: encoded size of the message, and the request's text.
-        bytes_up: encoded size of the answer.
-    """
-
-    client: str
-    answer: Answer
-    payload: Payload
-    bytes_down: int
-    bytes_up: int
 
 
 @dataclass(frozen=True)

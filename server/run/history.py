@@ -14,10 +14,11 @@ from common.metrics import RoundScore, domain_accuracy
 from common.storage.files import write_text
 from common.wire.messages import Request, request_text
 from common.wire.payload import Payload, encoded_size
-from server.run.engine import Failure, Reply
+from server.run.engine import Failure
 from server.run.lines import read_lines, read_rows, stream_rows
 from server.run.prototype_log import Confusions, PrototypeLog
 from server.trackers.events import Listener
+from strategies.core.federation import Reply
 
 SCORES = ("round", "client", "client_domain", "domain", "count", "correct", "accuracy", "loss")
 ACTIVITY = (

@@ -18,10 +18,10 @@ from common.storage.state import GlobalState
 from common.wire.messages import Registration
 from server.run.checkpoint import BEST, Checkpoint, Checkpoints, check_belongs, check_length
 from server.run.earlier import Earlier, best_of, changed_code
-from server.run.engine import ENOUGH, MOST_REASON, Engine, Failure, Reply
+from server.run.engine import ENOUGH, MOST_REASON, Engine, Failure
 from server.run.history import History, exchange_rows
 from server.trackers.events import Listener
-from strategies.core.federation import Closing, Federation, Outcome
+from strategies.core.federation import Closing, Federation, Outcome, Reply
 from strategies.core.method import Client, Method
 
 MOST_LINES = 40
@@ -276,7 +276,7 @@ class Rounds:
             participants = list(self.server.clients) if self.method.personal else self.registry.sample(total)
             self._exchange(participants)
 
-    def _exchange(self, participants: Sequence[Client], enough: int = 0) -> Outcome[Reply]:
+    def _exchange(self, participants: Sequence[Client], enough: int = 0) -> Outcome:
         """Ask ``participants`` to train, ``enough`` of whom are needed, or for scores alone; judge what comes."""
         message = self.federation.message(self.state)
         requests = self.federation.requests(self.run_id, participants, train=enough > 0)
@@ -302,7 +302,7 @@ class Rounds:
 
     # ---- the record ------------------------------------------------------------------------------------------------
 
-    def _record(self, closed: Outcome[Reply], failures: Sequence[Failure]) -> None:
+    def _record(self, closed: Outcome, failures: Sequence[Failure]) -> None:
         self._failures = () if closed.admitted else failures
         number, exchange = self.server.round, self.server.exchange
         scored_round = number if self.late else number - 1

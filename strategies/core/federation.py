@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from threading import Lock
-from typing import Generic, Protocol, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import nn
@@ -36,23 +36,23 @@ comes with each answer and goes again would otherwise leave its size behind each
 Kept = TypeVar("Kept", Payload, Update)
 
 
-class Arrived(Protocol):
-    """An answer as the one who carries it has it."""
+@dataclass(frozen=True, eq=False)
+class Reply:
+    """A client's answer and the bytes it cost.
 
-    @property
-    def client(self) -> str:
-        """The client that was asked."""
+    Args:
+        client: the client that was asked.
+        answer: what it says.
+        payload: its tensors.
+        bytes_down: encoded size of the message, and the request's text.
+        bytes_up: encoded size of the answer.
+    """
 
-    @property
-    def answer(self) -> Answer:
-        """What it says."""
-
-    @property
-    def payload(self) -> Payload:
-        """Its tensors."""
-
-
-Carried = TypeVar("Carried", bound=Arrived)
+    client: str
+    answer: Answer
+    payload: Payload
+    bytes_down: int = 0
+    bytes_up: int = 0
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Closing:
 
 
 @dataclass(frozen=True, eq=False)
-class Outcome(Generic[Carried]):
+class Outcome:
     """What an exchange came to.
 
     Args:
@@ -87,7 +87,7 @@ class Outcome(Generic[Carried]):
     """
 
     state: GlobalState
-    admitted: list[Carried]
+    admitted: list[Reply]
     updates: list[Update]
     refused: list[tuple[str, str]]
     clipped: dict[str, dict[str, float]]
@@ -288,13 +288,13 @@ class Federation:
         if answer.validation is not None and answer.validation["count"] != held:
             raise PayloadError(f"the validation counts {answer.validation['count']} images; {held} were registered")
 
-    def in_time(self, answers: Sequence[Carried], closing: Closing) -> tuple[list[Carried], list[Carried]]:
+    def in_time(self, answers: Sequence[Reply], closing: Closing) -> tuple[list[Reply], list[Reply]]:
         """Those of ``answers`` that came before the exchange closed, had each taken its time, and the others.
 
         How long each takes is drawn from the seed, the round and the client, so that all simulations agree.
         """
 
-        def took(arrived: Carried) -> float:
+        def took(arrived: Reply) -> float:
             draws = generator(self.settings.seed, "delay", self.server.round, arrived.client)
             return float(torch.rand(1, generator=draws))
 
@@ -305,9 +305,7 @@ class Federation:
                 return there, later
         return coming, []
 
-    def close(
-        self, state: GlobalState, answers: Sequence[Carried], refused: int = 0, enough: int = 0
-    ) -> Outcome[Carried]:
+    def close(self, state: GlobalState, answers: Sequence[Reply], refused: int = 0, enough: int = 0) -> Outcome:
         """Judge an exchange's answers and aggregate them: the one way for every engine and for Flower's own loop.
 
         Each answer passes the gate or is refused; updates that are too long are scaled down or refused
@@ -320,7 +318,7 @@ class Federation:
             refused: answers that came and could not even be read.
             enough: how many of those that were asked it waited for; 0: for all.
         """
-        admitted: list[Carried] = []
+        admitted: list[Reply] = []
         updates: list[Update] = []
         refusals: list[tuple[str, str]] = []
         for arrived in sorted(answers, key=lambda item: item.client):

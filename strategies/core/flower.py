@@ -10,7 +10,7 @@ every participant, so that Flower's object store keeps one copy. What differs be
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from logging import INFO, WARNING
 
 from flwr.common import (
@@ -35,7 +35,7 @@ from common.settings import RunSettings, load_settings, with_method
 from common.wire.messages import Answer, Registration, Request, printable, read_header, request_text
 from common.wire.payload import TENSOR_TYPE, Payload, decode, encode
 from strategies.core.codec import only_blob, read_registrations, read_request, write_registrations
-from strategies.core.federation import Federation
+from strategies.core.federation import Federation, Reply
 from strategies.core.method import Method
 
 MOST_WORDS = 2_000
@@ -98,15 +98,6 @@ def _shown(words: object) -> str:
 
 FitResults = list[tuple[ClientProxy, FitRes]]
 FitFailures = list[tuple[ClientProxy, FitRes] | BaseException]
-
-
-@dataclass(frozen=True, eq=False)
-class Arrival:
-    """A client's answer in an exchange of :class:`FlowerStrategy`; see :class:`strategies.core.federation.Arrived`."""
-
-    client: str
-    answer: Answer
-    payload: Payload
 
 
 class FlowerStrategy(Strategy):
@@ -190,14 +181,14 @@ class FlowerStrategy(Strategy):
         self, server_round: int, results: FitResults, failures: FitFailures
     ) -> tuple[Parameters | None, dict[str, Scalar]]:
         """Check every answer, aggregate those that pass, and report the devices' scores."""
-        arrived: list[Arrival] = []
+        arrived: list[Reply] = []
         unread: list[tuple[str, str]] = []
         for proxy, result in results:
             try:
-                answer, payload, _ = fit_res_to_answer(result)
+                answer, payload, size = fit_res_to_answer(result)
                 if self._nodes.get(answer.client) != proxy.cid:
                     raise PayloadError(f"node {proxy.cid} does not host {answer.client}")
-                arrived.append(Arrival(answer.client, answer, payload))
+                arrived.append(Reply(answer.client, answer, payload, bytes_up=size))
             except PayloadError as error:
                 unread.append((f"node {proxy.cid}", str(error)))
         closed = self.federation.close(self.state, arrived, len(unread))

@@ -27,8 +27,9 @@ from server.commands.sweep import plan
 from server.engines.inline import InlineEngine
 from server.run.checkpoint import Checkpoint, Checkpoints
 from server.run.conduct import conduct, prepare_output
-from server.run.engine import Failure, Reply
+from server.run.engine import Failure
 from strategies.core.exchange import Batch
+from strategies.core.federation import Reply
 from strategies.core.method import Local, Losses, Server, Update
 from strategies.fedavg import FedAvg
 

@@ -21,9 +21,10 @@ from common.wire.payload import Payload
 from server.results.run import Run
 from server.run.checkpoint import Checkpoints
 from server.run.conduct import prepare_output
-from server.run.engine import Admit, Failure, Reply
+from server.run.engine import Admit, Failure
 from server.run.history import read_rows
 from server.run.rounds import Rounds
+from strategies.core.federation import Reply
 from strategies.core.method import Expected, Local, Server, Update, Upload
 from strategies.fedavg import FedAvg
 

@@ -14,7 +14,8 @@ from common.wire.messages import Answer, Request, read_header
 from common.wire.payload import Payload, encoded_size
 from server.engines.inline import InlineEngine
 from server.run.conduct import conduct, prepare_output
-from server.run.engine import Admit, Failure, Reply
+from server.run.engine import Admit, Failure
+from strategies.core.federation import Reply
 
 Edit = Callable[[Request, Payload], Payload]
 
