@@ -43,7 +43,7 @@ class Request:
 
     Args:
         scale: ``paper``, ``paper_net`` or ``small``.
-        methods: rows by label or method; empty is all that the scale has.
+        methods: rows by label, without commas of its own, or by method; empty is all that the scale has.
         seeds: seeds of each row; empty takes the scale's or the table's own.
         output: folder of everything that is written; ``None`` is ``outputs/reproduce/<scale>``.
         records: folder of what is worth keeping, written after every run; ``None`` keeps nothing besides ``output``.
