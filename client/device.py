@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from client.privacy import Protection
 from client.store import Store
-from client.trainer import LocalExchange, build_model, choose_device, memory_format
+from client.trainer import LocalExchange, choose_device, memory_format
 from common.data.domain import Split
 from common.data.protocols import ClientSpec, content_hash, split_hash, test_subset
 from common.errors import DataError, PayloadError
@@ -26,7 +26,7 @@ from common.storage.state import MODEL_PREFIX
 from common.versions import package_versions
 from common.wire.messages import Answer, Registration, Request, header_of
 from common.wire.payload import Payload, cast_down, cast_up
-from strategies.core.method import Client, Local, Method, Trained, Upload, feature_size
+from strategies.core.method import Client, Local, Method, Trained, Upload, build_model, feature_size
 from strategies.core.protection import check_nothing_else
 
 _MODELS = threading.local()
@@ -245,7 +245,7 @@ class Device:
     def _model(self, client_count: int) -> tuple[nn.Module, dict[str, Tensor]]:
         key = (self.settings.identity, self.settings.seed, client_count, str(self.torch_device))
         if getattr(_MODELS, "key", None) != key:
-            model = build_model(self.settings, self.method, client_count).to(self.torch_device)
+            model = build_model(self.settings, client_count).to(self.torch_device)
             model = model.to(memory_format=memory_format(self.settings))
             _MODELS.key, _MODELS.model = key, model
             _MODELS.initial = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}

@@ -15,7 +15,7 @@ from common.errors import ConfigError
 from common.prototypes import ClassSums, PrototypeSet, class_means
 from common.seeding import generator
 from common.settings import RunSettings, TrainSettings
-from strategies.core.method import Batch, Client, Method, Phase, Trained, feature_size
+from strategies.core.method import Batch, Client, Method, Phase, Trained, build_model, feature_size
 
 EVALUATION_BATCH = 256
 
@@ -119,7 +119,7 @@ class LocalExchange:
 
     def new_model(self) -> nn.Module:
         """Another model of the run's architecture, with its initial weights, on the device."""
-        model = build_model(self.settings, self.method, self.client.client_count).to(self.device)
+        model = build_model(self.settings, self.client.client_count).to(self.device)
         return model.to(memory_format=memory_format(self.settings))
 
     def snapshot(self) -> Mapping[str, Tensor]:
@@ -281,10 +281,3 @@ class LocalExchange:
 
     def _formatted(self, images: Tensor) -> Tensor:
         return images.contiguous(memory_format=memory_format(self.settings))
-
-
-def build_model(settings: RunSettings, method: Method, client_count: int) -> nn.Module:
-    """The run's model with its initial weights, a pure function of the settings and the seed."""
-    data = settings.data
-    model = settings.model.build(data.class_count, data.image_size, settings.seed, data.class_names)
-    return method.extend(model, client_count, settings.seed)

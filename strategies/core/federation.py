@@ -8,13 +8,13 @@ import math
 import statistics
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from threading import Lock
 from typing import TypeVar
 
 import torch
-from torch import nn
 
 from common.errors import PayloadError
 from common.seeding import generator
@@ -26,7 +26,7 @@ from common.wire.payload import Payload, cast_down, cast_up
 from strategies.core.aggregation import at_most, counted
 from strategies.core.bounds import Bounds
 from strategies.core.gate import Gate, Registry
-from strategies.core.method import Client, Method, Server, Update, feature_size
+from strategies.core.method import Client, Method, Server, Update, build_model, feature_size
 from strategies.core.protection import check_protects
 
 PREFIX = ".answer-"
@@ -177,11 +177,12 @@ class Federation:
         settings.aggregation.check(
             self.method.name, self.method.averages, settings.rounds.sampled(len(self.registry.expected))
         )
-        check_protects(settings.privacy, self.method, self._model(), self.method.expects(self.server))
+        check_protects(settings.privacy, self.method, self.server.new_model(), self.method.expects(self.server))
 
     def _server_side(self) -> Server:
         data = self.settings.data
-        model = self._model()
+        new_model = partial(build_model, self.settings, len(self.registry.expected))
+        model = new_model()
         names = self.method.shared_names(model)
         return Server(
             rounds=self.settings.train.rounds,
@@ -194,14 +195,8 @@ class Federation:
             parameters=frozenset(name for name, _ in model.named_parameters() if name in names),
             aggregation=self.settings.aggregation,
             seed=self.settings.seed,
-            new_model=self._model,
+            new_model=new_model,
         )
-
-    def _model(self) -> nn.Module:
-        """The run's model with its initial weights, a pure function of the settings and the seed."""
-        data, seed = self.settings.data, self.settings.seed
-        built = self.settings.model.build(data.class_count, data.image_size, seed, data.class_names)
-        return self.method.extend(built, len(self.registry.expected), seed)
 
     def initial_state(self) -> GlobalState:
         """The global state before the first round, a pure function of the settings and the seed."""

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from common.config import checked
 from common.losses import cross_entropy
 from common.prototypes import PrototypeSet
+from common.settings import RunSettings
 from common.storage.state import GlobalState
 from strategies.core.exchange import (
     Batch,
@@ -216,3 +217,11 @@ class Averaging(Method):
     def average(self, updates: Sequence[Update], server: Server) -> dict[str, Tensor]:
         """``sum_k N_k w_k / sum_k N_k``, or the plain mean."""
         return server.aggregation.average(updates, uniform=self.weighting == "uniform")
+
+
+def build_model(settings: RunSettings, client_count: int) -> nn.Module:
+    """The run's model as its method extends it, with initial weights: a pure function of settings, seed and clients."""
+    data, seed = settings.data, settings.seed
+    model = settings.model.build(data.class_count, data.image_size, seed, data.class_names)
+    extended: nn.Module = settings.method.extend(model, client_count, seed)
+    return extended

@@ -19,7 +19,7 @@ from support.toy import CLASSES, Toy, toy_settings
 from client.device import Device
 from client.privacy import Protection
 from client.store import Store
-from client.trainer import LocalExchange, build_model
+from client.trainer import LocalExchange
 from common.data.protocols import ClientSpec
 from common.errors import ConfigError, PayloadError
 from common.privacy import GaussianPrivacy, NoPrivacy, clip_rows, gaussian
@@ -28,7 +28,7 @@ from common.seeding import generator
 from common.settings import RunSettings, load_settings, settings_of
 from server.run.accounting import epsilon
 from strategies.core.federation import Federation
-from strategies.core.method import Client, Upload
+from strategies.core.method import Client, Upload, build_model
 from strategies.core.protection import check_nothing_else
 
 CLIP, ON = 2.0, ("privacy=gaussian", "privacy.clip=2.0")
@@ -45,7 +45,7 @@ def exchange(settings: RunSettings, *, changed: int | None = None) -> LocalExcha
         images = split.images.clone()
         images[changed] = 255 - images[changed]
         split = replace(split, images=images)
-    model = build_model(settings, settings.method, 3)
+    model = build_model(settings, 3)
     received = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     counts = tuple(split.class_counts(CLASSES).tolist())
     return LocalExchange(

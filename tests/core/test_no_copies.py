@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from client.device import Device
 from client.store import Store
-from client.trainer import LocalExchange, build_model
+from client.trainer import LocalExchange
 from common.data.protocols import ClientSpec
 from common.prototypes import PrototypeSet
 from common.settings import RunSettings
 from common.wire.messages import Request
 from common.wire.payload import Payload
-from strategies.core.method import Client
+from strategies.core.method import Client, build_model
 
 
 def request(settings: RunSettings, domain: str, number: int) -> Request:
@@ -60,13 +60,13 @@ def test_images_are_kept_once_per_process_and_nets_are_loaded_in_place(tmp_path:
 
 
 def initial(settings: RunSettings) -> dict[str, Tensor]:
-    return {name: tensor.clone() for name, tensor in build_model(settings, settings.method, 3).state_dict().items()}
+    return {name: tensor.clone() for name, tensor in build_model(settings, 3).state_dict().items()}
 
 
 @pytest.mark.parametrize(("momentum", "decay"), [(0.9, 1e-5), (0.0, 0.0), (0.5, 0.1)])
 def test_one_call_per_operation_changes_no_bit(momentum: float, decay: float, tmp_path: Path) -> None:
     settings = toy_settings("fedavg", tmp_path, train={"momentum": momentum, "weight_decay": decay})
-    fast, slow = (build_model(settings, settings.method, 3) for _ in range(2))
+    fast, slow = (build_model(settings, 3) for _ in range(2))
     split = Toy().load("bright").train
     local = LocalExchange(
         settings, settings.method, fast, Client("bright-0", "bright", len(split), (7, 6, 6, 6), 0, 3), split,

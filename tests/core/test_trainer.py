@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from client.device import Device
 from client.store import Store
-from client.trainer import LocalExchange, build_model, choose_device, memory_format
+from client.trainer import LocalExchange, choose_device, memory_format
 from common.data.protocols import ClientSpec
 from common.errors import ConfigError, DataError, PayloadError
 from common.models.specs import DigitCNN
@@ -22,7 +22,7 @@ from common.prototypes import PrototypeSet, class_means
 from common.settings import RunSettings, with_method
 from common.wire.messages import Answer, Request, read_header
 from common.wire.payload import Payload
-from strategies.core.method import Client, Local, Losses, Phase
+from strategies.core.method import Client, Local, Losses, Phase, build_model
 from strategies.fedavg import FedAvg
 from strategies.fedproto import FedProto
 
@@ -36,7 +36,7 @@ def exchange(settings: RunSettings, domain: str = "bright", number: int = 1, **r
     return LocalExchange(
         settings,
         settings.method,
-        build_model(settings, settings.method, 3),
+        build_model(settings, 3),
         Client(f"{domain}-0", domain, len(split), counts, 0, 3),
         split,
         round_number=number,
@@ -286,7 +286,7 @@ def request(settings: RunSettings, **changes: Any) -> Request:
 
 
 def message(settings: RunSettings) -> Payload:
-    return Payload({}, build_model(settings, settings.method, 3).state_dict())
+    return Payload({}, build_model(settings, 3).state_dict())
 
 
 def test_an_answer_says_what_was_done(tmp_path: Path) -> None:

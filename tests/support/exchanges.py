@@ -7,10 +7,10 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from client.trainer import LocalExchange, build_model
+from client.trainer import LocalExchange
 from common.prototypes import PrototypeSet
 from common.settings import RunSettings
-from strategies.core.method import Client
+from strategies.core.method import Client, build_model
 
 
 def local_exchange(
@@ -27,7 +27,7 @@ def local_exchange(
     domain = settings.data.load(specs[position].domain)
     split = domain.train.subset(settings.protocol.split(domain, specs[position], settings.seed))
     counts = tuple(split.class_counts(settings.data.class_count).tolist())
-    model = build_model(settings, settings.method, len(specs)).train()
+    model = build_model(settings, len(specs)).train()
     return LocalExchange(
         settings,
         settings.method,
