@@ -63,6 +63,11 @@ def test_rows_that_papers_print_twice_have_the_same_numbers() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(TABLES))
+def test_no_guard_of_ours_changes_a_paper_s_updates(name: str) -> None:
+    assert load_settings([f"experiment={name}"]).rounds.outliers == "off"
+
+
+@pytest.mark.parametrize("name", sorted(TABLES))
 def test_rows_name_methods_and_settings_that_exist(name: str) -> None:
     for row in TABLES[name].rows:
         path = CONF / "method" / f"{method_of(row)}.yaml"
