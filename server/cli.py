@@ -195,7 +195,7 @@ def _reproduce(table: Annotated[list[str], words("[TABLE] [KEY=VALUE]...", defau
     goldfinch reproduce fpl_digits scale=small
     TABLE          the table; without it, all are listed
     scale=         paper (default); small: a stated reduction for two CPU cores; paper_net: fewer rounds alone
-    methods=A,B    rows by label (leave its own commas out) or method; all by default
+    methods=A,B    rows by label as written (its own commas left out), or all of a method's; default: every row
     seeds=0,1,2    the table's own by default
     output=DIR     outputs/reproduce/SCALE by default
     records=DIR    keep page, curves and each run's summary and history there, as runs end

@@ -180,7 +180,9 @@ class PublishedTable:
         return list({item.partition("=")[0]: item for item in chosen}.values())
 
     def select(self, wanted: Sequence[str]) -> tuple[PublishedRow, ...]:
-        """The rows that ``wanted`` names by label or by method; all if it is empty.
+        """The rows that ``wanted`` names; all if it is empty.
+
+        A label as it is written (without its commas) names its row alone, a method all of its rows.
 
         Raises:
             ConfigError: a name fits no row.
@@ -192,8 +194,9 @@ class PublishedTable:
             if not any(_plain(word) in each for each in names.values()):
                 known = [*names, *(method_of(row) for row in self.rows)]
                 raise ConfigError(f"{self.name} has no row {word!r}; {nearest(word, known)}")
-        plain = {_plain(word) for word in wanted}
-        return tuple(row for row in self.rows if names[row.label] & plain)
+        labels = {row.label: row.label.replace(",", "") for row in self.rows}
+        plain = {_plain(word) for word in wanted if word not in labels.values()}
+        return tuple(row for row in self.rows if labels[row.label] in wanted or names[row.label] & plain)
 
 
 def method_of(row: PublishedRow) -> str:

@@ -162,6 +162,9 @@ def test_rows_are_chosen_by_label_or_method_and_mistakes_name_the_nearest() -> N
     table = TABLES["fedgca_digits"]
     assert [row.label for row in table.select(["FedAVG+RC", "fedgca"])] == ["FedAVG+RC", "FedGCA"]
     assert [row.label for row in table.select(["fedavg"])] == ["FedAVG", "FedAVG+RC"]
+    assert [row.label for row in table.select(["FedAVG"])] == ["FedAVG"], (
+        "a label as written is one row, a method all its rows"
+    )
     readings = TABLES["fedapc_office_readings"]
     assert [row.label for row in readings.select(["FedAPC views"])] == ["FedAPC, views"], "a comma separates rows"
     with pytest.raises(ConfigError, match="did you mean 'fedsam'"):
