@@ -97,12 +97,17 @@ def parse(arguments: Sequence[str]) -> Request:
     return Request(
         published_table(names[0]),
         cast("Scale", own["scale"]),
-        tuple(word for word in own["methods"].split(",") if word),
-        tuple(_seed(word) for word in own["seeds"].split(",") if word),
+        _items(own["methods"]),
+        tuple(_seed(word) for word in _items(own["seeds"])),
         own["output"] or None,
         tuple(overrides),
         own["records"] or None,
     )
+
+
+def _items(value: str) -> tuple[str, ...]:
+    """``A,B``, also as Hydra writes a list, ``[A, B]``."""
+    return tuple(word.strip() for word in value.strip("[]").split(",") if word.strip())
 
 
 def _seed(word: str) -> int:

@@ -213,6 +213,9 @@ def test_words_of_the_command_line() -> None:
     assert (request.table.name, request.scale, request.methods) == ("fpl_office", "small", ("fedavg", "FPL"))
     assert (request.seeds, request.overrides, request.folder) == ((3, 1), ("train.rounds=2",), Path("x"))
     assert request.command == "goldfinch reproduce fpl_office scale=small methods=fedavg,FPL seeds=3,1 train.rounds=2"
+    assert parse(["fpl_office", "methods=[fedavg, FPL]", "seeds=[3,1]"]).methods == request.methods, (
+        "as Hydra writes a list"
+    )
     assert parse(["fpl_office"]).folder == Path("outputs/reproduce/paper")
 
 
