@@ -19,7 +19,7 @@ help: ## this list
 setup: $(STAMP) ## the virtual environment, pinned; EXTRAS=device for a device, TORCH_INDEX=<index of CPU wheels> without CUDA
 
 $(STAMP): requirements.txt pyproject.toml
-	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info[:2] < (3, 11))' || { echo "Goldfinch needs Python 3.11 or later; set PYTHON=/path/to/python3.11"; exit 1; }
+	@"$(PYTHON)" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || { echo "Goldfinch needs Python 3.11 to 3.13; set PYTHON=/path/to/python3.11"; exit 1; }
 	test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV)
 	$(if $(TORCH_INDEX),$(PIP) --index-url "$(TORCH_INDEX)" torch torchvision)
 	$(PIP) setuptools
