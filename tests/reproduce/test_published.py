@@ -184,8 +184,57 @@ def test_a_row_that_the_released_code_made_differently_stands_beside_the_method_
         assert [row.label for row in TABLES[name].select(["feddyn"])] == ["FedDyn as released", "FedDyn"]
 
 
+def feddyn_rows(*names: str) -> list[tuple[str, str]]:
+    return [(name, row.label) for name in names for row in TABLES[name].rows if method_of(row) == "feddyn"]
+
+
+MADE_WITH = [
+    *((name, label, {"alpha": 0.1}) for name, label in feddyn_rows("fedgca_digits", "fedgca_digits_losses")),
+    *((name, label, {"alpha": 10.0}) for name, label in feddyn_rows("fedgca_pacs", "fedgca_pacs_losses")),
+    ("fedgca_digits", "FedGCA", {"alpha": 0.1, "beta": 0.1}),
+    ("fedgca_pacs", "FedGCA", {"alpha": 10.0, "beta": 8.0}),
+    ("fedgca_digits_other_reading", "FedGCA", {"alpha": 0.1, "beta": 10.0}),
+    ("fedgca_pacs_other_reading", "FedGCA", {"alpha": 0.1, "beta": 8.0}),
+    *(("fedgca_pacs", label, {"fidelity": "released_pacs"}) for label in ("FedADG", "FedADG+RC")),
+    *((name, "FedOPT", {"start": "mean"}) for name in ("fpl_office", "fpl_digits")),
+    *((name, "MOON", {"frozen_mode": "train"}) for name in ("fpl_office", "fpl_digits")),
+    *(
+        (name, "FedProc", {"schedule": "rethinkfl", "prototype_mode": "last_epoch_running", "keep_missing": False})
+        for name in ("fpl_office", "fpl_digits")
+    ),
+    *((f"fedpall_{data}", "FedBN", {"layers": "name"}) for data in ("office", "digits", "pacs")),
+    *((f"fedplcc_{data}", "FedPLVM", {"weighting": "uniform"}) for data in ("office", "digit5", "domainnet")),
+    ("fedplcc_digit5", "FedPLVM", {"contrast": 100.0, "correction": 100.0}),
+    ("fedplcc_digit5", "FedPLCC", {"contrast": 100.0, "correction": 1000.0}),
+    ("fedplcc_office", "FedPLCC", {"contrast": 20.0, "correction": 200.0}),
+    ("fedapc_office", "FedAPC", {"reading": "prototypes", "prototype_views": 2}),
+]
+
+
+@pytest.mark.parametrize(("name", "label", "options"), MADE_WITH, ids=lambda value: str(value).replace("'", ""))
+def test_rows_are_made_with_the_options_of_their_papers(name: str, label: str, options: dict[str, object]) -> None:
+    row = next(row for row in TABLES[name].rows if row.label == label)
+    for scale in ("paper", "small"):
+        method = load_settings(TABLES[name].overrides(row, scale)).method
+        assert {option: getattr(method, option) for option in options} == options
+
+
+@pytest.mark.parametrize("name", [name for name in sorted(TABLES) if name.startswith(("fedplcc", "fedgca_digits"))])
+def test_papers_that_name_no_augmentation_train_on_images_as_they_are(name: str) -> None:
+    augmentation = load_settings([f"experiment={name}"]).data.augmentation
+    assert (augmentation.crop_padding, augmentation.flip, augmentation.erasing) == (0, False, 0.0)
+
+
+@pytest.mark.parametrize("name", [name for name in sorted(TABLES) if name.startswith("fedgca")])
+def test_fedgca_has_two_views_beside_the_image_and_the_rows_without_views_none(name: str) -> None:
+    for row in TABLES[name].rows:
+        views = load_settings(TABLES[name].overrides(row, "paper")).views
+        assert views.count == (0 if "views=none" in row.overrides else 2), row.label
+
+
 def test_a_sweep_has_one_row_for_each_point_and_its_published_averages() -> None:
     rows = TABLES["fedpall_office_sensitivity"].rows
+    assert [row.label.rpartition(" ")[2] for row in rows[:4]] == ["0.1", "0.2", "0.5", "1"], "the figure's grid"
     assert len(rows) == 16
     assert {row.label: row.average for row in rows if row.average} == {
         "mu = 0.2, delta = 0.2": 69.12,
