@@ -180,23 +180,21 @@ class PublishedTable:
         return list({item.partition("=")[0]: item for item in chosen}.values())
 
     def select(self, wanted: Sequence[str]) -> tuple[PublishedRow, ...]:
-        """The rows that ``wanted`` names; all if it is empty.
-
-        A label as it is written (without its commas) names its row alone, a method all of its rows.
+        """The rows that ``wanted`` names: a label as written (without its commas) one row, a method all of its rows.
 
         Raises:
             ConfigError: a name fits no row.
         """
-        if not wanted:
-            return self.rows
+        chosen: set[str] = set()
         names = {row.label: {_plain(row.label), _plain(method_of(row))} for row in self.rows}
         for word in wanted:
-            if not any(_plain(word) in each for each in names.values()):
+            exact = {label for label in names if label.replace(",", "") == word}
+            found = exact or {label for label, each in names.items() if _plain(word) in each}
+            if not found:
                 known = [*names, *(method_of(row) for row in self.rows)]
                 raise ConfigError(f"{self.name} has no row {word!r}; {nearest(word, known)}")
-        labels = {row.label: row.label.replace(",", "") for row in self.rows}
-        plain = {_plain(word) for word in wanted if word not in labels.values()}
-        return tuple(row for row in self.rows if labels[row.label] in wanted or names[row.label] & plain)
+            chosen |= found
+        return tuple(row for row in self.rows if row.label in chosen)
 
 
 def method_of(row: PublishedRow) -> str:
