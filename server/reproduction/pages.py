@@ -119,7 +119,7 @@ def _with_gap(printed: float | None, deviation: float | None, gap: float | None)
 def _order(comparison: Comparison) -> tuple[tuple[str, ...], Rows]:
     named = [(column.title, comparison.order(column)) for column in comparison.comparable]
     rows: Rows = []
-    for name, order in [*named, ("average", comparison.order())]:
+    for name, order in [*((name, order) for name, order in named if order.rows), ("average", comparison.order())]:
         kept = f"{order.kept} of {order.pairs}" + (f", {order.tied} tied" if order.tied else "")
         rows.append((name, str(order.rows), _number(order.correlation), kept))
     return ("column", "rows", "Spearman", "pairs in the paper's order"), rows

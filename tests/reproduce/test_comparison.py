@@ -103,6 +103,18 @@ def test_order_is_over_comparable_columns_only() -> None:
     assert found.order(found.columns[0]).correlation == pytest.approx(0.5)
 
 
+def test_where_averages_alone_are_printed_they_are_compared_with_ours_over_all_columns() -> None:
+    found = comparison()
+    bare = [dataclasses.replace(line, row=dataclasses.replace(line.row, cells=())) for line in found.lines]
+    found = dataclasses.replace(found, lines=tuple(bare))
+    # ours: A 61.3, B 85.3, C 56.7; printed: 73.3, 70, 78.7
+    assert (found.order().rows, found.order().kept) == (3, 0)
+    markdown, _ = pages(found, "x")
+    assert "The average is over all, as no single one is printed." in markdown
+    assert "| MNIST | 0 |" not in markdown
+    assert "The average is over the data sets that both sides have." in pages(comparison(), "x")[0]
+
+
 def test_agreement_needs_three_rows_that_differ() -> None:
     assert agreement([(1.0, 2.0), (2.0, 3.0)]).correlation is None
     assert agreement([(1.0, 2.0), (1.0, 3.0), (1.0, 4.0)]).correlation is None
