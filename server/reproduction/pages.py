@@ -117,9 +117,10 @@ def _with_gap(printed: float | None, deviation: float | None, gap: float | None)
 
 
 def _order(comparison: Comparison) -> tuple[tuple[str, ...], Rows]:
-    named = [(column.title, comparison.order(column)) for column in comparison.comparable]
+    columns = comparison.comparable if any(line.row.cells for line in comparison.lines) else ()
+    named = [(column.title, comparison.order(column)) for column in columns]
     rows: Rows = []
-    for name, order in [*((name, order) for name, order in named if order.rows), ("average", comparison.order())]:
+    for name, order in [*named, ("average", comparison.order())]:
         kept = f"{order.kept} of {order.pairs}" + (f", {order.tied} tied" if order.tied else "")
         rows.append((name, str(order.rows), _number(order.correlation), kept))
     return ("column", "rows", "Spearman", "pairs in the paper's order"), rows
