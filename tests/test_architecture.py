@@ -24,7 +24,6 @@ from strategies.core.method import Method
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("common", "strategies", "client", "server")
 SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
-EVERYTHING = sorted([*SOURCES, *(ROOT / "tests").rglob("*.py"), *(ROOT / "bench").rglob("*.py")])
 METHODS = sorted((CONF / "method").glob("*.yaml"))
 
 
@@ -117,9 +116,22 @@ def test_randomness_is_always_keyed() -> None:
     assert not wrong
 
 
-@pytest.mark.parametrize("path", EVERYTHING, ids=name_of)
-def test_files_are_short(path: Path) -> None:
-    assert len(path.read_text().splitlines()) <= 400
+LONGEST_FUNCTION = 60
+KNOWN_LONG_FUNCTIONS = {"prototype_kernel": 200, "search": 71, "submit": 61}
+"""Lines of functions that are longer; a Triton kernel is one function, the others are to become shorter."""
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name_of)
+def test_functions_are_short(path: Path) -> None:
+    """A function fits on one screen; its docstring is not counted. How long a file is follows from its subject."""
+    too_long = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno is not None:
+            docstring = ast.get_docstring(node, clean=False) or ""
+            lines = node.end_lineno - node.lineno + 1 - len(docstring.splitlines())
+            if lines > KNOWN_LONG_FUNCTIONS.get(node.name, LONGEST_FUNCTION):
+                too_long.append(f"{node.name}: {lines} lines")
+    assert not too_long
 
 
 def test_empty_and_absent_package_files() -> None:
@@ -196,24 +208,14 @@ def significant(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("path", METHODS, ids=lambda path: path.stem)
-def test_a_method_is_one_short_file_and_one_short_yaml(path: Path) -> None:
+def test_a_method_is_one_file_and_one_short_yaml(path: Path) -> None:
     node = node_of(path, "data=digits")
     method = build(node, "method")
     assert isinstance(method, Method)
     assert method.name == path.stem
     source = Path(inspect.getfile(type(method)))
     assert source == ROOT / "strategies" / f"{path.stem}.py"
-    assert len(source.read_text().splitlines()) <= 120
-    code = [line for line in source.read_text().splitlines() if line.strip()]
     assert len(significant(path.read_text())) <= 15
-    assert len(code) - documentation_lines(source) <= 150
-
-
-def documentation_lines(source: Path) -> int:
-    tree = ast.parse(source.read_text())
-    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)]
-    texts = [node.body[0] for node in nodes if node.body and ast.get_docstring(node) is not None]
-    return sum(text.end_lineno - text.lineno + 1 for text in texts if text.end_lineno is not None)
 
 
 @pytest.mark.parametrize("path", METHODS, ids=lambda path: path.stem)
