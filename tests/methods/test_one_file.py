@@ -1,0 +1,110 @@
+"""The whole method in one file trains the same model as ``goldfinch run`` with the settings that the file names."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from common.prototypes import PrototypeSet
+from common.settings import load_settings
+from common.storage.state import GlobalState
+from server.engines.inline import InlineEngine
+from server.results.run import Run
+from server.run.conduct import conduct, prepare_output
+
+FILE = Path(__file__).resolve().parents[2] / "docs" / "fpl_in_one_file.py"
+
+
+@pytest.fixture(scope="module")
+def one_file() -> ModuleType:
+    specification = importlib.util.spec_from_file_location("fpl_in_one_file", FILE)
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+def command_in_the_file() -> list[str]:
+    """The words of the ``goldfinch run`` command in the file's docstring."""
+    found = re.search(r"goldfinch run (.+)", FILE.read_text())
+    assert found is not None
+    return found[1].split()
+
+
+def test_scores_and_tensors_are_those_of_goldfinch(one_file: ModuleType, tmp_path: Path) -> None:
+    settings = load_settings([*command_in_the_file(), f"output={tmp_path}"])
+    prepare_output(settings)
+    summary = conduct(settings, InlineEngine(settings))
+    state = Run(tmp_path).checkpoint.state
+
+    scores, weights, prototypes = one_file.run()
+
+    assert {name: f"{score:.2f}" for name, score in scores.items()} == {
+        name: f"{score:.2f}" for name, score in summary["accuracy"].items()
+    }
+    assert set(weights) == set(state.weights)
+    for name, tensor in weights.items():
+        torch.testing.assert_close(tensor, state.weights[name], rtol=0, atol=1e-6)
+    assert torch.equal(prototypes.labels, state.prototypes.labels)
+    torch.testing.assert_close(prototypes.vectors, state.prototypes.vectors, rtol=0, atol=1e-6)
+
+
+def test_the_settings_at_its_top_are_those_of_its_command(one_file: ModuleType) -> None:
+    settings = load_settings(command_in_the_file())
+    assert settings.train.rounds == one_file.ROUNDS
+    assert settings.train.epochs == one_file.EPOCHS
+    assert settings.train.batch_size == one_file.BATCH_SIZE
+    assert settings.train.learning_rate == one_file.LEARNING_RATE
+    assert settings.train.momentum == one_file.MOMENTUM
+    assert settings.train.weight_decay == one_file.WEIGHT_DECAY
+    assert settings.method.temperature == one_file.TEMPERATURE
+    assert settings.seed == one_file.SEED
+    assert settings.data.domains == one_file.DOMAINS
+    assert settings.data.augmentation == one_file.AUGMENTATION
+
+
+def test_the_gradient_is_that_of_the_formulas(one_file: ModuleType) -> None:
+    draws = torch.Generator().manual_seed(0)
+    features = torch.rand(9, 128, generator=draws, dtype=torch.float64).requires_grad_()
+    labels = torch.arange(9)
+    vectors = torch.rand(20, 128, generator=draws, dtype=torch.float64)
+    prototypes = one_file.Prototypes(vectors, torch.arange(10).repeat_interleave(2))
+    unbiased = torch.rand(10, 128, generator=draws, dtype=torch.float64)
+
+    loss = torch.zeros((), dtype=torch.float64)
+    for feature, label in zip(features, labels, strict=True):
+        similarity = torch.cosine_similarity(feature[None], vectors) / one_file.TEMPERATURE
+        own = similarity[prototypes.labels == label].exp().sum()
+        loss = loss - torch.log(own / similarity.exp().sum()) / 9
+        loss = loss + (feature - unbiased[label]).square().mean() / 9
+    (expected,) = torch.autograd.grad(loss, features)
+
+    found = one_file.prototype_gradient(features, labels, prototypes, unbiased)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_it_is_short_and_stands_on_its_own() -> None:
+    text = FILE.read_text()
+    assert len(text.splitlines()) <= 300
+    imported = set(re.findall(r"^\s*(?:from|import) (\S+)", text, re.MULTILINE))
+    ours = {name for name in imported if name.split(".")[0] in ("common", "strategies", "client", "server")}
+    assert ours == {"common.data.augmentation", "common.data.domain", "common.data.glyphs", "common.seeding"}
+    others = {name.split(".")[0] for name in imported - ours}
+    assert others == {"__future__", "copy", "typing", "warnings", "torch", "finch"}
+
+
+def test_the_state_has_the_same_hash(one_file: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(one_file, "ROUNDS", 1)
+    settings = load_settings([*command_in_the_file(), "train.rounds=1", f"output={tmp_path}"])
+    prepare_output(settings)
+    summary = conduct(settings, InlineEngine(settings))
+    _, weights, found = one_file.run()
+    counts = Run(tmp_path).checkpoint.state.prototypes.weights  # how many class means each cluster has
+    state = GlobalState(1, weights, PrototypeSet(found.vectors, found.labels, counts))
+    assert state.sha256() == summary["state_sha256"]
