@@ -52,8 +52,11 @@ def variants() -> Iterator[tuple[str, float, list[str]]]:
 
 
 def prototypes(noise: float) -> tuple[str, float, list[str]]:
-    """FPL with only its prototypes clipped and noised."""
-    return "FPL, prototypes", noise, ["method=fpl", *ON, f"privacy.noise_multiplier={noise}"]
+    """FPL with only its prototypes clipped and noised; without noise they are only clipped.
+
+    A run in which nothing carries noise is refused, so that clipping alone has noise that changes nothing.
+    """
+    return "FPL, prototypes", noise, ["method=fpl", *ON, f"privacy.noise_multiplier={max(noise, 1e-9)}"]
 
 
 def both(noise: float) -> tuple[str, float, list[str]]:
@@ -71,7 +74,9 @@ def measure(data: str, variant: str, noise: float, overrides: list[str], seed: i
         summary = conduct(settings, InlineEngine(settings))
     private = summary.get("privacy")
     found = (
-        max((value for value in private["epsilon"].values() if value is not None), default=None) if private else None
+        max((value for value in private["conditional_epsilon"].values() if value is not None), default=None)
+        if private and noise
+        else None
     )
     last = summary["scores"]["last_n"]
     return {

@@ -27,7 +27,7 @@ from common.versions import package_versions
 from common.wire.messages import Answer, Registration, Request, header_of
 from common.wire.payload import Payload, cast_down, cast_up
 from strategies.core.method import Client, Local, Method, Trained, Upload, build_model, feature_size
-from strategies.core.protection import check_nothing_else
+from strategies.core.protection import check_nothing_else, check_scores
 
 _MODELS = threading.local()
 """The model of this thread with its initial state, so that a Ray actor or an inline worker builds its net once."""
@@ -252,7 +252,13 @@ class Device:
         return _MODELS.model, _MODELS.initial
 
     def _score(self, local: LocalExchange, request: Request, validation: Split) -> tuple[list[Any], Any]:
-        """The scores that were asked for, of the model as it was received or as the method adapts it."""
+        """The scores that were asked for, of the model as it was received or as the method adapts it.
+
+        Raises:
+            ConfigError: the run is private, and a score would tell of the client's own images.
+        """
+        if request.score or request.validate:
+            check_scores(self.settings.privacy, self.method, validates=request.validate)
         adapts = self.method.adapts and (bool(request.score) or request.validate)
         before = {name: tensor.clone() for name, tensor in local.model.state_dict().items()} if adapts else {}
         if adapts:

@@ -16,6 +16,7 @@ an observer is told in several rounds composes; an accountant counts (:mod:`serv
 
 import math
 import os
+from collections.abc import Mapping
 from typing import Literal
 
 import numpy as np
@@ -27,6 +28,13 @@ from common.errors import libraries_of
 from common.precision import NORM_FLOOR
 
 Unit = Literal["sample", "client"]
+
+NEIGHBOURS: Mapping[Unit, str] = {
+    "sample": "replace-one sample: one training image is another one of the same class",
+    "client": "replace-one client: any number of one client's training images are others, class counts stay equal",
+}
+"""What neighbouring data sets differ in, by unit. Adding or removing a sample, or a client, is neither of them."""
+
 Randomness = Literal["auto", "keyed", "system"]
 
 
@@ -60,10 +68,22 @@ class GaussianPrivacy:
     delta: Fraction = 1e-5
     randomness: Randomness = "auto"
 
-    def releases(self, *, prototypes: bool, weights: bool) -> list[float]:
-        """The noise multipliers of what one answer releases; of prototypes and weights, as far as they are noised."""
-        parts = [self.noise_multiplier] if prototypes else []
-        return parts + ([self.update_noise_multiplier] if weights and self.update_clip is not None else [])
+    def noised(self, *, prototypes: bool, weights: bool) -> dict[str, float]:
+        """Return the noise multipliers of the parts of an answer that carry noise, by part.
+
+        Args:
+            prototypes: whether the method sends prototypes.
+            weights: whether the method sends weights.
+
+        Returns:
+            Standard deviations over L2 sensitivities, > 0. A part that is sent and is not here is not protected.
+        """
+        found: dict[str, float] = {}
+        if prototypes and self.noise_multiplier > 0:
+            found["prototypes"] = self.noise_multiplier
+        if weights and self.update_clip is not None and self.update_noise_multiplier > 0:
+            found["weights"] = self.update_noise_multiplier
+        return found
 
 
 def clip_rows(rows: Tensor, norm: float) -> Tensor:

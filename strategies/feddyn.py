@@ -53,6 +53,11 @@ class FedDyn(Averaging):
         """Whether what is scored is another than what training starts from; with ``alpha=0`` they are one."""
         return self.scored == "mean" and self.alpha > 0
 
+    @property
+    def scores_own_training(self) -> bool:
+        """The mean was received, so its score says nothing of the client's own training data."""
+        return False
+
     def adapt(self, local: Local) -> None:
         """Put the mean's parameters in; buffers are the mean's anyway."""
         local.model.load_state_dict(under_prefix(dynamics.SCORED_PREFIX, local.extra), strict=False)

@@ -16,7 +16,7 @@ from common.metrics import best_round, peak_bytes, summarise
 from common.settings import RunSettings, yaml_of
 from common.storage.files import write_json, write_text
 from common.versions import package_versions, processor
-from server.run.accounting import check_accountant, privacy_report
+from server.run.accounting import check_accountant
 from server.run.engine import Engine
 from server.run.history import PARTS
 from server.run.lines import stream_rows
@@ -173,7 +173,7 @@ def summary_of(settings: RunSettings, rounds: Rounds, seconds: float) -> dict[st
         rules.pop("final", None)
     final = rules.get("final", {})
     registrations = rounds.registry.registrations
-    private = privacy_report(settings, stream_rows(folder / "activity.csv"), sends_weights=bool(rounds.server.shared))
+    private = rounds.privacy_report()
     return {
         "method": settings.method.name,
         "data": settings.data.name,

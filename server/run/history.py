@@ -42,6 +42,7 @@ ACTIVITY = (
     "bytes_up_extra",
     "peak_bytes",
     "releases",
+    "randomness",
 )
 PARTS = ("weights", "prototypes", "extra", "header")
 BYTES = ("round", "exchange", "client", "method", "way", "status", *PARTS, "total")

@@ -11,11 +11,13 @@ from typing import Any
 
 from common.errors import EngineError
 from common.metrics import RoundScore, best_round, domain_accuracy
+from common.privacy import GaussianPrivacy
 from common.prototypes import PrototypeSet
 from common.settings import RunSettings, differing, yaml_of
 from common.storage.files import write_text
 from common.storage.state import GlobalState
 from common.wire.messages import Registration
+from server.run.accounting import Ledger, conditions, privacy_report, spoken, unprotected, warnings_of
 from server.run.checkpoint import BEST, Checkpoint, Checkpoints, check_belongs, check_length
 from server.run.earlier import Earlier, best_of, changed_code
 from server.run.engine import ENOUGH, MOST_REASON, Engine, Failure
@@ -65,6 +67,7 @@ class Rounds:
         self.earlier = Earlier()
         self._count_less: set[str] = set()
         self._best: RoundScore | None = None
+        self.ledger: Ledger | None = None
         self._failures: Sequence[Failure] = ()  # of an exchange in which no answer was let in
         self.earlier_seconds = 0.0
         self._started = time.perf_counter()
@@ -90,6 +93,7 @@ class Rounds:
             self.state = self.federation.initial_state()
         total = self.settings.train.rounds
         self._take_over(total)
+        self._open_ledger()
         self.history.event(
             "start" if resumed is None else "resume",
             round=self.state.round,
@@ -100,6 +104,7 @@ class Rounds:
             run=self.run_id,
             **({"best": best_of(self.history.round_scores())} if resumed else {}),
         )
+        self._warn_of_privacy()
         missed = 0
         for number in range(self.state.round + 1, total + 1):
             if self.stop():
@@ -121,8 +126,41 @@ class Rounds:
         if self.problem:
             self.history.event("failed", round=self.state.round, reason=self.problem)
         else:
+            self._tell_privacy()
             self.history.event("finish", round=self.state.round, sha256=self.state.sha256())
         return self.state
+
+    # ---- privacy ---------------------------------------------------------------------------------------------------
+
+    def _open_ledger(self) -> None:
+        """Begin to count what clients release, or go on counting."""
+        if isinstance(self.settings.privacy, GaussianPrivacy):
+            sent = {"prototypes": self.method.prototypes_from != "none", "weights": bool(self.server.shared)}
+            self.ledger = Ledger(self.settings.output_folder, sent, anew=not self.settings.resume)
+
+    def _warn_of_privacy(self) -> None:
+        """Say before the first round what the settings do not protect."""
+        privacy = self.settings.privacy
+        if self.ledger is None or not isinstance(privacy, GaussianPrivacy):
+            return
+        for reason in conditions(unprotected(privacy, self.ledger.sent), ()):
+            self.history.event("privacy warning", round=self.state.round, reason=f"no epsilon: {reason}")
+        for reason in warnings_of(privacy, self._samples()):
+            self.history.event("privacy warning", round=self.state.round, reason=reason)
+
+    def _tell_privacy(self) -> None:
+        """Say what was spent."""
+        report = self.privacy_report()
+        if report:
+            self.history.event("privacy spent", round=self.state.round, reason=spoken(report))
+
+    def privacy_report(self) -> dict[str, Any] | None:
+        """Return what has been released so far; ``None`` without differential privacy."""
+        return privacy_report(self.settings, self.ledger, self._samples())
+
+    def _samples(self) -> dict[str, int]:
+        registrations = self.registry.registrations
+        return {client: registrations[client].samples for client in sorted(registrations)}
 
     def _trouble(self, number: int) -> str:
         """Why answers did not count, and what is kept."""
@@ -283,6 +321,8 @@ class Rounds:
         closing = None
         if 0 < enough < len(participants):
             closing = Closing(enough, frozenset(name for name, request in requests.items() if request.score))
+        if self.ledger is not None:
+            self.ledger.asked(self.run_id, [name for name, request in requests.items() if request.train])
         replies, failures = self.engine.exchange(
             message,
             requests,
@@ -316,22 +356,22 @@ class Rounds:
                 validated.append(self._score_row(scored_round, reply, reply.answer.validation))
         self.history.add_scores(rows)
         self.history.add_validation(validated)
-        self.history.add_activity(
-            [
-                _activity_row(number, exchange, reply, self.registry.domain(reply.client))
-                | (
-                    {"status": "clipped", "reason": _factors(closed.clipped[reply.client])[:MOST_REASON]}
-                    if reply.client in closed.clipped
-                    else {}
-                )
-                for reply in closed.admitted
-            ]
-            + [
-                {"round": number, "exchange": exchange, "client": failure.client, "status": failure.status}
-                | {"domain": self.registry.domain(failure.client), "reason": failure.reason}
-                for failure in failures
-            ]
-        )
+        activity: list[dict[str, Any]] = [
+            _activity_row(number, exchange, reply, self.registry.domain(reply.client))
+            | (
+                {"status": "clipped", "reason": _factors(closed.clipped[reply.client])[:MOST_REASON]}
+                if reply.client in closed.clipped
+                else {}
+            )
+            for reply in closed.admitted
+        ] + [
+            {"round": number, "exchange": exchange, "client": failure.client, "status": failure.status}
+            | {"domain": self.registry.domain(failure.client), "reason": failure.reason}
+            for failure in failures
+        ]
+        self.history.add_activity(activity)
+        if self.ledger is not None:
+            self.ledger.answered(self.run_id, activity)
         for client, factors in closed.clipped.items():
             told = {name: round(factor, 6) for name, factor in factors.items()}
             reason = _factors(factors)[:MOST_REASON]
@@ -393,4 +433,5 @@ def _activity_row(number: int, exchange: str, reply: Reply, domain: str) -> dict
         **{f"bytes_up_{part}": size for part, size in parts.items()},
         "peak_bytes": answer.peak_bytes,
         "releases": answer.releases or "",
+        "randomness": getattr(answer, "randomness", ""),
     }

@@ -15,6 +15,8 @@ WORDS = {
     "missing": "going on without {clients}",
     "late": "round {round}: enough have answered; late: {clients}",
     "registration refused": "{client} was not admitted: {reason}",
+    "privacy warning": "privacy: {reason}",
+    "privacy spent": "privacy: {reason}",
     "tracker failed": "{tracker} is left out from here on: {reason}",
     "stopped": "stopped after round {round}; resume=true goes on",
     "failed": "failed after round {round}: {reason}",

@@ -177,7 +177,13 @@ class Federation:
         settings.aggregation.check(
             self.method.name, self.method.averages, settings.rounds.sampled(len(self.registry.expected))
         )
-        check_protects(settings.privacy, self.method, self.server.new_model(), self.method.expects(self.server))
+        check_protects(
+            settings.privacy,
+            self.method,
+            self.server.new_model(),
+            self.method.expects(self.server),
+            settings.protocol.validation,
+        )
 
     def _server_side(self) -> Server:
         data = self.settings.data

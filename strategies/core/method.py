@@ -96,6 +96,14 @@ class Method:
         """Whether :meth:`adapt` changes the model that is scored."""
         return False
 
+    @property
+    def scores_own_training(self) -> bool:
+        """Whether scores depend on the device's own training data other than through what it received.
+
+        Differential privacy refuses such a method: its scores would tell of the data without noise.
+        """
+        return self.personal or self.adapts
+
     def adapt(self, local: Local) -> None:
         """Change the model for its score alone; the device puts it back afterwards."""
 

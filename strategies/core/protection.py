@@ -11,17 +11,20 @@ from strategies.core.method import Expected, Method, Upload
 CLASS_MEANS = ("last_epoch_running", "post_eval")
 
 
-def check_protects(privacy: GaussianPrivacy | NoPrivacy, method: Method, model: nn.Module, expected: Expected) -> None:
-    """Refuse a run whose uploads the mechanism does not bound.
+def check_protects(
+    privacy: GaussianPrivacy | NoPrivacy, method: Method, model: nn.Module, expected: Expected, validation: float = 0.0
+) -> None:
+    """Refuse a run in which something leaves that the mechanism does not bound, or in which nothing is noised.
 
     Args:
         privacy: the run's choice.
         method: the method.
         model: its model, extended.
         expected: what the uploads of the exchange ``train`` carry.
+        validation: share of the training samples that clients score instead of training on them.
 
     Raises:
-        ConfigError: what the method sends, or keeps, that is not covered, and what to choose instead.
+        ConfigError: what the method sends, scores or keeps that is not covered, and what to choose instead.
     """
     if not isinstance(privacy, GaussianPrivacy):
         return
@@ -31,14 +34,53 @@ def check_protects(privacy: GaussianPrivacy | NoPrivacy, method: Method, model: 
         raise ConfigError(f"privacy=gaussian covers class means and weights; {name} also sends {sent}")
     if expected.prototypes and method.prototypes_from not in CLASS_MEANS:
         raise ConfigError(f"privacy=gaussian covers class means; {name} makes prototypes of its own, without a bound")
+    check_scores(privacy, method, validates=validation > 0)
     if expected.prototypes and privacy.unit == "sample" and method.shared_names(model) != set(model.state_dict()):
         raise ConfigError(
             f"privacy.unit=sample: {name} keeps part of the model on the device, trained on all of its images, so one "
             "image changes every feature and its effect on a class mean has no bound; choose privacy.unit=client"
         )
-    if not expected.prototypes and (privacy.update_clip is None or not expected.weights):
+    weights = expected.weights and bool(method.shared_names(model))
+    if privacy.noised(prototypes=expected.prototypes, weights=weights):
+        return
+    if expected.prototypes:
         raise ConfigError(
-            f"privacy=gaussian: {name} sends no class means; set privacy.update_clip to cover its weights"
+            "privacy=gaussian: nothing would carry noise; set privacy.noise_multiplier above 0, or choose privacy=none"
+        )
+    raise ConfigError(
+        f"privacy=gaussian: {name} sends no class means, so nothing would carry noise; set privacy.update_clip and "
+        "privacy.update_noise_multiplier above 0 to cover its weights"
+    )
+
+
+def check_scores(privacy: GaussianPrivacy | NoPrivacy, method: Method, *, validates: bool) -> None:
+    """Refuse scores that depend on training or validation images in another way than through what was received.
+
+    A score carries no noise. The score of the received model on test images is a function of what is known already. The
+    score of a model that holds a part of the client's own, or was adapted to its training images, is an exact function
+    of these images: so are its loss and its confusion matrix.
+
+    Args:
+        privacy: the run's choice.
+        method: the method.
+        validates: whether clients score images that were taken from their training samples.
+
+    Raises:
+        ConfigError: which scores are concerned, and what to choose instead.
+    """
+    if not isinstance(privacy, GaussianPrivacy):
+        return
+    if method.scores_own_training:
+        raise ConfigError(
+            f"privacy=gaussian: {method.name} is scored on models that hold a part of each client's own, and such "
+            "scores are exact functions of its training images, without noise; choose a method whose shared model is "
+            "scored (fpl, fedproc, fedavg, fedprox ...; fedproto with method.aggregate_models=true, per_fedavg with "
+            "method.adapt_steps=0), or privacy=none"
+        )
+    if validates:
+        raise ConfigError(
+            "privacy=gaussian: validation scores are exact functions of the client's own images, without noise; remove "
+            "protocol.validation, or choose privacy=none"
         )
 
 

@@ -224,8 +224,10 @@ def test_the_summary_says_what_was_spent_by_whom(tmp_path: Path) -> None:
     done = run(settings, engine)
     report = done.summary["privacy"]
     assert report["releases"] == {"bright-0": 3, "dark-0": 2, "noisy-0": 3}
-    assert report["epsilon"]["bright-0"] == pytest.approx(epsilon([1.0], 3, 1e-5), abs=1e-3)
-    assert report["epsilon"]["dark-0"] == pytest.approx(epsilon([1.0], 2, 1e-5), abs=1e-3)
+    conditional = report["conditional_epsilon"]
+    assert conditional["bright-0"] == pytest.approx(epsilon([1.0], 3, 1e-5), abs=1e-3)
+    assert conditional["dark-0"] == pytest.approx(epsilon([1.0], 2, 1e-5), abs=1e-3)
+    assert report["epsilon"] == dict.fromkeys(conditional)  # weights leave in the clear
     assert (report["covers"], report["unprotected"]) == (["prototypes"], ["weights"])
     assert "opacus" in report["accountant"]
     rows = [row for row in done.rows("activity.csv") if row["status"] in ("trained", "clipped")]
@@ -239,13 +241,12 @@ def test_weights_are_covered_where_they_are_clipped(tmp_path: Path) -> None:
     done = run(private("fpl", tmp_path, "privacy.update_clip=0.1", train={"rounds": 1}))
     report = done.summary["privacy"]
     assert (report["covers"], report["unprotected"]) == (["prototypes", "weights"], [])
-    assert report["epsilon"]["bright-0"] == pytest.approx(epsilon([1.0, 1.0], 1, 1e-5), abs=1e-3)
+    assert report["conditional_epsilon"]["bright-0"] == pytest.approx(epsilon([1.0, 1.0], 1, 1e-5), abs=1e-3)
 
 
-def test_no_noise_is_no_bound_and_no_choice_is_no_report(tmp_path: Path) -> None:
-    done = run(private("fpl", tmp_path / "a", "privacy.noise_multiplier=0", train={"rounds": 1}))
-    assert set(done.summary["privacy"]["epsilon"].values()) == {None}
-    assert "privacy" not in run(toy_settings("fpl", tmp_path / "b", train={"rounds": 1})).summary
+def test_without_privacy_there_is_no_report(tmp_path: Path) -> None:
+    assert "privacy" not in run(toy_settings("fpl", tmp_path, train={"rounds": 1})).summary
+    assert not (tmp_path / "privacy.json").exists()
 
 
 def test_a_resumed_private_simulation_is_bit_equal(tmp_path: Path) -> None:
@@ -254,14 +255,6 @@ def test_a_resumed_private_simulation_is_bit_equal(tmp_path: Path) -> None:
     parts = run(private("fpl", tmp_path / "parts", train={"rounds": 3}, resume=True))
     assert parts.sha256 == whole.sha256
     assert parts.summary["privacy"]["releases"] == whole.summary["privacy"]["releases"]
-
-
-def test_personal_prototypes_are_covered_as_a_whole_client(tmp_path: Path) -> None:
-    hyper = {"aggregate_models": False}
-    with pytest.raises(ConfigError, match=r"privacy\.unit=client"):
-        Federation(private("fedproto", tmp_path, hyper=hyper))
-    done = run(private("fedproto", tmp_path, "privacy.unit=client", hyper=hyper, train={"rounds": 1}))
-    assert (done.summary["privacy"]["covers"], done.summary["privacy"]["unprotected"]) == (["prototypes"], [])
 
 
 # ---- nothing else leaves ---------------------------------------------------------------------------------------------

@@ -1,0 +1,244 @@
+"""What a private run claims: which runs are refused, when there is an epsilon, and what has been released."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.runs import TouchedEngine, run
+from support.toy import toy_settings
+from test_differential_privacy import exact_epsilon
+
+from client.device import Device
+from client.store import Store
+from common.data.protocols import ClientSpec
+from common.errors import CheckpointError, ConfigError
+from common.privacy import GaussianPrivacy
+from common.settings import RunSettings
+from common.wire.messages import Request
+from common.wire.payload import Payload
+from server.run.accounting import LEDGER, Ledger, composed, epsilon, spoken, total_reports
+from strategies.core.federation import Federation
+from strategies.core.protection import check_protects
+
+COVERED = ("privacy=gaussian", "privacy.update_clip=1")
+SYSTEM = "privacy.randomness=system"
+
+
+def private(method: str, output: Path, *overrides: str, **more: Any) -> RunSettings:
+    return toy_settings(method, output, overrides=(*COVERED, *overrides), **more)
+
+
+# ---- what is refused -------------------------------------------------------------------------------------------------
+
+PERSONAL = {
+    "fedproto without averaging": ("fedproto", {"aggregate_models": False}),
+    "fedbn": ("fedbn", {}),
+    "fedbn with refreshed statistics": ("fedbn", {"refresh_statistics": True}),
+    "fedrep": ("fedrep", {}),
+    "per_fedavg with adaptation": ("per_fedavg", {"adapt_steps": 1}),
+    "single_set": ("single_set", {}),
+}
+
+
+@pytest.mark.parametrize("unit", ["sample", "client"])
+@pytest.mark.parametrize("case", PERSONAL)
+def test_scores_of_personal_models_are_refused(case: str, unit: str, tmp_path: Path) -> None:
+    method, hyper = PERSONAL[case]
+    with pytest.raises(ConfigError, match="exact functions of its training images"):
+        Federation(private(method, tmp_path, f"privacy.unit={unit}", hyper=hyper))
+
+
+@pytest.mark.parametrize("method", ["fpl", "fedproto", "fedavg", "per_fedavg", "feddyn", "fedsr", "moon"])
+def test_scores_of_the_shared_model_are_allowed(method: str, tmp_path: Path) -> None:
+    Federation(private(method, tmp_path))
+
+
+def test_validation_scores_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"remove protocol\.validation"):
+        Federation(private("fedavg", tmp_path, "protocol.validation=0.2"))
+
+
+@pytest.mark.parametrize("asked", [{"score": ["bright"]}, {"validate": True}], ids=["test", "validation"])
+def test_a_device_refuses_what_its_server_did_not(asked: dict[str, Any], tmp_path: Path) -> None:
+    method = "fedavg" if "validate" in asked else "fedbn"
+    settings = private(method, tmp_path, "protocol.validation=0.2")
+    device = Device(settings, ClientSpec("bright", 0), lambda name: Store(tmp_path / name))
+    fields = {"run": "r", "identity": settings.identity, "method": method, "exchange": "train", "code": settings.code}
+    who: dict[str, Any] = {"client": device.spec.id, "client_count": 3, "client_index": 0}
+    request = Request(**{"round": 1, "train": False, "score": [], **who, **fields, **asked})
+    with pytest.raises(ConfigError, match="exact functions"):
+        device.answer(request, Payload({}))
+
+
+@pytest.mark.parametrize(
+    ("method", "override", "named"),
+    [
+        ("fpl", "privacy.noise_multiplier=0", r"privacy\.noise_multiplier above 0"),
+        ("fedavg", "privacy.update_noise_multiplier=0", r"privacy\.update_noise_multiplier above 0"),
+    ],
+    ids=["prototypes", "weights"],
+)
+def test_a_run_in_which_nothing_is_noised_is_refused(method: str, override: str, named: str, tmp_path: Path) -> None:
+    clip = ("privacy.update_clip=1",) if method == "fedavg" else ()
+    with pytest.raises(ConfigError, match=named):
+        Federation(toy_settings(method, tmp_path, overrides=("privacy=gaussian", *clip, override)))
+
+
+def test_a_part_that_stays_on_the_device_needs_the_whole_client_as_unit(tmp_path: Path) -> None:
+    settings = private("fpl", tmp_path, "privacy.unit=sample")
+    federation = Federation(settings)
+    model = federation.server.new_model()
+    model.register_buffer("own", next(model.parameters()).detach().clone())
+    method = replace(settings.method)
+    object.__setattr__(method, "shared_names", lambda found: set(found.state_dict()) - {"own"})
+    expected = settings.method.expects(federation.server)
+    with pytest.raises(ConfigError, match=r"privacy\.unit=client"):
+        check_protects(settings.privacy, method, model, expected)
+
+
+# ---- when there is an epsilon ----------------------------------------------------------------------------------------
+
+
+def test_there_is_no_epsilon_while_weights_leave_without_noise(tmp_path: Path) -> None:
+    settings = toy_settings("fpl", tmp_path, overrides=("privacy=gaussian", SYSTEM), train={"rounds": 1})
+    done = run(settings)
+    report = done.summary["privacy"]
+    assert set(report["epsilon"].values()) == {None}
+    assert report["conditional_epsilon"]["bright-0"] == pytest.approx(epsilon([1.0], 1, 1e-5), abs=1e-3)
+    assert any("update_clip" in condition for condition in report["conditions"])
+    told = [entry["reason"] for name, entry in done.events if name == "privacy warning"]
+    assert any("weights leave without noise" in reason for reason in told)
+
+
+def test_the_end_of_a_run_says_what_was_spent(tmp_path: Path) -> None:
+    done = run(toy_settings("fpl", tmp_path, overrides=("privacy=gaussian",), train={"rounds": 1}))
+    said = [entry["reason"] for name, entry in done.events if name == "privacy spent"]
+    assert len(said) == 1
+    assert said[0].startswith("no epsilon: weights leave without noise")
+    assert "Otherwise it would be" in said[0]
+
+
+def test_the_unit_is_named_for_what_it_is(tmp_path: Path) -> None:
+    done = run(private("fpl", tmp_path, "privacy.unit=client", train={"rounds": 1}))
+    assert done.summary["privacy"]["neighbours"].startswith("replace-one client")
+    assert "class counts stay equal" in done.summary["privacy"]["neighbours"]
+
+
+@pytest.mark.parametrize(("delta", "warned"), [(0.5, True), (1 / 25, True), (1e-5, False)], ids=str)
+def test_a_delta_as_large_as_one_over_the_samples_is_warned_of(delta: float, warned: bool, tmp_path: Path) -> None:
+    done = run(private("fpl", tmp_path, f"privacy.delta={delta}", train={"rounds": 1}))
+    assert bool(done.summary["privacy"]["warnings"]) is warned
+    told = [entry for name, entry in done.events if name == "privacy warning"]
+    assert any("privacy.delta" in entry["reason"] for entry in told) is warned
+
+
+@pytest.mark.parametrize("multiplier", [0.005, 0.05, 20.0, 100.0, 1000.0])
+def test_little_and_much_noise_are_counted_closely_too(multiplier: float) -> None:
+    """Orders up to 63 alone say 0.112 of 100.0."""
+    found = epsilon([multiplier], 1, 1e-5)
+    exact = exact_epsilon(multiplier, 1, 1e-5) if multiplier >= 20 else 0.5 / multiplier**2
+    assert exact <= found
+    assert found <= 1.25 * exact + 0.0005 or multiplier < 1
+    assert found <= 1.1 * (exact + 5 / multiplier) or multiplier >= 1
+
+
+# ---- what has been released ------------------------------------------------------------------------------------------
+
+
+def row(client: str, status: str, releases: int = 0, randomness: str = "system") -> dict[str, Any]:
+    return {"client": client, "status": status, "releases": releases or "", "randomness": randomness}
+
+
+def test_a_ledger_takes_the_devices_own_count(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path, {"prototypes": True})
+    ledger.asked("a", ["x", "y"])
+    ledger.answered("a", [row("x", "trained", 4), row("y", "lost")])
+    assert ledger.releases() == {"x": 4, "y": 1}
+    ledger.asked("a", ["y"])
+    ledger.answered("a", [row("y", "trained", 2)])
+    assert Ledger(tmp_path).releases() == {"x": 4, "y": 2}
+
+
+def test_a_device_that_failed_has_released_nothing(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path)
+    ledger.asked("a", ["x"])
+    ledger.answered("a", [row("x", "failed")])
+    assert ledger.releases() == {"x": 0}
+
+
+def test_a_server_that_died_while_it_waited_counts_what_it_asked_for(tmp_path: Path) -> None:
+    Ledger(tmp_path).asked("a", ["x"])
+    assert Ledger(tmp_path).releases() == {"x": 1}
+
+
+def test_another_run_in_the_same_folder_adds(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        ledger = Ledger(tmp_path)
+        ledger.asked(name, ["x"])
+        ledger.answered(name, [row("x", "trained", 1)])
+    assert Ledger(tmp_path).releases() == {"x": 2}
+    assert Ledger(tmp_path, anew=True).releases() == {}
+    assert not (tmp_path / LEDGER).exists()
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"clients": {"x": 3}}'], ids=["cut", "list", "number"])
+def test_a_damaged_ledger_is_refused(content: str, tmp_path: Path) -> None:
+    (tmp_path / LEDGER).write_text(content)
+    with pytest.raises(CheckpointError, match="is not known"):
+        Ledger(tmp_path)
+
+
+def test_a_repeated_round_is_counted_after_resuming(tmp_path: Path) -> None:
+    """Round 2 was answered and not kept: the devices have released three times, the record shows two."""
+    settings = private("fpl", tmp_path, train={"rounds": 2})
+
+    class KilledError(RuntimeError):
+        pass
+
+    def kill(request: Request, payload: Payload) -> Payload:
+        if request.round == 2 and request.client == "noisy-0":
+            raise KilledError
+        return payload
+
+    with pytest.raises(KilledError):
+        run(settings, TouchedEngine(settings, edit=kill))
+    done = run(private("fpl", tmp_path, train={"rounds": 2}, resume=True))
+    assert done.summary["privacy"]["releases"] == {"bright-0": 3, "dark-0": 3, "noisy-0": 3}
+    rows = [entry for entry in done.rows("activity.csv") if entry["status"] == "trained"]
+    assert len([entry for entry in rows if entry["client"] == "bright-0"]) == 2
+
+
+# ---- several runs ----------------------------------------------------------------------------------------------------
+
+
+def test_runs_on_the_same_data_add_up(tmp_path: Path) -> None:
+    jobs = [private("fpl", tmp_path / str(seed), train={"rounds": 2}, seed=seed) for seed in (0, 1)]
+    for settings in jobs:
+        run(settings)
+    jobs.append(toy_settings("fpl", tmp_path / "plain"))
+    found = total_reports([(settings, settings.output_folder) for settings in jobs])
+    assert list(found) == ["toy"]
+    report = found["toy"]
+    assert report["runs"] == 2
+    assert report["conditional_epsilon"]["all runs"] == pytest.approx(epsilon([1.0, 1.0], 4, 1e-5), abs=1e-3)
+    assert report["epsilon"]["all runs"] is None
+    assert "no epsilon" in spoken(report)
+
+
+def test_mechanisms_of_different_runs_compose() -> None:
+    assert composed([([2.0, 3.0], 5), ([4.0], 1), ([1.0], 0)], 1e-5) == pytest.approx(
+        composed([([2.0], 5), ([3.0], 5), ([4.0], 1)], 1e-5)
+    )
+    assert composed([], 1e-5) == 0.0
+
+
+def test_a_ledger_is_kept_for_private_runs_only(tmp_path: Path) -> None:
+    done = run(private("fpl", tmp_path, train={"rounds": 1}))
+    content = json.loads((tmp_path / LEDGER).read_text())
+    assert content["sent"] == {"prototypes": True, "weights": True}
+    assert set(content["clients"]) == set(done.summary["clients"])
+    assert isinstance(private("fpl", tmp_path).privacy, GaussianPrivacy)
