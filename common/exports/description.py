@@ -35,6 +35,7 @@ class Description:
             the net is not complete. ``None`` if that round was not scored.
         prototypes: ``rows``, the ``distance`` they are compared by and, where it could be found, the ``threshold``
             above which an image is like none of the classes, with its ``rule``; ``None`` without prototypes.
+        privacy: what ``summary.json`` says of differential privacy; ``None`` where the run had none.
         notes: what a reader should know besides.
         complete: whether the whole net is here; otherwise devices keep the rest.
         licence: under which the model may be used.
@@ -56,6 +57,7 @@ class Description:
     client: str | None = None
     score: Mapping[str, Any] | None = None
     prototypes: Mapping[str, Any] | None = None
+    privacy: Mapping[str, Any] | None = None
     notes: tuple[str, ...] = ()
     complete: bool = True
     licence: str = NO_LICENCE
@@ -83,6 +85,8 @@ class Description:
         if self.score:
             accuracy = ", ".join(f"{name} {value:.2f}" for name, value in self.score["accuracy"].items())
             rows[self.score["rule"]] = accuracy
+        if self.privacy:
+            rows["differential privacy of training"] = _privacy_said(self.privacy)
         rows["licence"] = self.licence
         for entry in self.files.values():
             rows[f"`{entry['name']}`"] = f"{entry['bytes']:,} bytes, SHA-256 `{entry['sha256']}`"
@@ -97,6 +101,15 @@ class Description:
                 "\nHow good it is on other domains is not known: `goldfinch evaluate` tells.\n",
             ]
         )
+
+
+def _privacy_said(privacy: Mapping[str, Any]) -> str:
+    """Return the card's words about a run's privacy."""
+    covers = f"covers {', '.join(privacy['covers'])} ({privacy['neighbours']})"
+    if privacy["conditions"]:
+        return f"no epsilon: {'; '.join(privacy['conditions'])}; {covers}"
+    largest = max((value for value in privacy["epsilon"].values() if value is not None), default=None)
+    return f"epsilon at most {largest} at delta {privacy['delta']:g} for each client; {covers}"
 
 
 def read_description(folder: Path) -> Description:

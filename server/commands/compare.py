@@ -74,6 +74,8 @@ def compare(words: Sequence[str], output: Path, trials: int, seeds: Sequence[int
             if chosen[0] != "*":
                 raise
             say(f"left out: {name}: {error}")
+    if not hunts:
+        raise ConfigError("no method is left to compare; the reasons are above")
     rivals = []
     for hunt in hunts:
         study = search(hunt, jobs, console)

@@ -99,6 +99,7 @@ def _of_run(run: Run, client: str | None, data: Sequence[str]) -> Content:
         client=client,
         score=_score(run, state.round, client),
         prototypes={"rows": len(state.prototypes), "distance": "cosine"} if len(state.prototypes) else None,
+        privacy=run.privacy,
         notes=_notes(method, len(state.prototypes)),
         complete=whole or client is not None,
     )

@@ -26,6 +26,7 @@ from common.settings import RunSettings, settings_of
 from common.storage.files import write_json, write_text
 from server.results.run import Run
 from server.results.table import boards, group_rows, markdown, print_whole, render
+from server.run.accounting import spoken, total_reports
 
 INTERRUPTED = (130, 143, -signal.SIGINT, -signal.SIGTERM)
 """Exit codes of a run that somebody stopped: it is not to be started anew."""
@@ -121,6 +122,8 @@ def sweep(arguments: Sequence[str], output: Path, jobs: int = 1) -> None:
         say(f"skipped: {label}: {reason}")
     say(f"output in {output.absolute()}")
     failures = execute(planned, jobs, console)
+    for line in privacy_lines(planned):
+        say(line)
     ended = [job for job in planned if job.summary() is not None]
     if ended:
         _write_tables(ended, output, arguments, console)
@@ -164,6 +167,12 @@ def execute(
                 process.terminate()  # each keeps its last complete round, and the next sweep goes on from it
             raise
     return failures
+
+
+def privacy_lines(jobs: Sequence[Job]) -> list[str]:
+    """Return what the runs have released together, one line for each data set; empty without differential privacy."""
+    reports = total_reports([(job.settings, job.folder) for job in {job.folder: job for job in jobs}.values()])
+    return [f"privacy, {report['runs']} runs on {data} together: {spoken(report)}" for data, report in reports.items()]
 
 
 def insist(failures: Mapping[Path, str]) -> None:
@@ -250,6 +259,7 @@ def _write_tables(jobs: Sequence[Job], output: Path, arguments: Sequence[str], c
         rows = group_rows(members)
         print_whole(render(rows, "final"))
         text += [markdown(rows, "final"), ""]
+    text += [line + "\n" for line in privacy_lines(jobs)]
     write_text(output / "table.md", "\n".join(text))
     write_json(output / "sweep.json", {"arguments": list(arguments)})
     console.print(f"wrote {output.absolute() / 'table.md'}", markup=False)

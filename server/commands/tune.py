@@ -19,6 +19,7 @@ from rich.console import Console
 from common.config import Search, Tuned, compose_config, searched, with_tuned
 from common.errors import CheckpointError, ConfigError, GoldfinchError, libraries_of
 from common.overrides import quoted_override
+from common.privacy import GaussianPrivacy
 from common.settings import RunSettings, result_settings, settings_of, yaml_of
 from common.storage.files import write_text
 from server.commands.sweep import Job, Progress, execute, insist, run_apart
@@ -106,6 +107,11 @@ def hunt_of(words: Sequence[str], output: Path, trials: int, seeds: Sequence[int
         raise ConfigError("rounds.test, resume and overwrite are the search's own to set")
     words = [f"protocol.validation={VALIDATION}", f"seed={SEARCH_SEED}", *words]
     settings = settings_of(compose_config([*words, "rounds.test=false"]))
+    if isinstance(settings.privacy, GaussianPrivacy):
+        raise ConfigError(
+            "privacy=gaussian: a search chooses by validation scores, which are exact functions of clients' images; "
+            "search with privacy=none on data that need none, then give goldfinch run tuned= and privacy=gaussian"
+        )
     if settings.seed in seeds:
         raise ConfigError(f"seeds: {settings.seed} is the seed of the search; only others tell what was gained")
     for name, (low, high, log) in space_of(settings).items():

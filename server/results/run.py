@@ -23,6 +23,7 @@ from common.models.base import Model
 from common.seeding import generator
 from common.settings import RunSettings, read_config, result_settings, settings_of
 from common.wire.messages import printable
+from server.run.accounting import LEDGER, Ledger, privacy_report, with_conditions
 from server.run.checkpoint import BEST, Checkpoint, Checkpoints
 from server.run.history import round_scores
 from server.run.lines import check_events, check_lines, read_lines, read_rows, reading
@@ -157,6 +158,16 @@ class Run:
             return dict(self.summary["scores"])
         last = int(self.config.get("rounds", {}).get("last_rounds", 5))
         return summarise(self.round_scores, last, self.validation_scores)
+
+    @cached_property
+    def privacy(self) -> Mapping[str, Any] | None:
+        """What the run has released, as in ``summary.json``; of an unfinished run, so far. ``None`` without privacy."""
+        if "privacy" in self.summary:
+            return with_conditions(self.summary["privacy"])
+        if not (self.folder / LEDGER).exists():
+            return None
+        samples = {client: int(entry["samples"]) for client, entry in self.registrations.items()}
+        return privacy_report(self.settings, Ledger(self.folder), samples)
 
     @property
     def domains(self) -> list[str]:

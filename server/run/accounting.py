@@ -247,6 +247,20 @@ def privacy_report(settings: RunSettings, ledger: Ledger | None, samples: Mappin
     }
 
 
+def with_conditions(report: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a report as it is, or without epsilon if a version made it that did not look at the conditions."""
+    if "conditions" in report:
+        return dict(report)
+    return {
+        **report,
+        "neighbours": NEIGHBOURS["client" if report["unit"] == "client" else "sample"],
+        "epsilon": dict.fromkeys(report["epsilon"]),
+        "conditional_epsilon": dict(report["epsilon"]),
+        "conditions": ["the run is of an older version, whose registration held a hash of the images"],
+        "warnings": [],
+    }
+
+
 def rounded_up(value: float) -> float | None:
     """Return an epsilon with few decimals, no smaller than it is; ``None`` if it is infinite."""
     if not math.isfinite(value):

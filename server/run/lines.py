@@ -105,6 +105,22 @@ class Validation(TypedDict):
     average: Finite
 
 
+class Privacy(TypedDict):
+    """What a run released; older versions did not say the conditions of an epsilon."""
+
+    unit: Literal["sample", "client"]
+    neighbours: NotRequired[Word]
+    delta: Finite
+    covers: list[Word]
+    unprotected: list[Word]
+    randomness: NotRequired[list[Word]]
+    releases: dict[Word, Integer]
+    epsilon: dict[Word, Finite | None]
+    conditional_epsilon: NotRequired[dict[Word, Finite | None]]
+    conditions: NotRequired[list[Word]]
+    warnings: NotRequired[list[Word]]
+
+
 class Summary(TypedDict):
     """``summary.json``, as far as others read it."""
 
@@ -122,6 +138,7 @@ class Summary(TypedDict):
     average: Finite | None
     worst: Finite | None
     validation: NotRequired[Validation]
+    privacy: NotRequired[Privacy]
     state_sha256: Word
     bytes: dict[Literal["up", "down"], Integer]
     wall_seconds: NotRequired[Finite]

@@ -16,11 +16,18 @@ from client.device import Device
 from client.store import Store
 from common.data.protocols import ClientSpec
 from common.errors import CheckpointError, ConfigError
+from common.exports.description import read_description
 from common.privacy import GaussianPrivacy
 from common.settings import RunSettings
 from common.wire.messages import Request
 from common.wire.payload import Payload
-from server.run.accounting import LEDGER, Ledger, composed, epsilon, spoken, total_reports
+from server.commands.compare import compare
+from server.commands.export import export
+from server.commands.sweep import Job, privacy_lines
+from server.commands.tune import hunt_of
+from server.results.report.page import write_report
+from server.results.run import Run
+from server.run.accounting import LEDGER, Ledger, composed, epsilon, spoken, total_reports, with_conditions
 from strategies.core.federation import Federation
 from strategies.core.protection import check_protects
 
@@ -138,7 +145,7 @@ def test_a_delta_as_large_as_one_over_the_samples_is_warned_of(delta: float, war
 
 @pytest.mark.parametrize("multiplier", [0.005, 0.05, 20.0, 100.0, 1000.0])
 def test_little_and_much_noise_are_counted_closely_too(multiplier: float) -> None:
-    """Orders up to 63 alone say 0.112 of 100.0."""
+    """Orders up to 63 alone give 0.106 at a multiplier of 100, whose exact epsilon is 0.027."""
     found = epsilon([multiplier], 1, 1e-5)
     exact = exact_epsilon(multiplier, 1, 1e-5) if multiplier >= 20 else 0.5 / multiplier**2
     assert exact <= found
@@ -227,6 +234,68 @@ def test_runs_on_the_same_data_add_up(tmp_path: Path) -> None:
     assert report["conditional_epsilon"]["all runs"] == pytest.approx(epsilon([1.0, 1.0], 4, 1e-5), abs=1e-3)
     assert report["epsilon"]["all runs"] is None
     assert "no epsilon" in spoken(report)
+
+
+def test_a_sweep_says_what_its_runs_released_together(tmp_path: Path) -> None:
+    jobs = [private("fpl", tmp_path / str(seed), train={"rounds": 1}, seed=seed) for seed in (0, 1)]
+    for settings in jobs:
+        run(settings)
+    lines = privacy_lines([Job((), settings, str(settings.seed)) for settings in jobs])
+    assert len(lines) == 1
+    assert lines[0].startswith("privacy, 2 runs on toy together: no epsilon")
+    assert f"{epsilon([1.0, 1.0], 2, 1e-5):.2f}"[:-1] in lines[0]
+    assert privacy_lines([Job((), toy_settings("fpl", tmp_path / "plain"), "plain")]) == []
+
+
+def test_a_search_by_validation_scores_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="validation scores"):
+        hunt_of(["method=fpl", "data=glyphs", "privacy=gaussian"], tmp_path, 2, [1])
+    with pytest.raises(ConfigError, match="validation scores"):
+        compare(["methods=fpl", "data=glyphs", "privacy=gaussian"], tmp_path, 2, [1])
+    with pytest.raises(ConfigError, match="no method is left"):
+        compare(["methods=*", "data=glyphs", "privacy=gaussian"], tmp_path, 2, [1])
+
+
+# ---- where it is said ------------------------------------------------------------------------------------------------
+
+
+def test_an_exported_model_carries_what_was_released(tmp_path: Path) -> None:
+    done = run(toy_settings("fpl", tmp_path / "run", overrides=("privacy=gaussian",), train={"rounds": 1}))
+    export(tmp_path / "run", tmp_path / "model")
+    assert read_description(tmp_path / "model").privacy == done.summary["privacy"]
+    card = (tmp_path / "model" / "README.md").read_text()
+    assert "no epsilon: weights leave without noise" in card
+    assert "replace-one sample" in card
+
+
+def test_a_model_of_a_run_without_privacy_says_none(tmp_path: Path) -> None:
+    run(toy_settings("fpl", tmp_path / "run", train={"rounds": 1}))
+    assert export(tmp_path / "run", tmp_path / "model").privacy is None
+    assert "privacy" not in (tmp_path / "model" / "README.md").read_text()
+
+
+def test_the_report_has_a_section_for_private_runs_only(tmp_path: Path) -> None:
+    run(toy_settings("fpl", tmp_path / "a", overrides=("privacy=gaussian",), train={"rounds": 1}))
+    run(toy_settings("fpl", tmp_path / "b", train={"rounds": 1}))
+    private_page = write_report([str(tmp_path / "a")]).read_text()
+    assert 'id="privacy"' in private_page
+    assert "weights leave without noise" in private_page
+    assert 'id="privacy"' not in write_report([str(tmp_path / "b")]).read_text()
+
+
+def test_a_run_that_has_not_ended_says_what_it_released_so_far(tmp_path: Path) -> None:
+    done = run(private("fpl", tmp_path, train={"rounds": 1}))
+    (tmp_path / "summary.json").unlink()
+    assert Run(tmp_path).privacy == done.summary["privacy"]
+
+
+def test_the_epsilon_of_an_older_version_is_not_repeated() -> None:
+    """Its registration held a hash of the images, so that it never had one."""
+    old = {"unit": "sample", "delta": 1e-5, "covers": ["weights"], "unprotected": [], "releases": {"x": 1}}
+    report = with_conditions({**old, "epsilon": {"x": 0.2262}})
+    assert report["epsilon"] == {"x": None}
+    assert report["conditional_epsilon"] == {"x": 0.2262}
+    assert report["conditions"]
 
 
 def test_mechanisms_of_different_runs_compose() -> None:

@@ -181,3 +181,30 @@ def versions(runs: Sequence[Run]) -> dict[str, list[str]]:
 def splits(runs: Sequence[Run]) -> list[tuple[str, str]]:
     """Each client with the SHA-256 of its split; twice if runs differ in it."""
     return list(dict.fromkeys(pair for run in runs for pair in run.summary.get("splits", {}).items()))
+
+
+def privacy_rows(runs: Sequence[tuple[str, Run]]) -> list[dict[str, str]]:
+    """What each private run covers and has released: ``run``, ``unit``, ``covers``, ``releases``, ``epsilon``, ``why``.
+
+    Args:
+        runs: names on the page, and runs; those without differential privacy have no row.
+    """
+    rows = []
+    for name, run in runs:
+        report = run.privacy
+        if report is None:
+            continue
+        spent = [value for value in report["conditional_epsilon"].values() if value is not None]
+        most = f"{max(spent):g}" if spent else "infinite"
+        conditions = list(report["conditions"])
+        rows.append(
+            {
+                "run": name,
+                "unit": f"one {report['unit']}",
+                "covers": listing(report["covers"]) or "nothing",
+                "releases": str(max(report["releases"].values(), default=0)),
+                "epsilon": "none" if conditions else most,
+                "why": "; ".join(conditions) + f" (otherwise {most})" if conditions else "",
+            }
+        )
+    return rows
