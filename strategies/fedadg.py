@@ -1,19 +1,22 @@
 """FedADG: Federated Learning with Domain Generalization (Zhang et al., 2021)."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from common.config import BelowOne, Count, Natural, Positive, Search, checked
-from common.losses import cross_entropy, least_squares_generator
-from common.models.auxiliary import FeatureDiscriminator, FeatureGenerator, TaskHead, scaled_one_hot
+from common.losses import cross_entropy
 from common.models.base import Model, initialised
+from common.precision import working_dtype
 from strategies.core.method import Averaging, Batch, Local, Losses, Phase, Weighting
-from strategies.parts.adversaries import Game, descend, outside, pursuit, separation
 
 GENERATOR, DISCRIMINATOR = "generator", "discriminator"
+
+Game = Literal["paper", "released", "released_pacs"]
+"""What generator and discriminator play for; see ``fidelity``."""
 
 
 @checked
@@ -110,3 +113,116 @@ class FedADG(Averaging):
         if self.fidelity != "released":
             terms["pursuit"] = descend(local, GENERATOR, rate, lambda: pursuit(game, *pair, generator(noise, classes)))
         return Losses(terms)
+
+
+# ---- its losses and steps --------------------------------------------------------------------------------------------
+
+
+def least_squares_discriminator(reference_scores: Tensor, feature_scores: Tensor) -> Tensor:
+    """What the discriminator minimises: ``-(mean D(reference)^2 + mean (1 - D(feature))^2)``.
+
+    ``reference_scores`` are those of samples from the distribution generator, ``feature_scores`` those of the
+    (detached) features; any shape. Bounded below by -2 for scores in [0, 1].
+    """
+    reference = reference_scores.to(working_dtype(reference_scores))
+    feature = feature_scores.to(working_dtype(feature_scores))
+    return -(reference.square().mean() + (1.0 - feature).square().mean())
+
+
+def least_squares_generator(scores: Tensor) -> Tensor:
+    """``mean (1 - D)^2``: what the feature extractor (on its features) and the generator (on its samples) minimise."""
+    return (1.0 - scores.to(working_dtype(scores))).square().mean()
+
+
+def outside(*nets: str) -> Callable[[str], bool]:
+    """Whether the tensor of this name belongs to none of ``nets``."""
+    return lambda name: not name.startswith(tuple(f"{net}." for net in nets))
+
+
+def separation(game: Game, judge: nn.Module, classes: Tensor, reference: Tensor, own: Tensor) -> Tensor:
+    """What the discriminator ``judge`` minimises, of reference features and the network's, both ``[B, D]``."""
+    first, second = judge(reference, classes), judge(own, classes)
+    if game == "released_pacs":
+        return least_squares_generator(first) + least_squares_generator(1 - second)
+    return least_squares_discriminator(first, second)
+
+
+def pursuit(game: Game, judge: nn.Module, classes: Tensor, reference: Tensor) -> Tensor:
+    """What the generator minimises, of the features ``[B, D]`` it made."""
+    scores = judge(reference, classes)
+    return least_squares_generator(1 - scores if game == "released_pacs" else scores)
+
+
+def descend(local: Local, name: str, rate: float, objective: Callable[[], Tensor]) -> Tensor:
+    """One step of the net ``name`` on ``objective()``, with an optimiser of its own; the objective's value."""
+    net = local.model.get_submodule(name)
+    optimizer = local.cached(f"{name} optimizer", lambda: local.make_optimizer(net.parameters(), rate))
+    net.requires_grad_(True)
+    value = objective()
+    value.backward()
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)  # nothing is left for the network's step to clip or edit
+    net.requires_grad_(False)
+    return value.detach()
+
+
+# ---- its nets --------------------------------------------------------------------------------------------------------
+
+
+class FeatureGenerator(nn.Module):
+    """FedADG's distribution generator: noise and class to a feature, ``N + K -> 4096 -> D`` (LeakyReLU, then ReLU).
+
+    Weights start from Xavier's uniform distribution with gain 0.5, as in the released code.
+    """
+
+    def __init__(self, feature_size: int, class_count: int, noise_size: int = 2048, hidden_size: int = 4096) -> None:
+        super().__init__()
+        self.noise_size = noise_size
+        self.fc1 = nn.Linear(noise_size + class_count, hidden_size)
+        self.fc2 = nn.Linear(hidden_size, feature_size)
+        for layer in (self.fc1, self.fc2):
+            nn.init.xavier_uniform_(layer.weight, gain=0.5)
+
+    def forward(self, noise: Tensor, classes: Tensor) -> Tensor:
+        """``[B, D]``, >= 0: features for ``noise [B, noise_size]`` and (scaled) one-hot ``classes [B, K]``."""
+        hidden = F.leaky_relu(self.fc1(torch.cat([noise, classes], dim=1)))
+        return torch.relu(self.fc2(hidden))
+
+
+class FeatureDiscriminator(nn.Module):
+    """FedADG's discriminator: is a feature of a class generated (towards 1) or extracted (towards 0).
+
+    Feature and class pass a projection ``D + K -> 1024`` without bias, whose first weights are scaled to unit Frobenius
+    norm, then ``1024 -> 1024 -> 1`` with LeakyReLU, then a sigmoid.
+    """
+
+    def __init__(self, feature_size: int, class_count: int, hidden_size: int = 1024) -> None:
+        super().__init__()
+        self.projection = nn.Linear(feature_size + class_count, hidden_size, bias=False)
+        self.fc1 = nn.Linear(hidden_size, hidden_size)
+        self.fc2 = nn.Linear(hidden_size, 1)
+        with torch.no_grad():
+            self.projection.weight.div_(self.projection.weight.norm())
+
+    def forward(self, features: Tensor, classes: Tensor) -> Tensor:
+        """``[B]`` in (0, 1), for ``features [B, D]`` and (scaled) one-hot ``classes [B, K]``."""
+        hidden = self.projection(torch.cat([features, classes], dim=1))
+        return torch.sigmoid(self.fc2(F.leaky_relu(self.fc1(hidden)))).squeeze(1)
+
+
+class TaskHead(nn.Module):
+    """FedADG's classifier ``D -> D -> K``: two linear layers with nothing between them, as in the released code."""
+
+    def __init__(self, feature_size: int, class_count: int) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(feature_size, feature_size)
+        self.fc2 = nn.Linear(feature_size, class_count)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """``[B, K]``: logits of ``features [B, D]``."""
+        return self.fc2(self.fc1(features))
+
+
+def scaled_one_hot(labels: Tensor, class_count: int, scale: float = 1.0) -> Tensor:
+    """``[B, K]`` float32: ``scale`` at each label's class, 0 elsewhere (FedADG conditions on 0.6)."""
+    return F.one_hot(labels, class_count).to(torch.float32) * scale

@@ -7,10 +7,14 @@ import torch
 from torch import Tensor, nn
 
 from common.config import NonNegative, Search, checked
-from common.losses import cross_entropy, multi_view_consistency
+from common.losses import cross_entropy
 from common.models.base import Model, ModelError, pool
+from common.precision import working_dtype
 from strategies.core.method import Batch, Local, Losses
 from strategies.feddyn import FedDyn
+
+PROBABILITY_FLOOR = 1e-7
+"""Probabilities are kept this far from 0 and 1 inside logarithms, as in the released code."""
 
 
 @checked
@@ -111,3 +115,37 @@ def attention(model: nn.Module, maps: Tensor, labels: Tensor) -> Tensor:
     """``[B, U*V]``: softmax over positions of each image's class activation map for its label."""
     assert isinstance(model, Model)
     return model.class_activation_maps(maps, labels).flatten(1).softmax(1)
+
+
+# ---- its loss --------------------------------------------------------------------------------------------------------
+
+
+def multi_view_consistency(
+    local: Tensor, global_: Tensor, form: Literal["bce", "kl"] = "bce", *, detach_mean: bool = True
+) -> Tensor:
+    """FedGCA Eq. 2: every view's distribution held to the mean over the views of both models.
+
+    The sum over views, averaged over the batch. Used twice: over classes (CP) and, with ``form="kl"``, over the pixels
+    of class activation maps (CAM).
+
+    Args:
+        local: ``[V, B, K]`` probabilities of the model in training, one slice per view.
+        global_: ``[V', B, K]`` probabilities of the frozen global model; a constant.
+        form: ``bce`` as printed, ``-sum_c p log m + (1 - p) log(1 - m)``, which alone drives views to one-hot; ``kl``
+            as the text says, ``KL(p || m)``.
+        detach_mean: the mean distribution is a constant target. The paper does not say.
+    """
+    if form not in ("bce", "kl"):
+        raise ValueError(f"form must be bce or kl; got {form!r}")
+    if local.ndim != 3 or local.shape[1:] != global_.shape[1:]:
+        raise ValueError(f"views must be [V, B, K]; got {tuple(local.shape)} and {tuple(global_.shape)}")
+    local = local.to(working_dtype(local))
+    mean = (local.sum(0) + global_.detach().to(local.dtype).sum(0)) / (len(local) + len(global_))
+    mean = mean.clamp(PROBABILITY_FLOOR, 1.0 - PROBABILITY_FLOOR)
+    if detach_mean:
+        mean = mean.detach()
+    if form == "bce":
+        values = -(local * mean.log() + (1.0 - local) * (-mean).log1p())
+    else:
+        values = local * (local.clamp_min(PROBABILITY_FLOOR).log() - mean.log())
+    return values.sum((0, 2)).mean()

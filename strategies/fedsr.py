@@ -1,15 +1,17 @@
 """FedSR: a simple and effective domain generalisation method for federated learning (Nguyen et al., NeurIPS 2022)."""
 
+import math
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from common.config import Count, Natural, NonNegative, Search, checked
-from common.losses import cross_entropy, feature_norm, gaussian_class_divergence
-from common.models.auxiliary import ClassGaussians, FixedDraws, ProbabilisticModel, sample
+from common.losses import cross_entropy
 from common.models.base import Model, initialised
+from common.precision import working_dtype
 from common.prototypes import PrototypeSet
 from common.seeding import generator
 from strategies.core.method import Averaging, Batch, Local, Losses, Weighting
@@ -100,3 +102,150 @@ class FedSR(Averaging):
                 gaussians.scale,
             )
         return Losses(terms)
+
+
+# ---- its losses ------------------------------------------------------------------------------------------------------
+
+
+def feature_norm(features: Tensor, *, squared: bool = False) -> Tensor:
+    """FedSR's L2R: mean length of ``features [B, D]`` as its code has it, or mean squared length."""
+    features = features.to(working_dtype(features))
+    if squared:
+        return features.square().sum(1).mean()
+    return torch.linalg.vector_norm(features, dim=1).mean()
+
+
+def gaussian_class_divergence(
+    mean: Tensor,
+    deviation: Tensor,
+    labels: Tensor,
+    class_mean: Tensor,
+    class_deviation: Tensor,
+    scale: Tensor | float = 1.0,
+) -> Tensor:
+    """FedSR's CMI: ``KL(N(C m, (C s)^2) || N(r_m, r_s^2))`` to the label's Gaussian, mean over B.
+
+    Summed over the D dimensions.
+
+    Args:
+        mean: ``[B, D]`` of the features' Gaussians.
+        deviation: ``[B, D]``, > 0.
+        labels: ``[B]`` int64.
+        class_mean: ``[K, D]``, learned.
+        class_deviation: ``[K, D]``, > 0, learned.
+        scale: C > 0, learned; keep it positive (softplus): the released code does not, and its logarithm turns NaN.
+    """
+    dtype = working_dtype(mean)
+    scale = torch.as_tensor(scale, dtype=dtype, device=mean.device)
+    scaled_mean, scaled_deviation = scale * mean.to(dtype), scale * deviation.to(dtype)
+    target_mean, target_deviation = class_mean.to(dtype)[labels], class_deviation.to(dtype)[labels]
+    spread = (scaled_deviation.square() + (scaled_mean - target_mean).square()) / (2.0 * target_deviation.square())
+    return (target_deviation.log() - scaled_deviation.log() + spread - 0.5).sum(1).mean()
+
+
+# ---- its nets --------------------------------------------------------------------------------------------------------
+
+
+class GaussianLayer(nn.Module):
+    """A Gaussian per image: one linear layer ``D -> 2 Z`` whose halves are the mean and, by softplus, the deviation.
+
+    FedSR (Nguyen et al., NeurIPS 2022): ``p(z | x) = N(mean(x), diag(deviation(x)^2))``.
+    """
+
+    def __init__(self, feature_size: int, latent_size: int) -> None:
+        super().__init__()
+        self.fc = nn.Linear(feature_size, 2 * latent_size)
+
+    def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """``(mean [B, Z], deviation [B, Z] > 0)`` of ``features [B, D]``."""
+        mean, raw = self.fc(features).chunk(2, dim=1)
+        return mean, F.softplus(raw)
+
+
+class GaussianBackbone(nn.Module):
+    """A backbone and a :class:`GaussianLayer`; as a plain backbone it gives the mean."""
+
+    def __init__(self, backbone: nn.Module, feature_size: int, latent_size: int) -> None:
+        super().__init__()
+        self.network = backbone
+        self.gaussian = GaussianLayer(feature_size, latent_size)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """``[B, Z]``: the mean, which may be negative."""
+        return self.gaussian(self.network(images))[0]
+
+
+class ProbabilisticModel(Model):
+    """FedSR's network: ``model``'s backbone, a Gaussian over Z latent features, one linear layer.
+
+    ``features`` (and so ``forward``) give the mean; training takes a :func:`sample`, testing averages over some with
+    :meth:`average`. ``model``'s own head is left out.
+    """
+
+    backbone: GaussianBackbone
+
+    def __init__(self, model: Model, latent_size: int) -> None:
+        backbone = GaussianBackbone(model.backbone, model.feature_size, latent_size)
+        super().__init__(backbone, nn.Linear(latent_size, model.class_count), latent_size, model.class_count)
+
+    def distribution(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """``(mean [B, Z], deviation [B, Z] > 0)`` of ``images [B, 3, H, W]``."""
+        mean, deviation = self.backbone.gaussian(self.backbone.network(images))
+        return mean, deviation
+
+    def average(self, mean: Tensor, deviation: Tensor, generator: torch.Generator, samples: int = 20) -> Tensor:
+        """``[B, K]``: the logarithm of the class probabilities averaged over ``samples`` draws of the features."""
+        draws = [F.log_softmax(self.classify(sample(mean, deviation, generator)), dim=1) for _ in range(samples)]
+        return torch.stack(draws).logsumexp(dim=0) - math.log(samples)
+
+
+class FixedDraws(nn.Module):
+    """A probabilistic network that averages the class probabilities over the same draws ``[S, Z]`` for every image."""
+
+    draws: Tensor
+
+    def __init__(self, model: ProbabilisticModel, draws: Tensor) -> None:
+        super().__init__()
+        self.model = model
+        self.register_buffer("draws", draws, persistent=False)
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """The mean ``[B, Z]`` and log-probabilities ``[B, K]`` of prepared images."""
+        mean, deviation = self.model.distribution(images)
+        features = mean + deviation * self.draws[:, None]
+        logits = self.model.classify(features).log_softmax(2).logsumexp(0)
+        return mean, logits - math.log(len(features))
+
+
+def sample(mean: Tensor, deviation: Tensor, generator: torch.Generator) -> Tensor:
+    """``[B, Z]``: one draw ``mean + deviation * noise``, differentiable in both; noise is drawn on the CPU."""
+    noise = torch.randn(mean.shape, generator=generator).to(mean.device, mean.dtype)
+    return mean + deviation * noise
+
+
+class ClassGaussians(nn.Module):
+    """FedSR's learned reference Gaussian of every class, and the scale of features against it. Local to a client.
+
+    All positive quantities are softplus of a free parameter, so their logarithms exist. They start as in the released
+    code: means 0, deviations softplus(1), scale 1 (there a free number that may turn negative).
+    """
+
+    def __init__(self, class_count: int, latent_size: int) -> None:
+        super().__init__()
+        self.means = nn.Parameter(torch.zeros(class_count, latent_size))
+        self.raw_deviations = nn.Parameter(torch.ones(class_count, latent_size))
+        self.raw_scale = nn.Parameter(torch.tensor(math.log(math.e - 1.0)))  # softplus of it is 1
+
+    @property
+    def deviations(self) -> Tensor:
+        """``[K, Z]`` > 0."""
+        return F.softplus(self.raw_deviations)
+
+    @property
+    def scale(self) -> Tensor:
+        """Scalar > 0: C."""
+        return F.softplus(self.raw_scale)
+
+    def forward(self, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """``(r_m [B, Z], r_s [B, Z] > 0, C scalar > 0)`` for ``labels [B]``."""
+        return self.means[labels], self.deviations[labels], self.scale

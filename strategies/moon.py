@@ -4,12 +4,13 @@ from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from common.config import Natural, NonNegative, Positive, Search, checked
-from common.losses import cross_entropy, model_contrast
-from common.models.auxiliary import with_projection
+from common.losses import cross_entropy
 from common.models.base import Model, initialised
+from common.precision import unit_vectors, working_dtype
 from common.storage.state import under_prefix, with_prefix
 from strategies.core.method import Averaging, Batch, Local, Losses, Trained, Upload
 
@@ -72,3 +73,48 @@ class MOON(Averaging):
     def upload(self, local: Local, trained: Trained) -> Upload:  # noqa: ARG002
         """The model; the client keeps it too, as its previous model of the next round."""
         return Upload(local=with_prefix(PREVIOUS, local.model.state_dict()))
+
+
+# ---- its loss and its net --------------------------------------------------------------------------------------------
+
+
+def model_contrast(features: Tensor, positive: Tensor, negative: Tensor, *, temperature: float) -> Tensor:
+    """MOON's model-contrastive loss (Li et al., CVPR 2021), mean over the batch.
+
+    ``softplus((cos(z, negative) - cos(z, positive)) / temperature)``, identical to its two-way cross-entropy.
+
+    Args:
+        features: ``[B, D]`` of the model in training.
+        positive: ``[B, D]`` of the global model; a constant.
+        negative: ``[B, D]`` of the client's previous model; a constant. Equal to ``positive``, the loss is log 2 with
+            gradient exactly 0.
+        temperature: > 0.
+    """
+    if temperature <= 0:
+        raise ValueError(f"temperature must be > 0; got {temperature}")
+    dtype = working_dtype(features)
+    gap = unit_vectors(negative.detach().to(dtype)) - unit_vectors(positive.detach().to(dtype))
+    return -F.logsigmoid(-(unit_vectors(features.to(dtype)) * gap).sum(1) / temperature).mean()
+
+
+class ProjectionHead(nn.Module):
+    """MOON's projection ``D -> D -> P`` with a ReLU between (Li et al., CVPR 2021); P is 256."""
+
+    def __init__(self, feature_size: int, projection_size: int = 256) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(feature_size, feature_size)
+        self.fc2 = nn.Linear(feature_size, projection_size)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """``[B, P]``: projections of ``features [B, D]``; they may be negative."""
+        return self.fc2(torch.relu(self.fc1(features)))
+
+
+def with_projection(model: Model, projection_size: int = 256) -> Model:
+    """MOON's network: ``model``'s backbone, a projection, and one linear layer that reads the projection.
+
+    The projection becomes part of the backbone, so it is what ``features`` returns. ``model``'s own head is left out.
+    """
+    backbone = nn.Sequential(model.backbone, ProjectionHead(model.feature_size, projection_size))
+    head = nn.Linear(projection_size, model.class_count)
+    return Model(backbone, head, projection_size, model.class_count)

@@ -5,21 +5,33 @@ from dataclasses import replace
 from typing import Annotated, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from common.config import NonNegative, Positive, Search, checked
+from common.config import Count, Natural, NonNegative, Positive, Search, ZeroToOne, check, checked
 from common.losses import cross_entropy, prototype_contrast
-from common.prototypes import PrototypeSet, class_means
-from common.storage.state import GlobalState, with_prefix
-from strategies.core.method import Batch, Download, Expected, Local, Losses, Server, Update, Upload
-from strategies.parts.rebalancing import REBALANCED, Rebalancing
+from common.prototypes import PrototypeSet, class_means, normalise_rows
+from common.storage.state import GlobalState, under_prefix, with_prefix
+from strategies.core.method import (
+    Batch,
+    Download,
+    Expected,
+    Local,
+    Losses,
+    Method,
+    Server,
+    Trained,
+    Update,
+    Upload,
+)
 from strategies.parts.sent_prototypes import class_means_of
+from strategies.parts.server_nets import NetTraining, train_net
 
 HEAD = "head."
+SYNTHETIC, REBALANCED = "synthetic/", "rebalanced/"
 
 
 @checked
-class RUCR(Rebalancing):
+class RUCR(Method):
     """FedAvg with features pulled to shared class means, and a classifier re-balanced on mixed features.
 
     Two exchanges a round. ``train``: cross-entropy + ``contrast * CE(cos(z, G) / temperature + log r_y on the true
@@ -35,6 +47,12 @@ class RUCR(Rebalancing):
     Args:
         temperature: tau > 0.
         contrast: weight of the contrast with G, >= 0.
+        per_class: synthetic features per class, >= 1.
+        mix_low, mix_high: a share of G is drawn from (mix_low, mix_high] for each synthetic feature.
+        rebalance_epochs: epochs over the synthetic features, >= 0; ``None`` takes the run's local epochs.
+        rebalance_rate: learning rate of plain SGD, > 0; the classifier's batch norm keeps its statistics.
+        rebalance_last: re-balance in the last so many rounds only; ``None`` in all.
+        feed_back: whether the re-balanced classifier is trained on (FedPall), or only scored.
     """
 
     fedavg_at: ClassVar[Mapping[str, float] | None] = {"contrast": 0.0, "rebalance_epochs": 0}
@@ -42,6 +60,44 @@ class RUCR(Rebalancing):
 
     temperature: Annotated[Positive, Search(0.1, 5.0)] = 1.0
     contrast: Annotated[NonNegative, Search(0.01, 1.0)] = 0.1
+    per_class: Count = 50
+    mix_low: ZeroToOne = 0.2
+    mix_high: ZeroToOne = 0.8
+    rebalance_epochs: Natural | None = None
+    rebalance_rate: Positive = 0.01
+    rebalance_last: Count | None = None
+    feed_back: bool = True
+
+    def __post_init__(self) -> None:
+        in_order = self.mix_low <= self.mix_high
+        check(in_order, f"mix_low must be <= mix_high; got {self.mix_low} and {self.mix_high}")
+
+    @property
+    def scheduled(self) -> bool:
+        """Which rounds are the last depends on how many there are."""
+        return self.rebalance_last is not None
+
+    @property
+    def scored_at(self) -> str:
+        """The averaged model before re-balancing (FedPall), or with the re-balanced classifier."""
+        return "rebalance" if self.feed_back else "train"
+
+    @property
+    def adapts(self) -> bool:
+        """A classifier that is not trained on is put in for the score."""
+        return not self.feed_back
+
+    def adapt(self, local: Local) -> None:
+        """Put the re-balanced classifier in."""
+        local.model.load_state_dict(under_prefix(REBALANCED, local.extra), strict=False)
+
+    def scored_weights(self, state: GlobalState) -> Mapping[str, Tensor]:
+        """The averaged model, under the re-balanced classifier if that is not trained on."""
+        return {**state.weights, **under_prefix(REBALANCED, state.extra)}
+
+    def due(self, number: int, rounds: int) -> bool:
+        """Whether round ``number`` re-balances."""
+        return number > 1 and (self.rebalance_last is None or number > rounds - self.rebalance_last)
 
     # ---- on the device ---------------------------------------------------------------------------------------------
 
@@ -62,6 +118,36 @@ class RUCR(Rebalancing):
             )
             terms["contrast"] = self.contrast * total / len(batch.labels)
         return Losses(terms)
+
+    def begin(self, local: Local) -> None:
+        """Draw the synthetic features, while the model is the shared one."""
+        if self.due(local.round, local.rounds) and len(local.prototypes):
+            local.cached("synthetic", lambda: self.synthesise(local.features()[0], local))
+
+    def synthesise(self, features: Tensor, local: Local) -> dict[str, Tensor]:
+        """``share * G^c + (1 - share) * z / ||z||`` per class of G: ``features [K' * per_class, D]``, ``labels``."""
+        prototypes, draws = local.prototypes, local.generator("synthesise")
+        wanted = prototypes.labels.repeat_interleave(self.per_class)
+        chosen = torch.randint(len(features), (len(wanted),), generator=draws).to(features.device)
+        own = normalise_rows(features)[chosen]
+        share = self.mix_high - (self.mix_high - self.mix_low) * torch.rand(len(wanted), 1, generator=draws)
+        share = share.to(features)
+        rows = prototypes.vectors.repeat_interleave(self.per_class, dim=0)
+        return with_prefix(SYNTHETIC, {"features": share * rows + (1 - share) * own, "labels": wanted})
+
+    def upload(self, local: Local, trained: Trained) -> Upload:  # noqa: ARG002
+        """The model; the synthetic features stay."""
+        return Upload(local=local.cached("synthetic", dict))
+
+    def rebalance(self, head: nn.Module, local: Local) -> None:
+        """Train ``head`` on the synthetic features, in place."""
+        epochs = local.train.epochs if self.rebalance_epochs is None else self.rebalance_epochs
+        synthetic = under_prefix(SYNTHETIC, local.kept)
+        if epochs and synthetic:
+            training = NetTraining(epochs, self.rebalance_rate, momentum=0.0, weight_decay=0.0)
+            rows = synthetic["features"], synthetic["labels"]
+            size = local.train.batch_size
+            train_net(head.eval(), *rows, training, local.generator("rebalance"), batch_size=size)
 
     def respond(self, local: Local) -> Upload:
         """Class means under the averaged model, and its classifier, re-balanced."""

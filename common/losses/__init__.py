@@ -8,12 +8,6 @@ from common.kernels.closed_form import PrototypeTerms
 from common.losses.classification import cross_entropy, uniform_divergence
 from common.losses.consistency import (
     cross_correlation,
-    feature_norm,
-    gaussian_class_divergence,
-    least_squares_discriminator,
-    least_squares_generator,
-    model_contrast,
-    multi_view_consistency,
     nontarget_distillation,
     pairwise_similarities,
     similarity_distillation,

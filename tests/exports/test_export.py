@@ -22,7 +22,6 @@ from torch import nn
 from common.errors import CheckpointError, ConfigError
 from common.exports import formats, load_model
 from common.exports.formats import FORMATS, READERS, ExportError
-from common.models.auxiliary import FixedDraws, ProbabilisticModel
 from common.models.base import Model
 from common.models.convolutional import SmallBackbone
 from common.prototypes import PrototypeSet
@@ -31,6 +30,7 @@ from server.commands.export import export
 from server.results.run import Run
 from server.run.checkpoint import Checkpoints
 from strategies.fedproto import FedProto
+from strategies.fedsr import FixedDraws, ProbabilisticModel
 
 needs_onnx = pytest.mark.skipif("onnx" not in HERE, reason="the export extra is not installed")
 

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 from common import losses
 from common.seeding import generator
+from strategies import fedadg, fedgca, fedsr, moon
 
 
 def draw(*shape, purpose="x", seed=0):
@@ -66,7 +67,7 @@ def test_uniform_divergence_saturates_only_in_the_printed_direction():
 def test_model_contrast(temperature):
     near, far = draw(5, 4, purpose="near"), draw(5, 4, purpose="far")
     agree(
-        lambda z: losses.model_contrast(z, near, far, temperature=temperature),
+        lambda z: moon.model_contrast(z, near, far, temperature=temperature),
         lambda z: oracle.model_contrast(z, near, far, temperature),
         draw(5, 4),
     )
@@ -77,7 +78,7 @@ def test_model_contrast_of_zero_and_opposite_vectors():
     near = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 0.0]], dtype=torch.float64)
     far = torch.tensor([[0.0, 1.0], [1.0, 0.0], [0.0, 2.0]], dtype=torch.float64)
     agree(
-        lambda z: losses.model_contrast(z, near, far, temperature=0.5),
+        lambda z: moon.model_contrast(z, near, far, temperature=0.5),
         lambda z: oracle.model_contrast(z, near, far, 0.5),
         z,
         check=False,  # a zero vector has no derivative; ours is 0 by convention
@@ -86,14 +87,14 @@ def test_model_contrast_of_zero_and_opposite_vectors():
 
 def test_model_contrast_between_equal_models_is_log_two_without_gradient():
     z, same = draw(5, 4).requires_grad_(), draw(5, 4, purpose="same")
-    loss = losses.model_contrast(z, same, same, temperature=0.5)
+    loss = moon.model_contrast(z, same, same, temperature=0.5)
     assert loss.item() == pytest.approx(math.log(2), abs=1e-12)
     assert torch.autograd.grad(loss, z)[0].abs().max() == 0
 
 
 def test_model_contrast_is_constant_in_both_models():
     z, near = draw(5, 4).requires_grad_(), draw(5, 4, purpose="near").requires_grad_()
-    loss = losses.model_contrast(z, near, near * 2 + 1, temperature=0.5)
+    loss = moon.model_contrast(z, near, near * 2 + 1, temperature=0.5)
     assert torch.autograd.grad(loss, near, allow_unused=True)[0] is None
 
 
@@ -104,7 +105,7 @@ def test_multi_view_consistency(form, detach_mean, classes):
     local = draw(2, 3, classes).softmax(2)
     frozen = draw(2, 3, classes, purpose="global").softmax(2)
     agree(
-        lambda p: losses.multi_view_consistency(p, frozen, form, detach_mean=detach_mean),
+        lambda p: fedgca.multi_view_consistency(p, frozen, form, detach_mean=detach_mean),
         lambda p: oracle.multi_view_consistency(p, frozen, form, detach_mean),
         local,
         check=not detach_mean and classes > 1,  # a detached target is not the derivative; a clamp has none
@@ -115,7 +116,7 @@ def test_multi_view_consistency_of_certain_views():
     certain = torch.tensor([[[1.0, 0.0]], [[1.0, 0.0]]], dtype=torch.float64)
     for form in ("bce", "kl"):
         agree(
-            lambda p, form=form: losses.multi_view_consistency(p, certain, form),
+            lambda p, form=form: fedgca.multi_view_consistency(p, certain, form),
             lambda p, form=form: oracle.multi_view_consistency(p, certain, form, True),
             certain,
             check=False,
@@ -128,7 +129,7 @@ def test_kl_consistency_draws_views_to_their_mean_and_bce_to_one_hot():
         logits = (0.3 * draw(3, 1, 4)).requires_grad_()
         frozen = torch.full((3, 1, 4), 0.25, dtype=torch.float64)
         for _ in range(300):
-            loss = losses.multi_view_consistency(logits.softmax(2), frozen, form)
+            loss = fedgca.multi_view_consistency(logits.softmax(2), frozen, form)
             (gradient,) = torch.autograd.grad(loss, logits)
             logits = (logits - 2.0 * gradient).detach().requires_grad_()
         ends[form] = logits.softmax(2).detach()
@@ -200,7 +201,7 @@ def test_similarity_distillation_to_oneself_is_zero():
 def test_gaussian_class_divergence():
     deviation, class_deviation = F.softplus(draw(5, 3, purpose="s")), F.softplus(draw(3, 3, purpose="rs"))
     agree(
-        lambda m, s, rm, rs, c: losses.gaussian_class_divergence(m, s, LABELS, rm, rs, c),
+        lambda m, s, rm, rs, c: fedsr.gaussian_class_divergence(m, s, LABELS, rm, rs, c),
         lambda m, s, rm, rs, c: oracle.gaussian_class_divergence(m, s, LABELS, rm, rs, c),
         draw(5, 3),
         deviation,
@@ -217,28 +218,28 @@ def test_gaussian_class_divergence_is_the_divergence_of_normals():
         torch.distributions.Normal(mean, deviation),
         torch.distributions.Normal(class_mean[LABELS], class_deviation[LABELS]),
     )
-    found = losses.gaussian_class_divergence(mean, deviation, LABELS, class_mean, class_deviation)
+    found = fedsr.gaussian_class_divergence(mean, deviation, LABELS, class_mean, class_deviation)
     torch.testing.assert_close(found, expected.sum(1).mean())
 
 
 @pytest.mark.parametrize("squared", [True, False])
 def test_feature_norm(squared):
-    agree(lambda z: losses.feature_norm(z, squared=squared), lambda z: oracle.feature_norm(z, squared), draw(5, 3))
+    agree(lambda z: fedsr.feature_norm(z, squared=squared), lambda z: oracle.feature_norm(z, squared), draw(5, 3))
     zero = torch.zeros(2, 3, requires_grad=True)
-    loss = losses.feature_norm(zero, squared=squared)
+    loss = fedsr.feature_norm(zero, squared=squared)
     assert loss.item() == 0
     assert torch.autograd.grad(loss, zero)[0].abs().max() == 0
 
 
 def test_least_squares_adversarial():
     agree(
-        losses.least_squares_discriminator,
+        fedadg.least_squares_discriminator,
         lambda a, b: -(oracle.total(x**2 for x in a) / len(a) + oracle.total((1 - x) ** 2 for x in b) / len(b)),
         torch.rand(4, generator=generator(0, "a"), dtype=torch.float64),
         torch.rand(3, generator=generator(0, "b"), dtype=torch.float64),
     )
     agree(
-        losses.least_squares_generator,
+        fedadg.least_squares_generator,
         lambda a: oracle.total((1 - x) ** 2 for x in a) / len(a),
         torch.rand(4, generator=generator(0, "a"), dtype=torch.float64),
     )
@@ -248,7 +249,7 @@ def test_the_minimiser_of_the_discriminator_tells_references_from_features():
     logits = torch.zeros(2, requires_grad=True, dtype=torch.float64)
     for _ in range(200):
         reference, feature = logits.sigmoid()
-        loss = losses.least_squares_discriminator(reference[None], feature[None])
+        loss = fedadg.least_squares_discriminator(reference[None], feature[None])
         (gradient,) = torch.autograd.grad(loss, logits)
         logits = (logits - 5 * gradient).detach().requires_grad_()
     reference, feature = logits.sigmoid()
@@ -262,13 +263,13 @@ def test_lower_precisions_compute_in_float32(dtype):
     for value in (
         losses.cross_entropy(logits, LABELS),
         losses.uniform_divergence(logits),
-        losses.model_contrast(features, logits, -logits, temperature=0.5),
-        losses.multi_view_consistency(logits[None].softmax(2), logits[None].softmax(2)),
+        moon.model_contrast(features, logits, -logits, temperature=0.5),
+        fedgca.multi_view_consistency(logits[None].softmax(2), logits[None].softmax(2)),
         losses.nontarget_distillation(logits, logits * 2, LABELS),
         losses.cross_correlation(logits, logits * 2),
         losses.similarity_distillation(features, torch.zeros(5, 4)),
-        losses.feature_norm(features),
-        losses.least_squares_generator(features),
+        fedsr.feature_norm(features),
+        fedadg.least_squares_generator(features),
     ):
         assert value.dtype == torch.float32
         assert value.isfinite()
@@ -278,8 +279,8 @@ def test_unknown_options_are_named():
     with pytest.raises(ValueError, match="direction"):
         losses.uniform_divergence(draw(2, 3), "sideways")
     with pytest.raises(ValueError, match="form"):
-        losses.multi_view_consistency(draw(1, 2, 3), draw(1, 2, 3), "mse")
+        fedgca.multi_view_consistency(draw(1, 2, 3), draw(1, 2, 3), "mse")
     with pytest.raises(ValueError, match=r"\[V, B, K\]"):
-        losses.multi_view_consistency(draw(1, 2, 3), draw(1, 2, 4))
+        fedgca.multi_view_consistency(draw(1, 2, 3), draw(1, 2, 4))
     with pytest.raises(ValueError, match="temperature"):
-        losses.model_contrast(draw(2, 3), draw(2, 3), draw(2, 3), temperature=0)
+        moon.model_contrast(draw(2, 3), draw(2, 3), draw(2, 3), temperature=0)

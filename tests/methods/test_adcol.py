@@ -12,12 +12,11 @@ from support.nets import NetHalf, epochs, kept, net_update, numbers
 from support.runs import TouchedEngine, run
 from support.toy import TRAIN, toy_settings
 
-from common.models.auxiliary import Discriminator
 from common.seeding import generator
 from common.storage.state import under_prefix
 from strategies.adcol import ADCOL
 from strategies.core.method import Batch
-from strategies.parts.server_nets import NetTraining, initial_net, new_discriminator, sent_net
+from strategies.parts.server_nets import Discriminator, NetTraining, initial_net, new_discriminator, sent_net
 
 
 def test_the_server_trains_the_discriminator_to_name_the_client():

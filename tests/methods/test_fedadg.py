@@ -12,10 +12,9 @@ from support.toy import toy_settings
 from torch.nn import functional as F
 
 from client.store import Store
-from common.models.auxiliary import TaskHead
 from common.models.specs import Small
 from server.run.checkpoint import Checkpoints
-from strategies.fedadg import DISCRIMINATOR, GENERATOR, FedADG
+from strategies.fedadg import DISCRIMINATOR, GENERATOR, FedADG, TaskHead
 
 NETS = {"adversarial_epochs": 1, "noise_size": 6, "hidden_size": 8, "discriminator_size": 8}
 FIDELITIES = ["paper", "released", "released_pacs"]

@@ -14,13 +14,12 @@ from support.runs import TouchedEngine, run
 from support.toy import Toy, toy_settings
 
 from common.errors import PayloadError
-from common.models.auxiliary import Discriminator
 from common.prototypes import PrototypeSet, class_means
 from common.seeding import generator
 from common.storage.state import GlobalState, under_prefix
 from strategies.core.method import Batch
 from strategies.fedpall import FedPall
-from strategies.parts.server_nets import NetTraining, initial_net, new_discriminator, sent_net
+from strategies.parts.server_nets import Discriminator, NetTraining, initial_net, new_discriminator, sent_net
 
 MEANS = [
     class_means_of((0, 3.0, 1), (2, 7.0, 2)),

@@ -11,10 +11,9 @@ from support.runs import Run, TouchedEngine, run
 from support.toy import Toy, toy_settings
 
 from client.store import Store
-from common.models.auxiliary import with_projection
 from common.models.specs import Small
 from server.run.checkpoint import Checkpoints
-from strategies.moon import MOON
+from strategies.moon import MOON, with_projection
 
 
 def weights_of(done: Run) -> dict[str, torch.Tensor]:

@@ -8,9 +8,9 @@ import pytest
 from support.runs import TouchedEngine, run
 from support.toy import CLASSES, DOMAINS, TRAIN, toy_settings
 
-from common.models.auxiliary import Discriminator
 from common.wire.payload import encode
 from strategies.fedbn import norm_state_names
+from strategies.parts.server_nets import Discriminator
 
 SIZE = 128
 ROW = 4 * SIZE + 8 + 4  # vector, label, weight

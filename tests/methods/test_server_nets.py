@@ -12,10 +12,10 @@ from support.nets import LinearNet, NetHalf, epochs, numbers
 from support.toy import toy_settings
 from torch import nn
 
-from common.models.auxiliary import Discriminator
 from common.seeding import generator
 from common.storage.state import under_prefix
 from strategies.parts.server_nets import (
+    Discriminator,
     NetTraining,
     initial_net,
     new_discriminator,

@@ -1,3 +1,5 @@
+"""The nets that single methods bring: sizes, shapes and gradients."""
+
 import math
 
 import pytest
@@ -5,22 +7,13 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from common.models.auxiliary import (
-    ClassGaussians,
-    Discriminator,
-    FeatureDiscriminator,
-    FeatureGenerator,
-    GaussianLayer,
-    ProbabilisticModel,
-    ProjectionHead,
-    TaskHead,
-    sample,
-    scaled_one_hot,
-    with_projection,
-)
 from common.models.base import initialised
 from common.models.specs import Small
 from common.seeding import generator
+from strategies.fedadg import FeatureDiscriminator, FeatureGenerator, TaskHead, scaled_one_hot
+from strategies.fedsr import ClassGaussians, GaussianLayer, ProbabilisticModel, sample
+from strategies.moon import ProjectionHead, with_projection
+from strategies.parts.server_nets import Discriminator
 
 
 @pytest.fixture(autouse=True)
