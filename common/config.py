@@ -105,6 +105,66 @@ def with_tuned(overrides: Sequence[str]) -> list[str]:
     return [*(f"{key}={value!r}" for key, value in content.values.items()), *rest]
 
 
+def printed_values(method: str, data: str) -> "Printed | None":
+    """Return the settings with which a paper's results of ``method`` on ``data`` were made.
+
+    They are in ``conf/printed/<method>.yaml``: weights, temperatures and the server's epochs. The protocol, the net and
+    local training are those of an experiment.
+
+    Args:
+        method: a choice of ``conf/method/``.
+        data: a choice of ``conf/data/``.
+
+    Returns:
+        The settings, or ``None`` if the file has none for this data set.
+
+    Raises:
+        ConfigError: the file is not as it must be.
+    """
+    path = choices_of("printed").get(method)
+    if path is None:
+        return None
+    try:
+        content: Any = OmegaConf.to_container(OmegaConf.load(path))
+        node = content.get(data)
+    except (OSError, ValueError, AttributeError, YAMLError, OmegaConfBaseException) as error:
+        raise ConfigError(f"{path} does not hold printed settings by data set: {error}") from error
+    return None if node is None else build(node, f"{path.name}: {data}", Printed)
+
+
+def with_printed(overrides: Sequence[str]) -> list[str]:
+    """Return ``overrides`` with ``printed=true`` replaced by the printed settings of the method on the data set.
+
+    Other overrides win over the printed settings. ``printed=false`` is as without.
+
+    Raises:
+        ConfigError: no settings are on file for the method and the data set, or ``tuned`` chooses settings as well.
+    """
+    asked = [item.partition("=")[2].lower() for item in overrides if item.startswith("printed=")]
+    rest = [item for item in overrides if not item.startswith("printed=")]
+    if not asked or asked[-1] == "false":
+        return rest
+    if asked[-1] != "true":
+        raise ConfigError(f"printed={asked[-1]}: true takes what a paper prints for the data set, false does not")
+    if any(item.startswith("tuned=") and item != "tuned=none" for item in rest):
+        raise ConfigError("printed=true and tuned= both choose the method's settings: leave one out")
+    choices = compose_config(rest, said=())["choices"]
+    method, data = choices["method"], choices["data"]
+    found = printed_values(method, data)
+    if found is None:
+        known = [f"method={name} data={each}" for name in choices_of("printed") for each in _printed_data(name)]
+        raise ConfigError(
+            f"printed=true: conf/printed/ has no settings for method={method} data={data}; leave printed=true out to "
+            f"take the method's defaults; there are {', '.join(known)}"
+        )
+    return [*found.overrides, *rest]
+
+
+def _printed_data(method: str) -> list[str]:
+    """The data sets for which ``conf/printed/<method>.yaml`` has settings."""
+    return [data for data in choices_of("data") if printed_values(method, data) is not None]
+
+
 def compose_config(overrides: Sequence[str], said: Sequence[str] | None = None) -> dict[str, Any]:
     """Hydra's composition of ``conf/config.yaml`` with ``overrides``, as plain containers.
 
@@ -120,7 +180,7 @@ def compose_config(overrides: Sequence[str], said: Sequence[str] | None = None) 
     Raises:
         ConfigError: an override cannot be parsed, or names a group, option or key that does not exist.
     """
-    parsed = _parse(with_tuned(overrides))
+    parsed = _parse(with_tuned(with_printed(overrides)))
     trust_said(overrides if said is None else said)  # a tuned file is not the user's word
     classes = [item for item in parsed if _names_class(item)]
     groups = [item for item in parsed if item not in classes and _check_group(item)]
@@ -255,7 +315,25 @@ class Tuned:
     method: str
     data: str
     found: str
-    values: dict[str, float]
+    values: dict[str, int | float]
+
+
+@checked
+class Printed:
+    """Settings of a method with which a paper's results on one data set were made (``conf/printed/``).
+
+    Args:
+        source: the paper, or the released code, that has them.
+        values: settings by ``a.b`` keys.
+    """
+
+    source: str
+    values: dict[str, int | float]
+
+    @property
+    def overrides(self) -> list[str]:
+        """The settings as overrides."""
+        return [f"{key}={value!r}" for key, value in self.values.items()]
 
 
 def check(condition: bool, message: str) -> None:

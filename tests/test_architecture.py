@@ -158,8 +158,8 @@ def test_flower_and_ray_are_imported_where_they_belong() -> None:
 
 
 def group_files() -> list[Path]:
-    """Every choice of a group; methods, experiments and tuned values have tests of their own."""
-    others = ("method", "experiment", "tuned")
+    """Every choice of a group; methods, experiments, tuned and printed values have tests of their own."""
+    others = ("method", "experiment", "tuned", "printed")
     groups = [folder for folder in CONF.iterdir() if folder.is_dir() and folder.name not in others]
     return sorted(path for folder in groups for path in folder.rglob("*.yaml"))
 

@@ -11,7 +11,17 @@ from rich.markdown import Markdown
 from common.errors import ConfigError
 from common.storage.files import write_json, write_text
 from server.commands.sweep import Job, all_options, execute, insist
-from server.commands.tune import Hunt, fresh_runs, hunt_of, scores_of, search, speaker, tried, write_best
+from server.commands.tune import (
+    Hunt,
+    fresh_runs,
+    hunt_of,
+    scores_of,
+    search,
+    speaker,
+    tried,
+    varies_partition,
+    write_best,
+)
 from server.results.seeds import Value
 from server.results.table import OWN_MODELS
 
@@ -98,12 +108,15 @@ def table(rivals: Sequence[Rival], seeds: Sequence[int]) -> str:
     order = sorted(rivals, key=lambda rival: -statistics.fmean(scores[rival.name]))
     base = next(rival.name for rival in rivals if rival.hunt.settings.method.name == BASE)
     settings = rivals[0].hunt.settings
+    partition = f"partition_seed={getattr(settings.protocol, 'partition_seed', None)}"
+    if varies_partition(rivals[0].hunt):
+        partition = "partitions drawn by the same seeds, the search by its own"
     lines = [
         f"{settings.choices['data']}, protocol {settings.choices['protocol']}, model {settings.choices['model']}, "
         f"{settings.train.rounds} rounds: average accuracy over domains in %, on test, in the round that is best on "
         f"validation (a share of {settings.protocol.validation:g} of each client's training samples). Each method had "
-        f"{rivals[0].hunt.trials} trials on validation alone, with seed {settings.seed}; the runs below have seeds "
-        f"{', '.join(map(str, seeds))}.",
+        f"{rivals[0].hunt.trials} trials on validation alone, with seed {settings.seed}, "
+        f"{_first_trials(rivals)}; the runs below have seeds {', '.join(map(str, seeds))}, {partition}.",
         "",
         "| rank | method | test | validation in the search | minus FedAvg, 95 % interval | hours | MB a run |",
         "|---:|---|---:|---:|---:|---:|---:|",
@@ -119,6 +132,16 @@ def table(rivals: Sequence[Rival], seeds: Sequence[int]) -> str:
     if any(rival.hunt.settings.method.personal for rival in rivals):
         lines += ["", f"A star: {OWN_MODELS.partition(';')[0].removeprefix('* ')}, not one shared model."]
     return "\n".join(lines)
+
+
+def _first_trials(rivals: Sequence[Rival]) -> str:
+    """Return what the first trials were: which methods began with values that a paper prints for the data set."""
+    groups = {
+        start: [rival.hunt.settings.method.name for rival in rivals if rival.hunt.start == start]
+        for start in ("printed", "default", "given")
+    }
+    named = [f"{start} values for {', '.join(names)}" for start, names in groups.items() if names]
+    return f"the first trial with {' and '.join(named)}"
 
 
 def interval(scores: Sequence[float], base: Sequence[float]) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from omegaconf import OmegaConf
 
-from common.config import compose_config, trust_said, with_tuned
+from common.config import compose_config, trust_said, with_printed, with_tuned
 from common.errors import ConfigError, DataError, nearest
 from common.models.pretrained import same_classes
 from common.prototypes import PrototypeSet
@@ -35,7 +35,7 @@ def run(
 
     A simulation takes ``link``, a SuperLink that was started before, or starts one.
     """
-    overrides = with_tuned(overrides)  # nodes do not have the file
+    overrides = with_tuned(with_printed(overrides))  # nodes do not have the files
     warnings.filterwarnings("ignore", category=FutureWarning)
     logging.getLogger("flwr").setLevel(logging.WARNING)
     engine = settings.engine.get("name")

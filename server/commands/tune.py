@@ -9,14 +9,14 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console
 
-from common.config import Search, Tuned, compose_config, searched, with_tuned
+from common.config import Search, Tuned, compose_config, printed_values, searched, with_printed, with_tuned
 from common.errors import CheckpointError, ConfigError, GoldfinchError, libraries_of
 from common.overrides import quoted_override
 from common.privacy import GaussianPrivacy
@@ -46,14 +46,22 @@ COUNTED = ("RUNNING", "COMPLETE", "PRUNED")
 
 
 def space_of(settings: RunSettings) -> dict[str, Search]:
-    """What is searched for a method, by setting: the fields that it marks, and the learning rate."""
+    """Return what is searched for a method, by setting: the fields that it marks, and the learning rate.
+
+    A range reaches as far as the value that the settings have, such as the printed one for the data set.
+    """
     rate = settings.train.learning_rate
-    fields = searched(type(settings.method))
-    return {RATE: Search(rate / RATE_FACTOR, rate * RATE_FACTOR)} | {f"method.{name}": fields[name] for name in fields}
+    space = {RATE: Search(rate / RATE_FACTOR, rate * RATE_FACTOR)}
+    for name, (low, high, log) in searched(type(settings.method)).items():
+        start = getattr(settings.method, name)
+        if low < high and (start > 0 or not log):
+            low, high = min(low, start), max(high, start)
+        space[f"method.{name}"] = Search(low, high, log)
+    return space
 
 
-def printed(settings: RunSettings, space: Mapping[str, Search]) -> dict[str, float]:
-    """The values that the settings have of what is searched."""
+def starting_values(settings: RunSettings, space: Mapping[str, Search]) -> dict[str, float]:
+    """Return the values that the settings have of what is searched."""
     groups = {"train": settings.train, "method": settings.method}
     return {name: getattr(groups[name.partition(".")[0]], name.partition(".")[2]) for name in space}
 
@@ -69,14 +77,19 @@ class Hunt:
 
     Args:
         words: the user's settings, without seed and output.
-        settings: of a trial, with the printed values.
-        trials: how many there are to be, the printed values among them.
+        settings: of the first trial.
+        trials: how many there are to be, the first trial among them.
+        start: what the first trial's values are: ``printed`` (a paper has them for this data set), ``default`` (the
+            method's own), or ``given`` (the user's overrides).
+        fixed: printed settings that are not searched. Every trial has them.
     """
 
     words: tuple[str, ...]
     settings: RunSettings
     folder: Path
     trials: int
+    start: Literal["printed", "default", "given"] = "default"
+    fixed: Mapping[str, float] = field(default_factory=dict)
 
     def job(self, label: str, kind: str, values: Mapping[str, float], *more: str, name: str = "") -> Job:
         """A run with ``values``, in the folder of its ``kind`` that is named after them, there under ``name``."""
@@ -94,13 +107,17 @@ class Hunt:
 
 
 def hunt_of(words: Sequence[str], output: Path, trials: int, seeds: Sequence[int]) -> Hunt:
-    """The search that ``words`` describe, checked.
+    """Return the search that ``words`` describe, checked.
+
+    It begins with the printed values for the data set where ``conf/printed/`` has some; ``printed=false`` begins with
+    the method's defaults.
 
     Raises:
         ConfigError: a setting is not good, a range holds one value, or ``seeds`` has the search's own seed.
     """
-    words = with_tuned(words)
-    given = {item.partition("=")[0] for item in words}
+    own = with_tuned([item for item in words if not item.startswith("printed=")])
+    given = {item.partition("=")[0] for item in own}
+    words, paper = _with_start(words, own)
     if trials < 1:
         raise ConfigError(f"trials={trials}: a search needs one trial or more")
     if {"rounds.test", "resume", "overwrite"} & given:
@@ -117,8 +134,23 @@ def hunt_of(words: Sequence[str], output: Path, trials: int, seeds: Sequence[int
     for name, (low, high, log) in space_of(settings).items():
         if not (low < high and (low > 0 or not log)):
             raise ConfigError(f"{name} is searched from {low:g} to {high:g}: give it a range of more than one value")
-    choices = settings.choices
-    return Hunt(tuple(words), settings, output / choices["data"] / choices["method"], trials)
+    space = space_of(settings)
+    fixed = {key: value for key, value in paper.items() if key not in {*space, *given}}
+    start: Literal["printed", "default", "given"] = "printed" if paper else "default"
+    if given & ({*space, *paper} - {RATE}):
+        start = "given"
+    folder = output / settings.choices["data"] / settings.choices["method"]
+    return Hunt(tuple(words), settings, folder, trials, start, fixed)
+
+
+def _with_start(words: Sequence[str], own: Sequence[str]) -> tuple[list[str], Mapping[str, float]]:
+    """Return the overrides with the printed settings, where there are some and nobody declined, and these settings."""
+    asked = [item for item in words if item.startswith("printed=")]
+    choices = compose_config(own)["choices"]
+    paper = printed_values(choices["method"], choices["data"])
+    if (asked and asked[-1].lower() != "printed=true") or (paper is None and not asked):
+        return with_printed([*own, *asked]), {}
+    return with_printed([*own, "printed=true"]), paper.values if paper else {}
 
 
 def speaker(console: Console) -> Callable[[str], None]:
@@ -129,7 +161,7 @@ def speaker(console: Console) -> Callable[[str], None]:
 def search(hunt: Hunt, jobs: int, console: Console) -> Study:
     """Do the trials that are missing, ``jobs`` at a time; the study, which outlives interruption in ``study.db``.
 
-    The printed values are the first trial. A run that ends without a score counts as one that scored 0.
+    The first trial has the values that the settings have. A run that ends without a score counts as one that scored 0.
 
     Raises:
         ConfigError: the folder's study is of other settings, or no run came to a score.
@@ -151,7 +183,7 @@ def search(hunt: Hunt, jobs: int, console: Console) -> Study:
         known = study.user_attrs.get("subject")
     if known is None:
         study.set_user_attr("subject", hunt.subject)
-        study.enqueue_trial(printed(hunt.settings, space_of(hunt.settings)))
+        study.enqueue_trial(starting_values(hunt.settings, space_of(hunt.settings)))
     elif known != hunt.subject:
         differ = sorted(key for key in known | hunt.subject if known.get(key) != hunt.subject.get(key))
         raise ConfigError(
@@ -270,10 +302,10 @@ def write_best(hunt: Hunt, study: Study) -> Path:
     found = (
         f"{len(ends)} trials ({pruned} broken off) of {settings.train.rounds} rounds with seed {settings.seed}, by "
         f"validation on {settings.protocol.validation:g} of each client's training samples: {best.value:.2f} %, and "
-        f"{ends[0].value or 0.0:.2f} % with the printed values. No test set was looked at. Settings: {chosen}"
+        f"{ends[0].value or 0.0:.2f} % with the {hunt.start} values. No test set was looked at. Settings: {chosen}"
     )
     choices, path = settings.choices, hunt.folder / "best.yaml"
-    content = Tuned(choices["method"], choices["data"], found, dict(best.params))
+    content = Tuned(choices["method"], choices["data"], found, {**hunt.fixed, **best.params})
     write_text(path, f"# goldfinch run tuned={path}\n{yaml_of(vars(content))}")
     _draw(hunt, ends)
     return path
@@ -302,9 +334,23 @@ def _draw(hunt: Hunt, ends: Sequence[FrozenTrial]) -> None:
     save(figure, hunt.folder / "trials.png")
 
 
+PARTITION = "protocol.partition_seed"
+
+
+def varies_partition(hunt: Hunt) -> bool:
+    """Whether a fresh run's seed also draws its partition: the protocol has one, and the user did not fix it."""
+    fixed = any(item.startswith(f"{PARTITION}=") for item in hunt.words)
+    return "partition_seed" in hunt.settings.raw["protocol"] and not fixed
+
+
 def fresh_runs(hunt: Hunt, label: str, values: Mapping[str, float], seeds: Sequence[int]) -> list[Job]:
-    """Runs with ``values`` and seeds that were not in the search, scored on test."""
-    return [hunt.job(f"{label} seed={n}", "fresh", values, f"seed={n}", name=f"seed-{n}") for n in seeds]
+    """Return runs with ``values`` and seeds that were not in the search, scored on test.
+
+    A run's seed is the seed of its partition too (``protocol.partition_seed=null``), so that the deviation over runs
+    has that of the partition in it. All runs of a row then have one configuration, which is why they are one group.
+    """
+    more = [f"{PARTITION}=null"] if varies_partition(hunt) else []
+    return [hunt.job(f"{label} seed={n}", "fresh", values, *more, f"seed={n}", name=f"seed-{n}") for n in seeds]
 
 
 def scores_of(jobs: Sequence[Job]) -> list[float]:
@@ -331,15 +377,17 @@ def tune(words: Sequence[str], output: Path, trials: int, seeds: Sequence[int], 
     path, best = write_best(hunt, study), study.best_trial.params
     say(f"best: {' '.join(overrides_for(best))}")
     if seeds:
-        start = printed(hunt.settings, space_of(hunt.settings))
-        kinds = fresh_runs(hunt, "printed", start, seeds), fresh_runs(hunt, "found", best, seeds)
+        start = starting_values(hunt.settings, space_of(hunt.settings))
+        kinds = fresh_runs(hunt, hunt.start, start, seeds), fresh_runs(hunt, "found", best, seeds)
         insist(execute([*kinds[0], *kinds[1]], jobs, console, "validated"))
         before, after = map(scores_of, kinds)
         gain = Value.of([new - old for new, old in zip(after, before, strict=True)])
         text = (
             f"{hunt.settings.method.name}: test accuracy in the round that is best on validation, "
-            f"seeds {', '.join(map(str, seeds))}, none of them in the search\n"
-            f"  printed values  {Value.of(before)}\n  found values    {Value.of(after)}\n"
+            f"seeds {', '.join(map(str, seeds))}, none of them in the search"
+            f"{', each with a partition of its own' * varies_partition(hunt)}\n"
+            f"  {f'{hunt.start} values':14}  {Value.of(before)}\n"
+            f"  found values    {Value.of(after)}\n"
             f"  gained          {gain} points"
         )
         write_text(hunt.folder / "gain.txt", text + "\n")

@@ -12,19 +12,41 @@ from typing import Any
 
 import optuna
 import pytest
+from omegaconf import OmegaConf
 from rich.console import Console
 
 from common.choices import CONF
-from common.config import Search, build, compose_config, searched, with_tuned
+from common.config import Search, build, compose_config, printed_values, searched, with_tuned
 from common.errors import CheckpointError, ConfigError
-from common.settings import load_settings
+from common.settings import flat, load_settings
 from server.cli import main
 from server.commands import compare, sweep, tune
 from server.commands.sweep import Job
+from server.reproduction.published import published_table
 from server.run.conduct import prepare_output
 from strategies.core.method import Method
 
 METHODS = sorted(path.stem for path in (CONF / "method").glob("*.yaml"))
+PRINTED = [
+    (path.stem, str(data))
+    for path in sorted((CONF / "printed").glob("*.yaml"))
+    for data in OmegaConf.to_container(OmegaConf.load(path))
+]
+TABLES = {
+    ("fedplcc", "digits"): "fedplcc_digit5",
+    ("fedplcc", "office_caltech"): "fedplcc_office",
+    ("fedplcc", "domainnet"): "fedplcc_domainnet",
+    ("fedpall", "digits"): "fedpall_digits",
+    ("fedpall", "office_caltech"): "fedpall_office",
+    ("fedpall", "pacs"): "fedpall_pacs",
+    ("fedgca", "digits"): "fedgca_digits",
+    ("fedgca", "pacs"): "fedgca_pacs",
+    ("fpl", "digits"): "fpl_digits",
+    ("fpl", "office_caltech"): "fpl_office",
+    ("fedplvm", "digits"): "fedplcc_digit5",
+    ("fccl+", "office_caltech"): "fedplcc_office",
+}
+"""The table that a paper's printed values are of, by the paper that ``source`` names, and the data set."""
 WORDS = ["method=fedprox", "data=glyphs", "train.rounds=4", "train.device=cpu"]
 QUIET = Console(quiet=True)
 
@@ -298,6 +320,114 @@ def test_a_tuned_file_that_is_not_there_is_named() -> None:
         compose_config(["tuned=moon_on_nothing"])
 
 
+# ---- what papers print -----------------------------------------------------------------------------------------------
+
+
+def weights(words: list[str]) -> tuple[float, float]:
+    method = load_settings(words).method
+    return method.contrast, method.correction
+
+
+def test_printed_values_are_those_of_the_data_set(tmp_path: Path) -> None:
+    words = ["method=fedplcc", "protocol=fedplcc"]
+    assert weights([*words, "data=digits", "printed=true"]) == (100, 1000)
+    assert weights([*words, "data=office_caltech", "printed=true"]) == (20, 200)
+    assert weights([*words, "data=domainnet", "printed=true"]) == (1, 10)
+    assert weights([*words, "data=office_caltech", "printed=false"]) == (100, 1000)
+    assert weights([*words, "data=office_caltech", "printed=true", "method.contrast=3"]) == (3, 200), "the user wins"
+    assert weights(["experiment=fedplcc_office", "printed=true"]) == (20, 200), "also where an experiment chooses"
+    jobs, _ = sweep.plan(["method=fpl,fedplcc", "data=office_caltech", "printed=true,false"], tmp_path)
+    assert [job.settings.method.contrast for job in jobs] == [1, 1, 20, 100]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["method=fedapc", "data=digits", "printed=true"], "no settings for method=fedapc data=digits"),
+        (["method=fedplcc", "data=glyphs", "printed=true"], "no settings for method=fedplcc data=glyphs"),
+        (["printed=maybe"], "printed=maybe: true takes"),
+        (["printed=true", "tuned=fpl_on_digits"], "leave one out"),
+    ],
+    ids=["no paper", "no paper's data", "neither true nor false", "tuned too"],
+)
+def test_printed_values_that_are_not_on_file_are_refused(words: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        compose_config(words)
+
+
+ROW_OF_DEFAULTS = ("fccl_plus", "digits")
+"""FedPLCC does not say how its row of FCCL+ was made; ours on Digit-5 has the default public batch."""
+
+
+@pytest.mark.parametrize(
+    ("method", "data"), [each for each in PRINTED if each != ROW_OF_DEFAULTS], ids=lambda value: value
+)
+def test_the_published_tables_are_made_with_the_printed_values(method: str, data: str) -> None:
+    """A data set's printed values and the rows of the table that they are from cannot say different things."""
+    printed = printed_values(method, data)
+    assert printed is not None
+    paper = re.split(r"'s|,", printed.source)[0].lower()
+    table = TABLES[paper, data]
+    rows = [row for row in published_table(table).listed if f"method={method}" in row.overrides]
+    assert len(rows) == 1
+    found = flat({"method": compose_config([f"experiment={table}", *rows[0].overrides])["method"]})
+    assert {key: found[key] for key in printed.values} == printed.values
+
+
+def test_a_search_begins_with_the_printed_values_and_says_so(pretended: Pretended, tmp_path: Path) -> None:
+    words = ["method=fedpall", "data=digits", "train.rounds=4", "train.device=cpu"]
+    begun = tune.hunt_of(words, tmp_path, 2, (0,))
+    assert (begun.start, begun.settings.method.contrast, begun.settings.method.divergence) == ("printed", 0.7, 0.3)
+    assert begun.fixed == {"method.server_training.epochs": 1}, "which is not searched, and every trial has it"
+    tune.tune(words, tmp_path, 2, (0,))
+    folder = tmp_path / "digits" / "fedpall"
+    assert "with the printed values" in " ".join((folder / "best.yaml").read_text().split())
+    assert "  printed values  " in (folder / "gain.txt").read_text()
+    assert load_settings([f"tuned={folder / 'best.yaml'}"]).method.server_training.epochs == 1
+    assert {job.settings.method.server_training.epochs for job in pretended.jobs} == {1}
+
+
+@pytest.mark.parametrize(
+    ("words", "start"),
+    [
+        (["method=fedplcc", "data=glyphs"], "default"),
+        (["method=fedplcc", "data=office_caltech"], "printed"),
+        (["method=fedplcc", "data=office_caltech", "printed=false"], "default"),
+        (["method=fedplcc", "data=office_caltech", "method.contrast=5"], "given"),
+    ],
+    ids=["no paper's data", "a paper's data", "declined", "the user's own"],
+)
+def test_the_first_trial_has_its_name(words: list[str], start: str, pretended: Pretended, tmp_path: Path) -> None:
+    words = [*words, "train.rounds=4", "train.device=cpu"]
+    tune.tune(words, tmp_path, 1, (0,))
+    folder = tmp_path / words[1].removeprefix("data=") / "fedplcc"
+    assert f"with the {start} values" in " ".join((folder / "best.yaml").read_text().split())
+    assert f"  {start} values  " in (folder / "gain.txt").read_text()
+
+
+def test_a_range_reaches_the_printed_value(tmp_path: Path) -> None:
+    begun = tune.hunt_of(["method=fedgca", "data=pacs", "train.device=cpu"], tmp_path, 2, (0,))
+    space = tune.space_of(begun.settings)
+    assert space["method.alpha"] == Search(0.001, 10.0)
+    assert space["method.beta"] == Search(0.01, 8.0)
+    assert tune.starting_values(begun.settings, space)["method.alpha"] == 10.0
+
+
+def test_fresh_runs_vary_the_partition_and_the_search_does_not(pretended: Pretended, tmp_path: Path) -> None:
+    words = ["methods=fedprox", "data=glyphs", "train.rounds=4", "train.device=cpu"]
+    compare.compare(words, tmp_path / "varied", 2, (0, 1))
+    trials = [job.settings for job in pretended.jobs if not job.settings.rounds.test]
+    fresh = [job.settings for job in pretended.jobs if job.settings.rounds.test]
+    assert {each.protocol.partition_seed for each in trials} == {0}
+    assert {each.protocol.partition_seed for each in fresh} == {None}, "the run's own seed"
+    assert len({each.configuration for each in fresh if each.method.name == "fedprox"}) == 1, "one row"
+    assert "partitions drawn by the same seeds" in (tmp_path / "varied" / "compare.md").read_text()
+    pretended.jobs.clear()
+    compare.compare([*words, "protocol.partition_seed=3"], tmp_path / "fixed", 2, (0, 1))
+    assert {job.settings.protocol.partition_seed for job in pretended.jobs} == {3}
+    assert "seeds 0, 1, partition_seed=3" in (tmp_path / "fixed" / "compare.md").read_text()
+
+
 # ---- a comparison ----------------------------------------------------------------------------------------------------
 
 
@@ -367,7 +497,7 @@ def test_the_documented_commands_do_what_the_page_says(
         if words[1] in ("tune", "compare"):
             short = [re.sub("trials=20", "trials=2", word) for word in words[2:]]
             assert main([words[1], *short, "train.rounds=2", "train.device=cpu"]) == 0
-    assert seen == ["run", "table", "tune", "run", "compare"]
+    assert seen == ["run", "table", "tune", "run", "run", "compare"]
     rows = re.findall(r"^\| `([\w.]+)` \|", page, flags=re.MULTILINE)
     assert rows == ["study.db", "best.yaml", "trials.png", "gain.txt"]
     assert all((tmp_path / "outputs" / "tune" / "glyphs" / "fedplcc" / name).is_file() for name in rows)
