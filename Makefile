@@ -11,7 +11,7 @@ comma := ,
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.txt
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup lock demo deployment-demo compose-demo certificates test test-fast test-portable test-times test-slow test-faults test-compose bench measure lint format doctor clean
+.PHONY: help setup lock demo deployment-demo compose-demo certificates test test-fast test-portable test-times test-slow test-faults test-compose bench measure docs lint format doctor clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -75,8 +75,13 @@ bench: $(STAMP) ## every benchmark of the whole, on an idle machine, into bench/
 measure: $(STAMP) ## lines, files of a round, circles of imports, and what should exist once
 	@$(BIN)/python bench/measure.py
 
+docs: $(STAMP) ## the documentation as a searchable site in outputs/site; needs no network but for its tools, once
+	@$(BIN)/python -c 'import mkdocstrings' 2>/dev/null || $(PIP) --editable '.[docs]'
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@echo "wrote outputs/site/index.html"
+
 lock: $(STAMP) ## write requirements.txt anew from pyproject.toml, for every platform, keeping the pins that still fit
-	{ head -1 requirements.txt; $(BIN)/uv pip compile --quiet pyproject.toml $(foreach extra,$(subst $(comma), ,$(EXTRAS)),--extra $(extra)) \
+	{ head -1 requirements.txt; $(BIN)/uv pip compile --quiet pyproject.toml $(foreach extra,$(subst $(comma), ,$(EXTRAS)) docs,--extra $(extra)) \
 	  --universal --python-version 3.11 --no-annotate --no-header --constraint requirements.txt; } >requirements.new
 	mv requirements.new requirements.txt
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import subprocess
 import sys
 import types
 from pathlib import Path
@@ -138,3 +140,54 @@ def test_pages_link_to_files_that_exist() -> None:
     for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
         for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_the_site_has_every_page_in_its_menu() -> None:
+    """`make docs` fails where a page is missing; this says so in a second."""
+    site = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
+
+    def pages(entries: list[object]) -> list[str]:
+        found = []
+        for entry in entries:
+            if isinstance(entry, str):
+                found.append(entry)
+            elif isinstance(entry, dict):
+                for value in entry.values():
+                    found += pages(value if isinstance(value, list) else [value])
+        return found
+
+    written = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
+    generated = {
+        "index.md",
+        "fpl_in_one_file.md",
+        "reference/index.md",
+        "SECURITY.md",
+        "CONTRIBUTING.md",
+        "CHANGELOG.md",
+    }
+    assert set(pages(site["nav"])) == written | generated
+
+
+@pytest.mark.slow
+def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocstrings", reason="the docs extra is not installed: make docs")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
+    done = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert not done.stderr.strip()
+    assert (tmp_path / "reference" / "strategies.fpl.html").exists()
+
+
+def test_the_workflow_runs_the_readme_s_command_and_hooks_are_make_lint_s() -> None:
+    workflow = yaml.safe_load((ROOT / ".github/workflows/test.yml").read_text())
+    job = workflow["jobs"]["test"]
+    assert job["strategy"]["matrix"]["python"] == ["3.11", "3.12", "3.13"]
+    assert any(step.get("run", "").startswith("make test") for step in job["steps"])
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"][0]["hooks"]
+    recipe = re.search(r"^lint:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
+    assert recipe is not None
+    for hook in hooks:
+        program = hook["entry"].split()[0].rpartition("/")[2]
+        assert f"$(BIN)/{program}" in recipe[1]
