@@ -2,31 +2,43 @@
 
 import math
 import resource
+import statistics
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+Missing = Mapping[str, int | None]
+"""Domains that a score lacks, each with the last round before that scored it; ``None`` if no round did."""
 
 
 @dataclass(frozen=True)
 class RoundScore:
-    """Accuracy per domain after a round, in per cent."""
+    """Accuracy per domain after a round, in per cent.
+
+    Args:
+        round: the round, 0 before the first.
+        accuracy: by domain, in per cent; never empty.
+        missing: the run's domains that this round did not score, or not by all who score it. A score that lacks none
+            is whole; any other is partial, and its average and worst are over fewer domains than the run's.
+    """
 
     round: int
     accuracy: Mapping[str, float]
+    missing: Missing = field(default_factory=dict)
 
     @property
     def average(self) -> float:
-        """Unweighted mean over domains, as every paper's AVG column."""
+        """Unweighted mean over the scored domains, as every paper's AVG column."""
         return sum(self.accuracy.values()) / len(self.accuracy)
 
     @property
     def worst(self) -> float:
-        """The lowest domain's accuracy."""
+        """The lowest scored domain's accuracy."""
         return min(self.accuracy.values())
 
     @property
     def spread(self) -> float:
-        """Standard deviation between domains (population), in percentage points."""
+        """Standard deviation between the scored domains (population), in percentage points."""
         mean = self.average
         return math.sqrt(sum((value - mean) ** 2 for value in self.accuracy.values()) / len(self.accuracy))
 
@@ -42,47 +54,153 @@ def domain_accuracy(scores: Sequence[tuple[str, int, int]]) -> dict[str, float]:
     return {domain: sum(values) / len(values) for domain, values in sorted(by_domain.items())}
 
 
+@dataclass
+class Coverage:
+    """Which domains of a run the rounds score, in their order, and which each round lacks.
+
+    Args:
+        scorers: how many scores of each domain make it complete: 1 for a shared model, which one client scores; where
+            clients score models or samples of their own, the number of clients that hold the domain.
+        latest: the last round that scored each domain completely.
+    """
+
+    scorers: Mapping[str, int]
+    latest: dict[str, int] = field(default_factory=dict)
+
+    def score(self, number: int, entries: Sequence[tuple[str, int, int]]) -> RoundScore:
+        """Return the score of round ``number`` from its ``(domain, correct, count)`` entries; rounds must ascend."""
+        found = [domain for domain, _, _ in entries]
+        complete = {domain for domain in found if found.count(domain) >= self.scorers.get(domain, 1)}
+        lacks = [domain for domain in self.scorers if domain not in complete]
+        missing = {domain: self.latest.get(domain) for domain in lacks}
+        score = RoundScore(number, domain_accuracy(entries), missing)
+        self.take(score)
+        return score
+
+    def take(self, score: RoundScore) -> None:
+        """Take note of a score that was made before."""
+        self.latest |= {domain: score.round for domain in self.scorers if domain not in score.missing}
+
+
+def states(rounds: Sequence[RoundScore], skipped: Collection[int] = ()) -> list[RoundScore]:
+    """Return one score for each trained state: the one that lacks the fewest domains, the earliest of several.
+
+    Round 0 is left out, because nothing was trained before it. A skipped round leaves the state of the round before, so
+    its score is another score of that state and not one of a further round.
+
+    Args:
+        rounds: scores in ascending order.
+        skipped: the rounds that were skipped.
+    """
+    chosen: dict[int, RoundScore] = {}
+    for score in rounds:
+        held = score.round
+        while held in skipped:
+            held -= 1
+        if held > 0 and (held not in chosen or len(score.missing) < len(chosen[held].missing)):
+            chosen[held] = score
+    return list(chosen.values())
+
+
 def best_round(rounds: Sequence[RoundScore]) -> RoundScore | None:
-    """The round of the highest average among those that scored the most domains, the earliest of several."""
-    return max(rounds, key=lambda score: (len(score.accuracy), score.average), default=None)
+    """Return the round of the highest average, the earliest of several.
+
+    A partial score is chosen only if no score is whole: then among those of the most domains.
+    """
+    whole = [score for score in rounds if not score.missing]
+    return max(whole or rounds, key=lambda score: (len(score.accuracy), score.average), default=None)
 
 
 def summarise(
-    rounds: Sequence[RoundScore], last: int, validation: Sequence[RoundScore] = ()
+    rounds: Sequence[RoundScore],
+    last: int,
+    validation: Sequence[RoundScore] = (),
+    *,
+    skipped: Collection[int] = (),
+    unseen: Collection[str] = (),
 ) -> dict[str, dict[str, object]]:
-    """The run's scores under each rule.
+    """Return the run's scores under each rule.
 
-    ``final`` is the last scored round; ``last_n`` the mean of each domain over those of the last ``last`` scored
-    rounds that scored it (the FPL, FedAPC rule); ``best_round`` the round of the highest test average, which picks a
-    model by its test score, as FedPall's table does, and is named so because it flatters. ``validated`` is the round
-    that is best on ``validation`` (:func:`best_round`), scored on test. With it, each rule says the average of the same
-    rounds on validation.
+    ``final`` is the last scored round, whatever it lacks; ``last_n`` the mean of each domain over those of the last
+    ``last`` trained states that scored it (the FPL, FedAPC rule); ``best_round`` the round of the highest test average,
+    which picks a model by its test score, as FedPall's table does, and is named so because it flatters. ``validated``
+    is the round that is best on ``validation``, scored on test. The last three count each trained state once
+    (:func:`states`), and the last two choose as :func:`best_round` does.
+
+    Each rule has the keys ``round``, ``accuracy``, ``average``, ``worst``, ``spread``, ``missing`` (see
+    :data:`Missing`; empty for a whole score), with ``validation`` the average of the same rounds on validation samples,
+    and ``validation_missing`` what these lack. With ``unseen``, ``seen_average`` and ``unseen_average`` are the means
+    over domains that clients trained on, and over those that no client has.
+
+    Args:
+        rounds: test scores of all rounds, ascending.
+        last: how many states ``last_n`` is the mean of, >= 1.
+        validation: scores on validation samples, ascending.
+        skipped: the rounds that were skipped.
+        unseen: domains that no client trains on.
     """
     if not rounds:
         return {}
-    best = max(rounds, key=lambda score: score.average)
-    tail = rounds[-last:]
+    trained = states(rounds, skipped)
+    tail = trained[-last:]
+    rules = {"final": rounds[-1]}
+    if best := best_round(trained):
+        rules |= {"last_n": _mean(tail), "best_round": best}
+    by_round = {score.round: score for score in rounds}
+    held_out = {score.round: score for score in validation}
+    if (chosen := best_round(states(validation, skipped))) and chosen.round in by_round:
+        rules["validated"] = by_round[chosen.round]
+    result: dict[str, dict[str, object]] = {}
+    for name, score in rules.items():
+        result[name] = _entry(score, unseen)
+        numbers = [each.round for each in (tail if name == "last_n" else [score])]
+        covered = [held_out[number] for number in numbers if number in held_out]
+        if covered:
+            result[name]["validation"] = sum(each.average for each in covered) / len(covered)
+            result[name]["validation_missing"] = _missing_of(covered)
+    if "last_n" in result:
+        result["last_n"]["rounds"] = len(tail)
+    return result
+
+
+def _mean(tail: Sequence[RoundScore]) -> RoundScore:
+    """The mean of each domain over the scores that have it; what one of them lacks, it lacks."""
     mean = {}
     for domain in sorted({domain for score in tail for domain in score.accuracy}):
         values = [score.accuracy[domain] for score in tail if domain in score.accuracy]
         mean[domain] = sum(values) / len(values)
-    rules = {"final": rounds[-1], "last_n": RoundScore(rounds[-1].round, mean), "best_round": best}
-    if (chosen := best_round(validation)) and (found := [score for score in rounds if score.round == chosen.round]):
-        rules["validated"] = found[0]
-    held_out = {score.round: score.average for score in validation}
-    result: dict[str, dict[str, object]] = {}
-    for name, score in rules.items():
-        result[name] = {
-            "round": score.round,
-            "accuracy": dict(score.accuracy),
-            "average": score.average,
-            "worst": score.worst,
-            "spread": score.spread,
-        }
-        covered = [held_out[each.round] for each in (tail if name == "last_n" else [score]) if each.round in held_out]
-        result[name] |= {"validation": sum(covered) / len(covered)} if covered else {}
-    result["last_n"]["rounds"] = len(tail)
-    return result
+    return RoundScore(tail[-1].round, mean, _missing_of(tail))
+
+
+def _missing_of(scores: Iterable[RoundScore]) -> dict[str, int | None]:
+    """What any of several scores lacks, as the last of them that lacks it tells it."""
+    return {domain: last for score in scores for domain, last in score.missing.items()}
+
+
+def _entry(score: RoundScore, unseen: Collection[str]) -> dict[str, object]:
+    entry: dict[str, object] = {
+        "round": score.round,
+        "accuracy": dict(score.accuracy),
+        "average": score.average,
+        "worst": score.worst,
+        "spread": score.spread,
+        "missing": dict(score.missing),
+    }
+    parts = {
+        "seen_average": [value for domain, value in score.accuracy.items() if domain not in unseen],
+        "unseen_average": [value for domain, value in score.accuracy.items() if domain in unseen],
+    }
+    if all(parts.values()):
+        entry |= {name: statistics.fmean(values) for name, values in parts.items()}
+    return entry
+
+
+def named_missing(missing: Missing) -> str:
+    """Return the domains of ``missing`` with the last round that scored each, as a person reads them."""
+    parts = []
+    for domain, last in missing.items():
+        parts.append(f"{domain} (never scored)" if last is None else f"{domain} (last scored in round {last})")
+    return ", ".join(parts)
 
 
 def peak_bytes() -> int:

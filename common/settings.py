@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import field, fields, replace
 from functools import cached_property
@@ -316,6 +317,28 @@ class RunSettings:
         relevant = result_settings(self.raw, MAY_GO_ON_OTHERWISE + without)
         return hashlib.sha256(json.dumps(relevant, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
+    @cached_property
+    def test_scorers(self) -> dict[str, int]:
+        """The domains whose test sets are scored, in their order, and how many clients score each in a round.
+
+        One client scores a shared model on a domain. Models of their own are scored by every client on its own domain.
+        """
+        held = Counter(spec.domain for spec in self.protocol.clients(self.data)) if self.method.personal else Counter()
+        return {domain: max(1, held[domain]) for domain in self.protocol.test_domains(self.data)}
+
+    @cached_property
+    def validation_scorers(self) -> dict[str, int]:
+        """The domains with validation samples, in their order, and how many clients hold some of each; may be empty."""
+        if not self.protocol.validation:
+            return {}
+        return dict(Counter(spec.domain for spec in self.protocol.clients(self.data)))
+
+    @cached_property
+    def unseen_domains(self) -> tuple[str, ...]:
+        """The domains whose test sets are scored and of which no client holds training samples."""
+        held = {spec.domain for spec in self.protocol.clients(self.data)}
+        return tuple(domain for domain in self.protocol.test_domains(self.data) if domain not in held)
+
     @property
     def choices(self) -> Mapping[str, str]:
         """The name of the option chosen in each group of ``conf/``."""
@@ -378,6 +401,11 @@ def _check_validation(settings: RunSettings) -> None:
     validation, public = settings.protocol.validation, getattr(settings.method, "public", None)
     if not (settings.rounds.test or validation):
         raise ConfigError("rounds.test=false leaves nothing to score: set protocol.validation to a share such as 0.1")
+    if validation and settings.rounds.oversample > 1:
+        raise ConfigError(
+            f"rounds.oversample={settings.rounds.oversample:g} goes on without the clients that answer last, and "
+            f"protocol.validation={validation:g} compares rounds by the samples of every client: choose one of the two"
+        )
     own = settings.data.domains if public is not None and public.source.name == settings.data.name else ()
     if validation and public is not None and public.domain in own:
         raise ConfigError(

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import ConfigError, EngineError, writing
-from common.metrics import best_round, peak_bytes, summarise
+from common.metrics import RoundScore, best_round, peak_bytes, states, summarise
 from common.settings import RunSettings, yaml_of
 from common.storage.files import write_json, write_text
 from common.versions import package_versions, processor
@@ -164,14 +164,23 @@ def summary_of(settings: RunSettings, rounds: Rounds, seconds: float) -> dict[st
     """What ``summary.json`` says of a run. Accuracies are in per cent.
 
     A run that never held a round has no ``scores``; one whose last state could not be scored has none by the rule
-    ``final``. Their ``average``, ``worst`` and ``spread`` are ``null``.
+    ``final``. Their ``average``, ``worst`` and ``spread`` are ``null``. ``missing`` names the
+    domains that the final score lacks, with the last round that scored each; ``partial`` says whether there are any.
     """
     history, folder = rounds.history, settings.output_folder
     validation = history.validation_scores()
-    rules = summarise(history.round_scores() if rounds.trained else [], settings.rounds.last_rounds, validation)
+    skipped = frozenset(history.rounds("round skipped"))
+    rules = summarise(
+        history.round_scores() if rounds.trained else [],
+        settings.rounds.last_rounds,
+        validation,
+        skipped=skipped,
+        unseen=settings.unseen_domains,
+    )
     if rounds.problem:
         rules.pop("final", None)
     final = rules.get("final", {})
+    best = best_round(states(validation, skipped))
     registrations = rounds.registry.registrations
     private = rounds.privacy_report()
     return {
@@ -191,8 +200,11 @@ def summary_of(settings: RunSettings, rounds: Rounds, seconds: float) -> dict[st
         "average": final.get("average"),
         "worst": final.get("worst"),
         "spread": final.get("spread"),
+        "missing": final.get("missing", {}),
+        "partial": bool(final.get("missing")),
+        "unseen": list(settings.unseen_domains),
         "scores": rules,
-        **({"validation": {"round": best.round, "average": best.average}} if (best := best_round(validation)) else {}),
+        **({"validation": _validation(best)} if best else {}),
         "state_sha256": rounds.state.sha256(),
         "bytes": bytes_total(stream_rows(folder / "activity.csv")),
         "bytes_by_part": bytes_by_part(stream_rows(folder / "bytes.csv")),
@@ -204,6 +216,10 @@ def summary_of(settings: RunSettings, rounds: Rounds, seconds: float) -> dict[st
         "processor": processor(),
         "versions": package_versions(),
     }
+
+
+def _validation(score: RoundScore) -> dict[str, Any]:
+    return {"round": score.round, "average": score.average, "missing": dict(score.missing)}
 
 
 def answers(activity: Iterable[Mapping[str, Any]]) -> dict[str, int]:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from common.metrics import RoundScore, domain_accuracy
+from common.metrics import Coverage, RoundScore
 from common.storage.files import write_text
 from common.wire.messages import Request, request_text
 from common.wire.payload import Payload, encoded_size
@@ -63,12 +63,24 @@ class History:
         keep_until: activity and events of later rounds are dropped, since a resumed run writes them again. ``-1``
             starts anew.
         scores_until: the same for scores.
+        listeners: told of every event and row.
+        scorers: the domains that are scored, and how many scores complete each; see
+            :class:`common.metrics.Coverage`.
+        validators: the same of validation samples.
     """
 
     def __init__(
-        self, folder: Path, keep_until: int = -1, scores_until: int = -1, listeners: Sequence[Listener] = ()
+        self,
+        folder: Path,
+        keep_until: int = -1,
+        scores_until: int = -1,
+        listeners: Sequence[Listener] = (),
+        *,
+        scorers: Mapping[str, int] | None = None,
+        validators: Mapping[str, int] | None = None,
     ) -> None:
         self.folder = folder
+        self._scorers, self._validators = scorers, validators
         self.listeners = list(listeners)
         folder.mkdir(parents=True, exist_ok=True)
         for name in ("history.csv", *(["validation.csv"] if (folder / "validation.csv").exists() else [])):
@@ -131,15 +143,11 @@ class History:
 
     def round_scores(self) -> list[RoundScore]:
         """Accuracy per domain of every scored round, ascending."""
-        return round_scores(stream_rows(self.folder / "history.csv"))
+        return round_scores(stream_rows(self.folder / "history.csv"), self._scorers)
 
     def validation_scores(self) -> list[RoundScore]:
         """Accuracy per domain of every round on clients' validation samples, ascending; each client counts once."""
-        return round_scores(stream_rows(self.folder / "validation.csv"))
-
-    def last_scored(self) -> int:
-        """The last scored round, on test or validation samples; -1 if none was."""
-        return max((score.round for score in (*self.round_scores(), *self.validation_scores())), default=-1)
+        return round_scores(stream_rows(self.folder / "validation.csv"), self._validators)
 
     def rounds(self, event: str) -> list[int]:
         """The rounds of all events of that name, such as ``round done``."""
@@ -174,13 +182,21 @@ def mean_losses(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     return {term: sums[term] / max(masses[term], 1.0) for term in sums}
 
 
-def round_scores(rows: Iterable[Mapping[str, Any]]) -> list[RoundScore]:
-    """Accuracy per domain of every round in rows of ``history.csv``, ascending."""
+def round_scores(rows: Iterable[Mapping[str, Any]], scorers: Mapping[str, int] | None = None) -> list[RoundScore]:
+    """Return the accuracy per domain of every round in rows of ``history.csv``, ascending, with what each round lacks.
+
+    Args:
+        rows: rows of ``history.csv`` or ``validation.csv``.
+        scorers: the run's domains, and how many scores complete each; ``None`` takes the domains of any row.
+    """
     by_round: dict[int, list[tuple[str, int, int]]] = {}
     for row in rows:
         entry = (str(row["domain"]), int(row["correct"]), int(row["count"]))
         by_round.setdefault(int(row["round"]), []).append(entry)
-    return [RoundScore(number, domain_accuracy(by_round[number])) for number in sorted(by_round)]
+    if scorers is None:
+        scorers = dict.fromkeys(sorted({domain for entries in by_round.values() for domain, _, _ in entries}), 1)
+    coverage = Coverage(scorers)
+    return [coverage.score(number, by_round[number]) for number in sorted(by_round)]
 
 
 def _reopen(path: Path, columns: Sequence[str], keep_until: int) -> None:

@@ -23,6 +23,10 @@ Finite = Annotated[Number, Field(allow_inf_nan=False)]
 Class = Annotated[int, Field(ge=0, lt=MOST_CLASSES)]
 
 
+Missing = dict[Word, Integer | None]
+"""Domains that a score lacks, and the last round that scored each."""
+
+
 class ScoreRow(TypedDict):
     """A row of ``history.csv`` and of ``validation.csv``."""
 
@@ -84,6 +88,10 @@ class Event(TypedDict):
     accuracy: NotRequired[dict[str, Finite]]
     average: NotRequired[Finite]
     worst: NotRequired[Finite]
+    missing: NotRequired[Missing]
+    test: NotRequired[dict[str, Integer]]
+    validation: NotRequired[dict[str, Integer]]
+    unseen: NotRequired[list[str]]
     reason: NotRequired[str]
     sha256: NotRequired[str]
 
@@ -95,7 +103,11 @@ class Scores(TypedDict):
     average: Finite
     worst: Finite
     spread: Finite
+    missing: NotRequired[Missing]
     validation: NotRequired[Finite]
+    validation_missing: NotRequired[Missing]
+    seen_average: NotRequired[Finite]
+    unseen_average: NotRequired[Finite]
 
 
 class Validation(TypedDict):
@@ -103,6 +115,7 @@ class Validation(TypedDict):
 
     round: Integer
     average: Finite
+    missing: NotRequired[Missing]
 
 
 class Privacy(TypedDict):
@@ -135,6 +148,9 @@ class Summary(TypedDict):
     rounds_skipped: Integer
     scored: Word
     scores: dict[str, Scores]
+    missing: NotRequired[Missing]
+    partial: NotRequired[bool]
+    unseen: NotRequired[list[str]]
     average: Finite | None
     worst: Finite | None
     validation: NotRequired[Validation]
@@ -168,6 +184,7 @@ NEEDED = {
     "code changed": ("reason",),
     "data changed": ("reason",),
     "late": ("round", "clients"),
+    "score missing": ("round", "domain", "status"),
     "round done": ("round", "seconds"),
     "round skipped": ("round", "answered", "needed"),
     "stopped": ("round",),

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from common.errors import EngineError
-from common.metrics import RoundScore, best_round, domain_accuracy
+from common.metrics import Coverage, RoundScore, best_round, states
 from common.privacy import GaussianPrivacy
 from common.prototypes import PrototypeSet
 from common.settings import RunSettings, differing, yaml_of
 from common.storage.files import write_text
 from common.storage.state import GlobalState
-from common.wire.messages import Registration
+from common.wire.messages import Registration, Request
 from server.run.accounting import Ledger, conditions, privacy_report, spoken, unprotected, warnings_of
 from server.run.checkpoint import BEST, Checkpoint, Checkpoints, check_belongs, check_length
 from server.run.earlier import Earlier, best_of, changed_code
@@ -66,7 +66,11 @@ class Rounds:
         self.refusals: list[str] = []
         self.earlier = Earlier()
         self._count_less: set[str] = set()
-        self._best: RoundScore | None = None
+        self._tested = Coverage(self.settings.test_scorers)
+        self._validated = Coverage(self.settings.validation_scorers)
+        self._validation: list[RoundScore] = []
+        self._skipped: set[int] = set()
+        self._unasked: set[str] = set()  # domains that no client can score, which is told once
         self.ledger: Ledger | None = None
         self._failures: Sequence[Failure] = ()  # of an exchange in which no answer was let in
         self.earlier_seconds = 0.0
@@ -102,6 +106,9 @@ class Rounds:
             data=self.settings.data.name,
             clients=sorted(self.registry.registrations),
             run=self.run_id,
+            test=self.settings.test_scorers,
+            validation=self.settings.validation_scorers,
+            unseen=list(self.settings.unseen_domains),
             **({"best": best_of(self.history.round_scores())} if resumed else {}),
         )
         self._warn_of_privacy()
@@ -121,14 +128,23 @@ class Rounds:
             self._score_last(total)
         if not self.trained:
             self.problem = f"no round was held, so nothing was trained and there is no score; {self._trouble(total)}"
-        elif self.history.last_scored() < self.history.rounds("round done")[-1]:
+        elif self._last_scored() < self.history.rounds("round done")[-1]:
             self.problem = f"no client could score the last state, so there is no final score; {self._trouble(total)}"
         if self.problem:
             self.history.event("failed", round=self.state.round, reason=self.problem)
         else:
             self._tell_privacy()
-            self.history.event("finish", round=self.state.round, sha256=self.state.sha256())
+            missing = dict(self._scores()[-1].missing)
+            self.history.event("finish", round=self.state.round, sha256=self.state.sha256(), missing=missing)
         return self.state
+
+    def _scores(self) -> list[RoundScore]:
+        """The scores that the run's result is: on test sets, or on validation samples if these are left alone."""
+        return self.history.round_scores() if self.settings.rounds.test else self.history.validation_scores()
+
+    def _last_scored(self) -> int:
+        """The last scored round; -1 if none was."""
+        return max((score.round for score in self._scores()), default=-1)
 
     # ---- privacy ---------------------------------------------------------------------------------------------------
 
@@ -175,7 +191,7 @@ class Rounds:
         if checkpoint is None:
             self.checkpoints.clear()
             self.best_checkpoint.clear()
-            self.history = History(folder, listeners=self.listeners)
+            self.history = self._history()
             changed_code(folder, self.settings.own_packages, resumed=False)
             return None
         differ = differing(settings.raw, folder / "config.yaml")
@@ -185,13 +201,30 @@ class Rounds:
         self.state, self.run_id, self.earlier_seconds = checkpoint.state, checkpoint.run, checkpoint.seconds
         self.federation.bounds.lengths = dict(checkpoint.lengths)
         done = self.state.round
-        self.history = History(folder, done, done if self.late else done - 1, listeners=self.listeners)
+        self.history = self._history(done, done if self.late else done - 1)
         self.earlier = Earlier.of(folder, anyway=settings.resume == "anyway")
         if changed := changed_code(folder, self.settings.own_packages, resumed=True):
             self.history.event("code changed", round=done, reason=changed)
-        self._best = best_round(self.history.validation_scores())
-        self.federation.best = self._best.round if self._best else -1
+        for score in self.history.round_scores():
+            self._tested.take(score)
+        for score in self.history.validation_scores():
+            self._validated.take(score)
+            self._validation.append(score)
+        self._skipped = set(self.history.rounds("round skipped"))
+        best = best_round(states(self._validation, self._skipped))
+        self.federation.best = best.round if best else -1
         return checkpoint
+
+    def _history(self, keep_until: int = -1, scores_until: int = -1) -> History:
+        settings = self.settings
+        return History(
+            settings.output_folder,
+            keep_until,
+            scores_until,
+            self.listeners,
+            scorers=settings.test_scorers,
+            validators=settings.validation_scorers,
+        )
 
     def _take_over(self, total: int) -> None:
         """Make the folder this run's, if another part of it, or another run that got nowhere, left it."""
@@ -264,6 +297,7 @@ class Rounds:
             if closed.skipped:
                 self._insist_on_different_reasons(number)
                 self.state = replace(before, round=number)
+                self._skipped.add(number)
                 self.history.event(
                     "round skipped", round=number, answered=len(updates), needed=closed.needed, by=closed.by
                 )
@@ -337,25 +371,19 @@ class Rounds:
         closed = self.federation.close(self.state, replies, unread, enough)
         failures += [Failure(client, "refused", reason) for client, reason in closed.refused]
         self.history.add_bytes(exchange_rows(message, requests, replies, failures))
-        self._record(closed, failures)
+        self._record(closed, requests, failures)
         return closed
 
     # ---- the record ------------------------------------------------------------------------------------------------
 
-    def _record(self, closed: Outcome, failures: Sequence[Failure]) -> None:
+    def _record(self, closed: Outcome, requests: Mapping[str, Request], failures: Sequence[Failure]) -> None:
         self._failures = () if closed.admitted else failures
+        self._record_activity(closed, failures)
+        if self.server.scoring and not (self.late and closed.skipped):  # then what was scored is thrown away
+            self._record_scores(closed, requests, failures)
+
+    def _record_activity(self, closed: Outcome, failures: Sequence[Failure]) -> None:
         number, exchange = self.server.round, self.server.exchange
-        scored_round = number if self.late else number - 1
-        rows: list[dict[str, Any]] = []
-        validated: list[dict[str, Any]] = []
-        for reply in closed.admitted:
-            for entry in reply.answer.scores:
-                rows.append(self._score_row(scored_round, reply, entry))
-                self.history.confusions.add(scored_round, reply.client, entry, self.server.class_count)
-            if reply.answer.validation is not None:
-                validated.append(self._score_row(scored_round, reply, reply.answer.validation))
-        self.history.add_scores(rows)
-        self.history.add_validation(validated)
         activity: list[dict[str, Any]] = [
             _activity_row(number, exchange, reply, self.registry.domain(reply.client))
             | (
@@ -391,16 +419,66 @@ class Rounds:
                 "client " + failure.status, round=number, exchange=exchange, client=failure.client,
                 reason=failure.reason, traceback=failure.traceback,
             )  # fmt: skip
-        for name, found in (("score", rows), ("validation", validated)):
-            if found:
-                accuracy = domain_accuracy([(row["domain"], row["correct"], row["count"]) for row in found])
-                score = RoundScore(scored_round, accuracy)
-                means: dict[str, Any] = {"accuracy": accuracy, "average": score.average, "worst": score.worst}
-                self.history.event(name, round=scored_round, **means)
-                if name == "validation" and best_round([*([self._best] if self._best else []), score]) is score:
-                    self._best, self.federation.best = score, scored_round
-                    if not self.late:  # what was scored is the state that the next one is about to replace
-                        self.best_checkpoint.replace(self._checkpoint())
+
+    def _record_scores(self, closed: Outcome, requests: Mapping[str, Request], failures: Sequence[Failure]) -> None:
+        scored_round = self.server.round if self.late else self.server.round - 1
+        rows: list[dict[str, Any]] = []
+        validated: list[dict[str, Any]] = []
+        for reply in closed.admitted:
+            for entry in reply.answer.scores:
+                rows.append(self._score_row(scored_round, reply, entry))
+                self.history.confusions.add(scored_round, reply.client, entry, self.server.class_count)
+            if reply.answer.validation is not None:
+                validated.append(self._score_row(scored_round, reply, reply.answer.validation))
+        self.history.add_scores(rows)
+        self.history.add_validation(validated)
+        if self.settings.rounds.test:
+            self._report_missing(scored_round, requests, rows, failures)
+        if rows:
+            self._score_event("score", self._tested.score(scored_round, _entries(rows)))
+        if validated:
+            score = self._validated.score(scored_round, _entries(validated))
+            self._validation.append(score)
+            self._score_event("validation", score)
+            if best_round(states(self._validation, self._skipped)) is score:
+                self.federation.best = scored_round
+                if not self.late:  # what was scored is the state that the next one is about to replace
+                    self.best_checkpoint.replace(self._checkpoint())
+
+    def _score_event(self, name: str, score: RoundScore) -> None:
+        self.history.event(
+            name,
+            round=score.round,
+            accuracy=dict(score.accuracy),
+            average=score.average,
+            worst=score.worst,
+            missing=dict(score.missing),
+        )
+
+    def _report_missing(
+        self,
+        scored_round: int,
+        requests: Mapping[str, Request],
+        rows: Sequence[Mapping[str, Any]],
+        failures: Sequence[Failure],
+    ) -> None:
+        """Tell of every score that was asked for and did not come, and once of each domain that no client can score."""
+        came = {(row["client"], row["domain"]) for row in rows}
+        failed = {failure.client: failure for failure in failures}
+        asked: set[str] = set()
+        for client, request in requests.items():
+            asked |= set(request.score)
+            for domain in [domain for domain in request.score if (client, domain) not in came]:
+                failure = failed.get(client)
+                status = failure.status if failure else "silent"
+                reason = failure.reason if failure else "it answered without the score that it was asked for"
+                told = {"domain": domain, "client": client, "status": status, "reason": reason}
+                self.history.event("score missing", round=scored_round, **told)
+        unasked = set(self.settings.test_scorers) - asked
+        for domain in sorted(unasked - self._unasked):
+            reason = "no client that takes part can score it"
+            self.history.event("score missing", round=scored_round, domain=domain, status="unasked", reason=reason)
+        self._unasked = unasked
 
     def _score_row(self, number: int, reply: Reply, entry: Mapping[str, Any]) -> dict[str, Any]:
         return {
@@ -408,6 +486,10 @@ class Rounds:
             "domain": entry["domain"], "count": entry["count"], "correct": entry["correct"],
             "accuracy": round(100.0 * entry["correct"] / max(1, entry["count"]), 4), "loss": round(entry["loss"], 6),
         }  # fmt: skip
+
+
+def _entries(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, int, int]]:
+    return [(row["domain"], row["correct"], row["count"]) for row in rows]
 
 
 def _factors(factors: Mapping[str, float]) -> str:

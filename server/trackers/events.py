@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from common.metrics import named_missing
 from common.settings import RunSettings
 
 Listener = Callable[[str, Mapping[str, Any]], None]
@@ -44,9 +45,11 @@ def describe(name: str, entry: Mapping[str, Any], rounds: int) -> str:
     if name == "score":
         cells = "  ".join(f"{domain} {value:5.1f}" for domain, value in entry["accuracy"].items())
         average, worst = f"average {entry['average']:5.1f}", f"worst {entry['worst']:5.1f}"
-        return f"round {entry['round']:>3}/{rounds}  {cells}  |  {average}  {worst}"
+        return f"round {entry['round']:>3}/{rounds}  {cells}  |  {average}  {worst}{partial_words(entry)}"
     if name == "validation":
-        return f"round {entry['round']:>3}/{rounds}  validation {entry['average']:5.1f}"
+        return f"round {entry['round']:>3}/{rounds}  validation {entry['average']:5.1f}{partial_words(entry)}"
+    if name == "score missing":
+        return _score_missing(entry)
     if name in ("start", "resume"):
         verb = "starts" if name == "start" else f"resumes after round {entry['round']}"
         return f"{entry['method']} on {entry['data']} {verb}: {len(entry['clients'])} clients, {entry['rounds']} rounds"
@@ -60,8 +63,25 @@ def describe(name: str, entry: Mapping[str, Any], rounds: int) -> str:
     if name.startswith("client "):
         return f"round {entry['round']}: {entry['client']} {name.removeprefix('client ')}: {entry['reason']}"
     if name == "finish":
-        return f"finished after round {entry['round']}, state {entry['sha256'][:16]}"
+        missing = entry.get("missing", {})
+        partial = f"; THE FINAL SCORE IS PARTIAL, without {named_missing(missing)}" if missing else ""
+        return f"finished after round {entry['round']}, state {entry['sha256'][:16]}{partial}"
     return ""
+
+
+def _score_missing(entry: Mapping[str, Any]) -> str:
+    """One line for a score that did not come; empty if the client's failure is told of already."""
+    if entry["status"] == "unasked":
+        return f"round {entry['round']}: {entry['domain']} is not scored: {entry['reason']}"
+    if entry["status"] != "silent":
+        return ""
+    return f"round {entry['round']}: {entry['client']} did not score {entry['domain']}: {entry['reason']}"
+
+
+def partial_words(entry: Mapping[str, Any]) -> str:
+    """Return what is added to a score that lacks domains: that it is partial, and since when each is missing."""
+    missing = entry.get("missing", {})
+    return f"  PARTIAL, without {named_missing(missing)}" if missing else ""
 
 
 def size(count: float) -> str:

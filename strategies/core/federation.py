@@ -226,7 +226,11 @@ class Federation:
         return cast_down(message, self.settings.rounds.transport)
 
     def requests(self, run: str, participants: Sequence[Client], *, train: bool = True) -> dict[str, Request]:
-        """What each client is asked in the present exchange, by client id."""
+        """What each client is asked in the present exchange, by client id.
+
+        A client that does not take part may be asked for scores alone: of a domain that no participant can score, and
+        of its validation samples, which every client scores, so that rounds can be compared.
+        """
         scored = self.server.scoring and self.settings.rounds.test
         duties = self.registry.scorers(participants, personal=self.method.personal) if scored else {}
         validates = self.server.scoring and self.settings.protocol.validation > 0
@@ -249,7 +253,7 @@ class Federation:
                 keep=self.best,
             )
             for client in self.server.clients
-            if client.id in duties or (client.id in here and (train or validates))
+            if client.id in duties or validates or client.id in training
         }
         self._asked = sum(request.train for request in self._requests.values())
         return dict(self._requests)

@@ -246,7 +246,6 @@ FURTHER: dict[str, tuple[Change, str]] = {
     "another method": (header(method="fedavg"), "stale"),
     "another exchange": (header(exchange="again"), "stale"),
     "nothing trained": (header(trained=False), "no update"),
-    "no scores": (header(scores=[]), "asked for"),
     "twice the scores": (header(scores=[{"domain": "dark", "count": 16, "correct": 4, "loss": 1.5}] * 2), "asked for"),
     "more correct than there are": (scored(correct=17), "17 correct of 16"),
     "negative correct": (scored(correct=-1), "-1 correct"),
@@ -283,6 +282,13 @@ def test_each_lie_is_refused_with_its_reason(case: str, asked: Asked) -> None:
     with pytest.raises(PayloadError) as caught:
         asked.admit(change(asked.answer()))
     assert reason in str(caught.value)
+
+
+def test_an_update_without_the_score_that_was_asked_for_is_let_in(asked: Asked) -> None:
+    """The score's absence is reported by the rounds; a device whose test images are gone may still train."""
+    made = asked.answer()
+    update = asked.admit(replace(made, header={**made.header, "scores": []}))
+    assert update.client.id == made.header["client"]
 
 
 def test_a_class_that_a_client_does_not_hold_is_refused(asked: Asked) -> None:

@@ -162,10 +162,13 @@ def test_every_client_scores_its_own_samples_in_the_same_trip(method: str, tmp_p
         (number, f"{name}-0", name) for number in rounds for name in DOMAINS
     ]
     averages = [entry["average"] for name, entry in done.events if name == "validation"]
-    chosen = rounds[max(range(len(averages)), key=averages.__getitem__)]
+    chosen = max(number for number in rounds if number)  # never the untrained round 0
+    for number, average in reversed(list(zip(rounds, averages, strict=True))):
+        if number and average >= averages[rounds.index(chosen)]:
+            chosen = number
     validated = done.summary["scores"]["validated"]
-    assert done.summary["validation"] == {"round": chosen, "average": max(averages)}
-    assert (validated["round"], validated["validation"]) == (chosen, max(averages))
+    assert done.summary["validation"] == {"round": chosen, "average": averages[rounds.index(chosen)], "missing": {}}
+    assert (validated["round"], validated["validation"]) == (chosen, averages[rounds.index(chosen)])
     by_round = {score.round: score.average for score in Run(done.folder).round_scores}
     assert validated["average"] == by_round[chosen]
     assert best(tmp_path).state.round == chosen
@@ -219,7 +222,7 @@ def test_own_models_of_the_best_round_are_still_there(tmp_path: Path) -> None:
 
     settings = validating("fedrep", tmp_path, rounds=7)
     done = run(settings, TouchedEngine(settings, edit=flattering))
-    assert done.summary["validation"] == {"round": 1, "average": 100.0}
+    assert done.summary["validation"] == {"round": 1, "average": 100.0, "missing": {}}
     kept = Store(tmp_path / "clients" / best(tmp_path).run / "bright-0").series.numbers()
     assert kept == [1, 5, 6, 7]
 
@@ -300,7 +303,7 @@ def test_a_registration_of_impossible_validation_samples_is_refused(share: float
 
 def test_the_best_round_is_the_earliest_of_the_highest_average_over_most_domains() -> None:
     scores = [
-        RoundScore(1, {"a": 99.0}),
+        RoundScore(1, {"a": 99.0}, {"b": None}),
         RoundScore(2, {"a": 50.0, "b": 60.0}),
         RoundScore(3, {"a": 60.0, "b": 50.0}),
         RoundScore(4, {"a": 10.0, "b": 20.0}),
@@ -309,6 +312,10 @@ def test_the_best_round_is_the_earliest_of_the_highest_average_over_most_domains
     assert chosen is not None
     assert chosen.round == 2
     assert best_round([]) is None
+    partial = [RoundScore(1, {"a": 99.0}, {"b": None, "c": None}), RoundScore(2, {"a": 50.0, "b": 60.0}, {"c": None})]
+    chosen = best_round(partial)
+    assert chosen is not None
+    assert (chosen.round, chosen.missing) == (2, {"c": None}), "the most domains, where no round scored all"
 
 
 def test_the_validated_round_is_scored_on_test() -> None:
