@@ -125,6 +125,8 @@ def result_settings(raw: Mapping[str, Any], without: Sequence[str] = ()) -> dict
     found = flat(raw, (*NOT_THE_RESULT, *without))
     if not found.get("protocol.validation"):
         found.pop("protocol.validation", None)  # runs without are what they were before there was any
+    if found.get("data.duplicates") == "keep":
+        found.pop("data.duplicates")  # likewise
     return found
 
 

@@ -8,8 +8,16 @@ import torch
 
 from common.config import Fraction, Names, checked
 from common.data.domain import DATA_VARIABLE, DataSource, Domain, ImageSize, Split, search_roots
-from common.data.image_files import SUFFIXES, class_folders, decode, image_files, is_image
-from common.data.image_folders import Files, per_class_fraction
+from common.data.image_files import (
+    SUFFIXES,
+    check_within,
+    class_folders,
+    decode,
+    image_files,
+    is_image,
+    without_duplicates,
+)
+from common.data.image_folders import Duplicates, Files, per_class_fraction
 from common.errors import DataError, nearest
 
 _PARTS = (("train",), ("test", "val", "valid", "validation"))
@@ -29,6 +37,8 @@ class Folder(DataSource):
         classes: names of the class folders, in label order; empty: the sorted union over all domains, which then all
             have to be there. On devices that hold one domain each, name them, so that all agree on the labels.
         train_fraction: share of each class that is train, in (0, 1), rounded down but never below one image.
+        duplicates: ``drop``: without the test images that are, byte for byte, training images of the same domain;
+            ``keep``: all.
     """
 
     name: ClassVar[str] = "folder"
@@ -37,6 +47,7 @@ class Folder(DataSource):
     image_size: ImageSize = 32
     classes: Names = ()
     train_fraction: Fraction = 0.8
+    duplicates: Duplicates = "keep"
 
     def __post_init__(self) -> None:
         if not self.domains:
@@ -111,6 +122,9 @@ class Folder(DataSource):
             train, test = _leading(files, self.train_fraction)
         else:
             train, test = (class_folders(part, class_names, exact=True) for part in parts if part is not None)
+        if self.duplicates == "drop":
+            check_within([path for path, _ in (*train, *test)], directory)
+            test = without_duplicates(test, train)
         if not train or not test:
             missing = "images" if not train and not test else "train images" if not train else "test images"
             raise DataError(f"folder: domain {domain!r} in {directory} has no {missing}. {self.layout()}")

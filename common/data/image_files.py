@@ -94,6 +94,44 @@ def check_within(files: Sequence[Path], base: Path) -> None:
             raise DataError(f"{place} leads to {place.resolve()}, outside {root}; put the images themselves there")
 
 
+def without_duplicates(test: Sequence[tuple[Path, int]], train: Sequence[tuple[Path, int]]) -> list[tuple[Path, int]]:
+    """Return the labelled files of ``test`` without those that have the same bytes as a file of ``train``.
+
+    Only files of equal length are read. What is equal after decoding alone, or nearly equal, stays.
+
+    Raises:
+        DataError: a file cannot be read.
+    """
+    lengths = _by_length([path for path, _ in train])
+    kept = []
+    for path, label in test:
+        same_length = lengths.get(_length(path), [])
+        if not any(_content(path) == _content(other) for other in same_length):
+            kept.append((path, label))
+    return kept
+
+
+def _by_length(files: Sequence[Path]) -> dict[int, list[Path]]:
+    found: dict[int, list[Path]] = {}
+    for path in files:
+        found.setdefault(_length(path), []).append(path)
+    return found
+
+
+def _length(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError as error:
+        raise DataError(f"image {path} cannot be read ({error.strerror}); restore it or unlist it") from error
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise DataError(f"image {path} cannot be read ({error.strerror}); restore it or unlist it") from error
+
+
 def decode(files: Sequence[Path], image_size: int, base: Path) -> Tensor:
     """The images of ``files``, resized, as uint8 [N, 3, image_size, image_size]; cached on disk.
 

@@ -8,11 +8,20 @@ import torch
 
 from common.config import Fraction, checked
 from common.data.domain import DataSource, Domain, Split, search_roots
-from common.data.image_files import class_folders, decode, normal_name, subdirectory
+from common.data.image_files import (
+    check_within,
+    class_folders,
+    decode,
+    normal_name,
+    subdirectory,
+    without_duplicates,
+)
 from common.errors import DataError
 
 Files = list[tuple[Path, int]]
 SplitRule = Literal["index_rule", "lists", "per_class_fraction"]
+Duplicates = Literal["keep", "drop"]
+"""``drop``: a domain's test split loses the images that have the same bytes as one of its training images."""
 
 
 @checked
@@ -25,6 +34,8 @@ class ImageFolders(DataSource):
             list files. ``per_class_fraction``: the leading share of each class is train (FedPall).
         train_fraction: that share, in (0, 1).
         rounding: how many images that share of a class is: FedPall rounds for Office and floors for PACS.
+        duplicates: ``keep``: all images, as in the papers. ``drop``: without the test images that are, byte for byte,
+            training images of the same domain. The train split, and so every client's share of it, stays the same.
     """
 
     known_classes: ClassVar[tuple[str, ...]] = ()
@@ -37,6 +48,7 @@ class ImageFolders(DataSource):
     split: SplitRule = "index_rule"
     train_fraction: Fraction = 0.8
     rounding: Literal["round", "floor"] = "round"
+    duplicates: Duplicates = "keep"
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -85,6 +97,9 @@ class ImageFolders(DataSource):
     def _read(self, domain: str) -> Domain:
         directory = self.directory(domain)
         train, test = self._divide(directory, domain)
+        if self.duplicates == "drop":
+            check_within([path for path, _ in (*train, *test)], directory)
+            test = without_duplicates(test, train)
         for part, files in (("train", train), ("test", test)):
             if not files:
                 rule = f"split={self.split}" if self.split != "lists" else "its list files"

@@ -374,6 +374,17 @@ def test_the_published_tables_are_made_with_the_printed_values(method: str, data
     assert {key: found[key] for key in printed.values} == printed.values
 
 
+@pytest.mark.parametrize("path", sorted((CONF / "tuned").glob("*_on_*.yaml")), ids=lambda path: path.stem)
+def test_a_tuned_file_calls_its_first_values_printed_only_if_they_are(path: Path) -> None:
+    """The files in conf/tuned/ were found by searches that began with the defaults of conf/method/."""
+    method, _, data = path.stem.partition("_on_")
+    printed = printed_values(method, data)
+    defaults = flat({"method": compose_config([f"method={method}", f"data={data}"])["method"]})
+    same = printed is not None and all(defaults[key] == value for key, value in printed.values.items())
+    words = " ".join(path.read_text().split())
+    assert f"with the {'printed' if same else 'default'} values" in words
+
+
 def test_a_search_begins_with_the_printed_values_and_says_so(pretended: Pretended, tmp_path: Path) -> None:
     words = ["method=fedpall", "data=digits", "train.rounds=4", "train.device=cpu"]
     begun = tune.hunt_of(words, tmp_path, 2, (0,))

@@ -39,6 +39,16 @@ def test_train_and_test_folders_are_taken_as_they_are(tmp_path: Path) -> None:
     assert (levels(domain.test), domain.test.labels.tolist()) == ([50, 51], [0, 2])
 
 
+def test_test_images_that_are_training_images_can_be_dropped(tmp_path: Path) -> None:
+    write_classes(tmp_path / "clinic" / "train", {"x": 2, "y": 2})
+    write_classes(tmp_path / "clinic" / "test", {"x": 2, "y": 2}, start=50)
+    copied = (tmp_path / "clinic" / "train" / "y" / "image_001.png").read_bytes()
+    (tmp_path / "clinic" / "test" / "x" / "image_000.png").write_bytes(copied)
+    assert levels(folder(tmp_path).load("clinic").test) == [3, 51, 52, 53]
+    dropped = folder(tmp_path, duplicates="drop").load("clinic")
+    assert (levels(dropped.train), levels(dropped.test)) == ([0, 1, 2, 3], [51, 52, 53])
+
+
 def test_a_nodes_directory_may_be_the_domains_own(tmp_path: Path) -> None:
     wards(tmp_path)
     source = Folder(domains=("ward_a", "ward_b"), classes=("benign", "malignant", "unclear"), image_size=8)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from data_makers import levels, write_classes, write_image
 from PIL import Image
 
@@ -17,6 +18,7 @@ from common.data.image_folders import ImageFolders, index_rule, per_class_fracti
 from common.data.office_caltech import OfficeCaltech
 from common.data.pacs import PACS
 from common.errors import DataError
+from common.settings import load_settings, result_settings
 
 OFFICE_CLASSES = OfficeCaltech().class_names
 # Images per class of the complete Office-Caltech-10, in the order of the class names; totals 1123, 958, 295, 157.
@@ -45,6 +47,39 @@ def test_the_index_rule_gives_the_papers_sizes(domain: str, train: int, test: in
     first, second = index_rule(listing(OFFICE_COUNTS[domain]))
     assert (len(first), len(second)) == (train, test)
     assert not set(first) & set(second)
+
+
+def test_test_images_that_are_training_images_can_be_dropped(tmp_path: Path) -> None:
+    """Of 30 images the 9th, 10th, 19th ... are test images; two of them are given the bytes of a training image."""
+    keep = office(tmp_path)
+    directory = tmp_path / "office_caltech_10" / "dslr"
+    files = sorted(directory.rglob("*.png"))
+    for test, train in ((8, 3), (19, 11)):
+        files[test].write_bytes(files[train].read_bytes())
+    longer = files[18].read_bytes() + b" "  # the same picture in another file is no duplicate by its bytes
+    files[9].write_bytes(longer)
+    drop = OfficeCaltech(image_size=8, root=str(tmp_path), duplicates="drop")
+    before, after = keep.load("dslr"), drop.load("dslr")
+    assert (len(before.test), len(after.test)) == (6, 4)
+    assert levels(after.test) == [levels(before.test)[place] for place in (1, 2, 4, 5)]
+    assert after.test.labels.tolist() == [before.test.labels.tolist()[place] for place in (1, 2, 4, 5)]
+    assert torch.equal(after.train.images, before.train.images), "what clients train on stays as it is"
+
+
+def test_dropping_every_test_image_is_refused(tmp_path: Path) -> None:
+    office(tmp_path)
+    files = sorted((tmp_path / "office_caltech_10" / "dslr").rglob("*.png"))
+    for path in files:
+        path.write_bytes(files[0].read_bytes())
+    with pytest.raises(DataError, match="has no test images"):
+        OfficeCaltech(image_size=8, root=str(tmp_path), duplicates="drop").load("dslr")
+
+
+def test_keeping_duplicates_changes_no_identity() -> None:
+    """A run's identity is what it was before there was the choice; dropping is another run."""
+    keep, drop = (load_settings(["data=office_caltech", f"data.duplicates={each}"]) for each in ("keep", "drop"))
+    assert "data.duplicates" not in result_settings(keep.raw)
+    assert keep.identity == load_settings(["data=office_caltech"]).identity != drop.identity
 
 
 @pytest.mark.parametrize(("domain", "test"), [("caltech", 225), ("amazon", 192), ("webcam", 58), ("dslr", 31)])
