@@ -164,6 +164,29 @@ def test_the_teacher_is_the_own_model_after_the_last_local_training(tmp_path):
         assert item.reply.answer.losses["distillation"] == pytest.approx(float(value), rel=1e-3)
 
 
+def test_the_public_rate_falls_linearly_to_its_share():
+    rates = [FCCLPlus(**SMALL, public_rate_end=0.1).public_rate(number, 10) for number in range(1, 11)]
+    assert rates == pytest.approx([1e-3 * (1 - 0.9 * step / 9) for step in range(10)])
+    assert [FCCLPlus(**SMALL).public_rate(number, 10) for number in (1, 5, 10)] == [1e-3] * 3
+    assert FCCLPlus(**SMALL, public_rate_end=0.1).public_rate(1, 1) == 1e-3
+    assert FCCLPlus(**SMALL, public_rate_end=0.1).scheduled, "such a run cannot be made longer"
+    assert not FCCLPlus(**SMALL).scheduled
+
+
+def test_adam_makes_full_steps_of_a_bias_gradient_that_is_rounding_noise():
+    """The cross-correlation centres its columns, so a shift of all logits has no gradient; Adam steps all the same."""
+    draws = torch.Generator().manual_seed(0)
+    head = torch.nn.Linear(8, CLASSES)
+    features, mean = torch.randn(16, 8, generator=draws), torch.randn(16, CLASSES, generator=draws)
+    before = head.bias.detach().clone()
+    optimizer = torch.optim.Adam(head.parameters(), lr=1e-3)
+    cross_correlation(head(features), mean, off_diagonal=0.0051).backward()
+    assert head.bias.grad.abs().max() < 1e-5 * head.weight.grad.abs().max()
+    optimizer.step()
+    moved = (head.bias.detach() - before).abs()
+    assert moved.max() > 1e-4, "a tenth of the rate and more, of a gradient that is zero on paper"
+
+
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
     """What comes out with the default options."""
@@ -172,7 +195,17 @@ def plain(tmp_path_factory):
 
 @pytest.mark.parametrize(
     "hyper",
-    [{"public_mode": "train"}, {"correlation": 0.0}, {"similarity": 0.0}, {"distillation": 0.0}, {"off_diagonal": 1.0}],
+    [
+        {"public_mode": "train"},
+        {"public_rate_end": 0.1},
+        {"correlation": 0.0},
+        {"similarity": 0.0},
+        {"distillation": 0.0},
+        {"distillation_temperature": 1.0},
+        {"off_diagonal": 1.0},
+        {"teacher_mode": "train"},
+        {"weighting": "uniform"},
+    ],
     ids=str,
 )
 def test_every_option_changes_the_result(hyper, plain, tmp_path):
