@@ -4,12 +4,12 @@
 #   docker/demo.sh [KEY=VALUE ...]      overrides of the run, such as train.rounds=10
 #
 # Settings come from docker/.env and the environment. DEMO_KEEP=1 leaves it running; DEMO_BUILD=0 uses the images that
-# are there; DEMO_ROUNDS=5. Needs Docker with the compose plugin. Every step is checked: the exit status is 0 only if all of it worked.
+# are there; DEMO_ROUNDS=6. Needs Docker with the compose plugin. Every step is checked: the exit status is 0 only if all of it worked.
 set -euo pipefail
 
 here=$(cd "$(dirname "$0")" && pwd)
 compose=(docker compose --project-name "${DEMO_PROJECT:-goldfinch-demo}" --file "$here/compose.yaml")
-rounds=${DEMO_ROUNDS:-5} # at least 3: one before, one during, one after the failure
+rounds=${DEMO_ROUNDS:-6} # at least 3: one before, one during, one after the failure
 victim=supernode-sketch
 client=sketch-0
 started=$SECONDS
@@ -111,26 +111,6 @@ sed 's/^/       /' "$log"
 [ $code -eq 0 ] || fail "the run failed"
 say "the run is finished"
 
-"${compose[@]}" exec -T serverapp python3 - "$rounds" "$client" <<'PYTHON' || fail "the run's record is not as it should be"
-import csv, json, pathlib, sys
-
-folder, rounds, victim = pathlib.Path("/outputs/fpl"), int(sys.argv[1]), sys.argv[2]
-summary = json.loads((folder / "summary.json").read_text())
-rows = list(csv.DictReader((folder / "activity.csv").open()))
-trained = {number: sorted(row["client"] for row in rows if int(row["round"]) == number and row["status"] == "trained") for number in range(1, rounds + 1)}
-for number, clients in trained.items():
-    missing = [row for row in rows if int(row["round"]) == number and row["client"] == victim and row["status"] != "trained"]
-    why = "; ".join(f"{row['client']} {row['status']}: {' '.join(row['reason'].split())[:90]}" for row in missing)
-    print(f"       round {number}: {len(clients)} of 4 nodes trained{'  (' + why + ')' if why else ''}")
-lost = [number for number, clients in trained.items() if victim not in clients]
-back = [number for number, clients in trained.items() if victim in clients and lost and number > max(lost)]
-if summary["rounds"] != rounds:
-    sys.exit(f"{summary['rounds']} rounds instead of {rounds}")
-if not lost:
-    sys.exit("the killed node was never missed")
-if any(len(clients) < 3 for clients in trained.values()):
-    sys.exit("other nodes were lost too")
-print(f"       {victim} was missed in rounds {lost}" + (f", was back in {back}, with its own key and state" if back else ", and was not back before the end"))
-print(f"       state {summary['state_sha256'][:16]}, {sum(summary['bytes'].values()) if isinstance(summary['bytes'], dict) else summary['bytes']} bytes on the wire")
-PYTHON
+"${compose[@]}" exec -T serverapp python3 /opt/goldfinch/check_record.py /outputs/fpl --rounds "$rounds" --clients 4 --killed "$client" \
+  2>&1 | sed 's/^/       /' || fail "the run's record is not as it should be"
 "${compose[@]}" --profile operator run --rm --no-deps -T tools table /outputs/fpl || fail "no table"

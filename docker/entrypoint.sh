@@ -23,6 +23,14 @@ connection() {
     "$superlink" "$certificates/operator/ca.crt" >"$FLWR_HOME/config.toml"
 }
 
+# Run a program and wait for it; a signal to this shell goes on to the program and ends both.
+supervise() {
+  "$@" &
+  child=$!
+  trap 'trap - TERM INT; kill -TERM "$child" 2>/dev/null; wait "$child"; exit 143' TERM INT
+  wait "$child"
+}
+
 case $role in
 certificates) # makes what is missing; GOLDFINCH_HOSTS and GOLDFINCH_NODES are lists separated by spaces
   set --
@@ -76,8 +84,17 @@ supernode)
   entrance=${GOLDFINCH_ENTRANCE:-proxy:8443}
   # Flower's node ends without a word if its clock is wrong; this says so. A server that is away is no reason not to start.
   goldfinch doctor "entrance=$entrance" "ca=$folder/ca.crt" >&2 || true
-  exec flower-supernode --superlink "$entrance" --root-certificates "$folder/ca.crt" \
-    --auth-supernode-private-key "$folder/key" --node-config "$node" "$@"
+  # A node that was killed is online for the SuperLink until its lease ends: 60 s after its last heartbeat, which two
+  # constants of Flower set (interval 30 s, patience 2). Until then it is refused (activate-node: 412) and ends. It tries
+  # again at once; Docker's own restarts would wait longer every time.
+  attempts=0
+  until supervise flower-supernode --superlink "$entrance" --root-certificates "$folder/ca.crt" \
+    --auth-supernode-private-key "$folder/key" --node-config "$node" "$@"; do
+    attempts=$((attempts + 1))
+    [ "$attempts" -lt 30 ] || exit 1
+    echo "supernode: ended; started again (attempt $attempts). If its last process was killed, the server refuses it for up to 60 s" >&2
+    sleep 1
+  done
   ;;
 run) # submit a run and follow it: run method=fpl train.rounds=20
   connection

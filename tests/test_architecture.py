@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -139,6 +140,24 @@ def test_empty_and_absent_package_files() -> None:
     assert (ROOT / "client/__init__.py").read_text() == ""
     assert not list(CONF.rglob("__init__.py"))
     assert not list((ROOT / "docker").rglob("__init__.py"))
+
+
+def test_which_statuses_trained_is_stated_in_one_place() -> None:
+    """A clipped update was used: who compares with "trained" alone forgets those clients."""
+    home = ROOT / "common/wire/messages.py"
+    wrong = []
+    for path in [*SOURCES, *sorted((ROOT / "docker").glob("*.py"))]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            spelled = isinstance(node, ast.Constant) and node.value in ("clipped", "trained")
+            if spelled and path != home and name_of(path) not in STATUS_NAMED:
+                wrong.append(f"{name_of(path)}:{node.lineno} {node.value!r}")
+    assert not wrong
+    for path in [*(ROOT / "docker").glob("*.sh"), *(ROOT / "server").rglob("*.html"), *(ROOT / "server").rglob("*.js")]:
+        assert not re.search(r"""status[^\n]{0,10}==\s*['"](trained|clipped)""", path.read_text()), path
+
+
+STATUS_NAMED = {"server/results/report/results.py"}
+"""Where the words name a column of the report."""
 
 
 def test_flower_and_ray_are_imported_where_they_belong() -> None:

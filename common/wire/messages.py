@@ -25,6 +25,29 @@ MOST_ENTRIES = 50
 MOST_DOMAINS = 1000
 MOST_CLASSES = 10_000
 
+CLIPPED = "clipped"
+TRAINED_STATUSES = frozenset({"trained", CLIPPED})
+"""Statuses in ``activity.csv`` of a client that trained and whose update was used. A clipped update was scaled down to
+its bound first, which happens to honest clients too."""
+
+
+def trained(status: str) -> bool:
+    """Return whether a client with this ``status`` trained in the exchange and its update was used."""
+    return status in TRAINED_STATUSES
+
+
+def trained_count(counts: Mapping[str, int]) -> int:
+    """Return how many clients trained, of ``counts`` of clients by status."""
+    return sum(count for status, count in counts.items() if trained(status))
+
+
+def completed_status(*, train: bool, clipped: bool = False) -> str:
+    """Return the status of a client that did what it was asked: train, or only score the model."""
+    if not train:
+        return "scored"
+    return CLIPPED if clipped else "trained"
+
+
 ClassCounts = Annotated[list[Integer], FailFast(), Field(max_length=MOST_CLASSES)]
 """Samples per class."""
 

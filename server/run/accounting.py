@@ -18,6 +18,7 @@ from common.errors import CheckpointError, libraries_of
 from common.privacy import NEIGHBOURS, GaussianPrivacy
 from common.settings import RunSettings
 from common.storage.files import write_json
+from common.wire.messages import TRAINED_STATUSES
 
 LIBRARY = "opacus"
 
@@ -30,7 +31,7 @@ DIGITS = 4
 LEDGER = "privacy.json"
 """The file of :class:`Ledger` in a run's folder."""
 
-RELEASED = ("trained", "clipped", "refused", "late")
+RELEASED = TRAINED_STATUSES | {"refused", "late"}
 """What becomes of an answer that was sent."""
 
 PUBLIC = (

@@ -16,6 +16,7 @@ from common.metrics import RoundScore, best_round, peak_bytes, states, summarise
 from common.settings import RunSettings, yaml_of
 from common.storage.files import write_json, write_text
 from common.versions import package_versions, processor
+from common.wire.messages import CLIPPED, trained_count
 from server.run.accounting import check_accountant
 from server.run.engine import Engine
 from server.run.history import PARTS
@@ -225,8 +226,8 @@ def _validation(score: RoundScore) -> dict[str, Any]:
 def answers(activity: Iterable[Mapping[str, Any]]) -> dict[str, int]:
     """How many answers were admitted for training, clipped ones among them, and how many were not, and why."""
     found = Counter(row["status"] for row in activity)
-    statuses = ("clipped", "refused", "failed", "lost", "late")
-    return {"admitted": found["trained"] + found["clipped"], **{status: found[status] for status in statuses}}
+    statuses = (CLIPPED, "refused", "failed", "lost", "late")
+    return {"admitted": trained_count(found), **{status: found[status] for status in statuses}}
 
 
 def bytes_total(activity: Iterable[Mapping[str, Any]]) -> dict[str, int]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from common.metrics import Coverage, RoundScore
 from common.storage.files import write_text
-from common.wire.messages import Request, request_text
+from common.wire.messages import Request, completed_status, request_text
 from common.wire.payload import Payload, encoded_size
 from server.run.engine import Failure
 from server.run.lines import read_lines, read_rows, stream_rows
@@ -242,7 +242,7 @@ def exchange_rows(
             "exchange": request.exchange,
             "client": client,
             "method": request.method,
-            "status": failure.status if failure else "trained" if request.train else "scored",
+            "status": failure.status if failure else completed_status(train=request.train),
         }
         sent = failure is None or failure.sent
         total = size + len(request_text(request).encode())

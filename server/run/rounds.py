@@ -16,7 +16,7 @@ from common.prototypes import PrototypeSet
 from common.settings import RunSettings, differing, yaml_of
 from common.storage.files import write_text
 from common.storage.state import GlobalState
-from common.wire.messages import Registration, Request
+from common.wire.messages import CLIPPED, Registration, Request, completed_status
 from server.run.accounting import Ledger, conditions, privacy_report, spoken, unprotected, warnings_of
 from server.run.checkpoint import BEST, Checkpoint, Checkpoints, check_belongs, check_length
 from server.run.earlier import Earlier, best_of, changed_code
@@ -384,15 +384,14 @@ class Rounds:
 
     def _record_activity(self, closed: Outcome, failures: Sequence[Failure]) -> None:
         number, exchange = self.server.round, self.server.exchange
-        activity: list[dict[str, Any]] = [
-            _activity_row(number, exchange, reply, self.registry.domain(reply.client))
-            | (
-                {"status": "clipped", "reason": _factors(closed.clipped[reply.client])[:MOST_REASON]}
-                if reply.client in closed.clipped
-                else {}
-            )
-            for reply in closed.admitted
-        ] + [
+        activity: list[dict[str, Any]] = []
+        for reply in closed.admitted:
+            row = _activity_row(number, exchange, reply, self.registry.domain(reply.client))
+            if reply.client in closed.clipped:
+                row["status"] = CLIPPED
+                row["reason"] = _factors(closed.clipped[reply.client])[:MOST_REASON]
+            activity.append(row)
+        activity += [
             {"round": number, "exchange": exchange, "client": failure.client, "status": failure.status}
             | {"domain": self.registry.domain(failure.client), "reason": failure.reason}
             for failure in failures
@@ -505,7 +504,7 @@ def _activity_row(number: int, exchange: str, reply: Reply, domain: str) -> dict
         "exchange": exchange,
         "client": reply.client,
         "domain": domain,
-        "status": "trained" if answer.trained else "scored",
+        "status": completed_status(train=answer.trained),
         "samples": answer.samples,
         "steps": answer.steps,
         "losses": json.dumps({name: round(value, 6) for name, value in answer.losses.items()}),

@@ -12,6 +12,7 @@ from pydantic import Field
 from common.config import build, checked
 from common.errors import ConfigError
 from common.settings import RunSettings
+from common.wire.messages import trained_count
 from server.trackers.events import Listener
 
 LOG = logging.getLogger("goldfinch.trackers")
@@ -176,6 +177,7 @@ def scalars(name: str, entry: Mapping[str, Any]) -> list[Scalar]:
     elif name == "round done":
         found = {"round/seconds": entry["seconds"]}
         found |= {f"round/clients_{status}": count for status, count in entry["outcomes"].items()}
+        found["round/clients_trained"] = trained_count(entry["outcomes"])
         found |= {f"round/{term}": value for term, value in entry["losses"].items()}
         found |= {f"round/bytes_{way}": entry[f"bytes_{way}"] for way in ("up", "down")}
     else:

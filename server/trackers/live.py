@@ -22,12 +22,13 @@ from rich.table import Table
 from rich.text import Text
 
 from common.settings import RunSettings
+from common.wire.messages import CLIPPED, trained_count
 from server.trackers.events import Listener, describe, plain_lines, size
 
 SUMMARIES = ("average", "worst", "validation")
 BARS = "▁▂▃▄▅▆▇█"
 MOST_NOTES = 4
-TROUBLES = ("clipped", "refused", "failed", "lost")
+TROUBLES = (CLIPPED, "refused", "failed", "lost")
 SMOOTHING = 0.6
 LEAST_WIDTH = 44
 """Columns below which the live view gives way to plain lines."""
@@ -203,7 +204,7 @@ class LiveView:
 
     def _outcomes(self) -> Text:
         asked = sum(self.last_outcomes.values())
-        trained = self.last_outcomes.get("trained", 0) + self.last_outcomes.get("clipped", 0)
+        trained = trained_count(self.last_outcomes)
         text = Text(f"{trained} of {asked} trained")
         if self.outcomes["late"]:
             text.append(f"   {self.last_outcomes.get('late', 0)} late ({self.outcomes['late']} in all)", "dim")

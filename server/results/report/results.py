@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from common.wire.messages import CLIPPED, trained
 from server.results.report.records import Board
 from server.results.run import Run
 from server.results.seeds import Group, Value, cells, comparable, ranked
@@ -84,12 +85,13 @@ def score_rows(board: Board, rule: str) -> Iterator[tuple[Group, list[tuple[Valu
 
 
 def client_rows(run: Run) -> list[dict[str, Any]]:
-    """What each client brought and cost over the run; ``answers`` are counted by status."""
+    """What each client brought and cost over the run; ``trained`` counts exchanges, ``clipped`` ones among them."""
     rows: dict[str, dict[str, Any]] = {client: _client(client, entry) for client, entry in run.registrations.items()}
     for row in run.activity:
         found = rows.setdefault(str(row["client"]), _client(str(row["client"]), row))
         status = str(row["status"])
-        found["answers"][status] = found["answers"].get(status, 0) + 1
+        found["trained"] += trained(status)
+        found["clipped"] += status == CLIPPED
         found["trouble"] += status in TROUBLE
         for way in ("up", "down"):
             found[way] += int(row.get(f"bytes_{way}") or 0)
@@ -107,8 +109,7 @@ def _client(client: str, entry: Mapping[str, Any]) -> dict[str, Any]:
         "classes": (counts := list(entry.get("class_counts") or [])),
         "tallest": max(counts, default=0),
         "device": str(entry.get("device", "")),
-        "answers": {},
-        **dict.fromkeys(("trouble", "up", "down", "seconds", "memory"), 0),
+        **dict.fromkeys(("trained", "clipped", "trouble", "up", "down", "seconds", "memory"), 0),
     }
 
 

@@ -1,0 +1,122 @@
+"""The check of the demonstration's record: what it accepts, and what it says of records that are not right."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import json
+import re
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from support.federation import ROOT
+
+from common.settings import load_settings
+from common.wire.messages import TRAINED_STATUSES
+from server.engines.inline import InlineEngine
+from server.run.conduct import conduct, prepare_output
+
+ROUNDS = 6
+CLIENTS = 4
+KILLED = "sketch-0"
+
+
+@pytest.fixture(scope="module")
+def check_record() -> ModuleType:
+    specification = importlib.util.spec_from_file_location("check_record", ROOT / "docker" / "check_record.py")
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def whole_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run of four clients in which nothing went wrong."""
+    folder = tmp_path_factory.mktemp("demo") / "run"
+    tiny = ["protocol.samples=12", "train.local_steps=1", "rounds.test_samples=4", "rounds.evaluate_every=6"]
+    settings = load_settings(["method=fedavg", f"train.rounds={ROUNDS}", *tiny, f"output={folder}"])
+    prepare_output(settings)
+    conduct(settings, InlineEngine(settings))
+    return folder
+
+
+def recorded(whole: Path, folder: Path, lost: Iterable[int], status: str = "trained", client: str = KILLED) -> Path:
+    """A copy of the run in which ``client`` was lost in some rounds and all others have ``status``."""
+    shutil.copytree(whole, folder)
+    rows = list(csv.DictReader((folder / "activity.csv").open()))
+    for row in rows:
+        if row["status"] in TRAINED_STATUSES:
+            row["status"] = status
+        if row["client"] == client and int(row["round"]) in lost:
+            row["status"], row["reason"] = "lost", "Node Unavailable"
+    with (folder / "activity.csv").open("w", newline="") as stream:
+        writer = csv.DictWriter(stream, rows[0].keys(), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    return folder
+
+
+def arguments(folder: Path) -> list[str]:
+    return [str(folder), "--rounds", str(ROUNDS), "--clients", str(CLIENTS), "--killed", KILLED]
+
+
+@pytest.mark.parametrize("status", sorted(TRAINED_STATUSES))
+def test_a_node_that_was_away_and_came_back_is_right(
+    check_record: ModuleType, whole_run: Path, tmp_path: Path, status: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also where honest clients were clipped: they trained."""
+    folder = recorded(whole_run, tmp_path / "run", lost=(2, 3), status=status)
+    assert check_record.main(arguments(folder)) == 0
+    lines = capsys.readouterr().out
+    assert re.search(r"round 2: 3 of 4 nodes trained  \(sketch-0 lost: Node Unavailable\)", lines)
+    assert len(re.findall(r"4 of 4 nodes trained", lines)) == 4
+    assert "missed in rounds [2, 3] and trained again in rounds [4, 5, 6]" in lines
+
+
+@pytest.mark.parametrize(
+    ("lost", "word"),
+    [((), "every round"), ((2, 3, 4, 5, 6), "not back"), ((2, 3, 4, 5), "at most 3")],
+    ids=["never missed", "never back", "back too late"],
+)
+def test_a_record_that_is_not_right_is_named(
+    check_record: ModuleType,
+    whole_run: Path,
+    tmp_path: Path,
+    lost: tuple[int, ...],
+    word: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = recorded(whole_run, tmp_path / "run", lost)
+    assert check_record.main(arguments(folder)) == 1
+    assert word in capsys.readouterr().err
+
+
+def test_another_node_that_was_lost_is_named(
+    check_record: ModuleType, whole_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = recorded(whole_run, tmp_path / "one", lost=(2,))
+    folder = recorded(folder, tmp_path / "two", lost=(4,), client="signs-0")
+    assert check_record.main(arguments(folder)) == 1
+    assert "in round 4 only" in capsys.readouterr().err
+
+
+def test_too_few_rounds_are_named(
+    check_record: ModuleType, whole_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = recorded(whole_run, tmp_path / "run", lost=(2,))
+    summary = json.loads((folder / "summary.json").read_text())
+    (folder / "summary.json").write_text(json.dumps({**summary, "rounds": 5}))
+    assert check_record.main(arguments(folder)) == 1
+    assert "5 rounds" in capsys.readouterr().err
+
+
+def test_a_folder_without_a_run_is_named(
+    check_record: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert check_record.main(arguments(tmp_path)) == 1
+    assert str(tmp_path) in capsys.readouterr().err
