@@ -36,6 +36,7 @@ deployment-demo: $(STAMP) ## a SuperLink and four SuperNodes as real processes, 
 
 compose-demo: ## the same in containers (needs Docker): a node is killed on the way, then everything is taken down
 	@docker/demo.sh
+	@python3 docker/last_run.py record 'make compose-demo'
 
 certificates: $(STAMP) ## FOLDER=keys HOSTS="fl.example.org" NODES="ward-a ward-b": authority, server certificate, device keys
 	@$(BIN)/goldfinch certificates "$(or $(FOLDER),certificates)" $(addprefix host=,$(HOSTS)) $(addprefix node=,$(NODES))
@@ -63,6 +64,7 @@ test-faults: $(STAMP) ## what is killed, filled and torn, TRIALS=30 times each (
 
 test-compose: $(STAMP) ## the containers for real (needs Docker, minutes)
 	GOLDFINCH_COMPOSE=1 $(BIN)/python -m pytest tests/deployment/test_compose.py -s --timeout 3600
+	@python3 docker/last_run.py record 'make test-compose'
 
 bench: $(STAMP) ## every benchmark of the whole, on an idle machine, into bench/results/system.csv; long
 	$(BIN)/python bench/data_path.py

@@ -80,3 +80,14 @@ def speaking_loggers() -> Iterator[None]:
     for logger in logging.root.manager.loggerDict.values():
         if isinstance(logger, logging.Logger):
             logger.disabled = False
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Append why tests were skipped to the file that GOLDFINCH_SKIPPED names, one line for each."""
+    path = os.environ.get("GOLDFINCH_SKIPPED")
+    if not path:
+        return
+    with Path(path).open("a") as stream:
+        for report in terminalreporter.stats.get("skipped", []):
+            reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+            stream.write(" ".join(reason.removeprefix("Skipped: ").split()) + "\n")

@@ -1,0 +1,44 @@
+"""What continuous integration says of the commands that need a Docker Engine."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from types import ModuleType
+
+import pytest
+from support.federation import ROOT
+
+
+@pytest.fixture(scope="module")
+def last_run() -> ModuleType:
+    specification = importlib.util.spec_from_file_location("last_run", ROOT / "docker" / "last_run.py")
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+def test_a_command_is_described_by_when_it_ran_and_what_has_changed(last_run: ModuleType) -> None:
+    entry = {"date": "2026-01-02", "engine": "28.0", "covered": "a"}
+    assert last_run.describe("make x", None, "a") == "make x has never been recorded"
+    assert "nothing that it covers has changed" in last_run.describe("make x", entry, "a")
+    assert "files have changed" in last_run.describe("make x", entry, "b")
+    assert "2026-01-02, Docker 28.0" in last_run.describe("make x", entry, "a")
+
+
+def test_every_command_is_recorded_and_shown(last_run: ModuleType) -> None:
+    assert set(last_run.recorded()) <= set(last_run.NAMES)
+    shown = subprocess.run([sys.executable, last_run.__file__, "show"], capture_output=True, text=True, check=True)
+    assert [line.split(" has ")[0].split(" last ")[0] for line in shown.stdout.splitlines()] == list(last_run.NAMES)
+    makefile = (ROOT / "Makefile").read_text()
+    for name in last_run.NAMES:
+        assert f"docker/last_run.py record '{name}'" in makefile
+
+
+def test_the_hash_covers_the_record_s_subject_and_not_the_record(last_run: ModuleType) -> None:
+    before = last_run.covered_sha256()
+    assert before == last_run.covered_sha256()
+    assert len(before) == 64
