@@ -52,7 +52,7 @@ class GaussianPrivacy:
         clip: C, > 0.
         noise_multiplier: of the prototypes, >= 0; 0 only clips and protects nothing.
         update_clip: U, > 0, over all floating-point tensors of the shared model together; ``None`` sends weights as
-            they are, and then only what prototypes say *besides* the weights is bounded.
+            they are: there is then no epsilon, since already the next received model depends on every image.
         update_noise_multiplier: of the weights, >= 0.
         delta: probability with which the bound may fail, in (0, 1); well below one over the number of samples.
         randomness: ``system`` draws noise from the operating system, which nobody can predict or repeat. ``keyed``
