@@ -1,9 +1,10 @@
-"""Accuracy against epsilon: FPL with clipped and noised prototypes, and with clipped and noised weights besides.
+"""Accuracy against conditional epsilon: FPL with noised prototypes, and with noised weights besides.
 
     GOLDFINCH_DATA=/data python bench/privacy_accuracy.py
 
 Rows go to bench/results/privacy_accuracy.csv as they come (a second call goes on where the first stopped); when all are
-there, the table of docs/results/privacy.md and its picture are written anew.
+there, the table of docs/results/privacy.md and its picture are written anew. No row has an epsilon: simulations draw
+noise from the seed, and most send weights as they are. The column is what the accountant gives for the noised parts.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ def measure(data: str, variant: str, noise: float, overrides: list[str], seed: i
         "variant": variant,
         "covers": "+".join(private["covers"]) if private else "",
         "noise": noise,
-        "epsilon": "" if found is None else found,
+        "conditional_epsilon": "" if found is None else found,
         "seed": seed,
         "average": round(last["average"], 3),
         "worst": round(last["worst"], 3),
@@ -95,11 +96,14 @@ def measure(data: str, variant: str, noise: float, overrides: list[str], seed: i
 
 def table(rows: list[dict[str, str]], data: str, order: list[tuple[str, str]]) -> list[str]:
     """The Markdown table of one data set."""
-    lines = ["| protected | noise multiplier | epsilon | average accuracy | worst domain |", "|---|---|---|---|---|"]
+    lines = [
+        "| noised | noise multiplier | conditional epsilon | average accuracy | worst domain |",
+        "|---|---|---|---|---|",
+    ]
     for variant, noise in order:
         group = [row for row in rows if (row["data"], row["variant"], row["noise"]) == (data, variant, noise)]
         if group:
-            epsilon = f"{float(group[0]['epsilon']):.1f}" if group[0]["epsilon"] else "∞"
+            epsilon = f"{float(group[0]['conditional_epsilon']):.1f}" if group[0]["conditional_epsilon"] else "∞"
             shown = "-" if "nothing" in variant else "0 (only clipped)" if float(noise) == 0 else f"{float(noise):g}"
             lines.append(f"| {variant} | {shown} | {epsilon} | {spread(group, 'average')} | {spread(group, 'worst')} |")
     return lines
@@ -126,12 +130,14 @@ def draw(rows: list[dict[str, str]], path: Path) -> None:
         for index, name in enumerate(("FPL, prototypes", "FPL, prototypes and weights")):
             points: dict[float, list[float]] = {}
             for row in found:
-                if row["variant"] == name and row["epsilon"]:
-                    points.setdefault(float(row["epsilon"]), []).append(float(row["average"]))
+                if row["variant"] == name and row["conditional_epsilon"]:
+                    points.setdefault(float(row["conditional_epsilon"]), []).append(float(row["average"]))
             xs = sorted(points)
             axes.plot(xs, [statistics.mean(points[x]) for x in xs], label=f"{name} noised", **line_style(index))
         axes.set_xscale("log")
-        axes.set_xlabel("epsilon (log scale)")
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.xaxis.set_minor_formatter(lambda *_: "")
+        axes.set_xlabel("conditional epsilon (log scale)")
         axes.set_title(data, fontsize=9)
         axes.set_ylim(0, 100)
         if not place:

@@ -22,11 +22,14 @@ from common.wire.messages import TRAINED_STATUSES
 
 LIBRARY = "opacus"
 
-ORDERS = [1.0 + 10.0 ** (step / 40) for step in range(-240, 281)]
+ORDERS = [1.0 + 10.0 ** (step / 100) for step in range(-600, 701)]
 """Renyi orders from 1 + 1e-6 to 1 + 1e7. Opacus' own end at 1.1 and 63, where little or much noise needs others."""
 
 DIGITS = 4
 """Decimals of an epsilon that is written down. It is rounded up, so that it stays a bound and is never 0."""
+
+LEAST = 1e-9
+"""Epsilon of a release, at least: it is never 0, however much noise there is."""
 
 LEDGER = "privacy.json"
 """The file of :class:`Ledger` in a run's folder."""
@@ -34,8 +37,12 @@ LEDGER = "privacy.json"
 RELEASED = TRAINED_STATUSES | {"refused", "late"}
 """What becomes of an answer that was sent."""
 
+MEASUREMENTS = ("seconds_load", "seconds_score", "seconds_train", "seconds_save", "peak_bytes")
+"""Columns of ``activity.csv`` that a device measured. They may depend on images, and are not noised."""
+
 PUBLIC = (
     "samples and class counts (labels are not protected)",
+    "optimiser steps and batch counters, which follow from them",
     "scores of the received model on test images (which are not protected)",
     "whether and when a client answers, and errors that it reports",
     "hardware and package versions",
@@ -45,6 +52,7 @@ PUBLIC = (
 CONDITIONS = {
     "prototypes": "prototypes leave without noise; set privacy.noise_multiplier above 0",
     "weights": "weights leave without noise; set privacy.update_clip and privacy.update_noise_multiplier above 0",
+    "measurements": "seconds and memory leave as the device measured them",
     "keyed": "the noise is drawn from the run's seed, so whoever knows the seed can subtract it; "
     "privacy.randomness=system draws it from the operating system",
     "": "a device does not say where its noise comes from",
@@ -98,7 +106,7 @@ def composed(spent: Iterable[tuple[Sequence[float], int]], delta: float) -> floa
     accountant.history = history  # as many steps: no loop
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # the smallest order is the best for what protects nothing
-        return max(0.0, float(accountant.get_epsilon(delta, alphas=ORDERS)))
+        return max(LEAST, float(accountant.get_epsilon(delta, alphas=ORDERS)))
 
 
 # ---- what was released -----------------------------------------------------------------------------------------------
@@ -112,7 +120,7 @@ class Ledger:
 
     Args:
         folder: the run's folder.
-        sent: whether clients send ``prototypes`` and ``weights``; empty takes what the file says.
+        sent: whether clients send ``prototypes`` and ``weights``, besides what the file says.
         anew: whether the folder begins another run.
 
     Raises:
@@ -121,7 +129,7 @@ class Ledger:
 
     def __init__(self, folder: Path, sent: Mapping[str, bool] = MappingProxyType({}), *, anew: bool = False) -> None:
         self.path = folder / LEDGER
-        self.sent = {"prototypes": False, "weights": False, **sent}
+        self.sent = {"prototypes": False, "weights": False, "measurements": False, **sent}
         self._clients: dict[str, dict[str, Any]] = {}
         if anew:
             self.path.unlink(missing_ok=True)
@@ -129,8 +137,8 @@ class Ledger:
             try:
                 content = json.loads(self.path.read_text(encoding="utf-8"))
                 self._clients = {str(client): _entry(entry) for client, entry in content["clients"].items()}
-                if not sent:
-                    self.sent = {part: bool(content["sent"][part]) for part in self.sent}
+                before = {part: bool(content["sent"][part]) for part in self.sent}
+                self.sent = {part: is_sent or before[part] for part, is_sent in self.sent.items()}
             except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
                 raise CheckpointError(
                     f"{self.path} is damaged, so what clients have released is not known ({error}); restore it, or "
@@ -154,6 +162,7 @@ class Ledger:
             client, status = str(row["client"]), str(row["status"])
             entry = self._of(run, client)
             entry["came"] += status in RELEASED
+            self.sent["measurements"] |= any(float(row.get(column) or 0) > 0 for column in MEASUREMENTS)
             if status == "failed":  # the device says itself that it sent nothing
                 entry["open"] = max(0, entry["open"] - 1)
             if releases := int(row.get("releases") or 0):

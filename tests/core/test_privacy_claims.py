@@ -27,7 +27,16 @@ from server.commands.sweep import Job, privacy_lines
 from server.commands.tune import hunt_of
 from server.results.report.page import write_report
 from server.results.run import Run
-from server.run.accounting import LEDGER, Ledger, composed, epsilon, spoken, total_reports, with_conditions
+from server.run.accounting import (
+    LEDGER,
+    Ledger,
+    composed,
+    epsilon,
+    privacy_report,
+    spoken,
+    total_reports,
+    with_conditions,
+)
 from strategies.core.federation import Federation
 from strategies.core.protection import check_protects
 
@@ -170,6 +179,49 @@ def test_a_ledger_takes_the_devices_own_count(tmp_path: Path) -> None:
     assert Ledger(tmp_path).releases() == {"x": 4, "y": 2}
 
 
+def test_measurements_that_came_are_not_protected(tmp_path: Path) -> None:
+    settings = private("fpl", tmp_path)
+    for seconds, unprotected in ((0.0, []), (0.25, ["measurements"])):
+        ledger = Ledger(tmp_path / str(seconds), {"prototypes": True, "weights": True})
+        ledger.answered("a", [{**row("x", "trained", 1), "seconds_train": seconds, "peak_bytes": ""}])
+        report = privacy_report(settings, ledger, {"x": 25})
+        assert report is not None
+        assert report["unprotected"] == unprotected
+        assert (report["epsilon"]["x"] is None) is bool(unprotected)
+        assert Ledger(tmp_path / str(seconds)).sent == ledger.sent
+
+
+def test_all_conditions_met_is_an_epsilon(tmp_path: Path) -> None:
+    settings = private("fpl", tmp_path)
+    ledger = Ledger(tmp_path, {"prototypes": True, "weights": True})
+    ledger.answered("a", [row("x", "trained", 3)])
+    report = privacy_report(settings, ledger, {"x": 25})
+    assert report is not None
+    assert (report["conditions"], report["randomness"]) == ([], ["system"])
+    assert report["epsilon"]["x"] == pytest.approx(epsilon([1.0, 1.0], 3, 1e-5), abs=1e-3)
+    assert report["epsilon"]["x"] >= epsilon([1.0, 1.0], 3, 1e-5)
+    assert spoken(report).startswith("epsilon at most")
+
+
+@pytest.mark.parametrize("randomness", ["keyed", ""], ids=["keyed", "not said"])
+def test_noise_that_can_be_predicted_has_no_epsilon(randomness: str, tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path, {"prototypes": True, "weights": True})
+    ledger.answered("a", [row("x", "trained", 1), row("y", "trained", 1, randomness)])
+    report = privacy_report(private("fpl", tmp_path), ledger, {"x": 25, "y": 25})
+    assert report is not None
+    assert report["epsilon"] == {"x": None, "y": None}
+    assert report["conditional_epsilon"]["x"] > 0
+
+
+def test_a_release_with_much_noise_has_an_epsilon_above_zero(tmp_path: Path) -> None:
+    overrides = ("privacy.noise_multiplier=1e7", "privacy.update_noise_multiplier=1e7", "privacy.delta=0.9")
+    ledger = Ledger(tmp_path, {"prototypes": True, "weights": True})
+    ledger.answered("a", [row("x", "trained", 1)])
+    report = privacy_report(private("fpl", tmp_path, *overrides), ledger, {"x": 25})
+    assert report is not None
+    assert report["epsilon"]["x"] > 0
+
+
 def test_a_device_that_failed_has_released_nothing(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
     ledger.asked("a", ["x"])
@@ -308,6 +360,6 @@ def test_mechanisms_of_different_runs_compose() -> None:
 def test_a_ledger_is_kept_for_private_runs_only(tmp_path: Path) -> None:
     done = run(private("fpl", tmp_path, train={"rounds": 1}))
     content = json.loads((tmp_path / LEDGER).read_text())
-    assert content["sent"] == {"prototypes": True, "weights": True}
+    assert content["sent"] | {"measurements": False} == {"prototypes": True, "weights": True, "measurements": False}
     assert set(content["clients"]) == set(done.summary["clients"])
     assert isinstance(private("fpl", tmp_path).privacy, GaussianPrivacy)
