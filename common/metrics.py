@@ -11,6 +11,10 @@ Missing = Mapping[str, int | None]
 """Domains that a score lacks, each with the last round before that scored it; ``None`` if no round did."""
 
 
+PARTIAL = "†"
+"""Marks a partial score where it is shown."""
+
+
 @dataclass(frozen=True)
 class RoundScore:
     """Accuracy per domain after a round, in per cent.

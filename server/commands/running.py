@@ -1,6 +1,7 @@
 """``goldfinch run`` and ``goldfinch resume``: one run on the engine that its settings name."""
 
 import logging
+import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -11,6 +12,7 @@ from omegaconf import OmegaConf
 
 from common.config import compose_config, trust_said, with_printed, with_tuned
 from common.errors import ConfigError, DataError, nearest
+from common.metrics import named_missing
 from common.models.pretrained import same_classes
 from common.prototypes import PrototypeSet
 from common.settings import RunSettings, settings_of
@@ -54,6 +56,18 @@ def run(
             run_on_ray(settings, overrides, [show], link)
         else:
             run_on_superlink(settings, overrides, [show])
+    _warn_if_partial(settings.output_folder)
+
+
+def _warn_if_partial(folder: Path) -> None:
+    """Print to standard error that the final score lacks domains, if it does: the last line, with ``--quiet`` too."""
+    missing = Run(folder).summary.get("missing", {})
+    if missing:
+        print(
+            f"warning: the final score is PARTIAL, without {named_missing(missing)}; average and worst are over the "
+            "other domains alone",
+            file=sys.stderr,
+        )
 
 
 def resume(folder: Path, overrides: Sequence[str], *, quiet: bool = False) -> None:

@@ -21,6 +21,7 @@ from rich.markup import escape
 from common.choices import FOLDERS, choices_of
 from common.config import compose_config, with_tuned
 from common.errors import ConfigError, GoldfinchError
+from common.metrics import PARTIAL, named_missing
 from common.overrides import parse_overrides, quoted_override, restored
 from common.settings import RunSettings, settings_of
 from common.storage.files import write_json, write_text
@@ -249,8 +250,10 @@ def run_apart(
 def _score(job: Job, rule: str) -> str:
     summary = Run.open(job.folder).summary
     score = summary["scores"].get(rule, summary)
+    missing = score.get("missing", {})
+    partial = f" {PARTIAL} PARTIAL, without {named_missing(missing)}" if missing else ""
     skipped = f", {summary['rounds_skipped']} of {summary['rounds']} rounds skipped" * bool(summary["rounds_skipped"])
-    return f"average {score['average']:.2f}, worst {score['worst']:.2f}{skipped}"
+    return f"average {score['average']:.2f}, worst {score['worst']:.2f}{partial}{skipped}"
 
 
 def _write_tables(jobs: Sequence[Job], output: Path, arguments: Sequence[str], console: Console) -> None:

@@ -18,6 +18,7 @@ from rich.console import Console
 
 from common.config import Search, Tuned, compose_config, printed_values, searched, with_printed, with_tuned
 from common.errors import CheckpointError, ConfigError, GoldfinchError, libraries_of
+from common.metrics import named_missing
 from common.overrides import quoted_override
 from common.privacy import GaussianPrivacy
 from common.settings import RunSettings, result_settings, settings_of, yaml_of
@@ -269,7 +270,8 @@ def _try(
         with contextlib.suppress(GoldfinchError):
             for entry in Run(job.folder).events:
                 number = int(entry.get("round", 0))
-                if entry["event"] == "validation" and number not in reported:
+                whole = entry["event"] == "validation" and not entry.get("missing")  # others compare other domains
+                if whole and number and number not in reported:
                     reported.add(number)
                     trial.report(float(entry["average"]), number)
                     if trial.should_prune():
@@ -280,10 +282,15 @@ def _try(
     if stopping.is_set():
         return None
     if hopeless() or (not problem and job.summary() is None):
-        return None, f"broken off after round {max(reported)}"
+        return None, f"broken off after round {max(reported, default=0)}"
     summary = job.summary()
     if summary is not None and "validation" in summary:
         best = summary["validation"]
+        if best.get("missing"):
+            raise ConfigError(
+                f"{job.label}: no round was validated by every client, so it cannot be compared with other trials: the "
+                f"best is without {named_missing(best['missing'])} (see {job.folder / 'run.log'})"
+            )
         return float(best["average"]), f"validation {best['average']:.2f} in round {best['round']}"
     with contextlib.suppress(GoldfinchError):
         if Run(job.folder).status == "failed":  # such as a state that is no longer finite
@@ -357,13 +364,18 @@ def scores_of(jobs: Sequence[Job]) -> list[float]:
     """The runs' averages on test, in the round that is best on validation.
 
     Raises:
-        ConfigError: one has none.
+        ConfigError: one has none, or one that lacks a domain.
     """
     found = []
     for job in jobs:
         score = (job.summary() or {}).get("scores", {}).get("validated")
         if score is None:
             raise ConfigError(f"{job.label} has no score of its best round; see {job.folder / 'run.log'}")
+        if missing := {**score.get("missing", {}), **score.get("validation_missing", {})}:
+            raise ConfigError(
+                f"{job.label} has a partial score, without {named_missing(missing)}: run it again "
+                f"(see {job.folder / 'run.log'})"
+            )
         found.append(float(score["average"]))
     return found
 

@@ -144,20 +144,51 @@ class Run:
     @cached_property
     def round_scores(self) -> list[RoundScore]:
         """Accuracy per domain of every scored round, ascending."""
-        return round_scores(self.scores)
+        return round_scores(self.scores, self._scorers("test"))
 
     @cached_property
     def validation_scores(self) -> list[RoundScore]:
         """Accuracy per domain of every round on clients' validation samples, ascending; empty without any."""
-        return round_scores(read_rows(self.folder / "validation.csv"))
+        return round_scores(read_rows(self.folder / "validation.csv"), self._scorers("validation"))
+
+    def _scorers(self, kind: str) -> Mapping[str, int] | None:
+        """The domains that are scored and by how many clients each, as its last start says; ``None`` if unsaid."""
+        found: Mapping[str, int] | None = None
+        for entry in self._told:
+            if entry["event"] in ("start", "resume") and kind in entry:
+                found = entry[kind]
+        return found
+
+    @property
+    def _told(self) -> Sequence[Mapping[str, Any]]:
+        """The events, none where only records were kept."""
+        return self.events if (self.folder / "events.jsonl").exists() else []
 
     @cached_property
     def rules(self) -> dict[str, dict[str, Any]]:
         """The scores under each rule, as in ``summary.json``; of an unfinished run, of the rounds it has."""
-        if self.status in ("finished", "failed") and "scores" in self.summary:
-            return dict(self.summary["scores"])
+        if "scores" in self.summary and (not self._told or self.status in ("finished", "failed")):
+            scores: Mapping[str, Mapping[str, Any]] = self.summary["scores"]
+            return {rule: {"missing": self._missing(score), **score} for rule, score in scores.items()}
         last = int(self.config.get("rounds", {}).get("last_rounds", 5))
-        return summarise(self.round_scores, last, self.validation_scores)
+        skipped = {int(entry["round"]) for entry in self._told if entry["event"] == "round skipped"}
+        return summarise(self.round_scores, last, self.validation_scores, skipped=skipped, unseen=self.unseen)
+
+    def _missing(self, score: Mapping[str, Any]) -> dict[str, int | None]:
+        """What a score lacks of the domains that the run scored in any round: for summaries that do not say it."""
+        if "missing" in score or not (self.folder / "history.csv").exists():
+            return {}
+        found: dict[str, int | None] = {}
+        for each in self.round_scores:
+            found |= {domain: each.round for domain in each.accuracy if domain not in score["accuracy"]}
+        return found
+
+    @property
+    def unseen(self) -> list[str]:
+        """The scored domains of which no client held training samples."""
+        if "unseen" in self.summary:
+            return list(self.summary["unseen"])
+        return next((list(entry["unseen"]) for entry in self._told if "unseen" in entry), [])
 
     @cached_property
     def privacy(self) -> Mapping[str, Any] | None:
@@ -171,8 +202,8 @@ class Run:
 
     @property
     def domains(self) -> list[str]:
-        """Scored domains in the data set's order, then by name."""
-        present = {domain for score in self.round_scores for domain in score.accuracy}
+        """The run's test domains, scored or missing, in the data set's order, then by name."""
+        present = {domain for score in self.round_scores for domain in (*score.accuracy, *score.missing)}
         known = [str(name) for name in self.config["data"].get("domains") or []]
         return [name for name in known if name in present] + sorted(present - set(known))
 

@@ -84,7 +84,10 @@ def changed_code(folder: Path, own: tuple[str, ...] = (), *, resumed: bool) -> s
 
 
 def best_of(scores: Sequence[RoundScore]) -> dict[str, float]:
-    """The highest accuracy of each domain, of the average and of the worst, over rounds."""
-    each = [{**score.accuracy, "average": score.average, "worst": score.worst} for score in scores]
+    """The highest accuracy of each domain, of the average and of the worst, over rounds; means of whole scores only."""
+    each = [
+        score.accuracy if score.missing else {**score.accuracy, "average": score.average, "worst": score.worst}
+        for score in scores
+    ]
     names = dict.fromkeys(name for score in each for name in score)
     return {name: max(score[name] for score in each if name in score) for name in names}

@@ -157,7 +157,8 @@ def scalars(name: str, entry: Mapping[str, Any]) -> list[Scalar]:
     """The numbers in an event or in rows.
 
     ``accuracy/<domain>/<client>`` (per cent) and ``test_loss/...`` of every scored row; ``train_loss/<term>/<client>``,
-    ``seconds/<phase>/<client>`` and ``bytes/<way>/<client>`` of every activity row; ``summary/...`` over domains;
+    ``seconds/<phase>/<client>`` and ``bytes/<way>/<client>`` of every activity row; ``summary/...`` over domains,
+    which is ``summary/partial/...`` in rounds that lack some, and ``summary/missing_domains``, how many they lack;
     ``round/...`` of the round as a whole.
     """
     if name == "scores":
@@ -171,9 +172,11 @@ def scalars(name: str, entry: Mapping[str, Any]) -> list[Scalar]:
     number = int(entry.get("round", 0))
     if name == "score":
         found = {f"summary/accuracy/{domain}": value for domain, value in entry["accuracy"].items()}
-        found |= {f"summary/{key}": entry[key] for key in ("average", "worst")}
+        mark = "summary/partial" if entry.get("missing") else "summary"
+        found |= {f"{mark}/{key}": entry[key] for key in ("average", "worst")}
+        found |= {"summary/missing_domains": len(entry.get("missing", {}))}
     elif name == "validation":
-        found = {"summary/validation": entry["average"]}
+        found = {"summary/partial/validation" if entry.get("missing") else "summary/validation": entry["average"]}
     elif name == "round done":
         found = {"round/seconds": entry["seconds"]}
         found |= {f"round/clients_{status}": count for status, count in entry["outcomes"].items()}

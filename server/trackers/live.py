@@ -21,6 +21,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from common.metrics import PARTIAL, named_missing
 from common.settings import RunSettings
 from common.wire.messages import CLIPPED, trained_count
 from server.trackers.events import Listener, describe, plain_lines, size
@@ -44,7 +45,10 @@ class LiveView:
         self.round_began = self.began
         self.round_seconds: float | None = None
         self.scores: dict[str, list[float]] = {}
-        self.best: dict[str, float] = {}  # of the rounds before the run was resumed
+        self.best: dict[str, float] = {}  # of whole scores, those before the run was resumed among them
+        self.now: dict[str, float] = {}
+        self.missing: dict[str, int | None] = {}
+        self.partial: set[str] = set()
         self.losses: dict[str, list[float]] = {}
         self.outcomes: Counter[str] = Counter()
         self.last_outcomes: dict[str, int] = {}
@@ -78,21 +82,35 @@ class LiveView:
         elif name == "round":
             self.current, self.round_began = int(entry["round"]), self.clock()
         elif name == "score":
-            for domain, value in {**entry["accuracy"], "average": entry["average"], "worst": entry["worst"]}.items():
-                self.scores.setdefault(domain, []).append(float(value))
+            self._take_scores(entry)
         elif name == "validation":
-            self.scores.setdefault(name, []).append(float(entry["average"]))
+            self._take("validation", float(entry["average"]), partial=bool(entry.get("missing")))
         elif name == "round done":
             self._finish_round(entry)
         elif name == "round skipped":
             self.done = int(entry["round"])
         elif name == "finish":
-            self.state = "finished"
+            self.state = "finished, score partial" if entry.get("missing") else "finished"
         elif name == "stopped":
             self.state = "stopped; resume=true goes on"
         if name not in ("start", "score", "validation", "finish", "stopped", "scores", "activity"):
             line = describe(name, entry, self.total)
             self.notes += [line] if line else []
+
+    def _take_scores(self, entry: Mapping[str, Any]) -> None:
+        self.missing = dict(entry.get("missing", {}))
+        self.now = dict(entry["accuracy"])
+        for domain, value in entry["accuracy"].items():
+            self._take(domain, float(value), partial=domain in self.missing)
+        for name in ("average", "worst"):
+            self._take(name, float(entry[name]), partial=bool(self.missing))
+
+    def _take(self, name: str, value: float, *, partial: bool) -> None:
+        """Take in a row's value; one that lacks domains or clients is marked, and is never the best."""
+        self.scores.setdefault(name, []).append(value)
+        self.partial = self.partial - {name} | ({name} if partial else set())
+        if not partial:
+            self.best[name] = max(value, self.best.get(name, value))
 
     def _finish_round(self, entry: Mapping[str, Any]) -> None:
         self.done = int(entry["round"])
@@ -117,13 +135,15 @@ class LiveView:
         parts: list[RenderableType] = [self._head(width), self._bar(width)]
         if self.scores:
             parts.append(Padding(self._accuracy(width), (1, 0, 0, 0)))
+        if self.missing:
+            parts.append(Text(f"{PARTIAL} partial, without {named_missing(self.missing)}", "bold red", overflow="fold"))
         facts = self._facts(width)
         if facts.row_count:
             parts.append(Padding(facts, (1, 0, 0, 0)))
         parts += [Text(f"! {note}", "yellow", no_wrap=True, overflow="ellipsis") for note in self.notes[-MOST_NOTES:]]
         if len(self.notes) > MOST_NOTES:
             parts.append(Text(f"  {len(self.notes) - MOST_NOTES} more in events.jsonl", "dim"))
-        if self.state == "finished":
+        if self.state.startswith("finished"):
             parts.append(Text(f"wrote {self.settings.output_folder}", "dim", overflow="fold"))
         yield Group(*parts)
 
@@ -167,17 +187,20 @@ class LiveView:
         roomy = width >= 60
         if roomy:
             table.add_column("best", justify="right", no_wrap=True)
-        names = [name for name in self.scores if name not in SUMMARIES]
-        label = min(max(10, width // 3), max(13, *(len(name) for name in [*names, "average"])))
+        names = list({name for name in [*self.scores, *self.missing] if name not in SUMMARIES})
+        label = min(max(10, width // 3), max(13, *(len(name) + 2 * bool(self.missing) for name in [*names, "average"])))
         room = max(4, min(40, width - label - (30 if roomy else 22)))
         table.add_column("over rounds", no_wrap=True)
         for name in [*sorted(names), *(name for name in SUMMARIES if name in self.scores)]:
-            values = self.scores[name]
-            cells = [Text(name), Text(f"{values[-1]:.1f}"), _change(values)]
-            cells += [Text(f"{max([*values, self.best.get(name, 0.0)]):.1f}", "dim")] if roomy else []
+            values = self.scores.get(name, [])
+            gone = name in self.missing and name not in self.now
+            marked = gone or name in self.partial
+            cells = [Text(name + f" {PARTIAL}" * marked), Text("-" if gone else f"{values[-1]:.1f}")]
+            cells += [Text("") if marked else _change(values)]
+            cells += [Text(f"{self.best[name]:.1f}" if name in self.best else "-", "dim")] if roomy else []
             if name == "average":
                 table.add_section()
-            style = "bold" if name == "average" else ""
+            style = "bold" if name == "average" and not marked else ""
             table.add_row(*cells, Text(sparkline(values, room), "yellow"), style=style)
         return table
 

@@ -1,5 +1,6 @@
 """Metrics of a run for Prometheus, from the process that conducts the rounds."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -43,8 +44,9 @@ class PrometheusExporter:
         self.answers = counter("answers", "Answers and failures of clients", ("client", "domain", "status"))
         self.not_admitted = counter("registrations_refused", "Registrations that were refused")
         self.accuracy = gauge("accuracy_percent", "Test accuracy after the last scored round", ("domain",))
-        self.average = gauge("accuracy_average_percent", "Mean of the accuracy over domains")
-        self.worst = gauge("accuracy_worst_percent", "Accuracy of the worst domain")
+        self.average = gauge("accuracy_average_percent", "Mean of the accuracy over all domains; NaN if one is missing")
+        self.worst = gauge("accuracy_worst_percent", "Accuracy of the worst of all domains; NaN if one is missing")
+        self.missing = gauge("domains_missing", "Domains that the last scored round lacks")
         self.test_loss = gauge("test_loss", "Test loss after the last scored round", ("client", "domain"))
         self.loss = gauge("train_loss", "Mean of a loss term over the clients of the last round", ("term",))
         self.seconds = gauge("client_seconds", "A client's last exchange by phase", ("client", "domain", "phase"))
@@ -81,10 +83,12 @@ class PrometheusExporter:
             self.round.set(entry["round"])
             self.skipped.inc()
         elif name == "score":
-            for domain, value in entry["accuracy"].items():
+            missing = entry.get("missing", {})
+            for domain, value in {**dict.fromkeys(missing, math.nan), **entry["accuracy"]}.items():
                 self.accuracy.labels(domain).set(value)
-            self.average.set(entry["average"])
-            self.worst.set(entry["worst"])
+            self.average.set(math.nan if missing else entry["average"])
+            self.worst.set(math.nan if missing else entry["worst"])
+            self.missing.set(len(missing))
         elif name in ("finish", "failed", "stopped"):
             self.training.set(0)
         elif name == "scores":
