@@ -1,4 +1,7 @@
-"""ADCOL: Adversarial Collaborative Learning on Non-IID Features (Li et al., ICML 2023)."""
+"""ADCOL: Adversarial Collaborative Learning on Non-IID Features.
+
+Qinbin Li, Bingsheng He, Dawn Song. ICML 2023. PMLR:v202/li23j.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import field

@@ -1,4 +1,7 @@
-"""FCCL+: generalizable federated cross-correlation and instance similarity learning (Huang et al., TPAMI 2023)."""
+"""FCCL+: Generalizable Heterogeneous Federated Cross-Correlation and Instance Similarity Learning.
+
+Wenke Huang, Mang Ye, Zekun Shi, Bo Du. TPAMI 2023. arXiv:2309.16286.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal

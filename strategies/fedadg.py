@@ -1,4 +1,7 @@
-"""FedADG: Federated Learning with Domain Generalization (Zhang et al., 2021)."""
+"""FedADG: Federated Learning with Domain Generalization.
+
+Liling Zhang, Xinyu Lei, Yichun Shi, Hongyu Huang, Chao Chen. 2021. arXiv:2111.10487.
+"""
 
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, ClassVar, Literal

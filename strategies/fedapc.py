@@ -1,4 +1,8 @@
-"""FedAPC: federated learning with augmented prototype contrast, for clients of different domains."""
+"""FedAPC: Robust Federated Learning on Edge Devices with Domain Heterogeneity.
+
+Huy Q. Le, Latif U. Khan, Choong Seon Hong. 2025. arXiv:2505.10128. The method's name is Federated Augmented Prototype
+Contrastive Learning.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal

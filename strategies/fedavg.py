@@ -1,4 +1,7 @@
-"""FedAvg (McMahan et al., AISTATS 2017)."""
+"""FedAvg: Communication-Efficient Learning of Deep Networks from Decentralized Data.
+
+H. Brendan McMahan, Eider Moore, Daniel Ramage, Seth Hampson, Blaise Agüera y Arcas. AISTATS 2017. arXiv:1602.05629.
+"""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar

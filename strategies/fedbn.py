@@ -1,4 +1,7 @@
-"""FedBN (Li et al., ICLR 2021)."""
+"""FedBN: Federated Learning on Non-IID Features via Local Batch Normalization.
+
+Xiaoxiao Li, Meirui Jiang, Xiaofei Zhang, Michael Kamp, Qi Dou. ICLR 2021. arXiv:2102.07623.
+"""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal

@@ -1,4 +1,8 @@
-"""FedDyn: Federated Learning Based on Dynamic Regularization (Acar et al., ICLR 2021)."""
+"""FedDyn: Federated Learning Based on Dynamic Regularization.
+
+Durmus Alp Emre Acar, Yue Zhao, Ramon Matas Navarro, Matthew Mattina, Paul N. Whatmough, Venkatesh Saligrama. ICLR 2021.
+arXiv:2111.04263.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal

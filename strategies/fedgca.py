@@ -1,4 +1,7 @@
-"""FedGCA: global consistent augmentation for federated single-source domain generalisation (2024)."""
+"""FedGCA: Global Consistent Augmentation Based Single-Source Federated Domain Generalization.
+
+Yuan Liu, Shu Wang, Zhe Qu, Xingyu Li, Shichao Kan, Jianxin Wang. ICME 2024. arXiv:2409.14671.
+"""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal

@@ -1,4 +1,8 @@
-"""FedOpt: Adaptive Federated Optimization (Reddi et al., ICLR 2021); with SGD and momentum, FedAvgM."""
+"""FedOpt: Adaptive Federated Optimization.
+
+Sashank J. Reddi, Zachary Charles, Manzil Zaheer, Zachary Garrett, Keith Rush, Jakub Konečný, Sanjiv Kumar, H. Brendan
+McMahan. ICLR 2021. arXiv:2003.00295. With SGD and momentum it is FedAvgM.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal

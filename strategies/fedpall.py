@@ -1,4 +1,7 @@
-"""FedPall: Prototype-based Adversarial and Collaborative Learning with Feature Drift (Zhang et al., ICCV 2025)."""
+"""FedPall: Prototype-based Adversarial and Collaborative Learning for Federated Learning with Feature Drift.
+
+Yong Zhang, Feng Liang, Guanghu Yuan, Min Yang, Chengming Li, Xiping Hu. ICCV 2025. arXiv:2507.04781.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace

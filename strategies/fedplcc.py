@@ -1,4 +1,8 @@
-"""FedPLCC: federated prototype learning with cluster contrast and weighted clusters, for clients of many domains."""
+"""FedPLCC: An Enhanced Federated Prototype Learning Method under Domain Shift.
+
+Liang Kuang, Kuangpu Guo, Jian Liang, Jianguo Zhang. 2024. arXiv:2409.18578. The method's name is Federated Prototype
+Learning with Convergent Clusters.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal

@@ -1,4 +1,7 @@
-"""FedPLVM: Taming Cross-Domain Representation Variance in Federated Prototype Learning (Wang et al., NeurIPS 2024)."""
+"""FedPLVM: Taming Cross-Domain Representation Variance in Federated Prototype Learning with Heterogeneous Data Domains.
+
+Lei Wang, Jieming Bian, Letian Zhang, Chen Chen, Jie Xu. NeurIPS 2024. arXiv:2403.09048.
+"""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar

@@ -1,4 +1,7 @@
-"""FedProc: Prototypical Contrastive Federated Learning on Non-IID Data (Mu et al., 2021)."""
+"""FedProc: Prototypical Contrastive Federated Learning on Non-IID Data.
+
+Xutong Mu, Yulong Shen, Ke Cheng, Xueli Geng, Jiaxuan Fu, Tao Zhang, Zhiwei Zhang. FGCS 2023. arXiv:2109.12273.
+"""
 
 from collections.abc import Sequence
 from typing import Annotated, Literal

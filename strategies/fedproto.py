@@ -1,4 +1,8 @@
-"""FedProto (Tan et al., AAAI 2022), with or without parameter averaging."""
+"""FedProto: Federated Prototype Learning across Heterogeneous Clients.
+
+Yue Tan, Guodong Long, Lu Liu, Tianyi Zhou, Qinghua Lu, Jing Jiang, Chengqi Zhang. AAAI 2022. arXiv:2105.00243. With or
+without parameter averaging.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal

@@ -1,4 +1,7 @@
-"""FedProx (Li et al., MLSys 2020)."""
+"""FedProx: Federated Optimization in Heterogeneous Networks.
+
+Tian Li, Anit Kumar Sahu, Manzil Zaheer, Maziar Sanjabi, Ameet Talwalkar, Virginia Smith. MLSys 2020. arXiv:1812.06127.
+"""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar

@@ -1,4 +1,7 @@
-"""FedRep (Collins et al., ICML 2021)."""
+"""FedRep: Exploiting Shared Representations for Personalized Federated Learning.
+
+Liam Collins, Hamed Hassani, Aryan Mokhtari, Sanjay Shakkottai. ICML 2021. arXiv:2102.07078.
+"""
 
 from typing import ClassVar
 

@@ -1,4 +1,8 @@
-"""FedSAM (Qu et al., ICML 2022; Caldarola et al., ECCV 2022)."""
+"""FedSAM: Generalized Federated Learning via Sharpness Aware Minimization.
+
+Zhe Qu, Xingyu Li, Rui Duan, Yao Liu, Bo Tang, Zhuo Lu. ICML 2022. arXiv:2206.02618. Improving Generalization in
+Federated Learning by Seeking Flat Minima. Debora Caldarola, Barbara Caputo, Marco Ciccone. ECCV 2022. arXiv:2203.11834.
+"""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal

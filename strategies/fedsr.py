@@ -1,4 +1,7 @@
-"""FedSR: a simple and effective domain generalisation method for federated learning (Nguyen et al., NeurIPS 2022)."""
+"""FedSR: A Simple and Effective Domain Generalization Method for Federated Learning.
+
+A. Tuan Nguyen, Philip Torr, Ser-Nam Lim. NeurIPS 2022. OpenReview:mrt90D00aQX.
+"""
 
 import math
 from collections.abc import Mapping

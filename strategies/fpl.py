@@ -1,4 +1,7 @@
-"""FPL: Rethinking Federated Learning with Domain Shift, a Prototype View (Huang et al., CVPR 2023)."""
+"""FPL: Rethinking Federated Learning with Domain Shift: A Prototype View.
+
+Wenke Huang, Mang Ye, Zekun Shi, He Li, Bo Du. CVPR 2023. doi:10.1109/CVPR52729.2023.01565.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal

@@ -1,4 +1,7 @@
-"""MOON: Model-Contrastive Federated Learning (Li et al., CVPR 2021)."""
+"""MOON: Model-Contrastive Federated Learning.
+
+Qinbin Li, Bingsheng He, Dawn Song. CVPR 2021. arXiv:2103.16257.
+"""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal

@@ -1,4 +1,7 @@
-"""Per-FedAvg, first order (Fallah et al., NeurIPS 2020)."""
+"""Per-FedAvg: Personalized Federated Learning with Theoretical Guarantees: A Model-Agnostic Meta-Learning Approach.
+
+Alireza Fallah, Aryan Mokhtari, Asuman Ozdaglar. NeurIPS 2020. arXiv:2002.07948. Here in first order.
+"""
 
 from itertools import islice
 

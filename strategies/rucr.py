@@ -1,4 +1,7 @@
-"""RUCR: Representation Unified Classifier Re-balancing (Huang et al., 2024), as run in FedPall's table."""
+"""RUCR: Federated Learning with Long-Tailed Data via Representation Unification and Classifier Rectification.
+
+Wenke Huang, Yuxia Liu, Mang Ye, Jun Chen, Bo Du. TIFS 2024. IEEE Xplore:10534053. As run in FedPall's table.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -1,4 +1,8 @@
-"""SCAFFOLD: Stochastic Controlled Averaging for Federated Learning (Karimireddy et al., ICML 2020)."""
+"""SCAFFOLD: Stochastic Controlled Averaging for Federated Learning.
+
+Sai Praneeth Karimireddy, Satyen Kale, Mehryar Mohri, Sashank J. Reddi, Sebastian U. Stich, Ananda Theertha Suresh. ICML
+2020. arXiv:1910.06378.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar

@@ -1,4 +1,8 @@
-"""SingleSet: every client on its own, the baseline without a federation (FedPall, ICCV 2025)."""
+"""SingleSet: every client on its own, the baseline without a federation in FedPall's tables.
+
+FedPall: Prototype-based Adversarial and Collaborative Learning for Federated Learning with Feature Drift. Yong Zhang,
+Feng Liang, Guanghu Yuan, Min Yang, Chengming Li, Xiping Hu. ICCV 2025. arXiv:2507.04781.
+"""
 
 from typing import ClassVar
 

@@ -1,6 +1,7 @@
 """``goldfinch reproduce``: a published table made again by one command, and both side by side."""
 
 import hashlib
+import itertools
 import json
 import shlex
 from collections.abc import Mapping, Sequence
@@ -179,7 +180,7 @@ def reproduce(request: Request, console: Console | None = None) -> Path:
     console.print(f"{table.name}, scale={request.scale}: {len(rows)} rows, seeds {', '.join(map(str, seeds))}")
     failures: Mapping[Path, str] = {}
     try:
-        failures = execute(jobs, 1, console, finished=lambda: keep_records(request, jobs, seeds))
+        failures = execute(jobs, 1, console, table.rule, lambda: keep_records(request, jobs, seeds))
     finally:
         keep_records(request, jobs, seeds)
         path = write_pages(request, jobs, seeds, failures)
@@ -295,6 +296,7 @@ def numbers(comparison: Comparison, request: Request) -> dict[str, object]:
         "scale": comparison.scale,
         "command": request.command,
         "rule": comparison.table.rule,
+        "verdict": comparison.verdict().word,
         "spearman": overall.correlation,
         "pairs_kept": [overall.kept, overall.pairs],
         "rows": [
@@ -304,7 +306,7 @@ def numbers(comparison: Comparison, request: Request) -> dict[str, object]:
                 "ours": {each.scored: mean(comparison.ours(line, each)) for each in comparison.columns},
                 "average": mean(comparison.our_average(line, comparison.columns)),
                 "published": {column.published: comparison.published(line, column) for column in comparison.columns},
-                "published_average": line.row.expected_average,
+                "published_average": comparison.published_average(line, comparison.columns),
                 "measured": list(line.measured),
                 "point": dict(line.row.point),
             }
@@ -319,5 +321,7 @@ def command(arguments: Sequence[str]) -> None:
         reproduce(parse(arguments))
         return
     print("goldfinch reproduce TABLE scale=small|paper_net|paper; --help says what else. Tables:")
-    for name, table in published_tables().items():
-        print(f"  {name:28} {len(table.rows):>2} rows  {table.paper.partition(',')[0][:48]:48}  {table.title}")
+    for paper, tables in itertools.groupby(published_tables().values(), lambda table: table.paper):
+        print(f"\n{paper}")
+        for table in tables:
+            print(f"  {table.name:28} {len(table.rows):>2} rows  {table.title}")

@@ -26,7 +26,7 @@ from common.overrides import parse_overrides, quoted_override, restored
 from common.settings import RunSettings, settings_of
 from common.storage.files import write_json, write_text
 from server.results.run import Run
-from server.results.table import boards, group_rows, markdown, print_whole, render
+from server.results.table import RULES, boards, group_rows, markdown, print_whole, render
 from server.run.accounting import spoken, total_reports
 
 INTERRUPTED = (130, 143, -signal.SIGINT, -signal.SIGTERM)
@@ -248,12 +248,14 @@ def run_apart(
 
 
 def _score(job: Job, rule: str) -> str:
+    """What a run scored by a rule, with the rule's name; by its last round where the rule gives no score."""
     summary = Run.open(job.folder).summary
-    score = summary["scores"].get(rule, summary)
+    known = rule if rule in summary["scores"] else "final"
+    score = summary["scores"].get(known, summary)
     missing = score.get("missing", {})
     partial = f" {PARTIAL} PARTIAL, without {named_missing(missing)}" if missing else ""
     skipped = f", {summary['rounds_skipped']} of {summary['rounds']} rounds skipped" * bool(summary["rounds_skipped"])
-    return f"average {score['average']:.2f}, worst {score['worst']:.2f}{partial}{skipped}"
+    return f"average {score['average']:.2f}, worst {score['worst']:.2f} ({RULES[known]}{skipped}){partial}"
 
 
 def _write_tables(jobs: Sequence[Job], output: Path, arguments: Sequence[str], console: Console) -> None:

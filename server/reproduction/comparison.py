@@ -1,19 +1,34 @@
-"""Ours beside the published numbers: mean and deviation over seeds, gaps, order."""
+"""Ours beside the published numbers: mean and deviation over seeds, gaps, order.
+
+**Which rows are ranked with each other.** Rows of one shared model are ranked with each other, and so are rows of
+clients' own models. A pair of one of each is left out everywhere: best row, pairs, Spearman, verdict.
+
+**When two rows tie.** One test image more or less moves a domain's number by a step: ``100 / (images x clients whose
+models are scored on them x rounds that count x seeds)``. Two rows tie in a domain if they differ by less than half a
+step, which is to say that they have the same images right in sum, and in the average over D domains if they differ by
+less than half of the smallest step over D. Without a record of the counts two rows tie if they differ by less than
+1e-9, which is the noise of floating point.
+"""
 
 import itertools
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from scipy.stats import spearmanr
 
 from server.reproduction.published import PublishedRow, PublishedTable, Scale
+from server.reproduction.verdict import Claim, Order, Verdict, verdict
 from server.results.run import Run
 from server.results.seeds import Value, curve
 
 MEGABYTE = 1e6
+
+EXACT = 1e-9
+"""Percentage points below which two numbers differ by floating point alone."""
 
 
 @dataclass(frozen=True)
@@ -52,25 +67,6 @@ class Line:
     def personal(self) -> bool:
         """Whether its scores are of clients' own models."""
         return any(summary["scored"] == "own model" for summary in self.summaries.values())
-
-
-@dataclass(frozen=True)
-class Order:
-    """How well our order of the rows agrees with the published one, in one column.
-
-    Args:
-        rows: rows with a number on both sides.
-        correlation: Spearman's, in [-1, 1]; ``None`` with fewer than three rows or where all are equal.
-        pairs: pairs of rows that the paper tells apart.
-        kept: those in the same order here.
-        tied: those that are equal here, and so in no order.
-    """
-
-    rows: int
-    correlation: float | None
-    pairs: int
-    kept: int
-    tied: int = 0
 
 
 @dataclass(frozen=True)
@@ -141,13 +137,14 @@ class Comparison:
         return cells[list(self.table.domains).index(column.published)]
 
     def published_average(self, line: Line, columns: Sequence[Column]) -> float | None:
-        """The mean of the printed cells of ``columns``; the printed average where no cells were printed."""
+        """The printed average where it is over ``columns`` and no misprint, else the mean of their printed cells."""
+        printed = line.row.average if len(columns) == len(self.table.domains) else None
+        wrong = line.row.misprint and any(cell is not None for cell in line.row.cells)
+        if printed is not None and not wrong:
+            return printed
         cells = [self.published(line, column) for column in columns]
         known = [cell for cell in cells if cell is not None]
-        if known and len(known) == len(cells):
-            return statistics.fmean(known)
-        whole = len(columns) == len(self.table.domains)
-        return line.row.average if whole and not any(cell is not None for cell in line.row.cells) else None
+        return statistics.fmean(known) if known and len(known) == len(cells) else None
 
     def gap(self, line: Line, column: Column) -> float | None:
         """Ours minus published, percentage points; ``None`` for a stand-in."""
@@ -159,32 +156,116 @@ class Comparison:
         ours, theirs = self.our_average(line, self.comparable), self.published_average(line, self.comparable)
         return ours.mean - theirs if ours is not None and theirs is not None else None
 
-    def order(self, column: Column | None = None) -> Order:
-        """Agreement of order in a column, or in the average over comparable columns.
+    # ---- order -----------------------------------------------------------------------------------------------------
+
+    @property
+    def kinds(self) -> tuple[bool, ...]:
+        """Whether rows are of clients' own models, for each kind of rows that were run: they are ranked apart."""
+        return tuple(sorted({line.personal for line in self.lines if line.summaries}, reverse=True))
+
+    @property
+    def own(self) -> Line | None:
+        """The paper's own row, if it was run."""
+        found = [line for line in self.lines if line.row.label == self.table.own and line.summaries]
+        return found[0] if found else None
+
+    @property
+    def judged(self) -> bool:
+        """The kind of rows that the verdict is about: that of the paper's own row, else of most rows."""
+        if self.own is not None:
+            return self.own.personal
+        personal = [line.personal for line in self.lines]
+        return 2 * sum(personal) > len(personal)
+
+    def ranked_with(self, personal: bool) -> list[Line]:
+        """The rows of one kind that have a number in every column."""
+        mine = [line for line in self.lines if line.personal == personal]
+        return [line for line in mine if self.our_average(line, self.columns) is not None]
+
+    @cached_property
+    def _steps(self) -> dict[str, float]:
+        """The smallest step of each domain over all rows, in percentage points; empty without a record of counts."""
+        steps: dict[str, float] = {}
+        for line in self.lines:
+            for seed in line.summaries:
+                rounds = line.summaries[seed]["scores"][self.table.rule].get("rounds", 1)
+                for domain, images in _scored_images(line.folders[seed]).items():
+                    step = 100.0 / (images * rounds * len(line.summaries))
+                    steps[domain] = min(step, steps.get(domain, step))
+        return steps
+
+    def tolerance(self, columns: Sequence[Column]) -> float:
+        """The difference below which two rows tie in the average over ``columns``, in percentage points."""
+        steps = [self._steps[column.scored] for column in columns if column.scored in self._steps]
+        return max(EXACT, min(steps) / len(columns) / 2) if steps else EXACT
+
+    def order(self, column: Column | None = None, personal: bool | None = None) -> Order:
+        """Agreement of order in a column, or in the average over comparable columns, among rows of one kind.
 
         Where every row has only a printed average, it is compared with ours over all columns, stand-ins included.
+
+        Args:
+            column: ``None`` is the average.
+            personal: rows of clients' own models or of one shared model; ``None`` is the kind of the paper's own row.
         """
-        pairs = []
         has_cells = any(cell is not None for line in self.lines for cell in line.row.cells)
         columns = self.comparable if has_cells else self.columns
+        kind = self.judged if personal is None else personal
+        pairs = []
         for line in self.lines:
+            if line.personal != kind:
+                continue
             if column is not None:
                 ours, theirs = self.ours(line, column), self.published(line, column)
             else:
                 ours, theirs = self.our_average(line, columns), self.published_average(line, columns)
             if ours is not None and theirs is not None:
                 pairs.append((ours.mean, theirs))
-        return agreement(pairs)
+        return agreement(pairs, self.tolerance(columns if column is None else [column]))
+
+    def best_of(self, personal: bool) -> list[Line]:
+        """The best rows of one kind by the average over all columns: one, or those that tie for it."""
+        rivals = self.ranked_with(personal)
+        means = [value.mean for line in rivals if (value := self.our_average(line, self.columns))]
+        places = levels(means, self.tolerance(self.columns))
+        return [line for line, place in zip(rivals, places, strict=True) if place == max(places)]
+
+    @property
+    def ranked_kinds(self) -> tuple[bool, ...]:
+        """The kinds of rows in which there is something to rank: two rows or more, or the only kind."""
+        return tuple(kind for kind in self.kinds if len(self.kinds) == 1 or len(self.ranked_with(kind)) > 1)
 
     def best(self) -> list[Line]:
-        """Our best row by the average over all columns, or those that tie for it, as far as the page's digits tell.
+        """The best rows of each kind."""
+        return [line for kind in self.ranked_kinds for line in self.best_of(kind)]
 
-        Rows scored on clients' own models are ranked only where there are no others.
-        """
-        scored = [(line, value) for line in self.lines if (value := self.our_average(line, self.columns)) is not None]
-        rivals = [pair for pair in scored if not pair[0].personal] or scored
-        means = [round(value.mean, 2) for _, value in rivals]
-        return [line for (line, _), mean in zip(rivals, means, strict=True) if mean == max(means)]
+    def claim(self) -> Claim | None:
+        """Where the paper's own row stands among the rows that are ranked with it; ``None`` if it has no rival."""
+        if self.own is None or self.own not in self.ranked_with(self.own.personal):
+            return None
+        rivals = [line for line in self.ranked_with(self.own.personal) if line is not self.own]
+        values = [self.our_average(line, self.columns) for line in rivals]
+        pairs = [(line, value) for line, value in zip(rivals, values, strict=True) if value is not None]
+        mine = self.our_average(self.own, self.columns)
+        if mine is None or not pairs:
+            return None
+        next_line, other = max(pairs, key=lambda pair: pair[1].mean)
+        tolerance = self.tolerance(self.columns)
+        ahead = sum(value.mean > mine.mean + tolerance for _, value in pairs)
+        known = mine.deviation is not None and other.deviation is not None
+        return Claim(
+            self.own.row.label,
+            next_line.row.label,
+            len(pairs) + 1,
+            ahead + 1,
+            mine.mean - other.mean,
+            tolerance,
+            max(mine.deviation or 0.0, other.deviation or 0.0) if known else None,
+        )
+
+    def verdict(self) -> Verdict:
+        """Whether the paper's order holds, by the rule of :mod:`server.reproduction.verdict`."""
+        return verdict(self.order(), self.claim())
 
     def splits(self) -> dict[str, str]:
         """SHA-256 of each client's training split; equal in every run of a seed-independent protocol."""
@@ -195,16 +276,42 @@ class Comparison:
         return dict(sorted(found.items()))
 
 
-def agreement(pairs: Sequence[tuple[float, float]]) -> Order:
-    """Spearman's rank correlation, and how many published orders of two rows hold, of (ours, published)."""
+def _scored_images(folder: Path) -> dict[str, int]:
+    """Test images of each domain times the clients whose models were scored on them, from ``history.csv``."""
+    if not (folder / "history.csv").exists():
+        return {}
+    found: dict[str, dict[str, int]] = {}
+    for row in Run(folder).scores:
+        found.setdefault(str(row["domain"]), {})[str(row["client"])] = int(row["count"])
+    return {domain: max(counts.values()) * len(counts) for domain, counts in found.items()}
+
+
+def levels(values: Sequence[float], tolerance: float = EXACT) -> list[int]:
+    """Return each value's level, from 0 for the lowest; values that differ by no more than ``tolerance`` share one."""
+    level = {}
+    place = 0
+    for before, value in itertools.pairwise([*sorted(values)[:1], *sorted(values)]):
+        place += value - before > tolerance
+        level[value] = place
+    return [level[value] for value in values]
+
+
+def agreement(pairs: Sequence[tuple[float, float]], tolerance: float = EXACT) -> Order:
+    """Return Spearman's rank correlation, and how many published orders of two rows hold.
+
+    Args:
+        pairs: (ours, published) of each row, in per cent.
+        tolerance: the difference below which two of ours tie. Published numbers tie if they are printed alike.
+    """
+    ours = levels([mine for mine, _ in pairs], tolerance)
+    theirs = levels([printed for _, printed in pairs])
     told_apart = kept = tied = 0
-    for (ours, theirs), (other_ours, other_theirs) in itertools.combinations(pairs, 2):
-        if theirs != other_theirs:
+    for (mine, printed), (other, other_printed) in itertools.combinations(zip(ours, theirs, strict=True), 2):
+        if printed != other_printed:
             told_apart += 1
-            kept += (ours - other_ours) * (theirs - other_theirs) > 0
-            tied += ours == other_ours
+            kept += (mine - other) * (printed - other_printed) > 0
+            tied += mine == other
     correlation = None
-    varied = len({ours for ours, _ in pairs}) > 1 and len({theirs for _, theirs in pairs}) > 1
-    if len(pairs) >= 3 and varied:
-        correlation = float(spearmanr([ours for ours, _ in pairs], [theirs for _, theirs in pairs]).statistic)
+    if len(pairs) >= 3 and len(set(ours)) > 1 and len(set(theirs)) > 1:
+        correlation = float(spearmanr(ours, theirs).statistic)
     return Order(len(pairs), correlation, told_apart, kept, tied)

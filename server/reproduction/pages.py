@@ -16,6 +16,8 @@ from server.results.table import RULES
 from server.results.templates import templates
 
 HERE = Path(__file__).resolve().parent
+KINDS = {True: "own models", False: "one shared model"}
+
 Rows = list[tuple[str, ...]]
 
 
@@ -58,7 +60,8 @@ def pages(
             if line.row.misprint
         ],
         "order": _order(comparison),
-        "best": [line.row.label for line in comparison.best()],
+        "best": _best(comparison),
+        "verdict": comparison.verdict(),
         "facts": (("", ""), _facts(comparison)),
         "runs": (("row", "seed", "folder", "final state or what went wrong"), _runs(comparison)),
     }
@@ -118,12 +121,25 @@ def _with_gap(printed: float | None, deviation: float | None, gap: float | None)
 
 def _order(comparison: Comparison) -> tuple[tuple[str, ...], Rows]:
     columns = comparison.comparable if any(line.row.cells for line in comparison.lines) else ()
-    named = [(column.title, comparison.order(column)) for column in columns]
     rows: Rows = []
-    for name, order in [*named, ("average", comparison.order())]:
-        kept = f"{order.kept} of {order.pairs}" + (f", {order.tied} tied" if order.tied else "")
-        rows.append((name, str(order.rows), _number(order.correlation), kept))
+    for kind in comparison.ranked_kinds or (False,):
+        name = f", {KINDS[kind]}" if len(comparison.kinds) > 1 else ""
+        named = [(column.title, comparison.order(column, kind)) for column in columns]
+        for title, order in [*named, ("average", comparison.order(None, kind))]:
+            pairs = f"{order.kept} of {order.pairs}" + (f", {order.tied} tied" if order.tied else "")
+            rows.append((title + name, str(order.rows), _number(order.correlation), pairs))
     return ("column", "rows", "Spearman", "pairs in the paper's order"), rows
+
+
+def _best(comparison: Comparison) -> str:
+    """The best rows of each kind by name; empty where nothing was scored."""
+    found = []
+    for kind in comparison.ranked_kinds:
+        labels = [line.row.label for line in comparison.best_of(kind)]
+        among = f"among rows of {KINDS[kind]} " if len(comparison.kinds) > 1 else ""
+        same = ", with the same average" if len(labels) > 1 else ""
+        found += [among + " and ".join(labels) + same] if labels else []
+    return "; ".join(found)
 
 
 def _facts(comparison: Comparison) -> Rows:

@@ -11,6 +11,7 @@ from omegaconf import OmegaConf
 
 from common.config import build, check, checked
 from common.errors import ConfigError, nearest
+from common.papers import PAPERS, cited
 
 PUBLISHED = Path(__file__).resolve().parent / "published"
 
@@ -103,7 +104,7 @@ class PublishedTable:
 
     Args:
         name: the experiment.
-        paper: title and venue.
+        paper: title, authors, venue, year and identifier, from :mod:`common.papers`.
         title: which table of the paper.
         rule: how the paper scores a run: the last round, the mean of the last five, or the best round by test score.
         domains: the paper's name of each test domain.
@@ -218,7 +219,9 @@ def published_tables() -> Mapping[str, PublishedTable]:
         content = OmegaConf.to_container(OmegaConf.load(path))
         if not isinstance(content, dict):
             raise ConfigError(f"{path} is not a paper's data file")
-        common = {"paper": content["paper"], "decimals": content.get("decimals", 2)}
+        if content["paper"] not in PAPERS:
+            raise ConfigError(f"{path}: paper={content['paper']}; {nearest(str(content['paper']), PAPERS)}")
+        common = {"paper": cited(content["paper"]), "decimals": content.get("decimals", 2)}
         for name, node in content["tables"].items():
             node = {"listed" if key == "rows" else key: value for key, value in node.items()}
             found[name] = build({"name": name, **common, **node}, f"{path.name}: {name}", PublishedTable)

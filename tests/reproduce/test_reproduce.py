@@ -94,6 +94,21 @@ def test_every_row_runs_with_every_seed_and_four_files_are_written(done: tuple[R
     assert "SMALL SCALE" in path.with_suffix(".md").read_text()
 
 
+def test_console_and_page_score_by_one_rule_and_name_it(tmp_path: Path) -> None:
+    """The paper's rule is the mean of the last rounds: the console must not print the last round's average."""
+    table = replace(demo_table(), rule="last_n")
+    console = quiet()
+    path = reproduce(Request(table, "small", ("FedAvg",), (0,), str(tmp_path)), console)
+    content = json.loads(path.with_suffix(".json").read_text())["rows"][0]
+    summary = Run.open(Path(content["folders"]["0"])).summary
+    found = re.search(r"FedAvg, seed 0: average ([\d.]+), worst ([\d.]+) \((.*)\)", said(console))
+    assert found
+    assert found[1] == f"{content['average']:.2f}" == f"{summary['scores']['last_n']['average']:.2f}"
+    assert found[1] != f"{summary['scores']['final']['average']:.2f}"
+    assert found[3] == "mean of the last rounds"
+    assert "Test accuracy in %, mean of the last rounds;" in path.with_suffix(".md").read_text()
+
+
 def test_the_numbers_on_the_page_are_those_of_the_runs(done: tuple[Request, Path, str]) -> None:
     _, path, _ = done
     content = json.loads(path.with_suffix(".json").read_text())

@@ -1,0 +1,108 @@
+"""Titles, authors, years and identifiers of papers, wherever they are printed, against the one list."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from common.papers import NAMES, PAPERS, Paper, cited
+from server.cli import main
+from server.reproduction.published import PUBLISHED, published_tables
+
+ROOT = Path(__file__).resolve().parents[2]
+METHODS = sorted(path.stem for path in (ROOT / "conf" / "method").glob("*.yaml"))
+FIVE = ("fpl", "fedapc", "fedplcc", "fedgca", "fedpall")
+
+
+def plain(text: str) -> str:
+    return " ".join(text.split())
+
+
+def test_every_method_has_a_name_and_papers() -> None:
+    assert sorted(PAPERS) == sorted(NAMES) == METHODS
+    found = [paper for papers in PAPERS.values() for paper in papers]
+    assert all(re.fullmatch(r"(arXiv:\d{4}\.\d{5}|doi:10\.\S+|\w[\w ]*:\S+)", paper.identifier) for paper in found)
+    assert all(2016 < paper.year < 2027 for paper in found)
+    assert len({paper.identifier for paper in found}) == len({paper.title for paper in found}) == len(METHODS)
+
+
+def test_the_titles_that_were_once_invented_are_the_papers_own() -> None:
+    assert PAPERS["fedplcc"][0].title == "An Enhanced Federated Prototype Learning Method under Domain Shift"
+    assert PAPERS["fedapc"][0].title == "Robust Federated Learning on Edge Devices with Domain Heterogeneity"
+    assert "for Federated Learning with Feature Drift" in PAPERS["fedpall"][0].title
+
+
+def test_a_citation_has_title_authors_venue_year_and_identifier() -> None:
+    paper = Paper("A Title", ("Ann B. Cee", "Dee E"), "CVPR", 2023, "arXiv:2301.00001")
+    assert paper.citation == "A Title. Ann B. Cee, Dee E. CVPR 2023. arXiv:2301.00001."
+    assert paper.short == "Cee et al., CVPR 2023"
+    assert Paper("A", ("B C",), "", 2024, "arXiv:2401.00001").short == "C et al., 2024"
+    assert cited("moon").startswith("MOON: Model-Contrastive Federated Learning. Qinbin Li, ")
+    assert cited("fedbn").startswith("FedBN: Federated Learning on Non-IID Features")  # the name is not said twice
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_method_s_file_opens_with_its_papers(method: str) -> None:
+    text = plain(ast.get_docstring(ast.parse((ROOT / "strategies" / f"{method}.py").read_text())) or "")
+    assert text.startswith(f"{NAMES[method]}: ")
+    assert all(paper.citation in text for paper in PAPERS[method])
+    assert method == "single_set" or text.startswith(cited(method))
+
+
+def test_the_documentation_lists_them() -> None:
+    text = (ROOT / "docs" / "methods.md").read_text()
+    section = text.partition("## The papers")[2]
+    rows = [tuple(line.strip("| ").split(" | ")) for line in section.splitlines() if line.startswith("| ")][1:]
+    expected = [
+        (NAMES[method], paper.title, ", ".join(paper.authors), paper.appeared, paper.identifier)
+        for method, papers in PAPERS.items()
+        for paper in papers
+        if method != "single_set"
+    ]
+    assert rows == expected
+
+
+@pytest.mark.parametrize("method", FIVE)
+def test_the_documentation_s_words_on_the_five_name_author_and_year(method: str) -> None:
+    text = plain((ROOT / "docs" / "methods.md").read_text())
+    assert f"**{NAMES[method]}** ({PAPERS[method][0].short})." in text
+
+
+@pytest.mark.parametrize("path", sorted(PUBLISHED.glob("*.yaml")), ids=lambda path: path.stem)
+def test_a_published_table_names_its_paper_by_the_list(path: Path) -> None:
+    content = OmegaConf.load(path)
+    assert content.paper == path.stem
+    assert {published_tables()[name].paper for name in content.tables} == {cited(path.stem)}
+
+
+PAGES = [
+    path
+    for folder in ("small", "paper_net")
+    for path in sorted((ROOT / "docs" / "results" / folder).glob("*.md"))
+    if path.stem in published_tables()
+]
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_a_page_opens_with_its_paper(path: Path) -> None:
+    table = published_tables()[path.stem]
+    assert path.read_text().split("\n\n")[1] == f"{table.paper} {table.title}."
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "conf" / "experiment").glob("f*.yaml")), ids=lambda path: path.stem)
+def test_an_experiment_names_the_venue_of_its_paper(path: Path) -> None:
+    method = path.stem.partition("_")[0]
+    for venue in re.findall(rf"{NAMES[method]} \(([A-Z]+ \d{{4}})\)", path.read_text()):
+        assert venue == PAPERS[method][0].appeared
+
+
+def test_the_command_without_a_table_prints_whole_citations(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reproduce"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line.endswith(".") and not line.startswith(" ")] == [
+        cited(path.stem) for path in sorted(PUBLISHED.glob("*.yaml"))
+    ]
