@@ -301,6 +301,12 @@ class RunSettings:
         return self._digest(("seed",))
 
     @cached_property
+    def scoring(self) -> str:
+        """16 hex digits over the settings that change which scores a run has, but not its state."""
+        found = {key: value for key, value in flat(self.raw).items() if key in _SCORING}
+        return hashlib.sha256(json.dumps(found, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+    @cached_property
     def own_packages(self) -> tuple[str, ...]:
         """Packages of the user's that the settings name classes of."""
         return tuple(sorted({str(name).partition(".")[0] for _, name in imports_of(self.raw)} - set(CODE)))

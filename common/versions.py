@@ -4,7 +4,7 @@ import hashlib
 import importlib.util
 import os
 import platform
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from importlib import metadata
 from importlib.machinery import PathFinder
@@ -57,7 +57,12 @@ def code_files(own: tuple[str, ...] = ()) -> dict[str, str]:
 @lru_cache
 def code_sha256(own: tuple[str, ...] = ()) -> str:
     """16 hex digits over all of :func:`code_files`: equal where both sides run the same code."""
-    return hashlib.sha256(repr(code_files(own)).encode()).hexdigest()[:16]
+    return hash_of_files(code_files(own))
+
+
+def hash_of_files(files: Mapping[str, str]) -> str:
+    """16 hex digits over the names and hashes of files, in whatever order they are listed."""
+    return hashlib.sha256(repr(dict(sorted(files.items()))).encode()).hexdigest()[:16]
 
 
 def shadows(folders: Iterable[str], packages: Sequence[str] = CODE[:4]) -> list[str]:

@@ -13,11 +13,11 @@ from server.commands.deployment import LocalDeployment, one_node_per_client
 from server.commands.export import export
 from server.commands.predict import predict
 from server.flower.submit import run_on_ray
+from server.results.groups import all_groups, best_run
 from server.results.overrides import own_model_of
 from server.results.report.page import write_report
 from server.results.run import Run, find_runs
-from server.results.seeds import best_run
-from server.results.table import group_rows, print_table
+from server.results.table import print_table
 from server.run.conduct import prepare_output
 from server.trackers.live import watching
 
@@ -50,7 +50,7 @@ def demo(overrides: Sequence[str]) -> None:
     print_table(folders)
     console.print(f"written to {output.absolute()}: history.csv, summary.json, checkpoint/ of each run")
     console.print(f"to look at: {write_report(folders, output / 'report.html', images=True)}", soft_wrap=True)
-    if best := best_run(group_rows(find_runs(folders))):
+    if best := best_run(all_groups(find_runs(folders))):
         show_predictions(best, output)
     console.print("next: goldfinch run method=fpl data=glyphs; goldfinch list; goldfinch doctor")
 

@@ -91,7 +91,7 @@ def _of_run(run: Run, client: str | None, data: Sequence[str]) -> Content:
         data={
             "name": settings.data.name,
             "domains": list(dict.fromkeys(spec.domain for spec in run.clients)),
-            "protocol": run.board[1],
+            "protocol": run.names[1],
         },
         run=run.checkpoint.run,
         round=state.round,

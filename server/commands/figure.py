@@ -8,8 +8,9 @@ from matplotlib.figure import Figure
 
 from common.errors import ConfigError, nearest
 from server.plots.figures import bars, check_format, convergence, save, sensitivity
-from server.results.run import Run, find_runs, labels
-from server.results.seeds import Group, curve
+from server.results.groups import Group, group_runs
+from server.results.run import Run, find_runs
+from server.results.seeds import curve
 
 KINDS = ("convergence", "features", "cam", "heatmap", "bars")
 
@@ -45,14 +46,37 @@ def draw(
     print(f"wrote {save(kinds[kind](), path)}")
 
 
-def names_of(runs: Sequence[Run]) -> list[str]:
-    """Labels of runs: those of the table that ``goldfinch reproduce`` made of them, else method and settings."""
+def named_groups(runs: Sequence[Run]) -> list[Group]:
+    """The groups of ``runs``, each by its name in a table of ``goldfinch reproduce``, if it is in one.
+
+    A group that shares its name with another, as of another code, and a group of another table keep their own labels
+    beside it.
+    """
     known: dict[Path, str] = {}
     for folder in {run.folder.absolute().parents[2] for run in runs if len(run.folder.absolute().parents) > 2}:
         for path in sorted(folder.glob("*.json")):
             known |= _labels_in(path)
-    found = [known.get(run.folder.absolute()) for run in runs]
-    return [name for name in found if name] if all(found) else labels(runs)
+    boards = group_runs(runs)
+    groups = [group for board in boards for group in board.groups]
+    if all(run.folder.absolute() in known for run in runs):
+        names = [known[group.runs[0].folder.absolute()] for group in groups]
+        for group, name in zip(groups, names, strict=True):
+            marks = f" ({', '.join(group.marks)})" if group.marks else ""
+            group.label = name + marks if names.count(name) == 1 else f"{name}: {group.label}"
+    elif len(boards) > 1:
+        for board in boards:
+            for group in board.groups:
+                group.label = f"{group.label}; {board.title}"
+    return groups
+
+
+def names_of(runs: Sequence[Run]) -> list[str]:
+    """The name of each run's group."""
+    names = {}
+    for group in named_groups(runs):
+        for run in (*group.runs, *group.duplicates, *group.contradictions):
+            names[run.folder] = group.label
+    return [names[run.folder] for run in runs]
 
 
 def _labels_in(path: Path) -> dict[Path, str]:
@@ -68,22 +92,14 @@ def bars_of(runs: Sequence[Run], rule: str) -> Figure:
     scores = [run.summary["scores"].get(rule, {}) for run in runs]
     domains = list(dict.fromkeys(name for score in scores for name in score.get("accuracy", {})))
     columns = [*(f"domain:{name}" for name in domains), "average"]
-    series = {group.label: [group.value(column, rule) for column in columns] for group in _grouped(runs)}
+    series = {group.label: [group.value(column, rule) for column in columns] for group in named_groups(runs)}
     return bars([*domains, "average"], series, _title(runs))
 
 
 def curves_of(runs: Sequence[Run]) -> Figure:
     """Average accuracy by round of runs, seeds of one label together."""
-    curves = {group.label: curve(group.runs) for group in _grouped(runs)}
+    curves = {group.label: curve(group.runs) for group in named_groups(runs)}
     return convergence(curves, _title(runs))
-
-
-def _grouped(runs: Sequence[Run]) -> list[Group]:
-    """Runs by label; the seeds of one label together."""
-    found: dict[str, Group] = {}
-    for run, name in zip(runs, names_of(runs), strict=True):
-        found.setdefault(name, Group(name)).runs.append(run)
-    return list(found.values())
 
 
 def _title(runs: Sequence[Run]) -> str:

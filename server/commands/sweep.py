@@ -25,8 +25,9 @@ from common.metrics import PARTIAL, named_missing
 from common.overrides import parse_overrides, quoted_override, restored
 from common.settings import RunSettings, settings_of
 from common.storage.files import write_json, write_text
+from server.results.groups import group_runs
 from server.results.run import Run
-from server.results.table import RULES, boards, group_rows, markdown, print_whole, render
+from server.results.table import RULES, markdown, print_whole, render
 from server.run.accounting import spoken, total_reports
 
 INTERRUPTED = (130, 143, -signal.SIGINT, -signal.SIGTERM)
@@ -260,10 +261,9 @@ def _score(job: Job, rule: str) -> str:
 
 def _write_tables(jobs: Sequence[Job], output: Path, arguments: Sequence[str], console: Console) -> None:
     text = [f"`goldfinch sweep {' '.join(arguments)}`", ""]
-    for members in boards([Run(job.folder) for job in jobs]):
-        rows = group_rows(members)
-        print_whole(render(rows, "final"))
-        text += [markdown(rows, "final"), ""]
+    for board in group_runs([Run(job.folder) for job in jobs]):
+        print_whole(render(board, "final"))
+        text += [markdown(board, "final"), ""]
     text += [line + "\n" for line in privacy_lines(jobs)]
     write_text(output / "table.md", "\n".join(text))
     write_json(output / "sweep.json", {"arguments": list(arguments)})

@@ -22,6 +22,7 @@ from common.metrics import RoundScore, summarise
 from common.models.base import Model
 from common.seeding import generator
 from common.settings import RunSettings, read_config, result_settings, settings_of
+from common.versions import hash_of_files
 from common.wire.messages import printable
 from server.run.accounting import LEDGER, Ledger, privacy_report, with_conditions
 from server.run.checkpoint import BEST, Checkpoint, Checkpoints
@@ -136,10 +137,44 @@ class Run:
         return int(self.config["seed"])
 
     @property
-    def board(self) -> tuple[str, str, str]:
-        """Data, protocol and model: what runs must share to be compared."""
+    def names(self) -> tuple[str, str, str]:
+        """Data set, protocol and model, each by its option's name."""
         choices = self.config.get("choices", {})
-        return tuple(str(choices.get(key, "")) for key in ("data", "protocol", "model"))  # type: ignore[return-value]  # three
+        return (
+            str(choices.get("data", self.summary.get("data", ""))),
+            str(choices.get("protocol", self.summary.get("protocol", ""))),
+            str(choices.get("model", self.summary.get("model", ""))),
+        )
+
+    @property
+    def method_name(self) -> str:
+        """The name of the method's option."""
+        if "method" in self.summary:
+            return str(self.summary["method"])
+        return str(self.config["method"]["_target_"]).rpartition(".")[0].rpartition(".")[2]
+
+    @property
+    def scored(self) -> bool:
+        """Whether test images are scored at all; a trial of a search leaves them alone."""
+        return bool(dict(self.config.get("rounds", {})).get("test", True))
+
+    @property
+    def rounds_done(self) -> int:
+        """Rounds that are done: of a finished run as its summary has it."""
+        return int(self.summary["rounds"]) if "rounds" in self.summary else self.rounds
+
+    @property
+    def state_sha256(self) -> str | None:
+        """The SHA-256 of the final state; ``None`` of a run that has not finished."""
+        found = self.summary.get("state_sha256")
+        return None if found is None else str(found)
+
+    @cached_property
+    def code(self) -> str:
+        """The hash of the code that ran; of records without it, of ``code.json``; ``unknown`` without either."""
+        if "code" in self.summary:
+            return str(self.summary["code"])
+        return recorded_code(self.folder / "code.json")
 
     @cached_property
     def round_scores(self) -> list[RoundScore]:
@@ -407,20 +442,8 @@ def varying(runs: Sequence[Run]) -> list[str]:
     return sorted((key for key in keys if len(values[key]) > 1), key=lambda key: (-len(values[key]), key))
 
 
-def labels(runs: Sequence[Run], most: int | None = None) -> list[str]:
-    """A label for each run: the method, and at ``most`` so many settings that tell runs of one method apart."""
-    found = []
-    for run in runs:
-        method = str(run.summary["method"])
-        twins = [other for other in runs if other.summary["method"] == method]
-        keys = varying(twins)
-        parts = [_said(key, run.options.get(key)) for key in keys[:most]]
-        found.append(", ".join([method, *parts]))
-    return found
-
-
-def _said(key: str, value: Any) -> str:
-    """A setting in few words, without its group; of a class, the group and its name."""
+def setting_text(key: str, value: Any) -> str:
+    """A setting as ``name=value`` without its group; of a class, the group and the class's name."""
     if key.endswith("._target_"):
         key, value = key.removesuffix("._target_"), str(value).rpartition(".")[2]
     return f"{key.rpartition('.')[2]}={brief(value)}"
@@ -429,3 +452,13 @@ def _said(key: str, value: Any) -> str:
 def brief(value: Any) -> str:
     """A setting's value in few letters."""
     return f"{value:g}" if isinstance(value, float) else printable(str(value))
+
+
+def recorded_code(path: Path) -> str:
+    """The hash of the code whose files ``code.json`` lists; ``unknown`` if it cannot be read."""
+    try:
+        content = dict(json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError, RecursionError):
+        return "unknown"
+    files = {str(name): str(digest) for name, digest in content.items() if str(name).endswith((".py", ".yaml"))}
+    return hash_of_files(files) if files else "unknown"

@@ -1,14 +1,12 @@
-"""Several seeds of one configuration: mean and deviation, and accuracy by round."""
+"""Numbers over several seeds: mean and deviation, and accuracy by round. Which runs: :mod:`server.results.groups`."""
 
 from __future__ import annotations
 
-import math
 import statistics
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from common.metrics import PARTIAL, named_missing
+from common.metrics import PARTIAL
 from server.results.run import Run
 
 
@@ -37,130 +35,6 @@ class Value:
     def __str__(self) -> str:
         deviation = f" ± {self.deviation:.2f}" if self.deviation is not None else ""
         return f"{self.mean:.2f}{deviation}" + f" {PARTIAL}" * self.partial
-
-
-@dataclass
-class Group:
-    """Runs of one configuration, by seed.
-
-    Args:
-        label: the method's name, with the settings that tell it from its namesakes.
-    """
-
-    label: str
-    runs: list[Run] = field(default_factory=list)
-
-    @property
-    def seeds(self) -> list[int]:
-        """The runs' seeds."""
-        return [run.seed for run in self.runs]
-
-    @property
-    def personal(self) -> bool:
-        """Whether its scores are of clients' own models."""
-        return self.runs[0].personal
-
-    def values(self, column: str, rule: str = "final") -> list[float]:
-        """What each run that has it scored.
-
-        Args:
-            column: ``average``, ``worst``, ``spread``, ``validation``, ``seen_average``, ``unseen_average`` or
-                ``domain:<name>``.
-            rule: how runs are scored, see :func:`common.metrics.summarise`.
-        """
-        found = [_cell(run.rules[rule], column) for run in self.runs if rule in run.rules]
-        return [value for value in found if value is not None]
-
-    def value(self, column: str, rule: str = "final") -> Value | None:
-        """The same over seeds, partial if any run's is or a run has none; ``None`` where no run has it."""
-        values = self.values(column, rule)
-        lacking = [_lacks(run.rules[rule], column, rule, run.unseen) for run in self.runs if rule in run.rules]
-        return Value.of(values, partial=any(lacking) or len(values) < len(self.runs))
-
-    def missing(self, rule: str = "final") -> list[str]:
-        """What the runs' scores lack and since when, a line for each run that is not whole."""
-        lines = []
-        for run in self.runs:
-            score = run.rules.get(rule)
-            if score is None:
-                lines.append(f"seed {run.seed}: no such score")
-            elif score["missing"]:
-                lines.append(f"seed {run.seed}: without {named_missing(score['missing'])}")
-            elif score.get("validation_missing"):
-                lines.append(f"seed {run.seed}: validation without {named_missing(score['validation_missing'])}")
-        return lines
-
-
-def _cell(score: Mapping[str, Any], column: str) -> float | None:
-    """A number of a run's score, ``None`` if it has none."""
-    if column.startswith("domain:"):
-        score, column = score["accuracy"], column.removeprefix("domain:")
-    return None if score.get(column) is None else float(score[column])
-
-
-def _lacks(score: Mapping[str, Any], column: str, rule: str, unseen: Collection[str]) -> bool:
-    """Whether a number of a run's score is of fewer domains, rounds or clients than it should be."""
-    missing = set(score["missing"])
-    if column == "validation" or (rule == "validated" and score.get("validation_missing")):
-        return bool(score.get("validation_missing"))
-    if column.startswith("domain:"):
-        return column.removeprefix("domain:") in missing
-    if column == "unseen_average":
-        return bool(missing.intersection(unseen))
-    if column == "seen_average":
-        return bool(missing.difference(unseen))
-    return bool(missing)
-
-
-def footnotes(groups: Sequence[Group], rule: str = "final") -> list[str]:
-    """Return one line for each group with a partial score: what it lacks, and since when."""
-    lines = []
-    for group in groups:
-        if found := group.missing(rule):
-            lines.append(f"{PARTIAL} partial, not ranked: {group.label}: {'; '.join(found)}")
-    return lines
-
-
-def comparable(groups: Sequence[Group]) -> list[Group]:
-    """Groups among which a best one may be named: those scored on one shared model, or all if there are none."""
-    return [group for group in groups if not group.personal] or list(groups)
-
-
-def cells(groups: Sequence[Group], columns: Sequence[str], rule: str) -> list[list[tuple[Value | None, bool]]]:
-    """Each group's value in each of ``columns``, ``None`` without a score, and whether it is the best of its column.
-
-    Of ``spread`` the least is best. A best one is named among several :func:`comparable` groups only, and is never a
-    partial value.
-    """
-    rivals, found = comparable(groups), []
-    for column in columns:
-        values = [group.value(column, rule) for group in groups]
-        ranks = [
-            value is not None and not value.partial and group in rivals
-            for group, value in zip(groups, values, strict=True)
-        ]
-        means = [value.mean for value, may in zip(values, ranks, strict=True) if value is not None and may]
-        best = (min if column == "spread" else max)(means) if means and len(rivals) > 1 else math.nan
-        found.append(
-            [
-                (value, may and value is not None and abs(value.mean - best) < 1e-9)
-                for value, may in zip(values, ranks, strict=True)
-            ]
-        )
-    return [list(row) for row in zip(*found, strict=True)]
-
-
-def ranked(groups: Sequence[Group], rule: str = "final") -> list[Group]:
-    """Groups with a whole score, the best average first; a partial one has no rank."""
-    values = [(group.value("average", rule), group) for group in groups]
-    scored = [(value.mean, group) for value, group in values if value is not None and not value.partial]
-    return [group for _, group in sorted(scored, key=lambda pair: -pair[0])]
-
-
-def best_run(groups: Sequence[Group], rule: str = "final") -> Run | None:
-    """The finished run of the lowest seed in the group with the best whole average; ``None`` if there is none."""
-    runs = [run for group in comparable(ranked(groups, rule))[:1] for run in group.runs if run.summary]
-    return min(runs, key=lambda run: run.seed, default=None)
 
 
 def curve(runs: Sequence[Run], domains: Sequence[str] = ()) -> dict[int, Value]:

@@ -8,46 +8,26 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from common.errors import ConfigError
+from server.results.groups import Board, Group, best_run, cells, group_runs
 from server.results.overrides import export_command
-from server.results.run import Run, find_runs, labels
-from server.results.seeds import Group, best_run, cells
+from server.results.run import find_runs
 
 RULES = {"final": "last round", "last_n": "mean of the last rounds", "best_round": "best round by test score"}
 RULES |= {"validated": "best round by validation score"}
 SUMMARIES = ("average", "worst", "validation")
 OWN_MODELS = "* scored with each client's own model, on its own domain; not ranked with rows of one shared model"
 
-MOST_SETTINGS = 4
-"""Settings that a row's label names at most."""
 
-
-def group_rows(runs: Sequence[Run]) -> list[Group]:
-    """One row per method and settings, named by the settings in which it differs from its namesakes, seeds together."""
-    rows: dict[str, Group] = {}
-    for run in runs:
-        key = " ".join(str(run.summary[part]) for part in ("method", "data", "protocol", "configuration", "rounds"))
-        row = rows.setdefault(key, Group(""))
-        same = [all(run.summary[key] == other.summary[key] for key in ("seed", "state_sha256")) for other in row.runs]
-        if not any(same):  # as on another engine: it is not a further sample
-            row.runs.append(run)
-    ordered = list(rows.values())
-    for row, label in zip(ordered, labels([row.runs[0] for row in ordered], MOST_SETTINGS), strict=True):
-        row.label = label
-    for label in {row.label for row in ordered}:
-        namesakes = [row for row in ordered if row.label == label]
-        for row in namesakes if len(namesakes) > 1 else ():
-            summary = row.runs[0].summary
-            row.label = f"{label} ({summary['configuration'][:6]}, {summary['rounds']} rounds)"
-    return ordered
-
-
-def render(rows: Sequence[Group], rule: str) -> Table:
+def render(board: Board, rule: str) -> Table:
     """A rich table; the best value of each column is bold when there is more than one row, see :func:`_cells`."""
-    first = rows[0].runs[0].summary
-    title = f"{first['data']}, {first['protocol']}, {first['model']}: accuracy in %, {RULES[rule]}"
+    rows = board.groups
+    title = f"{board.title}: accuracy in %, {RULES[rule]}"
     table = Table(title=escape(title), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    if any(row.personal for row in rows):
-        table.caption, table.caption_justify = OWN_MODELS, "left"
+    caption = [OWN_MODELS] if any(row.personal for row in rows) else []
+    caption += board.notes()
+    if caption:
+        table.caption, table.caption_justify = escape("\n".join(caption)), "left"
     head, texts = _cells(rows, rule, "[bold]{}[/bold]")
     table.add_column("method", no_wrap=True)
     for column in [*head, "MB"]:
@@ -59,13 +39,12 @@ def render(rows: Sequence[Group], rule: str) -> Table:
     return table
 
 
-def markdown(rows: Sequence[Group], rule: str) -> str:
+def markdown(board: Board, rule: str) -> str:
     """The same table in Markdown, with what a reader needs to judge it above."""
-    first = rows[0].runs[0].summary
+    rows = board.groups
     head, texts = _cells(rows, rule, "**{}**")
     lines = [
-        f"{first['data']}, protocol {first['protocol']}, model {first['model']}: accuracy in %, {RULES[rule]}; "
-        "mean ± standard deviation over seeds.",
+        f"{board.title}: accuracy in %, {RULES[rule]}; mean ± standard deviation over seeds.",
         "",
         "| " + " | ".join(["method", "scored", *head]) + " |",
         "|---|---|" + "---:|" * len(head),
@@ -74,6 +53,8 @@ def markdown(rows: Sequence[Group], rule: str) -> str:
         lines.append("| " + " | ".join([row.label, row.runs[0].summary["scored"], *scores]) + " |")
     if any(row.personal for row in rows):
         lines += ["", "own model: " + OWN_MODELS.removeprefix("* ") + "."]
+    for note in [f"Code: {', '.join(board.codes)}.", *board.notes()]:
+        lines += ["", note]
     return "\n".join(lines)
 
 
@@ -97,24 +78,18 @@ def _cells(rows: Sequence[Group], rule: str, bold: str) -> tuple[list[str], list
     return [*domains, *known, "rounds", "seeds"], texts
 
 
-def boards(runs: Sequence[Run]) -> list[list[Run]]:
-    """Runs that can stand in one table: the same data set and protocol."""
-    groups: dict[tuple[str, str], list[Run]] = {}
-    for run in runs:
-        groups.setdefault((run.summary["data"], run.summary["protocol"]), []).append(run)
-    return list(groups.values())
-
-
 def print_table(folders: Sequence[str], rule: str = "final") -> None:
     """Print the runs in and below ``folders`` side by side, one table per data set and protocol.
 
     Raises:
         ConfigError: there is nothing to show.
     """
-    for members in boards(find_runs(folders)):
-        rows = group_rows(members)
-        print_whole(render(rows, rule))
-        if best := best_run(rows, rule):
+    runs = [run for run in find_runs(folders) if run.scored]
+    if not runs:
+        raise ConfigError(f"no run in {', '.join(folders)} was scored on test images, so there is nothing to show")
+    for board in group_runs(runs):
+        print_whole(render(board, rule))
+        if best := best_run(board.groups, rule):
             print(f"the best model leaves with: {export_command(best)}\n")
 
 

@@ -191,6 +191,8 @@ def summary_of(settings: RunSettings, rounds: Rounds, seconds: float) -> dict[st
         "model": settings.choices.get("model", ""),
         "seed": settings.seed,
         "identity": settings.identity,
+        "scoring": settings.scoring,
+        "code": settings.code,
         "configuration": settings.configuration,
         "rounds": rounds.state.round,
         "rounds_held": len(history.rounds("round done")),

@@ -144,6 +144,8 @@ class Summary(TypedDict):
     seed: Integer
     identity: Word
     configuration: Word
+    scoring: NotRequired[Word]
+    code: NotRequired[Word]
     rounds: Integer
     rounds_skipped: Integer
     scored: Word

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from support.runs import BrokenError, TouchedEngine, run
 from support.toy import toy_settings
 
 from common.wire.messages import Request
-from server.results.report.records import arrange
+from server.results.groups import group_runs
 from server.results.run import find_runs
 
 HOSTILE = "</script><img src=x onerror=\"document.title='broken in'\">&amp;"
@@ -31,7 +32,7 @@ def finished_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def boards(finished_runs: Path) -> Any:
-    return arrange(find_runs([str(finished_runs)], finished=False))
+    return group_runs(find_runs([str(finished_runs)], finished=False), name=attrgetter("title"))
 
 
 def _fails(request: Request) -> bool:

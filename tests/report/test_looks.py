@@ -9,6 +9,7 @@ from support.runs import run
 from support.toy import Toy, toy_settings
 from torch import nn
 
+from server.results.groups import group_runs
 from server.results.report.activation_maps import (
     EACH,
     LARGEST_SIDE,
@@ -19,7 +20,6 @@ from server.results.report.activation_maps import (
     find_examples,
     trained_model,
 )
-from server.results.report.records import arrange
 from server.results.run import Run
 
 
@@ -78,7 +78,7 @@ def test_methods_without_one_shared_net_say_so(tmp_path: Path) -> None:
     run(settings)
     with pytest.raises(UnseenError, match="all clients share"):
         trained_model(Run(tmp_path / "run"))
-    (look,) = activation_maps(arrange([Run(tmp_path / "run")]))
+    (look,) = activation_maps(group_runs([Run(tmp_path / "run")]))
     assert look["says"].startswith("No images: this method")
     assert look["domains"] == {}
 
@@ -86,7 +86,7 @@ def test_methods_without_one_shared_net_say_so(tmp_path: Path) -> None:
 def test_maps_of_few_cells_are_said_to_be_coarse(record: Run) -> None:
     assert "2 x 2 cells" in coarseness((2, 2))
     assert coarseness((4, 4)) == ""
-    (look,) = activation_maps(arrange([record]))
+    (look,) = activation_maps(group_runs([record]))
     model, data = trained_model(record), Toy()
     cells = model.feature_maps(data.augmentation.test(data.load("dark").test.images[:1])).shape[2:]
     assert look["says"] == coarseness(tuple(cells))

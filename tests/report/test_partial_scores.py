@@ -17,8 +17,9 @@ from common.metrics import PARTIAL
 from common.wire.messages import Request
 from server.cli import main
 from server.commands.sweep import plan
+from server.results.groups import Group, best_run, cells, footnotes, ranked
 from server.results.run import Run
-from server.results.seeds import Group, Value, best_run, cells, curve, footnotes, ranked
+from server.results.seeds import Value, curve
 from server.trackers.base import scalars
 from server.trackers.live import LiveView
 

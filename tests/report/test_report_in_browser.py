@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,8 @@ import pytest
 from chromium import Browser, find_chromium
 from PIL import Image
 
+from server.results.groups import group_runs
 from server.results.report.page import render, write_report
-from server.results.report.records import arrange
 from server.results.run import find_runs
 
 pytestmark = pytest.mark.skipif(find_chromium() is None, reason="Chromium is not installed")
@@ -152,7 +153,7 @@ def test_lines_can_be_hidden_and_measures_chosen(opened: Browser) -> None:
     panels = "[...document.querySelectorAll('#rounds .panel > p')].map((e) => e.textContent).join()"
     assert opened.evaluate(panels) == "bright,dark,noisy"
     opened.click("#rounds input[value='by method'] + span")
-    assert opened.evaluate(panels) == "FedAvg,FPL"
+    assert opened.evaluate(panels) == "FedAvg,FPL (seeds 0,1,2)"
 
 
 def test_the_cursor_tells_numbers_to_keyboard_and_pointer(opened: Browser) -> None:
@@ -196,7 +197,7 @@ def test_bars_and_points_tell_their_numbers_and_follow_the_rule(opened: Browser)
 
 
 def test_long_names_wrap(browser: Browser, finished_runs: Path, tmp_path: Path) -> None:
-    boards = arrange(find_runs([str(finished_runs)], finished=False))
+    boards = group_runs(find_runs([str(finished_runs)], finished=False), name=attrgetter("title"))
     boards[0].groups[0].label = "FedAvg with a name of many words, such as a sweep over three settings gives it"
     path = tmp_path / "report.html"
     path.write_text(render(boards))

@@ -6,6 +6,7 @@ import shlex
 import shutil
 from html import unescape
 from html.parser import HTMLParser
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,10 @@ from common.config import compose_config
 from common.errors import ConfigError
 from common.settings import load_settings
 from server.cli import main
+from server.results.groups import group_runs
 from server.results.overrides import repeat_command
 from server.results.report import page as page_module
 from server.results.report.page import write_report
-from server.results.report.records import arrange
 from server.results.report.results import client_rows
 from server.results.run import Run, find_runs
 from server.results.templates import counted, duration, listing, size
@@ -37,7 +38,10 @@ def html(finished_runs: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def test_seeds_of_one_configuration_form_a_group(boards: Any) -> None:
     (board,) = boards
-    assert [(group.label, group.seeds) for group in board.groups] == [("FedAvg", [0, 1]), ("FPL", [0, 1, 2])]
+    assert [(group.label, group.seeds) for group in board.groups] == [
+        ("FedAvg", [0, 1]),
+        ("FPL (seeds 0,1,2)", [0, 1, 2]),
+    ]
     assert board.domains == list(DOMAINS)
 
 
@@ -45,8 +49,8 @@ def test_namesakes_are_told_apart_by_what_differs(tmp_path: Path) -> None:
     for contrast in (0.5, 2.0):
         settings = toy_settings("fpl", tmp_path / f"fpl-{contrast}", hyper={"contrast": contrast}, train={"rounds": 1})
         run(settings)
-    (board,) = arrange(find_runs([str(tmp_path)], finished=False))
-    assert sorted(group.label for group in board.groups) == ["FPL, contrast 0.5", "FPL, contrast 2.0"]
+    (board,) = group_runs(find_runs([str(tmp_path)], finished=False), name=attrgetter("title"))
+    assert sorted(group.label for group in board.groups) == ["FPL, contrast=0.5", "FPL, contrast=2"]
 
 
 def test_the_same_folder_twice_is_one_run(finished_runs: Path) -> None:
@@ -97,7 +101,7 @@ def test_clipped_updates_count_as_trained_and_are_shown(tmp_path: Path) -> None:
     whole = path.read_text().replace(",clipped,", ",trained,")  # whatever the bound has cut
     path.write_text(whole.replace(",trained,", ",clipped,", 2))
     rows = client_rows(Run(tmp_path / "run"))
-    assert sum(row["answers"].get("clipped", 0) for row in rows) == 2
+    assert sum(row["clipped"] for row in rows) == 2
     assert [row["trouble"] for row in rows] == [0] * len(rows)
     cells = re.search(
         r"<tbody>(.*?)</tbody>", write_report([str(tmp_path)]).read_text().split("Clients of")[2], re.DOTALL
@@ -225,7 +229,7 @@ def test_runs_of_different_data_are_not_compared(finished_runs: Path, tmp_path: 
     shutil.copytree(finished_runs / "fpl-0", tmp_path / "two")
     config = tmp_path / "two" / "config.yaml"
     config.write_text(config.read_text().replace("data: toy", "data: other"))
-    boards = arrange(find_runs([str(tmp_path)], finished=False))
+    boards = group_runs(find_runs([str(tmp_path)], finished=False), name=attrgetter("title"))
     assert [board.data for board in boards] == ["toy", "other"]
     page = write_report([str(tmp_path)]).read_text()
     assert page.count("<p>One run of toy") == 1

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from common.errors import ConfigError
+from server.results.groups import all_groups, best_run, group_runs
 from server.results.overrides import export_command
 from server.results.run import Run, find_runs
-from server.results.seeds import best_run
-from server.results.table import boards, group_rows, markdown, render
+from server.results.table import markdown, render
 
 
 def entry(average: float, seed: int = 0, method: str = "fpl", data: str = "toy", **settings: Any) -> Run:
@@ -37,39 +37,40 @@ def entry(average: float, seed: int = 0, method: str = "fpl", data: str = "toy",
 
 
 def test_seeds_share_a_row_with_their_sample_deviation() -> None:
-    rows = group_rows([entry(50.0), entry(54.0, 1), entry(60.0, method="fedavg")])
-    assert [(row.label, len(row.runs)) for row in rows] == [("fpl", 2), ("fedavg", 1)]
-    text = markdown(rows, "final")
+    (board,) = group_runs([entry(50.0), entry(54.0, 1), entry(60.0, method="fedavg")])
+    assert [(row.label, len(row.runs)) for row in board.groups] == [("fpl", 2), ("fedavg (seed 0)", 1)]
+    text = markdown(board, "final")
     assert "| fpl | global model | 51.00 ± 2.83 | 53.00 ± 2.83 | 52.00 ± 2.83 | 51.00 ± 2.83 | 2 | 0,1 |" in text
-    assert "| fedavg | global model | **59.00** | **61.00** | **60.00** | **59.00** | 2 | 0 |" in text
+    assert "| fedavg (seed 0) | global model | **59.00** | **61.00** | **60.00** | **59.00** | 2 | 0 |" in text
 
 
 def test_rows_scored_on_own_models_are_marked_and_not_ranked_with_shared_ones() -> None:
     own = entry(90.0, method="fedbn")
     own.summary["scored"] = "own model"  # type: ignore[index]  # a plain dict here
-    rows = group_rows([entry(50.0), entry(60.0, method="fedavg"), own])
-    text = markdown(rows, "final")
+    (board,) = group_runs([entry(50.0), entry(60.0, method="fedavg"), own])
+    text = markdown(board, "final")
     assert "| fedbn | own model | 89.00 | 91.00 | 90.00 | 89.00 |" in text
     assert "| fedavg | global model | **59.00** |" in text
     assert "not ranked with rows of one shared model" in text
-    table = render(rows, "final")
+    table = render(board, "final")
     assert list(table.columns[0].cells) == ["fpl", "fedavg", "fedbn *"]
     assert "[bold]" not in list(table.columns[1].cells)[2]
     assert str(table.caption).startswith("* scored with each client's own model")
-    assert render(rows[:2], "final").caption is None
+    board.groups.pop()
+    assert render(board, "final").caption is None
 
 
 def test_the_best_row_s_first_seed_leaves() -> None:
     own = entry(90.0, method="fedbn")
     own.summary["scored"] = "own model"  # type: ignore[index]  # a plain dict here
     runs = [entry(52.0), entry(58.0, 1, "fedavg"), entry(60.0, 0, "fedavg"), own]
-    best = best_run(group_rows(runs))
+    best = best_run(all_groups(runs))
     assert best is runs[2]
     assert export_command(best) == "goldfinch export x --to models/fedavg"
-    assert best_run(group_rows([own])) is own  # where there is nothing else
+    assert best_run(all_groups([own])) is own  # where there is nothing else
     unscored = entry(1.0)
     unscored.summary["scores"] = {}  # type: ignore[index]
-    assert best_run(group_rows([unscored])) is None
+    assert best_run(all_groups([unscored])) is None
 
 
 def test_the_command_names_a_client_where_each_has_its_own(tmp_path: Path) -> None:
@@ -83,7 +84,7 @@ def test_the_command_names_a_client_where_each_has_its_own(tmp_path: Path) -> No
 
 def test_rows_of_one_method_are_called_by_what_differs_between_them() -> None:
     settings = [{"method.temperature": tau, "train.epochs": epochs} for tau in (0.02, 0.5) for epochs in (1, 5)]
-    rows = group_rows([entry(50.0 + place, seed, **one) for place, one in enumerate(settings) for seed in (0, 1)])
+    rows = all_groups([entry(50.0 + place, seed, **one) for place, one in enumerate(settings) for seed in (0, 1)])
     assert [row.label for row in rows] == [
         "fpl, temperature=0.02, epochs=1",
         "fpl, temperature=0.02, epochs=5",
@@ -94,28 +95,29 @@ def test_rows_of_one_method_are_called_by_what_differs_between_them() -> None:
 
 def test_a_class_that_differs_is_called_by_its_group_and_name() -> None:
     targets = ("strategies.core.aggregation.Mean", "ownlib.robust.Median")
-    rows = group_rows([entry(50.0 + place, **{"aggregation._target_": one}) for place, one in enumerate(targets)])
+    rows = all_groups([entry(50.0 + place, **{"aggregation._target_": one}) for place, one in enumerate(targets)])
     assert [row.label for row in rows] == ["fpl, aggregation=Mean", "fpl, aggregation=Median"]
 
 
 def test_rows_that_differ_in_more_than_a_label_holds_are_still_told_apart() -> None:
     keys = [f"method.option_{number}" for number in range(6)]
-    rows = group_rows([entry(50.0, **dict.fromkeys(keys, 1)), entry(51.0, **{**dict.fromkeys(keys, 1), keys[0]: 2})])
+    rows = all_groups([entry(50.0, **dict.fromkeys(keys, 1)), entry(51.0, **{**dict.fromkeys(keys, 1), keys[0]: 2})])
     assert len({row.label for row in rows}) == 2
     other = {**dict.fromkeys(keys, 1), keys[5]: 3}
-    many = group_rows(
+    many = all_groups(
         [entry(50.0, **dict.fromkeys(keys, 1)), entry(51.0, **dict.fromkeys(keys, 2)), entry(52.0, **other)]
     )
     assert len({row.label for row in many}) == 3
 
 
 def test_the_same_run_on_another_engine_is_no_further_sample() -> None:
-    (row,) = group_rows([entry(50.0), entry(50.0)])
-    assert len(row.runs) == 1
+    (row,) = all_groups([entry(50.0), entry(50.0)])
+    assert (len(row.runs), len(row.duplicates), row.contradictions) == (1, 1, [])
 
 
 def test_data_sets_do_not_share_a_table() -> None:
-    assert [len(board) for board in boards([entry(50.0), entry(51.0, data="other"), entry(52.0, 1)])] == [2, 1]
+    found = group_runs([entry(50.0), entry(51.0, data="other"), entry(52.0, 1)])
+    assert [len(board.runs) for board in found] == [2, 1]
 
 
 def test_what_holds_no_run_is_refused(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from server.commands.figure import bars_of, curves_of, names_of
 from server.plots.figures import CLASS_COLOURS, COLOURS, bars, convergence, line_style, rendered, sensitivity
 from server.plots.maps import Panel, activation_maps, class_colours, draw_map, embed, feature_map
 from server.results.report import page
-from server.results.run import Run, labels, varying
+from server.results.run import Run, varying
 from server.results.seeds import Value
 from tests.support.runs import run
 from tests.support.toy import CLASSES, DOMAINS, toy_settings
@@ -108,7 +108,7 @@ def test_mistakes_are_named(words: list[str], message: str, folder: Path, capsys
 def test_curves_are_the_means_over_seeds_of_history(folder: Path) -> None:
     figure = curves_of([Run(folder / "fpl-0"), Run(folder / "fpl-1"), Run(folder / "fedavg")])
     drawn = {line.get_label(): line.get_xydata() for line in figure.axes[0].get_lines()}
-    assert set(drawn) == {"fpl", "fedavg"}
+    assert set(drawn) == {"fpl", "fedavg (seed 0)"}
     last = [Run.open(folder / name).summary["average"] for name in ("fpl-0", "fpl-1")]
     assert drawn["fpl"][-1].tolist() == pytest.approx([2, sum(last) / 2])
     assert len(drawn["fpl"]) == 3  # before the first round, after each of the two
@@ -196,11 +196,11 @@ def test_the_same_figure_gives_the_same_bytes() -> None:
 
 def test_labels_say_what_tells_runs_apart_and_take_the_tables_where_there_is_one(folder: Path, tmp_path: Path) -> None:
     entries = [Run(folder / "fpl-0"), Run(folder / "fpl-1"), Run(folder / "fedavg")]
-    assert labels(entries) == ["fpl", "fpl", "fedavg"]
+    assert names_of(entries) == ["fpl", "fpl", "fedavg (seed 0)"]
     other = toy_settings("fpl", tmp_path / "runs" / "fpl-x" / "seed-0", hyper={"temperature": 0.5})
     run(other)
     both = [Run(folder / "fpl-0"), Run(other.output_folder)]
-    assert labels(both) == ["fpl, temperature=0.02", "fpl, temperature=0.5"]
+    assert names_of(both) == ["fpl, temperature=0.02", "fpl, temperature=0.5"]
     rows = [{"label": "FPL (warm)", "folders": {"0": str(other.output_folder)}}]
     (tmp_path / "table.json").write_text(json.dumps({"rows": rows}))
     assert names_of([Run(other.output_folder)]) == ["FPL (warm)"]
@@ -258,7 +258,7 @@ def test_a_sweep_that_varies_in_more_is_refused() -> None:
 
 def test_bars_of_runs(folder: Path) -> None:
     figure = bars_of([Run(folder / name) for name in ("fpl-0", "fpl-1", "fedavg")], "final")
-    assert {"fpl", "fedavg", "average", *DOMAINS} <= set(texts(figure))
+    assert {"fpl", "fedavg (seed 0)", "average", *DOMAINS} <= set(texts(figure))
     heights = [patch.get_height() for patch in figure.axes[0].patches]
     assert len(heights) == 2 * (len(DOMAINS) + 1)
     averages = [Run(folder / name).summary["average"] for name in ("fpl-0", "fpl-1")]

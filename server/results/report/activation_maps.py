@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from common.config import build
 from common.errors import GoldfinchError
 from common.models.base import Model
-from server.results.report.records import Board, run_name
+from server.results.groups import Board, run_name
 from server.results.run import Run
 
 MOST_SEARCHED = 400

@@ -4,6 +4,7 @@ import base64
 import datetime
 import hashlib
 from collections.abc import Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,11 @@ from markupsafe import Markup
 from common.errors import writing
 from common.storage.files import write_text
 from common.versions import package_versions
-from server.results import seeds
+from server.results import groups
+from server.results.groups import Board, group_runs
 from server.results.overrides import export_command, repeat_command
 from server.results.report import plots, results
 from server.results.report.activation_maps import activation_maps
-from server.results.report.records import Board, arrange
 from server.results.run import find_runs
 from server.results.templates import templates
 
@@ -35,7 +36,7 @@ def write_report(
     Raises:
         ConfigError: there is no run, or the file cannot be written.
     """
-    boards = arrange(find_runs(folders, finished=False))
+    boards = group_runs(find_runs(folders, finished=False), name=attrgetter("title"))
     path = output or Path(folders[0]) / "report.html"
     with writing(path, "another --output"):
         write_text(path, render(boards, tsne=tsne, images=images))
@@ -65,7 +66,7 @@ def render(boards: Sequence[Board], *, tsne: bool = False, images: bool = False)
         "version": package_versions().get("goldfinch", ""),
     }
     page = templates(HERE)
-    page.globals.update(draw=draw, drawn=drawn, plots=plots, results=results, seeds=seeds)
+    page.globals.update(draw=draw, drawn=drawn, plots=plots, results=results, groups=groups)
     page.globals.update(repeat_command=repeat_command, export_command=export_command)
     return page.get_template("page.html").render(content)
 

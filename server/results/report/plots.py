@@ -11,8 +11,8 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from server.results.groups import Board, run_name
 from server.results.report.prototypes import prototype_map, prototype_numbers
-from server.results.report.records import Board, run_name
 from server.results.report.results import cost
 from server.results.run import Run
 from server.results.seeds import by_round

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from common.wire.messages import CLIPPED, trained
-from server.results.report.records import Board
+from server.results.groups import Board, Group, cells, comparable, ranked
 from server.results.run import Run
-from server.results.seeds import Group, Value, cells, comparable, ranked
+from server.results.seeds import Value
 from server.results.templates import duration, listing, size
 from server.trackers.events import describe
 

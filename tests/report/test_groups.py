@@ -1,0 +1,169 @@
+"""Which runs share a table and a row; that table, report and figure agree on it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.runs import run
+from support.toy import toy_settings
+
+from server.commands.figure import named_groups
+from server.results.groups import Board, all_groups, group_runs
+from server.results.report.page import render as page_of
+from server.results.run import Run, find_runs
+from server.results.table import markdown, render
+
+
+@pytest.fixture(scope="module")
+def seeds(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """FPL with seeds 0 and 1, and a copy of seed 0 as from another engine."""
+    folder = tmp_path_factory.mktemp("seeds")
+    for seed in (0, 1):
+        run(toy_settings("fpl", folder / f"seed-{seed}", seed=seed))
+    shutil.copytree(folder / "seed-0", folder / "copy")
+    return folder
+
+
+def boards_of(folder: Path) -> list[Board]:
+    return group_runs(find_runs([str(folder)]))
+
+
+def changed(source: Path, target: Path, **summary: Any) -> Path:
+    """A copy of a run whose summary says something else."""
+    shutil.copytree(source, target)
+    content = json.loads((target / "summary.json").read_text())
+    (target / "summary.json").write_text(json.dumps({**content, **summary}))
+    return target
+
+
+def test_table_report_and_figure_count_the_same_runs(seeds: Path) -> None:
+    (board,) = boards_of(seeds)
+    (group,) = board.groups
+    assert group.seeds == [0, 1]
+    assert [run.folder.name for run in group.duplicates] == ["seed-0"]  # "copy" comes first by name
+    average = str(group.value("average"))
+    assert average in markdown(board, "final")
+    page = page_of(group_runs(find_runs([str(seeds)], finished=False)))
+    mean, _, deviation = average.partition(" ± ")
+    assert f">{mean} <small>± {deviation}</small>" in page
+    assert [len(found.runs) for found in named_groups(find_runs([str(seeds)]))] == [2]
+    assert "counts once" in " ".join(board.notes())
+
+
+def test_the_same_seed_with_another_state_is_named_and_does_not_count(seeds: Path, tmp_path: Path) -> None:
+    shutil.copytree(seeds / "seed-0", tmp_path / "a")
+    changed(seeds / "seed-0", tmp_path / "b", state_sha256="0" * 64)
+    (board,) = boards_of(tmp_path)
+    (group,) = board.groups
+    assert (len(group.runs), [run.folder.name for run in group.contradictions]) == (1, ["b"])
+    assert any("another state" in note and str(tmp_path / "b") in note for note in board.notes())
+
+
+def test_runs_of_other_code_are_other_rows_and_marked_everywhere(seeds: Path, tmp_path: Path) -> None:
+    shutil.copytree(seeds / "seed-0", tmp_path / "a")
+    changed(seeds / "seed-1", tmp_path / "b", code="feedfeedfeedfeed")
+    (board,) = boards_of(tmp_path)
+    assert [group.seeds for group in board.groups] == [[0], [1]]
+    assert "code feedfeedfeedfeed" in board.groups[1].label
+    assert "different code" in str(render(board, "final").caption)
+    text = markdown(board, "final")
+    assert board.groups[0].code in text
+    assert "feedfeedfeedfeed" in text
+    page = page_of(group_runs(find_runs([str(tmp_path)], finished=False)))
+    leading = page[page.index('<div class="standfirst">') : page.index('<dl class="figures">')]
+    assert "feedfeedfeedfeed" in leading
+
+
+def test_runs_scored_on_other_images_share_neither_row_nor_table(tmp_path: Path) -> None:
+    for name, samples in (("all", None), ("few", 4)):
+        run(toy_settings("fpl", tmp_path / name, rounds={"test_samples": samples}))
+    boards = boards_of(tmp_path)
+    assert [len(board.runs) for board in boards] == [1, 1]
+    assert len({board.title for board in boards}) == 2
+
+
+def test_another_scoring_is_another_row(tmp_path: Path) -> None:
+    for name, last in (("five", 5), ("one", 1)):
+        run(toy_settings("fpl", tmp_path / name, rounds={"last_rounds": last}))
+    (board,) = boards_of(tmp_path)
+    assert [len(group.runs) for group in board.groups] == [1, 1]
+
+
+def test_what_differs_besides_the_method_is_told_under_every_table(tmp_path: Path) -> None:
+    run(toy_settings("fpl", tmp_path / "fpl", rounds={"outliers": "off"}))
+    run(toy_settings("fedavg", tmp_path / "fedavg", train={"learning_rate": 0.5}))
+    (board,) = boards_of(tmp_path)
+    (note,) = board.notes()
+    assert "rounds.outliers" in note
+    assert "train.learning_rate" in note
+    assert "temperature" not in note
+    assert note in str(render(board, "final").caption)
+    assert note in markdown(board, "final")
+
+
+def test_rows_that_differ_in_the_guard_have_different_labels(tmp_path: Path) -> None:
+    for guard in ("clip", "off"):
+        settings = {"outliers": guard, "largest_share": 1.0 if guard == "off" else 0.5}
+        run(toy_settings("fpl", tmp_path / guard, rounds=settings, hyper={"temperature": 0.1 if guard == "off" else 1}))
+    labels = [group.label for group in all_groups(find_runs([str(tmp_path)]))]
+    assert len(set(labels)) == 2
+
+
+def test_fewer_rounds_are_marked(seeds: Path, tmp_path: Path) -> None:
+    shutil.copytree(seeds / "seed-0", tmp_path / "a")
+    run(toy_settings("fedavg", tmp_path / "b", train={"rounds": 1}))
+    (board,) = boards_of(tmp_path)
+    assert [bool(group.marks) for group in board.groups] == [False, True]
+    assert "1 rounds" in board.groups[1].label
+
+
+def test_a_summary_without_its_code_takes_the_record_of_its_files(seeds: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "old"
+    shutil.copytree(seeds / "seed-0", folder)
+    content = json.loads((folder / "summary.json").read_text())
+    recorded = content.pop("code")
+    (folder / "summary.json").write_text(json.dumps(content))
+    assert Run(folder).code == recorded
+    (folder / "code.json").unlink()
+    assert Run(folder).code == "unknown"
+
+
+def row(seed: int, partition: int | None) -> Run:
+    """A run that has nothing but what decides its row."""
+    score = {"accuracy": {"a": 1.0}, "average": 1.0, "worst": 1.0, "spread": 0.0}
+    summary = {
+        "method": "fpl",
+        "rounds": 2,
+        "code": "c",
+        "state_sha256": f"{seed} {partition}",
+        "scores": {"final": score},
+    }
+    made = Run(Path(f"{seed}-{partition}"))
+    vars(made).update(
+        options={"method._target_": "strategies.fpl.FPL", "protocol.partition_seed": partition},
+        summary={**summary, "data": "toy", "protocol": "p", "model": "small", "seed": seed, "scored": "global model"},
+        config={"seed": seed},
+    )
+    return made
+
+
+@pytest.mark.parametrize(
+    ("pairs", "rows"),
+    [
+        ([(0, 0), (1, 0), (2, 0)], [[0, 1, 2]]),
+        ([(0, 0), (1, 1), (2, 2)], [[0, 1, 2]]),
+        ([(0, None), (1, None)], [[0, 1]]),
+        ([(0, 5), (1, 6)], [[0], [1]]),
+        ([(0, 0), (1, 0), (2, 2)], [[0, 1], [2]]),
+    ],
+    ids=["one partition", "the seed's own", "the run's seed by default", "two others", "two kinds"],
+)
+def test_a_partition_that_follows_the_seed_is_one_row(
+    pairs: list[tuple[int, int | None]], rows: list[list[int]]
+) -> None:
+    groups = all_groups([row(seed, partition) for seed, partition in pairs])
+    assert sorted(group.seeds for group in groups) == rows
