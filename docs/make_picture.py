@@ -1,8 +1,14 @@
-"""Draw docs/picture.png from the runs of ``goldfinch demo``: ``python docs/make_picture.py outputs/demo``."""
+"""Draw docs/picture.png, the demonstration over several seeds: ``python docs/make_picture.py outputs/seeds``.
+
+The runs are those of ``goldfinch sweep experiment=demo engine=inline method=fedavg,fpl seed=0,1,2
+output=outputs/seeds``.
+"""
 
 from __future__ import annotations
 
+import statistics
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -55,22 +61,29 @@ def main(folder: Path, target: Path) -> None:
     chart = plain(figure.add_axes((0.685, 0.16, 0.22, 0.68)))
     chart.grid(visible=False)
     for method, color in COLORS.items():
-        run = Run(folder / method)
-        rounds = [score.round for score in run.round_scores]
-        average, worst = ([getattr(score, name) for score in run.round_scores] for name in ("average", "worst"))
+        runs = [Run(path) for path in sorted(folder.glob(f"method-{method}/seed-*"))]
+        rounds = [score.round for score in runs[0].round_scores]
+        average = mean_over_runs([[score.average for score in run.round_scores] for run in runs])
+        worst = mean_over_runs([[score.worst for score in run.round_scores] for run in runs])
         chart.plot(rounds, average, color=color, linewidth=2)
         chart.plot(rounds, worst, "--", color=color, linewidth=1.3)
-        for name, weight, values in ((run.title, "bold", average), ("worst", "normal", worst)):
+        for name, weight, values in ((runs[0].title, "bold", average), ("worst", "normal", worst)):
             said, place = f"{name} {values[-1]:.0f}", (rounds[-1], values[-1])
             chart.annotate(
                 said, place, (6, 0), textcoords="offset points", va="center", fontsize=8, color=color, weight=weight
             )
         chart.set_xticks(range(0, rounds[-1] + 1, 5))
     chart.set_xlabel("round", fontsize=9)
-    chart.set_title("accuracy (%): average and worst domain", fontsize=9, loc="left")
+    seeds = "one seed" if len(runs) == 1 else f"mean of {len(runs)} seeds"
+    chart.set_title(f"accuracy (%), average and worst domain; {seeds}", fontsize=8, loc="left")
     chart.tick_params(labelsize=8)
     chart.set_ylim(0, 100)
     save(figure, target)
+
+
+def mean_over_runs(values: Sequence[Sequence[float]]) -> list[float]:
+    """Return the mean over runs of each round's number."""
+    return [statistics.fmean(column) for column in zip(*values, strict=True)]
 
 
 if __name__ == "__main__":

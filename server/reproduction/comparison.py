@@ -98,21 +98,31 @@ class Comparison:
     def _scores(self, line: Line) -> list[Mapping[str, Any]]:
         return [line.summaries[seed]["scores"][self.table.rule] for seed in sorted(line.summaries)]
 
+    def missing(self, line: Line) -> dict[int, Mapping[str, Any]]:
+        """What each run's score lacks, by seed: domains with the last round that scored them; empty if all are whole."""
+        return {
+            seed: missing
+            for seed in sorted(line.summaries)
+            if (missing := line.summaries[seed]["scores"][self.table.rule].get("missing"))
+        }
+
     def ours(self, line: Line, column: Column) -> Value | None:
-        """Accuracy on one domain by the paper's rule."""
+        """Accuracy on one domain by the paper's rule; partial where a seed lacks domains."""
         scores = [score["accuracy"] for score in self._scores(line)]
-        return Value.of([float(score[column.scored]) for score in scores if column.scored in score])
+        values = [float(score[column.scored]) for score in scores if column.scored in score]
+        return Value.of(values, partial=bool(self.missing(line)))
 
     def our_average(self, line: Line, columns: Sequence[Column]) -> Value | None:
         """Unweighted mean over ``columns``."""
         names = [column.scored for column in columns]
         scores = [score["accuracy"] for score in self._scores(line)]
         complete = [score for score in scores if all(name in score for name in names)]
-        return Value.of([statistics.fmean(float(score[name]) for name in names) for score in complete])
+        values = [statistics.fmean(float(score[name]) for name in names) for score in complete]
+        return Value.of(values, partial=bool(self.missing(line)))
 
     def over_domains(self, line: Line, what: str) -> Value | None:
         """The lowest domain's accuracy (``worst``), or the deviation between domains in points (``spread``)."""
-        return Value.of([float(score[what]) for score in self._scores(line)])
+        return Value.of([float(score[what]) for score in self._scores(line)], partial=bool(self.missing(line)))
 
     def megabytes(self, line: Line) -> Value | None:
         """Megabytes (1e6 bytes) up and down of all clients over the run."""
@@ -178,8 +188,8 @@ class Comparison:
         return 2 * sum(personal) > len(personal)
 
     def ranked_with(self, personal: bool) -> list[Line]:
-        """The rows of one kind that have a number in every column."""
-        mine = [line for line in self.lines if line.personal == personal]
+        """The rows of one kind that have a number in every column; a row whose score lacks domains is never ranked."""
+        mine = [line for line in self.lines if line.personal == personal and not self.missing(line)]
         return [line for line in mine if self.our_average(line, self.columns) is not None]
 
     @cached_property
@@ -213,7 +223,7 @@ class Comparison:
         kind = self.judged if personal is None else personal
         pairs = []
         for line in self.lines:
-            if line.personal != kind:
+            if line.personal != kind or self.missing(line):
                 continue
             if column is not None:
                 ours, theirs = self.ours(line, column), self.published(line, column)

@@ -10,6 +10,7 @@ from typing import Any
 from markupsafe import Markup
 
 from common.data.protocols import combined_hash
+from common.metrics import PARTIAL, named_missing
 from common.versions import code_sha256, package_versions
 from server.reproduction.comparison import Comparison, Line
 from server.results.table import RULES
@@ -54,12 +55,14 @@ def pages(
         "ours": _ours(comparison),
         "published": _published(comparison),
         "stand_ins": [column.scored for column in comparison.columns if not column.comparable],
+        "mark": PARTIAL,
         "misprints": [
             f"{line.row.label}: printed average {line.row.average}, {line.row.misprint}"
             for line in comparison.lines
             if line.row.misprint
         ],
         "order": _order(comparison),
+        "partial": _partial(comparison),
         "best": _best(comparison),
         "verdict": comparison.verdict(),
         "facts": (("", ""), _facts(comparison)),
@@ -129,6 +132,15 @@ def _order(comparison: Comparison) -> tuple[tuple[str, ...], Rows]:
             pairs = f"{order.kept} of {order.pairs}" + (f", {order.tied} tied" if order.tied else "")
             rows.append((title + name, str(order.rows), _number(order.correlation), pairs))
     return ("column", "rows", "Spearman", "pairs in the paper's order"), rows
+
+
+def _partial(comparison: Comparison) -> str:
+    """What each row's scores lack, by seed; empty where all are whole."""
+    found = []
+    for line in comparison.lines:
+        for seed, missing in comparison.missing(line).items():
+            found.append(f"{line.row.label}, seed {seed}: without {named_missing(missing)}")
+    return "; ".join(found)
 
 
 def _best(comparison: Comparison) -> str:

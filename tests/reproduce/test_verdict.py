@@ -108,6 +108,21 @@ def test_pairs_of_an_own_model_row_and_a_shared_one_are_left_out() -> None:
     assert "Best here: among rows of one shared model A; the paper's own row: C\\|D." in text.replace("C|D", "C\\|D")
 
 
+def test_a_row_whose_score_lacks_a_domain_is_marked_named_and_never_ranked() -> None:
+    found = comparison()
+    whole = found.lines[1].summaries
+    score = {**whole[0]["scores"]["final"], "missing": {"usps": 3}}
+    partial = dataclasses.replace(found.lines[1], summaries={**whole, 0: {**whole[0], "scores": {"final": score}}})
+    lines = (found.lines[0], partial, found.lines[2])
+    marked = dataclasses.replace(found, lines=lines)
+    assert [line.row.label for line in found.best()] == ["B"]
+    assert [line.row.label for line in marked.best()] == ["A"]
+    assert (found.order().rows, marked.order().rows) == (3, 2)
+    text = pages(marked, "x")[0]
+    assert "| B | 86.00 ± 0.00 † |" in text
+    assert "† partial, not ranked: B, seed 0: without usps (last scored in round 3)." in text
+
+
 def test_the_page_says_the_word_and_what_it_follows_from() -> None:
     found = comparison()
     text = pages(found, "x")[0]
