@@ -63,6 +63,7 @@ class Device:
     ) -> None:
         self.settings, self.spec, self.data_root, self.simulated = settings, spec, data_root, simulated
         self.method: Method = settings.method
+        self.private = isinstance(settings.privacy, GaussianPrivacy)
         self.torch_device = choose_device(settings.train.device)
         self.scores = scores if scores is not None else (spec.domain,)
         self._store = store
@@ -178,11 +179,12 @@ class Device:
             scores=scores,
             losses=dict(trained.losses) if trained and protection is None else {},  # they tell of the training data
             steps=trained.steps if trained else 0,
-            seconds=clock.seconds,
-            peak_bytes=peak_bytes(),
+            seconds={} if self.private else clock.seconds,  # time and memory may depend on images
+            peak_bytes=0 if self.private else peak_bytes(),
             device=describe_device(self.torch_device),
             releases=store.count_release() if protection is not None else 0,
             validation=validated,
+            randomness=protection.randomness if protection is not None else "",
         )
         prototypes = upload.prototypes.to("cpu") if upload.prototypes is not None else None
         sent = Payload(header_of(answer), _on_cpu(weights), prototypes, _on_cpu(upload.extra))
@@ -204,6 +206,11 @@ class Device:
             raise PayloadError(f"the request is for {request.client}; this is {self.spec.id}")
         if request.exchange not in self.method.exchanges:
             raise PayloadError(f"{self.method.name} has no exchange {request.exchange!r}: {self.method.exchanges}")
+        if self.private and request.train and request.exchange != "train":
+            raise PayloadError(
+                f"privacy=gaussian covers the exchange train; {self.method.name}'s {request.exchange} would send what "
+                "carries no noise, and nothing was sent"
+            )
 
     def _install(
         self, message: Payload, request: Request, client: Client, split: Split, kept: Mapping[str, Tensor]

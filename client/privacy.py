@@ -5,12 +5,13 @@ See :mod:`common.privacy` for what neighbouring data sets are and why the sensit
 
 import math
 from collections.abc import Mapping
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from client.trainer import LocalExchange
-from common.privacy import GaussianPrivacy, clip_rows, gaussian
+from common.privacy import GaussianPrivacy, clip_factor, clip_rows, finite, gaussian
 from common.prototypes import PrototypeSet, class_means
 
 
@@ -20,11 +21,15 @@ class Protection:
     Args:
         local: the exchange, with the model as it was received.
         simulated: whether this machine plays several clients, so that keyed noise is what ``auto`` means.
+
+    Attributes:
+        randomness: where the noise comes from.
     """
 
     def __init__(self, privacy: GaussianPrivacy, local: LocalExchange, *, simulated: bool) -> None:
         self.privacy, self.local = privacy, local
-        self._keyed = privacy.randomness == "keyed" or (privacy.randomness == "auto" and simulated)
+        keyed = privacy.randomness == "keyed" or (privacy.randomness == "auto" and simulated)
+        self.randomness: Literal["keyed", "system"] = "keyed" if keyed else "system"
         self._clean: PrototypeSet | None = None
 
     def before_training(self) -> None:
@@ -64,18 +69,19 @@ class Protection:
     def weights(self, trained: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """The received weights plus a clipped, noised update; ``trained`` itself where updates are not protected.
 
-        All floating-point tensors are clipped together, running statistics included. Integers count batches, which is
-        a matter of the number of samples; they are sent as they are.
+        All floating-point tensors are clipped together, running statistics included. Values that are not finite do not
+        move; if the update's norm overflows, noise alone is sent. Integers are sent as they were received.
         """
         clip = self.privacy.update_clip
         if clip is None or not trained:
             return trained
         received = self.local.weights
         floats = sorted(name for name, tensor in trained.items() if tensor.is_floating_point())
-        updates = {name: trained[name].detach().double().cpu() - received[name].double().cpu() for name in floats}
-        norm = float(torch.stack([update.square().sum() for update in updates.values()]).sum().sqrt())
-        factor, draws = min(1.0, clip / max(norm, 1e-300)), self._draws("weights")
-        sent, deviation = dict(trained), self.privacy.update_noise_multiplier * 2 * clip
+        updates = {name: finite(trained[name].cpu().double() - received[name].cpu().double()) for name in floats}
+        norm = math.sqrt(sum(float(update.square().sum()) for update in updates.values()))
+        factor, draws = clip_factor(norm, clip), self._draws("weights")
+        deviation = self.privacy.update_noise_multiplier * 2 * clip
+        sent = {name: received[name] for name in trained}
         for name in floats:
             noise = gaussian(tuple(updates[name].shape), draws) * deviation
             value = received[name].double().cpu() + factor * updates[name] + noise
@@ -85,4 +91,7 @@ class Protection:
         return sent
 
     def _draws(self, purpose: str) -> torch.Generator | None:
-        return self.local.generator("privacy", purpose) if self._keyed else None
+        """A generator that is keyed by all settings, so that two mechanisms never add the same noise; or ``None``."""
+        if self.randomness == "system":
+            return None
+        return self.local.generator("privacy", purpose, self.local.settings.identity)

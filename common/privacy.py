@@ -86,10 +86,31 @@ class GaussianPrivacy:
         return found
 
 
+def finite(tensor: Tensor) -> Tensor:
+    """Return a copy in float64, in which 0 stands for every value that is not a finite number.
+
+    The norm of a tensor with NaN is NaN, and no factor computed from it shortens anything.
+    """
+    return torch.nan_to_num(tensor.detach().double(), nan=0.0, posinf=0.0, neginf=0.0)
+
+
 def clip_rows(rows: Tensor, norm: float) -> Tensor:
-    """``[N, D]``: rows longer than ``norm`` are shortened to it."""
-    lengths = torch.linalg.vector_norm(rows, dim=1, keepdim=True, dtype=torch.float64).clamp_min(NORM_FLOOR)
-    return (rows.double() * (norm / lengths).clamp_max(1.0)).to(rows.dtype)
+    """Return rows that are no longer than ``norm``.
+
+    Args:
+        rows: ``[N, D]``. Values that are not finite become 0; a row whose length overflows float64 becomes 0.
+        norm: > 0.
+    """
+    values = finite(rows)
+    lengths = torch.linalg.vector_norm(values, dim=1, keepdim=True).clamp_min(NORM_FLOOR)
+    return (values * (norm / lengths).clamp_max(1.0)).to(rows.dtype)
+
+
+def clip_factor(norm: float, bound: float) -> float:
+    """Return what shortens an update to ``bound``: 1 if it is no longer, 0 if its length ``norm`` is not finite."""
+    if not math.isfinite(norm):
+        return 0.0
+    return bound / norm if norm > bound else 1.0
 
 
 def gaussian(shape: tuple[int, ...], draws: torch.Generator | None) -> Tensor:

@@ -7,7 +7,7 @@ scores, the update and what they cost. Both travel as :class:`~common.wire.paylo
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Annotated, Any, NotRequired, TypeVar
+from typing import Annotated, Any, Literal, NotRequired, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, FailFast, Field, ValidationError
 from typing_extensions import TypedDict  # pydantic takes typing's own from Python 3.12 on
@@ -140,11 +140,13 @@ class Answer:
         scores: one entry per scored domain.
         losses: mean of each loss term over the last local epoch.
         steps: optimiser steps.
-        seconds: wall seconds by phase: load, score, train, save.
-        peak_bytes: peak resident memory of the process.
+        seconds: wall seconds by phase: load, score, train, save; empty with differential privacy.
+        peak_bytes: peak resident memory of the process; 0 with differential privacy.
         device: where it was computed, as a person would say it.
         releases: noised uploads of this client in this run, this one included; 0 without differential privacy.
         validation: the score on the client's own validation samples, if it was asked for.
+        randomness: where the update's noise comes from: ``system`` is the operating system, ``keyed`` is a generator that
+            whoever knows the run's seed can repeat; empty where the answer carries no noise.
     """
 
     run: str
@@ -163,6 +165,7 @@ class Answer:
     device: Word
     releases: Integer
     validation: Annotated[Score, Few] | None = None
+    randomness: Literal["", "keyed", "system"] = ""
 
 
 @checked

@@ -42,7 +42,7 @@ MEASUREMENTS = ("seconds_load", "seconds_score", "seconds_train", "seconds_save"
 
 PUBLIC = (
     "samples and class counts (labels are not protected)",
-    "optimiser steps and batch counters, which follow from them",
+    "optimiser steps, which follow from them",
     "scores of the received model on test images (which are not protected)",
     "whether and when a client answers, and errors that it reports",
     "hardware and package versions",

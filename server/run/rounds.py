@@ -514,5 +514,5 @@ def _activity_row(number: int, exchange: str, reply: Reply, domain: str) -> dict
         **{f"bytes_up_{part}": size for part, size in parts.items()},
         "peak_bytes": answer.peak_bytes,
         "releases": answer.releases or "",
-        "randomness": getattr(answer, "randomness", ""),
+        "randomness": answer.randomness,
     }

@@ -37,16 +37,15 @@ from common.wire.payload import Payload
 from server.run.accounting import epsilon
 from strategies.core.federation import Federation
 
-ASKED, PUBLIC, WITHHELD, RECEIVED, MEASURED, SECRET = "asked", "public", "withheld", "received", "measured", "secret"
+ASKED, PUBLIC, WITHHELD, RECEIVED, SECRET = "asked", "public", "withheld", "received", "secret"
 """What a field is: an echo of the request; a function of sample counts, split or machine; empty under privacy; a
-function of what was received and of test images; a measurement; a keyed hash whose key stays on the device."""
+function of what was received and of test images; a keyed hash whose key stays on the device."""
 
 ANSWER = {
     **dict.fromkeys(("run", "method", "round", "exchange", "client", "trained"), ASKED),
     **dict.fromkeys(("samples", "class_counts", "steps", "device", "releases", "randomness"), PUBLIC),
     "scores": RECEIVED,
-    **dict.fromkeys(("losses", "validation"), WITHHELD),
-    **dict.fromkeys(("seconds", "peak_bytes"), MEASURED),
+    **dict.fromkeys(("losses", "validation", "seconds", "peak_bytes"), WITHHELD),
 }
 REGISTRATION = {
     **dict.fromkeys(("client", "domain", "samples", "class_counts", "scores", "split", "identity", "code"), PUBLIC),
@@ -163,8 +162,6 @@ def _equal(name: str, before: dict[str, Any], after: dict[str, Any]) -> bool:
     kind = ANSWER[name]
     if kind == WITHHELD:
         return not before[name] and not after[name]
-    if kind == MEASURED:
-        return True
     return bool(before[name] == after[name])
 
 
