@@ -99,7 +99,7 @@ class Comparison:
         return [line.summaries[seed]["scores"][self.table.rule] for seed in sorted(line.summaries)]
 
     def missing(self, line: Line) -> dict[int, Mapping[str, Any]]:
-        """What each run's score lacks, by seed: domains with the last round that scored them; empty if all are whole."""
+        """What each run's score lacks, by seed: domains with the last round that scored them; empty if whole."""
         return {
             seed: missing
             for seed in sorted(line.summaries)
