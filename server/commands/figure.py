@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 
 from common.errors import ConfigError, nearest
 from server.plots.figures import bars, check_format, convergence, save, sensitivity
+from server.results.columns import domain_columns, domain_heads, mark_notes
 from server.results.groups import Group, group_runs
 from server.results.run import Run, find_runs
 from server.results.seeds import curve
@@ -88,12 +89,19 @@ def _labels_in(path: Path) -> dict[Path, str]:
 
 
 def bars_of(runs: Sequence[Run], rule: str) -> Figure:
-    """Accuracy per domain and on average, one bar for each label, seeds of one label together."""
-    scores = [run.summary["scores"].get(rule, {}) for run in runs]
-    domains = list(dict.fromkeys(name for score in scores for name in score.get("accuracy", {})))
+    """Accuracy per domain and on average, one bar for each label, seeds of one label together.
+
+    A partial value has no bar; the title says what is missing.
+    """
+    groups = named_groups(runs)
+    domains = domain_columns(groups, rule)
     columns = [*(f"domain:{name}" for name in domains), "average"]
-    series = {group.label: [group.value(column, rule) for column in columns] for group in named_groups(runs)}
-    return bars([*domains, "average"], series, _title(runs))
+    series = {}
+    for group in groups:
+        values = [group.value(column, rule) for column in columns]
+        series[group.label] = [None if value is None or value.partial else value for value in values]
+    notes = mark_notes(groups, rule)
+    return bars([*domain_heads(groups, domains), "average"], series, ". ".join([_title(runs), *notes]))
 
 
 def curves_of(runs: Sequence[Run]) -> Figure:

@@ -19,6 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from common.errors import ConfigError, nearest
+from common.metrics import named_missing
 from common.storage.files import write_bytes
 from server.results.run import Run, brief, varying
 from server.results.seeds import Value
@@ -177,11 +178,13 @@ def score(run: Run, rule: str, column: str) -> float:
     """A domain's accuracy, ``average``, ``worst`` or ``spread`` of a run, in per cent.
 
     Raises:
-        ConfigError: the run has no such column.
+        ConfigError: the run has no such column, or its score lacks a domain.
     """
-    found = run.summary["scores"].get(rule)
+    found = run.rules.get(rule)
     if found is None:
         raise ConfigError(f"{run.folder} has no score by the rule {rule}: leave it out")
+    if found["missing"] and (column in ("average", "worst", "spread") or column in found["missing"]):
+        raise ConfigError(f"{run.folder} has a partial score, without {named_missing(found['missing'])}: leave it out")
     if column in ("average", "worst", "spread"):
         return float(found[column])
     if column not in found["accuracy"]:

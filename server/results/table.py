@@ -9,13 +9,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from common.errors import ConfigError
+from server.results.columns import domain_columns, domain_heads, mark_notes, summary_columns, unseen_mark
 from server.results.groups import Board, Group, best_run, cells, group_runs
 from server.results.overrides import export_command
 from server.results.run import find_runs
 
 RULES = {"final": "last round", "last_n": "mean of the last rounds", "best_round": "best round by test score"}
 RULES |= {"validated": "best round by validation score"}
-SUMMARIES = ("average", "worst", "validation")
 OWN_MODELS = "* scored with each client's own model, on its own domain; not ranked with rows of one shared model"
 
 
@@ -25,7 +25,7 @@ def render(board: Board, rule: str) -> Table:
     title = f"{board.title}: accuracy in %, {RULES[rule]}"
     table = Table(title=escape(title), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     caption = [OWN_MODELS] if any(row.personal for row in rows) else []
-    caption += board.notes()
+    caption += [*mark_notes(rows, rule), *board.notes()]
     if caption:
         table.caption, table.caption_justify = escape("\n".join(caption)), "left"
     head, texts = _cells(rows, rule, "[bold]{}[/bold]")
@@ -53,7 +53,8 @@ def markdown(board: Board, rule: str) -> str:
         lines.append("| " + " | ".join([row.label, row.runs[0].summary["scored"], *scores]) + " |")
     if any(row.personal for row in rows):
         lines += ["", "own model: " + OWN_MODELS.removeprefix("* ") + "."]
-    for note in [f"Code: {', '.join(board.codes)}.", *board.notes()]:
+    marks = [f"{note}." for note in mark_notes(rows, rule)]
+    for note in [*marks, f"Code: {', '.join(board.codes)}.", *board.notes()]:
         lines += ["", note]
     return "\n".join(lines)
 
@@ -61,21 +62,25 @@ def markdown(board: Board, rule: str) -> str:
 def _cells(rows: Sequence[Group], rule: str, bold: str) -> tuple[list[str], list[list[str]]]:
     """The heads of a table's columns from the second on, and each row's texts below them.
 
-    The columns are the domains in the order they appear, average, worst, what the same rounds had on validation
-    samples, rounds and seeds. ``bold`` is for the best of a column.
+    The columns are the domains in the order they appear, those that are missing last, average, worst, averages over
+    domains that clients trained on and over others, what the same rounds had on validation samples, rounds and seeds.
+    ``bold`` is for the best of a column.
     """
-    scores = [run.summary["scores"].get(rule, {}) for row in rows for run in row.runs]
-    domains = dict.fromkeys(name for score in scores for name in score.get("accuracy", {}))
-    known = [name for name in SUMMARIES if name != "validation" or any(name in score for score in scores)]
+    domains = domain_columns(rows, rule)
+    known = summary_columns(rows)
     shown = cells(rows, [*(f"domain:{name}" for name in domains), *known], rule)
-    texts = [
-        ["-" if value is None else bold.format(value) if best else str(value) for value, best in row] for row in shown
-    ]
+    texts = []
+    for row, values in zip(rows, shown, strict=True):
+        line = ["-" if value is None else bold.format(value) if best else str(value) for value, best in values]
+        for place, name in enumerate(domains):
+            mark = unseen_mark(rows, row, name)
+            line[place] += f" {mark}" if mark else ""
+        texts.append(line)
     for row, line in zip(rows, texts, strict=True):
         skipped = statistics.fmean(run.summary["rounds_skipped"] for run in row.runs)  # which differs over seeds
         rounds = str(row.runs[0].summary["rounds"]) + (f" ({skipped:g} skipped)" if skipped else "")
         line += [rounds, ",".join(map(str, sorted(row.seeds)))]
-    return [*domains, *known, "rounds", "seeds"], texts
+    return [*domain_heads(rows, domains), *known.values(), "rounds", "seeds"], texts
 
 
 def print_table(folders: Sequence[str], rule: str = "final") -> None:

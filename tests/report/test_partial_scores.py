@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,19 @@ from rich.console import Console
 from support.runs import TouchedEngine, run
 from support.toy import toy_settings
 
+from common.errors import ConfigError
 from common.metrics import PARTIAL
 from common.wire.messages import Request
 from server.cli import main
 from server.commands.sweep import plan
-from server.results.groups import Group, best_run, cells, footnotes, ranked
+from server.plots.figures import score as figure_score
+from server.results.columns import UNSEEN
+from server.results.groups import Board, Group, best_run, cells, footnotes, ranked
+from server.results.report.page import write_report
+from server.results.report.plots import accuracy_against_bytes, accuracy_bars
 from server.results.run import Run
 from server.results.seeds import Value, curve
+from server.results.table import markdown, render
 from server.trackers.base import scalars
 from server.trackers.live import LiveView
 
@@ -186,3 +193,106 @@ def test_a_run_with_a_partial_score_says_so_last_and_in_a_sweep(
 def _dying(settings: Any) -> TouchedEngine:
     """Its last client is gone when the last state is scored."""
     return TouchedEngine(settings, failing=gone("sketch-0", 3))
+
+
+# ---- tables and pages ------------------------------------------------------------------------------------------------
+
+LACKS = "seed 1: without dark (last scored in round 1)"
+
+
+def board_of(groups: list[Group]) -> Board:
+    return Board("toy", "one_per_domain", "small", groups)
+
+
+def printed(groups: list[Group]) -> str:
+    stream = io.StringIO()
+    Console(file=stream, width=200).print(render(board_of(groups), "final"))
+    return stream.getvalue()
+
+
+def test_tables_keep_the_column_of_a_domain_that_is_missing(folders: Mapping[str, Path]) -> None:
+    """A row of a site that died has its column with a dash, its average a mark, and a line below says since when."""
+    alone = group("fedavg", folders["partial"])
+    text = printed([alone])
+    assert {"bright", "dark", "noisy", "average", "worst"} <= set(text.split())
+    cells = next(line.split() for line in text.splitlines() if line.strip().startswith("fedavg"))
+    assert cells.count(PARTIAL) == 2, "average and worst"
+    assert "-" in cells
+    assert LACKS in text
+    lines = markdown(board_of([alone, group("fedprox", folders["other"])]), "final").splitlines()
+    row = next(line for line in lines if line.startswith("| fedavg"))
+    assert "**" not in row.replace("| **", "| ", 1).partition(PARTIAL)[2]
+    assert row.count(PARTIAL) == 2
+    assert f"{PARTIAL} partial, not ranked: fedavg: {LACKS}." in lines
+
+
+def test_the_report_marks_a_partial_score_and_gives_it_no_rank(folders: Mapping[str, Path], tmp_path: Path) -> None:
+    page = write_report([str(folders["partial"]), str(folders["other"])], tmp_path / "report.html").read_text()
+    assert f"The final score of FedAvg is partial and has no rank: {LACKS}." in page
+    assert f"{PARTIAL} partial, not ranked: FedAvg: {LACKS}." in page
+    assert "<strong>FedAvg" not in page
+    assert "<strong>FedProx" in page
+    assert "THE FINAL SCORE IS PARTIAL" in page
+    assert "drawn only for rounds in which every run scored all its domains" in page
+    whole = write_report([str(folders["other"])], tmp_path / "whole.html").read_text()
+    assert PARTIAL not in whole
+
+
+def test_figures_leave_partial_values_out(folders: Mapping[str, Path]) -> None:
+    board = board_of([group("FedAvg", folders["partial"]), group("FedProx", folders["other"])])
+    rows = {row["method"]: row for row in accuracy_bars(board, "final")["rows"]}
+    assert [each is None for each in rows["FedAvg"]["y"]] == [False, True, False, True, True]
+    assert None not in rows["FedProx"]["y"]
+    assert [row["method"] for row in accuracy_against_bytes(board, "final")["rows"]] == ["FedProx"]
+    partial = Run(folders["partial"])
+    with pytest.raises(ConfigError, match=r"partial score, without dark \(last scored in round 1\)"):
+        figure_score(partial, "final", "average")
+    assert figure_score(partial, "final", "bright") > 0
+
+
+# ---- leave-one-out ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def left_out(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """One run for each of two domains that nobody trains on."""
+    top = tmp_path_factory.mktemp("left")
+    for name in ("dark", "noisy"):
+        settings = toy_settings("fedavg", top / name, overrides=("protocol=leave_one_out",))
+        protocol = replace(settings.protocol, leave_out=(name,))
+        raw = {**settings.raw, "protocol": {**settings.raw["protocol"], "leave_out": [name]}}
+        run(replace(settings, protocol=protocol, raw=raw))
+    return {name: top / name for name in ("dark", "noisy")}
+
+
+def test_the_unseen_domain_is_marked_with_averages_of_both_kinds(left_out: Mapping[str, Path]) -> None:
+    record = Run(left_out["dark"])
+    assert record.summary["unseen"] == ["dark"]
+    final = record.rules["final"]
+    accuracy = final["accuracy"]
+    assert final["missing"] == {}, "it is scored all the same"
+    assert final["seen_average"] == pytest.approx((accuracy["bright"] + accuracy["noisy"]) / 2)
+    assert final["unseen_average"] == accuracy["dark"]
+    text = printed([group("fedavg", left_out["dark"])])
+    head = next(line for line in text.splitlines() if "average" in line)
+    assert "dark (unseen)" in head
+    assert head.split()[-5:] == ["seen", "unseen", "rounds", "seeds", "MB"]
+    assert "bright (unseen)" not in head
+
+
+def test_rows_that_leave_out_different_domains_mark_their_own(left_out: Mapping[str, Path], tmp_path: Path) -> None:
+    rows = [group("dark", left_out["dark"]), group("noisy", left_out["noisy"])]
+    lines = markdown(board_of(rows), "final").splitlines()
+    heads = next(line for line in lines if line.startswith("| method")).split("|")
+    assert not any("(unseen)" in head for head in heads)
+    for name in ("dark", "noisy"):
+        row = next(line for line in lines if line.startswith(f"| {name}")).split("|")
+        marked = [head.strip() for head, cell in zip(heads, row, strict=True) if UNSEEN in cell]
+        assert marked == [name]
+    assert f"{UNSEEN} on a domain that no client of this row trained on." in lines
+    page = write_report([str(each) for each in left_out.values()], tmp_path / "report.html").read_text()
+    assert page.count(f" {UNSEEN}</td>") >= 2
+    assert f"{UNSEEN} on a domain that no client of this row trained on" in page
+    alone = write_report([str(left_out["dark"])], tmp_path / "alone.html").read_text()
+    assert '<th scope="col">dark (unseen)</th>' in alone
+    assert '<th scope="col">unseen</th>' in alone

@@ -60,7 +60,7 @@ def line(plot: Any, **fields: str) -> Any:
 def test_curves_end_where_the_table_does(boards: Any) -> None:
     group, plot = boards[0].groups[1], over_rounds(boards[0])
     average = line(plot, method="FPL (seeds 0,1,2)", domain=AVERAGE, measure="Test accuracy in %")
-    assert average["x"] == [0, 1, 2, 3, 4]
+    assert average["x"] == [0, 2, 3, 4], "in one run the dark domain was not scored after round 1"
     assert average["y"][-1] == pytest.approx(group.value("average").mean, rel=1e-5)
     worst = line(plot, method="FPL (seeds 0,1,2)", domain=WORST)
     assert worst["y"][-1] == pytest.approx(group.value("worst").mean, rel=1e-5)

@@ -13,7 +13,7 @@ from markupsafe import Markup
 from common.errors import writing
 from common.storage.files import write_text
 from common.versions import package_versions
-from server.results import groups
+from server.results import columns, groups
 from server.results.groups import Board, group_runs
 from server.results.overrides import export_command, repeat_command
 from server.results.report import plots, results
@@ -66,7 +66,7 @@ def render(boards: Sequence[Board], *, tsne: bool = False, images: bool = False)
         "version": package_versions().get("goldfinch", ""),
     }
     page = templates(HERE)
-    page.globals.update(draw=draw, drawn=drawn, plots=plots, results=results, groups=groups)
+    page.globals.update(draw=draw, columns=columns, drawn=drawn, plots=plots, results=results, groups=groups)
     page.globals.update(repeat_command=repeat_command, export_command=export_command)
     return page.get_template("page.html").render(content)
 

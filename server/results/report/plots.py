@@ -8,7 +8,7 @@ chart picks. ``confusion`` and ``prototypes`` show one of several ``runs``.
 """
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from server.results.groups import Board, run_name
@@ -46,6 +46,11 @@ def over_rounds(board: Board) -> Plot:
     return plot | {"panels": ["domain", "method"], "rows": rows}
 
 
+def lacking(boards: Sequence[Board]) -> bool:
+    """Whether a run of the page has a round that lacks a domain."""
+    return any(score.missing for board in boards for run in board.runs for score in run.round_scores)
+
+
 def losses(board: Board) -> Plot:
     """Each term of the training loss by round, one small chart for each."""
     rows = _over_seeds(board, "term", train_losses, {"digits": 4})
@@ -60,11 +65,12 @@ def costs(board: Board) -> Plot:
 
 
 def accuracy_bars(board: Board, rule: str) -> Plot:
-    """Accuracy by domain, average and worst, with the deviation over seeds."""
+    """Accuracy by domain, average and worst, with the deviation over seeds; a partial value has no bar."""
     columns = [*(f"domain:{name}" for name in board.domains), "average", "worst"]
     rows = []
     for group in board.groups:
-        found = [group.value(column, rule) for column in columns]
+        values = [group.value(column, rule) for column in columns]
+        found = [None if value is None or value.partial else value for value in values]
         row = {"method": group.label, "y": [each and each.mean for each in found]}
         rows.append(row | {"sd": [each and each.deviation for each in found], "format": {"digits": 1, "low": 0}})
     groups = [*board.domains, "average", "worst"]
@@ -75,7 +81,8 @@ def accuracy_against_bytes(board: Board, rule: str) -> Plot:
     """Average accuracy over the bytes of a run, both ways, both means over seeds."""
     rows = []
     for group in board.groups:
-        if found := group.value("average", rule):
+        found = group.value("average", rule)
+        if found is not None and not found.partial:
             traffic = statistics.fmean(sum(cost(run)["bytes"].values()) for run in group.runs)
             row = {"method": group.label, "x": [traffic], "y": [found.mean], "sd": [found.deviation]}
             rows.append(row | {"format": PERCENT})
@@ -164,10 +171,18 @@ def _over_seeds(
     rows = []
     for group in board.groups:
         found = [curves(run) for run in group.runs]
+        partial = {score.round for run in group.runs for score in run.round_scores if score.missing}
         for name in dict.fromkeys(name for each in found for name in each):
             row = {"method": group.label, field: name, "format": form, **more}
-            rows.append(row | band([each.get(name, {}) for each in found]))
+            points = [each.get(name, {}) for each in found]
+            if name in (AVERAGE, WORST):  # a mean over seeds without the one that lacks a domain would be another mean
+                points = [_without(each, partial) for each in points]
+            rows.append(row | band(points))
     return rows
+
+
+def _without(points: Points, rounds: Collection[int]) -> Points:
+    return {number: value for number, value in points.items() if number not in rounds}
 
 
 def band(runs: Sequence[Points]) -> dict[str, Any]:
@@ -194,10 +209,10 @@ def _detailed(boards: Sequence[Board]) -> list[tuple[str, Run]]:
 
 
 def accuracy_curves(run: Run) -> Curves:
-    """Test accuracy in per cent on average, on the worst domain, and on each."""
+    """Test accuracy in per cent on average, on the worst domain, and on each; no mean of a partial round."""
     scores = run.round_scores
-    found = {AVERAGE: {score.round: score.average for score in scores}}
-    found[WORST] = {score.round: score.worst for score in scores}
+    found = {AVERAGE: {score.round: score.average for score in scores if not score.missing}}
+    found[WORST] = {score.round: score.worst for score in scores if not score.missing}
     for name in run.domains:
         found[name] = {score.round: score.accuracy[name] for score in scores if name in score.accuracy}
     return found
@@ -209,8 +224,8 @@ def loss_curves(run: Run) -> Curves:
     for row in run.scores:
         seen.setdefault(str(row["domain"]), {}).setdefault(int(row["round"]), []).append(float(row["loss"]))
     found = {name: {n: statistics.fmean(each) for n, each in rounds.items()} for name, rounds in seen.items()}
-    rounds = sorted({number for points in found.values() for number in points})
-    average = {n: statistics.fmean(points[n] for points in found.values() if n in points) for n in rounds}
+    whole = [score.round for score in run.round_scores if not score.missing]
+    average = {n: statistics.fmean(points[n] for points in found.values() if n in points) for n in whole}
     return {AVERAGE: average, **found}
 
 

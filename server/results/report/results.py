@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from common.wire.messages import CLIPPED, trained
+from server.results.columns import cell_marks, domain_heads, summary_columns
 from server.results.groups import Board, Group, cells, comparable, ranked
 from server.results.run import Run
 from server.results.seeds import Value
@@ -68,20 +69,32 @@ def rules_of(boards: Sequence[Board]) -> dict[str, tuple[str, str]]:
     return {rule: words for rule, words in RULES.items() if rule != "validated" or rule in known}
 
 
-def summaries(board: Board) -> list[str]:
-    """The columns after the domains' own."""
-    validated = any("validation" in score for run in board.runs for score in run.rules.values())
-    return ["average", "worst", "spread", *["validation"] * validated]
+def score_heads(board: Board) -> list[str]:
+    """The heads of the columns of :func:`score_rows`."""
+    return [*domain_heads(board.groups, board.domains), *summary_columns(board.groups, spread=True).values()]
 
 
 def score_rows(board: Board, rule: str) -> Iterator[tuple[Group, list[tuple[Value | None, bool]]]]:
     """Each group with its cells: the value over seeds, ``None`` without a score, and whether it is the best.
 
-    Columns are the domains, average, worst and spread, of which the least is best. Rows scored on clients' own models
-    are not ranked with those of one shared model.
+    Columns are the domains and then :func:`server.results.seeds.summary_columns`; of spread the least is best. Rows
+    scored on clients' own models are not ranked with those of one shared model, and partial scores with none.
     """
-    columns = [*(f"domain:{name}" for name in board.domains), *summaries(board)]
-    return zip(board.groups, cells(board.groups, columns, rule), strict=True)
+    return zip(board.groups, cells(board.groups, _columns(board), rule), strict=True)
+
+
+def _columns(board: Board) -> list[str]:
+    return [*(f"domain:{name}" for name in board.domains), *summary_columns(board.groups, spread=True)]
+
+
+def score_marks(board: Board, group: Group, rule: str) -> list[str]:
+    """The marks of a group's cells: partial, and on a domain that it has not trained on; mostly empty."""
+    return cell_marks(board.groups, group, _columns(board), rule)
+
+
+def partial_groups(board: Board) -> list[tuple[str, str]]:
+    """Label of each group whose final score is partial, and what it lacks."""
+    return [(group.label, "; ".join(found)) for group in board.groups if (found := group.missing())]
 
 
 def client_rows(run: Run) -> list[dict[str, Any]]:
