@@ -38,6 +38,7 @@ import torch
 from torch import Tensor
 
 from bench.rows import append_rows, circumstances
+from common.accounting import epsilon
 from common.data.domain import Split
 from common.models.base import Model
 from common.privacy import clip_rows, gaussian
@@ -47,7 +48,6 @@ from common.settings import RunSettings, load_settings
 from common.wire.payload import Payload
 from server.engines.inline import InlineEngine
 from server.plots.figures import line_style, new_figure, plain, save
-from server.run.accounting import epsilon
 from server.run.conduct import conduct, prepare_output
 from server.run.history import read_rows
 

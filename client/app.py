@@ -5,8 +5,9 @@ In a deployment, a SuperNode's ``--node-config`` says which client it is::
     --node-config 'domain="webcam" data-dir="/data" state-dir="/var/lib/goldfinch"'
 
 with ``index`` (0) where several devices hold one domain, and ``device`` ("cuda:0") where the run's choice is not this
-node's. In a simulation, a node hosts the clients whose position among all clients, modulo the number of nodes, is its
-``partition-id``; so a plain ``flwr run .`` works with any number of nodes.
+node's; ``privacy-max-epsilon`` (with ``privacy-delta``) and ``privacy-max-releases`` are the device's own budget. In a
+simulation, a node hosts the clients whose position among all clients, modulo the number of nodes, is its
+``partition-id``; so a plain ``flwr run .`` works with any number of nodes. A SuperNode may have one too.
 
 A SuperNode starts a process per message. That process imports no torch: it hands the message to the node's resident
 trainer (:mod:`client.resident`), unless the node's configuration says ``resident=false``. Processes that live longer
@@ -72,7 +73,7 @@ class FlowerClient(Client):
                 keep_memory()
             from client.node import answer_question  # torch, data, methods: the resident trainer has them
 
-            return answer_question(question)
+            return answer_question(question, simulated=in_simulation())
         try:
             return caller.ask(question)
         except Exception as error:  # the server must learn why, whatever it was
@@ -88,6 +89,16 @@ class FlowerClient(Client):
         except OSError as error:
             print(f"no resident trainer, each message imports torch again: {error}", file=sys.stderr)
             return None
+
+
+def in_simulation() -> bool:
+    """Whether this process is an actor of Flower's simulation, which plays all clients on machines of the server's.
+
+    Ray itself says so. Nothing that comes with a message does, since a server could make a device take its own noise
+    for a simulation's.
+    """
+    ray = sys.modules.get("ray")
+    return ray is not None and bool(ray.is_initialized()) and ray.get_runtime_context().get_actor_id() is not None
 
 
 @lru_cache(maxsize=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -12,12 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from client.ledger import Budget, Ledger, check_accountant
 from client.privacy import Protection
 from client.store import Store
 from client.trainer import LocalExchange, choose_device, memory_format
 from common.data.domain import Split
-from common.data.protocols import ClientSpec, content_hash, split_hash, test_subset
-from common.errors import DataError, PayloadError
+from common.data.protocols import ClientSpec, content_hash, public_split_hash, split_hash, test_subset
+from common.errors import ConfigError, DataError, PayloadError, PrivacyError
 from common.metrics import peak_bytes
 from common.privacy import GaussianPrivacy
 from common.prototypes import PrototypeSet
@@ -37,6 +39,9 @@ LEAST_VARIANCE = 1e-7
 
 LOCAL_PREFIX = "local/"
 
+RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
+"""A device keeps a run's state in a folder of this name, beside its ledger."""
+
 
 class Device:
     """One client of a federation on this machine.
@@ -49,6 +54,9 @@ class Device:
         scores: domains whose test sets this device can score; ``None`` is its own.
         simulated: whether this machine plays other clients too, so that noise may be repeatable; see
             :class:`common.privacy.GaussianPrivacy`.
+        ledger: what was released of the client's data, and the device's own budget; a private run needs it.
+        allows_keyed: whether this device itself, and not only the server's settings, allows noise that whoever knows
+            the run's seed can repeat.
     """
 
     def __init__(
@@ -60,9 +68,12 @@ class Device:
         scores: tuple[str, ...] | None = None,
         *,
         simulated: bool = False,
+        ledger: Ledger | None = None,
+        allows_keyed: bool = False,
     ) -> None:
         self.settings, self.spec, self.data_root, self.simulated = settings, spec, data_root, simulated
         self.method: Method = settings.method
+        self.ledger, self.allows_keyed = ledger, allows_keyed
         self.private = isinstance(settings.privacy, GaussianPrivacy)
         self.torch_device = choose_device(settings.train.device)
         self.scores = scores if scores is not None else (spec.domain,)
@@ -77,20 +88,30 @@ class Device:
     # ---- registration ----------------------------------------------------------------------------------------------
 
     def register(self) -> Registration:
-        """What the server needs to know before the first round; loads and checks the data."""
+        """What the server needs to know before the first round; loads and checks the data.
+
+        Raises:
+            PrivacyError: this device's own configuration forbids what the run would send.
+        """
+        self._check_privacy()
         split, validation = self._own_data()
+        counts = split.class_counts(self.settings.data.class_count).tolist()
+        known, content = self._split_sha256, content_hash(split)
+        if self.private and self.ledger is not None:  # a plain hash would confirm a guess of images or labels
+            content = self.ledger.keyed_hash("content", self.spec.id, known, content)
+            known = public_split_hash(self.settings.data.name, self.spec, counts, len(validation))
         return Registration(
             client=self.spec.id,
             domain=self.spec.domain,
             samples=len(split),
-            class_counts=split.class_counts(self.settings.data.class_count).tolist(),
+            class_counts=counts,
             scores=list(self.scores),
-            split=self._split_sha256,
+            split=known,
             identity=self.settings.identity,
             code=self.settings.code,
             device=describe_device(self.torch_device),
             versions=package_versions(),
-            content=content_hash(split),
+            content=content,
             validation=len(validation),
         )
 
@@ -131,8 +152,10 @@ class Device:
 
         Raises:
             PayloadError: the request is for another run, method, code or client.
+            PrivacyError: the privacy budget is spent, or this device's own configuration forbids the update.
         """
         self._check(request)
+        self._check_privacy()
         torch.set_num_threads(self.settings.train.threads)  # a setting of the calling thread
         clock = Clock()
         split, validation = self._own_data()
@@ -156,6 +179,7 @@ class Device:
         upload, trained = Upload(weights={}), None
         protection = self._protection(local) if request.train else None
         if request.train:
+            self._check_budget(local.model)
             upload, trained = self._take_part(local, request, protection)
         clock.lap("train")
         if request.train:
@@ -182,13 +206,82 @@ class Device:
             seconds={} if self.private else clock.seconds,  # time and memory may depend on images
             peak_bytes=0 if self.private else peak_bytes(),
             device=describe_device(self.torch_device),
-            releases=store.count_release() if protection is not None else 0,
+            releases=self._count_release(request, local.model) if request.train else 0,
             validation=validated,
             randomness=protection.randomness if protection is not None else "",
         )
         prototypes = upload.prototypes.to("cpu") if upload.prototypes is not None else None
         sent = Payload(header_of(answer), _on_cpu(weights), prototypes, _on_cpu(upload.extra))
         return cast_down(sent, self.settings.rounds.transport)
+
+    # ---- what may leave --------------------------------------------------------------------------------------------
+
+    def _check_privacy(self) -> None:
+        """Refuse settings that this device does not allow, whatever the server asks for.
+
+        Raises:
+            PrivacyError: the noise would be one that the server can repeat, or a part of an update would carry none.
+            ConfigError: a budget needs an accountant that is not installed, or there is no place for the ledger.
+        """
+        privacy, ledger = self.settings.privacy, self.ledger
+        if isinstance(privacy, GaussianPrivacy):
+            if ledger is None:
+                raise ConfigError("privacy=gaussian: this device has no place for its ledger; pass Device a ledger")
+            if privacy.randomness == "keyed" and not self.simulated and not self.allows_keyed:
+                raise PrivacyError(
+                    "privacy.randomness=keyed: whoever knows the run's seed could subtract this device's noise; choose "
+                    "privacy.randomness=auto, or allow it on the device by --node-config 'privacy-randomness=\"keyed\"'"
+                )
+        check_accountant(self._budgets)
+        if ledger is None or ledger.budget.max_epsilon is None:
+            return
+        clients = len(self.settings.protocol.clients(self.settings.data))
+        bare = [part for part, noise in self._multipliers(self._model(clients)[0]).items() if not noise]
+        if bare:
+            raise PrivacyError(
+                f"this device allows no update without noise ({ledger.budget.epsilon_key}="
+                f"{ledger.budget.max_epsilon:g}), and the run's would have: {', '.join(bare)}. Choose privacy=gaussian "
+                "with privacy.update_clip and both noise multipliers above 0, and privacy.randomness=auto"
+            )
+
+    @property
+    def _budgets(self) -> list[Budget]:
+        """The device's own budget and the run's."""
+        privacy = self.settings.privacy
+        found = [self.ledger.budget] if self.ledger is not None else []
+        if isinstance(privacy, GaussianPrivacy):
+            found.append(Budget(privacy.max_releases, privacy.max_epsilon, privacy.delta))
+        return found
+
+    @property
+    def _counts(self) -> bool:
+        """Whether updates are counted: those of private runs, and all where the device has a budget of its own."""
+        return self.ledger is not None and (self.private or bool(self.ledger.budget))
+
+    def _multipliers(self, model: nn.Module) -> dict[str, float]:
+        """The noise multiplier of each part of an update; 0 for a part whose noise is none, or known to the server."""
+        privacy = self.settings.privacy
+        if not isinstance(privacy, GaussianPrivacy):
+            return {"everything": 0.0}
+        prototypes, weights = self.method.prototypes_from != "none", bool(self.method.shared_names(model))
+        noised = privacy.noised(prototypes=prototypes, weights=weights)
+        if privacy.randomness == "keyed" and not self.simulated:
+            noised = {}
+        return {
+            part: noised.get(part, 0.0) for part, sent in (("prototypes", prototypes), ("weights", weights)) if sent
+        }
+
+    def _check_budget(self, model: nn.Module) -> None:
+        """Refuse before the work what would not be sent after it."""
+        if self._counts and self.ledger is not None:
+            self.ledger.check(self._multipliers(model), self._budgets)
+
+    def _count_release(self, request: Request, model: nn.Module) -> int:
+        """Count an update before it is sent; how many there are of this client in this run, if they carry noise."""
+        if not self._counts or self.ledger is None:
+            return 0
+        count = self.ledger.spend(request.run, self.spec.id, self._multipliers(model), self._budgets)
+        return count if self.private else 0
 
     def _check(self, request: Request) -> None:
         if request.code != self.settings.code:
@@ -202,6 +295,8 @@ class Device:
                 f"the server runs {request.method} with settings {request.identity}, this device {self.method.name} "
                 f"with {self.settings.identity}: give both the same overrides"
             )
+        if not RUN_ID.fullmatch(request.run):
+            raise PayloadError(f"the run's id {request.run[:50]!r} cannot name a folder")
         if request.client != self.spec.id:
             raise PayloadError(f"the request is for {request.client}; this is {self.spec.id}")
         if request.exchange not in self.method.exchanges:

@@ -4,6 +4,7 @@ The work is done where the message arrives (a Ray actor, a ClientApp), or in a r
 that keeps torch, net and data from message to message.
 """
 
+import math
 import os
 from collections import OrderedDict
 from dataclasses import replace
@@ -11,6 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from client.device import Device
+from client.ledger import FOLDER, Budget, Ledger
 from client.local import local_device
 from client.resident.frames import Question, Reply
 from client.store import stores
@@ -22,7 +24,15 @@ from common.wire.messages import Answer, read_header
 from common.wire.payload import encode
 from strategies.core.codec import read_request, write_registrations
 
-NODE_KEYS = ("domain", "index", "data-dir", "state-dir", "device", "resident", "partition-id", "num-partitions")
+RANDOMNESS = "privacy-randomness"
+BUDGET_KEYS = ("privacy-max-epsilon", "privacy-delta", "privacy-max-releases")
+NODE_KEYS = (
+    *("domain", "index", "data-dir", "state-dir", "device", "resident", "partition-id", "num-partitions"),
+    *(RANDOMNESS, *BUDGET_KEYS),
+)
+DELTA = 1e-5
+"""Of the device's own budget, where its configuration has none: the server's delta could be any."""
+
 CACHED_DEVICES = 32
 _DEVICES: OrderedDict[tuple[int, str, str, str], Device] = OrderedDict()
 """Devices of this process: they keep data and net from message to message."""
@@ -34,10 +44,16 @@ def _settings_of(overrides: str) -> RunSettings:
     return load_settings(split_overrides(overrides))
 
 
-def answer_question(question: Question) -> Reply:
-    """What the node that is asked says; its own words if anything is not good: the server must learn what it was."""
+def answer_question(question: Question, *, simulated: bool = False) -> Reply:
+    """What the node that is asked says; its own words if anything is not good: the server must learn what it was.
+
+    Args:
+        question: what it is asked.
+        simulated: whether this process is an actor of Flower's simulation. The engine says so; neither the question nor
+            the node's configuration does, since a SuperNode may have a partition's number too.
+    """
     try:
-        node = Node(question)
+        node = Node(question, simulated=simulated)
         return node.register() if question.kind == "register" else node.answer()
     except Exception as error:
         return Reply.of(error)
@@ -49,8 +65,8 @@ class Node:
     Data and nets of another run than the question's are let go.
     """
 
-    def __init__(self, question: Question) -> None:
-        self.question, self.configuration = question, question.configuration
+    def __init__(self, question: Question, *, simulated: bool = False) -> None:
+        self.question, self.configuration, self.simulated = question, question.configuration, simulated
 
     def register(self) -> Reply:
         """The registrations of the clients that this node hosts."""
@@ -106,7 +122,7 @@ class Node:
         return _DEVICES[key]
 
     def _new_device(self, settings: RunSettings, spec: ClientSpec) -> Device:
-        if "domain" not in self.configuration:
+        if self.simulated:
             return local_device(settings, spec)
         data_root = self.configuration.get("data-dir")
         if data_root is not None and not Path(str(data_root)).is_dir():
@@ -114,5 +130,39 @@ class Node:
         home = os.environ.get("FLWR_HOME")
         usual = Path(home, "goldfinch-state") if home else Path.home() / ".goldfinch" / "state"
         folder = Path(str(self.configuration.get("state-dir", usual)))
-        store = stores(folder, spec.id, len(settings.method.exchanges))
-        return Device(settings, spec, store, None if data_root is None else str(data_root))
+        return Device(
+            settings,
+            spec,
+            stores(folder, spec.id, len(settings.method.exchanges)),
+            None if data_root is None else str(data_root),
+            None if "domain" in self.configuration else tuple(settings.protocol.test_domains(settings.data)),
+            ledger=Ledger(folder / FOLDER / spec.domain, self._budget()),  # a server may split a domain in other ways
+            allows_keyed=self._allows_keyed(),
+        )
+
+    def _allows_keyed(self) -> bool:
+        chosen = self.configuration.get(RANDOMNESS, "system")
+        if chosen not in ("system", "keyed"):
+            raise ConfigError(f'--node-config: {RANDOMNESS} must be "system" or "keyed"; got {chosen!r}')
+        return chosen == "keyed"
+
+    def _budget(self) -> Budget:
+        """The device's own budget, which holds whatever settings a server sends."""
+        epsilon, delta, releases = (self.configuration.get(key) for key in BUDGET_KEYS)
+        if epsilon is not None and not (_is_number(epsilon) and 0 < epsilon < math.inf):
+            raise ConfigError(f"--node-config: {BUDGET_KEYS[0]} must be a number above 0; got {epsilon!r}")
+        if delta is not None and not (_is_number(delta) and 0 < delta < 1):
+            raise ConfigError(f"--node-config: {BUDGET_KEYS[1]} must be a number between 0 and 1; got {delta!r}")
+        if releases is not None and not (type(releases) is int and releases >= 1):
+            raise ConfigError(f"--node-config: {BUDGET_KEYS[2]} must be a whole number, at least 1; got {releases!r}")
+        return Budget(
+            releases,
+            None if epsilon is None else float(epsilon),
+            DELTA if delta is None else float(delta),
+            releases_key=f"--node-config {BUDGET_KEYS[2]}",
+            epsilon_key=f"--node-config {BUDGET_KEYS[0]}",
+        )
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

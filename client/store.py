@@ -12,16 +12,13 @@ from pathlib import Path
 from torch import Tensor
 
 from common.errors import DataError
-from common.storage.files import Series, write_text
+from common.storage.files import Series
 
 KEPT_VERSIONS = 3
 """The server may fall back behind the newest version by its last checkpoint: one round, plus the one in flight."""
 
 STATE = "state"
 """The kind of the series of versions."""
-
-RELEASES = "releases.txt"
-"""How many noised uploads a client has made in a run."""
 
 
 def stores(folder: Path, client: str, per_round: int) -> Callable[[str], Store]:
@@ -40,19 +37,6 @@ class Store:
     def __init__(self, folder: Path, per_round: int = 1) -> None:
         self.series = Series(folder, STATE, private=True)
         self._keep = KEPT_VERSIONS * per_round
-
-    def count_release(self) -> int:
-        """Count one more upload that carries noise, before it is sent; how many there have been in this run.
-
-        Unlike versions, the count never goes back: what was sent stays sent.
-
-        Raises:
-            ValueError: the count on disk is not a number; what was released so far is not known.
-        """
-        path = self.series.folder / RELEASES
-        count = 1 + (int(path.read_text()) if path.exists() else 0)
-        write_text(path, f"{count}\n", private=True)
-        return count
 
     def load(self, position: int) -> dict[str, Tensor]:
         """The newest version written before ``position``; empty if there is none."""

@@ -21,6 +21,10 @@ class PayloadError(GoldfinchError):
     """Bytes or tensors from the other side that must not be used."""
 
 
+class PrivacyError(GoldfinchError):
+    """What a device does not send, since its privacy budget or its own configuration forbids it."""
+
+
 class CheckpointError(GoldfinchError):
     """A checkpoint that cannot be read, or that belongs to another run."""
 

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from common.config import Fraction, NonNegative, Positive, checked
+from common.config import Count, Fraction, NonNegative, Positive, checked
 from common.errors import libraries_of
 from common.precision import NORM_FLOOR
 
@@ -57,7 +57,12 @@ class GaussianPrivacy:
         delta: probability with which the bound may fail, in (0, 1); well below one over the number of samples.
         randomness: ``system`` draws noise from the operating system, which nobody can predict or repeat. ``keyed``
             draws it from the run's seed, so that runs repeat bit for bit, and **whoever knows the seed can subtract
-            it**: for simulations only. ``auto`` is ``keyed`` where one machine plays all clients, else ``system``.
+            it**: for simulations only; a device of its own refuses unless its own configuration allows it. ``auto`` is
+            ``keyed`` where one machine plays all clients, else ``system``.
+        max_releases: updates that a device releases of a client's data, in all runs together, >= 1; ``None`` is no
+            limit. A device may have a limit of its own, and the stricter one counts.
+        max_epsilon: epsilon at ``delta`` up to which a device releases updates, in all runs together, > 0; ``None`` is
+            no limit. An update of which a part carries no noise exceeds every limit.
     """
 
     unit: Unit = "sample"
@@ -67,6 +72,8 @@ class GaussianPrivacy:
     update_noise_multiplier: NonNegative = 1.0
     delta: Fraction = 1e-5
     randomness: Randomness = "auto"
+    max_releases: Count | None = None
+    max_epsilon: Positive | None = None
 
     def noised(self, *, prototypes: bool, weights: bool) -> dict[str, float]:
         """Return the noise multipliers of the parts of an answer that carry noise, by part.

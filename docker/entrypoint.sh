@@ -80,6 +80,9 @@ supernode)
   : "${GOLDFINCH_DOMAIN:?which domain this device holds}"
   node="domain=\"$GOLDFINCH_DOMAIN\" index=${GOLDFINCH_INDEX:-0} data-dir=\"${GOLDFINCH_DATA:-/data}\" state-dir=\"$state/clients\""
   [ -z "${GOLDFINCH_DEVICE:-}" ] || node="$node device=\"$GOLDFINCH_DEVICE\""
+  [ -z "${GOLDFINCH_PRIVACY_MAX_EPSILON:-}" ] || node="$node privacy-max-epsilon=$GOLDFINCH_PRIVACY_MAX_EPSILON"
+  [ -z "${GOLDFINCH_PRIVACY_DELTA:-}" ] || node="$node privacy-delta=$GOLDFINCH_PRIVACY_DELTA"
+  [ -z "${GOLDFINCH_PRIVACY_MAX_RELEASES:-}" ] || node="$node privacy-max-releases=$GOLDFINCH_PRIVACY_MAX_RELEASES"
   [ -z "${GOLDFINCH_RESIDENT:-}" ] || node="$node resident=$GOLDFINCH_RESIDENT"
   entrance=${GOLDFINCH_ENTRANCE:-proxy:8443}
   # Flower's node ends without a word if its clock is wrong; this says so. A server that is away is no reason not to start.

@@ -2,7 +2,7 @@
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated, Literal
@@ -304,6 +304,19 @@ def split_hash(data_name: str, client: ClientSpec, indices: Tensor, labels: Tens
     for values in (indices, labels.to(indices.device)[indices], *validation):
         digest.update(values.to("cpu", torch.int64).contiguous().numpy().astype("<i8").tobytes())
     return digest.hexdigest()
+
+
+def public_split_hash(data_name: str, client: ClientSpec, class_counts: Sequence[int], validation: int) -> str:
+    """Return the SHA-256 (hex) of what a private client says openly: no index and no label of a sample is part of it.
+
+    Args:
+        data_name: ``DataSource.name``.
+        client: whose split it is.
+        class_counts: training samples per class.
+        validation: samples that are validated with.
+    """
+    words = [data_name, client.id, *map(str, class_counts), str(validation)]
+    return hashlib.sha256("\n".join(words).encode()).hexdigest()
 
 
 def content_hash(split: Split) -> str:

@@ -8,28 +8,20 @@ parts is called ``conditional_epsilon``.
 import importlib.metadata
 import json
 import math
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from common.errors import CheckpointError, libraries_of
+from common.accounting import LIBRARY, composed, epsilon, new_accountant
+from common.errors import CheckpointError
 from common.privacy import NEIGHBOURS, GaussianPrivacy
 from common.settings import RunSettings
 from common.storage.files import write_json
 from common.wire.messages import TRAINED_STATUSES
 
-LIBRARY = "opacus"
-
-ORDERS = [1.0 + 10.0 ** (step / 100) for step in range(-600, 701)]
-"""Renyi orders from 1 + 1e-6 to 1 + 1e7. Opacus' own end at 1.1 and 63, where little or much noise needs others."""
-
 DIGITS = 4
 """Decimals of an epsilon that is written down. It is rounded up, so that it stays a bound and is never 0."""
-
-LEAST = 1e-9
-"""Epsilon of a release, at least: it is never 0, however much noise there is."""
 
 LEDGER = "privacy.json"
 """The file of :class:`Ledger` in a run's folder."""
@@ -67,46 +59,7 @@ def check_accountant(settings: RunSettings) -> None:
         ConfigError: the run is private and the library is missing.
     """
     if isinstance(settings.privacy, GaussianPrivacy):
-        _accountant()
-
-
-def _accountant() -> Any:
-    with libraries_of("privacy", "privacy=gaussian"):
-        from opacus.accountants import RDPAccountant
-    return RDPAccountant()
-
-
-def epsilon(multipliers: Sequence[float], releases: int, delta: float) -> float:
-    """Return epsilon of ``releases`` answers, each of Gaussian mechanisms with these noise multipliers.
-
-    There is no subsampling.
-
-    Args:
-        multipliers: standard deviation over L2 sensitivity, of each mechanism that an answer holds.
-        releases: answers, >= 0.
-        delta: of the bound.
-
-    Returns:
-        An upper bound; 0 if nothing was released, infinite if a mechanism has no noise.
-    """
-    return composed([(multipliers, releases)], delta)
-
-
-def composed(spent: Iterable[tuple[Sequence[float], int]], delta: float) -> float:
-    """Return epsilon of several runs on the same data: of each, its noise multipliers and its number of answers.
-
-    See :func:`epsilon`.
-    """
-    history = [(multiplier, 1.0, releases) for multipliers, releases in spent if releases for multiplier in multipliers]
-    if not history:
-        return 0.0
-    if min(multiplier for multiplier, _, _ in history) <= 0:
-        return math.inf
-    accountant = _accountant()
-    accountant.history = history  # as many steps: no loop
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # the smallest order is the best for what protects nothing
-        return max(LEAST, float(accountant.get_epsilon(delta, alphas=ORDERS)))
+        new_accountant()
 
 
 # ---- what was released -----------------------------------------------------------------------------------------------

@@ -20,13 +20,13 @@ from client.device import Device
 from client.privacy import Protection
 from client.store import Store
 from client.trainer import LocalExchange
+from common.accounting import epsilon
 from common.data.protocols import ClientSpec
 from common.errors import ConfigError, PayloadError
 from common.privacy import GaussianPrivacy, NoPrivacy, clip_rows, gaussian
 from common.prototypes import PrototypeSet
 from common.seeding import generator
 from common.settings import RunSettings, load_settings, settings_of
-from server.run.accounting import epsilon
 from strategies.core.federation import Federation
 from strategies.core.method import Client, Upload, build_model
 from strategies.core.protection import check_nothing_else
@@ -291,14 +291,6 @@ def test_the_device_looks_once_more() -> None:
 
 
 # ---- settings --------------------------------------------------------------------------------------------------------
-
-
-def test_releases_are_counted_for_good(tmp_path: Path) -> None:
-    assert [Store(tmp_path / "a").count_release() for _ in range(3)] == [1, 2, 3]
-    assert Store(tmp_path / "b").count_release() == 1
-    (tmp_path / "a" / "releases.txt").write_text("many")
-    with pytest.raises(ValueError, match="many"):
-        Store(tmp_path / "a").count_release()
 
 
 def test_a_missing_accountant_is_named_before_the_first_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ from common.wire.payload import Payload
 from server.engines.flower import FlowerEngine
 from server.engines.inline import InlineEngine
 from server.results.run import Run as Record
+from server.run.accounting import Ledger
 from server.run.engine import ENOUGH
 from server.trackers.events import describe
 from server.trackers.live import LiveView
@@ -129,11 +130,15 @@ def test_two_simulations_agree_who_is_late(tmp_path: Path, monkeypatch: pytest.M
     assert (found["state_sha256"], found["answers"]) == (expected["state_sha256"], expected["answers"])
 
 
-def test_epsilon_counts_what_a_late_client_released(tmp_path: Path) -> None:
-    from server.run.accounting import _releases
-
-    rows = [{"client": "a", "status": "late", "releases": ""}, {"client": "a", "status": "trained", "releases": "1"}]
-    assert _releases(rows) == {"a": 2}
+def test_what_a_late_client_released_counts(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path)
+    for row in (
+        {"client": "a", "status": "late", "releases": ""},
+        {"client": "a", "status": "trained", "releases": "1"},
+    ):
+        ledger.asked("run", ["a"])
+        ledger.answered("run", [row])
+    assert ledger.releases() == {"a": 2}
 
 
 def test_the_live_view_counts_them_apart_from_failures(tmp_path: Path) -> None:

@@ -24,7 +24,9 @@ import client.device
 import strategies.core.federation
 import strategies.core.protection
 from client.device import Device
+from client.ledger import Ledger
 from client.store import Store
+from common.accounting import epsilon
 from common.choices import choices_of
 from common.config import checked
 from common.data.domain import Domain, Split
@@ -34,7 +36,6 @@ from common.privacy import GaussianPrivacy
 from common.settings import RunSettings
 from common.wire.messages import Answer, Registration
 from common.wire.payload import Payload
-from server.run.accounting import epsilon
 from strategies.core.federation import Federation
 
 ASKED, PUBLIC, WITHHELD, RECEIVED, SECRET = "asked", "public", "withheld", "received", "secret"
@@ -99,7 +100,14 @@ def device_of(settings: RunSettings, data: Toy, folder: Path) -> Device:
     """A device with its own state and other data; the settings' identity stays, as a neighbour's would."""
     scores = tuple(settings.protocol.test_domains(settings.data))
     settings = replace(settings, data=data)
-    return Device(settings, ClientSpec("bright", 0), lambda name: Store(folder / name), scores=scores, simulated=True)
+    return Device(
+        settings,
+        ClientSpec("bright", 0),
+        lambda name: Store(folder / name),
+        scores=scores,
+        simulated=True,
+        ledger=Ledger(folder / "ledger"),
+    )
 
 
 def replay(device: Device, messages: Sequence[Recorded]) -> list[Payload]:
@@ -235,7 +243,6 @@ def test_the_audit_finds_validation_scores(tmp_path: Path, monkeypatch: pytest.M
 # ---- registration ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.xfail(reason="the content of a registration is a plain hash", strict=True)
 @pytest.mark.parametrize("unit", ["sample", "client"])
 def test_a_registration_tells_neighbours_apart_to_nobody(unit: str, tmp_path: Path) -> None:
     settings = private("fpl", tmp_path, f"privacy.unit={unit}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from flwr.app import Context, Message, RecordDict
 from flwr.common import FitIns, FitRes, GetPropertiesIns, GetPropertiesRes
@@ -50,8 +51,24 @@ class Manager:
         return dict(self.nodes)
 
 
+class Actor(Node):
+    """A node of a simulation, whose ClientApp runs in an actor of Ray."""
+
+    def __call__(self, message: Message) -> Message | None:
+        with patch("client.app.in_simulation", return_value=True):
+            return super().__call__(message)
+
+    def get_properties(self, ins: GetPropertiesIns, timeout: float | None, group_id: int | None) -> GetPropertiesRes:
+        with patch("client.app.in_simulation", return_value=True):
+            return super().get_properties(ins, timeout, group_id)
+
+    def fit(self, ins: FitIns, timeout: float | None, group_id: int | None) -> FitRes:
+        with patch("client.app.in_simulation", return_value=True):
+            return super().fit(ins, timeout, group_id)
+
+
 def simulation(count: int, overrides: list[str]) -> Manager:
-    nodes = [Node(str(index), {"partition-id": index, "num-partitions": count}, overrides) for index in range(count)]
+    nodes = [Actor(str(index), {"partition-id": index, "num-partitions": count}, overrides) for index in range(count)]
     return Manager(*nodes)
 
 

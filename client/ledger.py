@@ -1,0 +1,234 @@
+"""What a device has released of its data, how much more it may release, and a secret that it tells to nobody.
+
+All three are kept in one folder per data set of the device, across runs: a server that begins another run, resumes one
+from an earlier round or asks twice finds the same ledger. A release is counted before it is sent, so that a device that
+is killed in between has counted one too many, never one too few.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import json
+import math
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from common.accounting import composed, new_accountant
+from common.errors import DataError, PrivacyError
+from common.storage.files import write_text
+
+FOLDER = ".privacy"
+"""Of all ledgers, in the folder that holds clients' states by run; no run's id begins with a dot."""
+
+LEDGER, SECRET, LOCK = "ledger.json", "secret", "lock"
+
+SECRET_BYTES = 32
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How much may be released of a client's data, over all runs.
+
+    Args:
+        max_releases: updates, >= 1; ``None`` is no limit.
+        max_epsilon: > 0; ``None`` is no limit. An update of which a part carries no noise exceeds every limit.
+        delta: of ``max_epsilon``.
+        releases_key, epsilon_key: where the limits are set, for messages.
+    """
+
+    max_releases: int | None = None
+    max_epsilon: float | None = None
+    delta: float = 1e-5
+    releases_key: str = "privacy.max_releases"
+    epsilon_key: str = "privacy.max_epsilon"
+
+    def __bool__(self) -> bool:
+        return self.max_releases is not None or self.max_epsilon is not None
+
+
+@dataclass
+class Spent:
+    """Updates of one client in one run with the same noise.
+
+    Args:
+        run: the run's id.
+        client: the client's id.
+        multipliers: noise multiplier of each part of an update; 0 is no noise.
+        count: updates.
+    """
+
+    run: str
+    client: str
+    multipliers: Mapping[str, float]
+    count: int
+
+
+class Ledger:
+    """The ledger of one client's data on this device, and the device's secret.
+
+    Args:
+        folder: made with the first file; only this user may read what is in it.
+        budget: the device's own, which holds whatever the server's settings say.
+    """
+
+    def __init__(self, folder: Path, budget: Budget | None = None) -> None:
+        self.folder, self.budget = folder, budget or Budget()
+
+    def check(self, multipliers: Mapping[str, float], budgets: Sequence[Budget]) -> None:
+        """Find out whether another update may be released.
+
+        Args:
+            multipliers: of the update; see :class:`Spent`.
+            budgets: the device's own and the run's; the stricter one counts.
+
+        Raises:
+            PrivacyError: a budget is spent; which, and how far.
+            DataError: the ledger is damaged.
+            ConfigError: the accountant is not installed.
+        """
+        self._check(self._read(), multipliers, budgets)
+
+    def spend(self, run: str, client: str, multipliers: Mapping[str, float], budgets: Sequence[Budget]) -> int:
+        """Count an update, before it is sent.
+
+        Args:
+            run: the run's id.
+            client: the client's id.
+            multipliers: as in :meth:`check`.
+            budgets: as in :meth:`check`.
+
+        Returns:
+            How many updates this client has released in this run, this one included.
+
+        Raises:
+            PrivacyError, ConfigError: as in :meth:`check`; nothing is counted.
+            DataError: the ledger is damaged, or cannot be written.
+        """
+        with self._locked():
+            entries = self._read()
+            self._check(entries, multipliers, budgets)
+            same = [entry for entry in entries if (entry.run, entry.client) == (run, client)]
+            mine = next((entry for entry in same if entry.multipliers == multipliers), None)
+            if mine is None:
+                mine = Spent(run, client, dict(multipliers), 0)
+                entries.append(mine)
+                same.append(mine)
+            mine.count += 1
+            self._write(LEDGER, json.dumps({"releases": [vars(entry) for entry in entries]}, indent=2) + "\n")
+            return sum(entry.count for entry in same)
+
+    def keyed_hash(self, *words: str) -> str:
+        """Return HMAC-SHA-256 (hex) of ``words`` with the device's secret, which is made when it is first needed.
+
+        Without the secret it says nothing about the words; with the same secret, equal words give equal hashes.
+        """
+        text = json.dumps(words).encode()
+        return hmac.new(self._secret(), text, hashlib.sha256).hexdigest()
+
+    def _check(self, entries: Sequence[Spent], multipliers: Mapping[str, float], budgets: Sequence[Budget]) -> None:
+        count = sum(entry.count for entry in entries)
+        spent = [(tuple(entry.multipliers.values()), entry.count) for entry in entries]
+        spent.append((tuple(multipliers.values()), 1))
+        for budget in budgets:
+            if budget.max_releases is not None and count >= budget.max_releases:
+                raise PrivacyError(
+                    f"the privacy budget is spent: {count} updates were released of this device's data, and "
+                    f"{budget.releases_key}={budget.max_releases} allows no more; nothing was sent"
+                )
+            if budget.max_epsilon is not None:
+                _check_epsilon(spent, budget)
+
+    def _read(self) -> list[Spent]:
+        path = self.folder / LEDGER
+        try:
+            text = path.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise DataError(f"{path}, which says what was released, cannot be read: {error.strerror}") from error
+        try:
+            return [_entry(entry) for entry in json.loads(text)["releases"]]
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise DataError(
+                f"{path} is damaged, so what was released of this device's data is not known, and nothing is sent: "
+                "restore it; who deletes it forgets what was spent"
+            ) from error
+
+    def _secret(self) -> bytes:
+        path = self.folder / SECRET
+        with self._locked():
+            if not path.exists():
+                self._write(SECRET, secrets.token_hex(SECRET_BYTES) + "\n")
+            try:
+                found = bytes.fromhex(path.read_text(encoding="ascii"))
+            except (OSError, ValueError) as error:
+                raise DataError(f"{path}, this device's secret, cannot be read: {error}; delete it") from error
+        if len(found) != SECRET_BYTES:
+            raise DataError(f"{path}, this device's secret, has {len(found)} bytes, not {SECRET_BYTES}; delete it")
+        return found
+
+    def _write(self, name: str, text: str) -> None:
+        path = self.folder / name
+        try:
+            write_text(path, text, private=True)
+        except OSError as error:
+            raise DataError(
+                f"{path} cannot be written, so nothing is sent: {error.strerror}; free space on that disk, or give the "
+                "node another state-dir"
+            ) from error
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        import fcntl  # where nothing is private, this need not exist
+
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            stream = (self.folder / LOCK).open("ab")
+        except OSError as error:
+            raise DataError(f"{self.folder}, for the device's ledger, cannot be written: {error.strerror}") from error
+        with stream:
+            fcntl.flock(stream, fcntl.LOCK_EX)
+            yield
+
+
+def check_accountant(budgets: Sequence[Budget]) -> None:
+    """Find out whether epsilon can be counted here, if a budget needs it.
+
+    Raises:
+        ConfigError: the library is missing; how to install it.
+    """
+    for budget in budgets:
+        if budget.max_epsilon is not None:
+            new_accountant(budget.epsilon_key)
+
+
+def _check_epsilon(spent: Sequence[tuple[Sequence[float], int]], budget: Budget) -> None:
+    check_accountant([budget])
+    limit = f"{budget.epsilon_key}={budget.max_epsilon:g}"
+    value = composed(spent, budget.delta)
+    if budget.max_epsilon is not None and value <= budget.max_epsilon:
+        return
+    if min(spent[-1][0], default=0.0) <= 0:
+        raise PrivacyError(f"a part of this update would carry no noise, which {limit} forbids; nothing was sent")
+    if not math.isfinite(value):
+        raise PrivacyError(
+            f"the privacy budget is spent: updates without noise were released of this device's data before, and "
+            f"{limit} allows no more; nothing was sent"
+        )
+    raise PrivacyError(
+        f"the privacy budget is spent: with this update epsilon would be {value:.4g} at delta {budget.delta:g}, and "
+        f"{limit} allows no more; nothing was sent"
+    )
+
+
+def _entry(entry: Mapping[str, Any]) -> Spent:
+    multipliers = {str(part): float(value) for part, value in entry["multipliers"].items()}
+    count = entry["count"]
+    if type(count) is not int or count < 1:
+        raise ValueError("a count is not a number of updates")
+    return Spent(str(entry["run"]), str(entry["client"]), multipliers, count)

@@ -1,0 +1,430 @@
+"""What a device keeps of its releases: a ledger that no server cuts, a budget, and a secret."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import signal
+import stat
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.runs import Recorded, TouchedEngine, run
+from support.toy import CLASSES, Toy, toy_settings
+
+import client.node
+from client.app import in_simulation
+from client.device import Device
+from client.ledger import LEDGER, SECRET, Budget, Ledger
+from client.node import NODE_KEYS, Node, answer_question
+from client.resident.frames import Question
+from client.store import Store
+from common.accounting import composed, epsilon
+from common.data.domain import Split
+from common.data.protocols import ClientSpec, content_hash, split_hash
+from common.errors import ConfigError, DataError, EngineError, PayloadError, PrivacyError
+from common.settings import RunSettings
+
+COVERED = ("privacy=gaussian", "privacy.update_clip=0.25")
+SYSTEM = "privacy.randomness=system"
+SPENT = re.compile(r"the privacy budget is spent: .*; nothing was sent")
+NOISE = {"prototypes": 1.0, "weights": 1.0}
+BRIGHT = ClientSpec("bright", 0)
+
+
+def private(output: Path, *overrides: str, **more: Any) -> RunSettings:
+    return toy_settings("fpl", output, overrides=(*COVERED, *overrides), **more)
+
+
+def device_of(settings: RunSettings, folder: Path, budget: Budget | None = None, **more: Any) -> Device:
+    """A SuperNode's device, with its state in ``folder``."""
+    ledger = Ledger(folder / "ledger", budget)
+    return Device(settings, BRIGHT, lambda name: Store(folder / name), scores=Toy().domains, ledger=ledger, **more)
+
+
+def asked(settings: RunSettings) -> list[Recorded]:
+    """The requests to train that a run sends to ``bright-0``."""
+    engine = TouchedEngine(settings)
+    run(settings, engine)
+    return [item for item in engine.messages if item.request.client == BRIGHT.id and item.request.train]
+
+
+# ---- the ledger ------------------------------------------------------------------------------------------------------
+
+
+def test_releases_are_counted_by_run_and_client_for_good(tmp_path: Path) -> None:
+    spent = [Ledger(tmp_path).spend(name, "a-0", NOISE, []) for name in ("one", "one", "two", "one")]
+    assert spent == [1, 2, 1, 3]
+    assert Ledger(tmp_path).spend("one", "a-1", NOISE, []) == 1
+    assert Ledger(tmp_path).spend("one", "a-0", {"weights": 2.0}, []) == 4
+    path = tmp_path / LEDGER
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert sum(entry["count"] for entry in json.loads(path.read_text())["releases"]) == 6
+
+
+@pytest.mark.parametrize("damage", ["", "[]", '{"releases": [{}]}', "many"], ids=["empty", "list", "entry", "word"])
+def test_a_damaged_ledger_sends_nothing(damage: str, tmp_path: Path) -> None:
+    Ledger(tmp_path).spend("one", "a-0", NOISE, [])
+    (tmp_path / LEDGER).write_text(damage)
+    with pytest.raises(DataError, match="restore it"):
+        Ledger(tmp_path).spend("one", "a-0", NOISE, [])
+    assert (tmp_path / LEDGER).read_text() == damage
+
+
+def test_releases_at_the_same_time_are_all_counted(tmp_path: Path) -> None:
+    found: list[int] = []
+    threads = [
+        threading.Thread(target=lambda: found.append(Ledger(tmp_path).spend("one", "a-0", NOISE, [])))
+        for _ in range(12)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(found) == list(range(1, 13))
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from client.ledger import Ledger
+Ledger(Path(sys.argv[1])).spend("one", "a-0", {"weights": 1.0}, [])
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_device_that_is_killed_before_it_sends_has_counted(tmp_path: Path) -> None:
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, str(tmp_path)], check=False, env={**os.environ, "PYTHONPATH": path}
+    )
+    assert done.returncode == -signal.SIGKILL
+    assert Ledger(tmp_path).spend("one", "a-0", {"weights": 1.0}, []) == 2
+
+
+def test_an_update_is_counted_before_it_is_encoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = private(tmp_path / "run", train={"rounds": 1})
+    (item,) = asked(settings)
+    device = device_of(settings, tmp_path / "own")
+
+    def dies(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("client.device.cast_down", dies)
+        with pytest.raises(KeyboardInterrupt):
+            device.answer(item.request, item.message)
+    assert device.answer(item.request, item.message).header["releases"] == 2
+
+
+def test_the_count_survives_what_a_resumed_run_undoes(tmp_path: Path) -> None:
+    """The server falls back to the first round, and asks for the second again: three releases, not two."""
+    settings = private(tmp_path / "run", train={"rounds": 2})
+    first, second = asked(settings)
+    folder = tmp_path / "own"
+    counts = [
+        device_of(settings, folder).answer(item.request, item.message).header["releases"]
+        for item in (first, second, second)
+    ]
+    assert counts == [1, 2, 3]
+
+
+# ---- the budget ------------------------------------------------------------------------------------------------------
+
+
+def answered(device: Device, item: Recorded, times: int) -> int:
+    """How many of the same requests a device answers before it says that its budget is spent."""
+    for count in range(times):
+        try:
+            device.answer(item.request, item.message)
+        except PrivacyError as error:
+            return count if SPENT.search(str(error)) else -1
+    return times
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["the device's own", "the run's"])
+def test_a_device_answers_as_often_as_its_budget_allows(own: bool, tmp_path: Path) -> None:
+    """Without one it answered 300 requests for one round."""
+    settings = private(tmp_path / "run", *([] if own else ["privacy.max_releases=4"]), train={"rounds": 1})
+    (item,) = asked(settings)
+    device = device_of(settings, tmp_path / "own", Budget(4) if own else None)
+    assert answered(device, item, 30) == 4
+
+
+def test_the_stricter_budget_counts_and_a_new_run_begins_with_what_is_left(tmp_path: Path) -> None:
+    settings = private(tmp_path / "run", "privacy.max_releases=5", train={"rounds": 1})
+    (item,) = asked(settings)
+    assert answered(device_of(settings, tmp_path / "own", Budget(3)), item, 9) == 3
+    other = private(tmp_path / "other", "privacy.max_releases=5", train={"rounds": 1}, seed=7)
+    (later,) = asked(other)
+    assert later.request.run != item.request.run
+    assert answered(device_of(other, tmp_path / "own", Budget(3)), later, 9) == 0
+    assert answered(device_of(other, tmp_path / "own"), later, 9) == 2
+
+
+def test_epsilon_is_counted_over_runs_of_different_noise(tmp_path: Path) -> None:
+    limit = composed([([1.0, 1.0], 2), ([4.0], 3)], 1e-5)
+    for above, expected in ((1e-6, 3), (-1e-6, 2)):
+        ledger, budgets = Ledger(tmp_path / str(expected)), [Budget(None, limit + above)]
+        for _ in range(2):
+            ledger.spend("one", "a-0", NOISE, budgets)
+        for _ in range(expected):
+            ledger.spend("two", "a-0", {"weights": 4.0}, budgets)
+        with pytest.raises(PrivacyError, match=r"with this update epsilon would be \d"):
+            ledger.spend("two", "a-0", {"weights": 4.0}, budgets)
+
+
+def test_a_device_stops_at_its_epsilon_whatever_delta_the_server_sends(tmp_path: Path) -> None:
+    limit = epsilon([1.0, 1.0], 3, 1e-5) + 0.01
+    settings = private(tmp_path / "run", "privacy.delta=0.5", "privacy.max_epsilon=1000", train={"rounds": 1})
+    (item,) = asked(settings)
+    assert answered(device_of(settings, tmp_path / "own", Budget(None, limit)), item, 9) == 3
+
+
+BARE = {
+    "no privacy": ("privacy=none",),
+    "weights without noise": ("privacy=gaussian",),
+    "prototypes without noise": (*COVERED, "privacy.noise_multiplier=0"),
+    "keyed noise": (*COVERED, "privacy.randomness=keyed"),
+}
+
+
+@pytest.mark.parametrize("case", BARE)
+def test_a_device_with_an_epsilon_takes_part_in_nothing_without_noise(case: str, tmp_path: Path) -> None:
+    """The settings are the server's: one that wants the images would send others."""
+    settings = toy_settings("fpl", tmp_path / "run", overrides=BARE[case], train={"rounds": 1})
+    (item,) = asked(settings)
+    device = device_of(settings, tmp_path / "own", Budget(None, 8.0), allows_keyed=True)
+    with pytest.raises(PrivacyError, match="this device allows no update without noise"):
+        device.register()
+    with pytest.raises(PrivacyError, match="this device allows no update without noise"):
+        device.answer(item.request, item.message)
+
+
+def test_updates_without_noise_count_where_the_device_limits_updates(tmp_path: Path) -> None:
+    settings = toy_settings("fpl", tmp_path / "run", train={"rounds": 1})
+    (item,) = asked(settings)
+    device = device_of(settings, tmp_path / "own", Budget(2))
+    assert device.answer(item.request, item.message).header["releases"] == 0
+    assert answered(device, item, 9) == 1
+    with pytest.raises(PrivacyError, match="updates without noise were released"):
+        Ledger(tmp_path / "own" / "ledger").check(NOISE, [Budget(None, 8.0)])
+
+
+def test_a_budget_in_epsilon_is_refused_without_the_accountant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = private(tmp_path / "run", SYSTEM, train={"rounds": 1})
+    (item,) = asked(settings)
+    monkeypatch.setitem(sys.modules, "opacus.accountants", None)
+    device = device_of(settings, tmp_path / "own", Budget(None, 8.0))
+    for call in (device.register, lambda: device.answer(item.request, item.message)):
+        with pytest.raises(ConfigError, match=r"max_epsilon needs .*goldfinch-fl\[privacy\]"):
+            call()
+    assert answered(device_of(settings, tmp_path / "own", Budget(1)), item, 9) == 1
+
+
+def test_a_run_says_which_devices_have_spent_their_budget(tmp_path: Path) -> None:
+    settings = private(tmp_path, "privacy.max_releases=2", train={"rounds": 3})
+    with pytest.raises(EngineError, match=r"the privacy budget is spent: 2 updates .*privacy\.max_releases=2"):
+        run(settings)
+    lines = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    failed = [line for line in lines if line["event"] == "client failed"]
+    assert {line["round"] for line in failed} == {3}
+    assert all("the privacy budget is spent" in line["reason"] for line in failed)
+    kept = Ledger(tmp_path / "clients" / ".privacy" / "bright-0")
+    with pytest.raises(PrivacyError, match="2 updates were released"):
+        kept.check(NOISE, [Budget(2)])
+
+
+# ---- registration ----------------------------------------------------------------------------------------------------
+
+
+def guesses(domain: torch.Tensor, position: int, count: int) -> list[torch.Tensor]:
+    """What somebody tries who knows all images but one: images of one colour, the right one among them."""
+    found = []
+    for shade in range(count):
+        images = domain.clone()
+        images[position] = shade
+        found.append(images)
+    return found
+
+
+@pytest.mark.parametrize("settings_are", ["private", "open"])
+def test_nobody_finds_an_unknown_image_by_its_hash(settings_are: str, tmp_path: Path) -> None:
+    """The attack: try candidates for one image against the hash that a registration holds."""
+    overrides = COVERED if settings_are == "private" else ()
+    settings = toy_settings("fpl", tmp_path / "run", overrides=overrides, train={"rounds": 1})
+    device = device_of(settings, tmp_path / "own")
+    train, validation = device._own_data()
+    secret = guesses(train.images, 3, 256)[77]
+    device._own = replace(train, images=secret), validation
+    said = device.register()
+    hashes = [content_hash(Split(images, train.labels)) for images in guesses(train.images, 3, 256)]
+    hits = [shade for shade, value in enumerate(hashes) if value == said.content]
+    assert hits == ([] if settings_are == "private" else [77])
+    indices = torch.arange(len(train))
+    openly = split_hash("toy", BRIGHT, indices, train.labels)
+    assert (said.split == openly) == (settings_are == "open")
+
+
+def test_a_private_registration_does_not_depend_on_the_order_of_labels(tmp_path: Path) -> None:
+    """Class counts are public; which sample has which label, and which samples a client holds, are not."""
+    settings = private(tmp_path / "run")
+    first, second = (device_of(settings, tmp_path / name) for name in ("a", "b"))
+    train, validation = second._own_data()
+    second._own, second._split_sha256 = (train.subset(torch.arange(len(train)).flip(0)), validation), "another"
+    ours, theirs = first.register(), second.register()
+    assert ours.split == theirs.split
+    assert ours.class_counts == theirs.class_counts
+    assert len(ours.class_counts) == CLASSES
+    third = device_of(private(tmp_path / "run"), tmp_path / "c")
+    third._own = replace(train, labels=train.labels.flip(0)), validation
+    assert third.register().content != ours.content
+
+
+def test_a_resumed_private_run_knows_changed_data(tmp_path: Path) -> None:
+    run(private(tmp_path, train={"rounds": 2}), stop_after=1)
+    lines = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    said = {line["client"]: line["content"] for line in lines if line["event"] == "registered"}
+    again = TouchedEngine(private(tmp_path, train={"rounds": 2}, resume=True))
+    assert {name: device.register().content for name, device in again.inner.devices.items()} == said
+    device = again.inner.devices[BRIGHT.id]
+    train, _ = device._own_data()
+    train.images[0] = 255 - train.images[0]
+    assert device.register().content != said[BRIGHT.id]
+
+
+def test_the_secret_is_this_users_alone_and_is_told_to_nobody(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "a" / "b")
+    found = ledger.keyed_hash("content", "x")
+    assert found == Ledger(tmp_path / "a" / "b").keyed_hash("content", "x")
+    assert found != ledger.keyed_hash("content", "y")
+    assert found != Ledger(tmp_path / "c").keyed_hash("content", "x")
+    assert found != hashlib.sha256(b"x").hexdigest()
+    path = tmp_path / "a" / "b" / SECRET
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    path.write_text("00")
+    with pytest.raises(DataError, match="has 1 bytes, not 32"):
+        ledger.keyed_hash("content", "x")
+
+
+def test_nothing_of_the_secret_is_in_what_the_server_writes(tmp_path: Path) -> None:
+    run(private(tmp_path, train={"rounds": 1}))
+    secrets = [path.read_text().strip() for path in (tmp_path / "clients" / ".privacy").glob(f"*/{SECRET}")]
+    assert len(secrets) == len(Toy().domains)
+    for path in tmp_path.rglob("*"):
+        if path.is_file() and "clients" not in path.relative_to(tmp_path).parts:
+            content = path.read_bytes()
+            assert not any(secret.encode() in content for secret in secrets), path
+
+
+def test_a_private_device_needs_a_ledger(tmp_path: Path) -> None:
+    device = Device(private(tmp_path), BRIGHT, lambda name: Store(tmp_path / name))
+    with pytest.raises(ConfigError, match="no place for its ledger"):
+        device.register()
+
+
+@pytest.mark.parametrize(
+    "name", ["../x", ".privacy", "a/b", "", "x" * 101], ids=["up", "ledger", "path", "none", "long"]
+)
+def test_a_run_cannot_be_named_like_a_path(name: str, tmp_path: Path) -> None:
+    settings = private(tmp_path / "run", train={"rounds": 1})
+    (item,) = asked(settings)
+    with pytest.raises(PayloadError, match="cannot name a folder"):
+        device_of(settings, tmp_path / "own").answer(replace(item.request, run=name), item.message)
+
+
+# ---- a SuperNode -----------------------------------------------------------------------------------------------------
+
+OVERRIDES = "method=fpl data=glyphs data.domains=[printed,sketch] protocol.samples=24 train.device=cpu privacy=gaussian"
+
+
+def node(tmp_path: Path, *overrides: str, **configuration: Any) -> Node:
+    place = {"state-dir": str(tmp_path / "state")} | {
+        key.replace("_", "-"): configuration[key] for key in configuration
+    }
+    return Node(Question("register", 1, " ".join([OVERRIDES, f"output={tmp_path / 'out'}", *overrides]), place))
+
+
+def made(asked_node: Node) -> Device:
+    settings = asked_node._settings()
+    return asked_node._new_device(settings, asked_node._hosted(settings)[0])
+
+
+def test_a_supernode_with_a_partition_is_no_simulation(tmp_path: Path) -> None:
+    """Flower's examples give every SuperNode a partition; its noise was one that the server could subtract."""
+    device = made(node(tmp_path, partition_id=0, num_partitions=2))
+    assert not device.simulated
+    assert device.ledger is not None
+    assert device.ledger.folder == tmp_path / "state" / ".privacy" / "printed"
+    assert device._store("one").series.folder == tmp_path / "state" / "one" / "printed-0"
+    assert device.scores == ("printed", "sketch")
+
+
+def test_only_the_engine_says_that_it_simulates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[bool] = []
+    monkeypatch.setattr(client.node, "Node", lambda question, simulated: seen.append(simulated))
+    answer_question(Question("register", 1, OVERRIDES, {"partition-id": 0, "num-partitions": 2}))
+    answer_question(Question("register", 1, OVERRIDES, {"partition-id": 0, "num-partitions": 2}), simulated=True)
+    assert seen == [False, True]
+    assert not in_simulation()
+
+    class Ray:
+        def __init__(self, actor: str | None, *, started: bool = True) -> None:
+            self.actor, self.started = actor, started
+
+        def is_initialized(self) -> bool:
+            return self.started
+
+        def get_runtime_context(self) -> Ray:
+            return self
+
+        def get_actor_id(self) -> str | None:
+            return self.actor
+
+    for ray, expected in ((Ray("1"), True), (Ray(None), False), (Ray("1", started=False), False)):
+        monkeypatch.setitem(sys.modules, "ray", ray)
+        assert in_simulation() is expected
+
+
+def test_a_device_of_its_own_keys_no_noise_because_a_server_says_so(tmp_path: Path) -> None:
+    keyed = "privacy.randomness=keyed"
+    for configuration in ({"domain": "printed"}, {"partition_id": 0, "num_partitions": 2}):
+        with pytest.raises(PrivacyError, match="could subtract this device's noise"):
+            made(node(tmp_path, keyed, **configuration)).register()
+        made(node(tmp_path, keyed, privacy_randomness="keyed", **configuration)).register()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("privacy_max_epsilon", 0),
+        ("privacy_max_epsilon", "8"),
+        ("privacy_max_epsilon", True),
+        ("privacy_delta", 1.0),
+        ("privacy_max_releases", 0),
+        ("privacy_max_releases", 2.5),
+        ("privacy_randomness", "seed"),
+    ],
+)
+def test_a_nodes_own_budget_is_read_strictly(key: str, value: object, tmp_path: Path) -> None:
+    assert key.replace("_", "-") in NODE_KEYS
+    with pytest.raises(ConfigError, match=f"--node-config: {key.replace('_', '-')} must be"):
+        made(node(tmp_path, domain="printed", **{key: value}))
+
+
+def test_a_nodes_own_budget_is_its_devices(tmp_path: Path) -> None:
+    device = made(node(tmp_path, domain="sketch", privacy_max_epsilon=8, privacy_max_releases=30, privacy_delta=1e-6))
+    assert device.ledger is not None
+    own = device.ledger.budget
+    assert (own.max_epsilon, own.max_releases, own.delta) == (8.0, 30, 1e-6)
+    with pytest.raises(PrivacyError, match=r"--node-config privacy-max-epsilon=8\), .*have: weights"):
+        device.register()
