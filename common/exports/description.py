@@ -9,6 +9,7 @@ from typing import Any
 from common.config import Names, build, check, checked
 from common.data.domain import ImageSize
 from common.errors import CheckpointError, ConfigError
+from common.metrics import named_missing
 from common.versions import VERSION
 
 DESCRIPTION, CARD = "model.json", "README.md"
@@ -31,8 +32,9 @@ class Description:
         round: the rounds after which the state was taken.
         chosen: which round that is, in words.
         client: whose own model it is; ``None`` is the global one.
-        score: ``rule`` in words, ``accuracy`` by domain in per cent, its ``average`` and ``worst``; by client too where
-            the net is not complete. ``None`` if that round was not scored.
+        score: ``rule`` in words, ``accuracy`` by domain in per cent, its ``average`` and ``worst``, and as ``missing``
+            the domains that it lacks, with the last round that scored each; by client too where the net is not
+            complete. ``None`` if that round was not scored.
         prototypes: ``rows``, the ``distance`` they are compared by and, where it could be found, the ``threshold``
             above which an image is like none of the classes, with its ``rule``; ``None`` without prototypes.
         privacy: what ``summary.json`` says of differential privacy; ``None`` where the run had none.
@@ -84,7 +86,9 @@ class Description:
         rows["trained on"] = f"{', '.join(self.data['domains'])}; protocol {self.data['protocol']}"
         if self.score:
             accuracy = ", ".join(f"{name} {value:.2f}" for name, value in self.score["accuracy"].items())
-            rows[self.score["rule"]] = accuracy
+            missing = self.score.get("missing", {})
+            partial = f"; PARTIAL, without {named_missing(missing)}" if missing else ""
+            rows[self.score["rule"]] = accuracy + partial
         if self.privacy:
             rows["differential privacy of training"] = _privacy_said(self.privacy)
         rows["licence"] = self.licence

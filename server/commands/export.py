@@ -176,6 +176,10 @@ def _score(run: Run, number: int, client: str | None) -> Mapping[str, Any] | Non
 
     score = RoundScore(number, accuracy(rows))
     found = {"rule": RULE, "accuracy": dict(score.accuracy), "average": score.average, "worst": score.worst}
+    if client is None:
+        for each in run.round_scores:
+            if each.round == number:
+                found["missing"] = dict(each.missing)
     names = sorted({str(row["client"]) for row in rows}) if run.personal else ()
     return found | {"clients": {name: accuracy([row for row in rows if row["client"] == name]) for name in names}}
 

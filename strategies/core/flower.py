@@ -214,6 +214,9 @@ class FlowerStrategy(Strategy):
         ]
         accuracy = domain_accuracy(scores) if scores else {}
         log(INFO, "round %s: accuracy %s", server_round, accuracy)
+        missing = sorted(set(self.settings.test_scorers) - set(accuracy)) if server.scoring and scores else []
+        if missing:
+            log(WARNING, "round %s: the accuracy is partial, without %s", server_round, ", ".join(missing))
         return self._parameters(), {f"accuracy {domain}": value for domain, value in accuracy.items()}
 
     def configure_evaluate(self, *_: object, **__: object) -> list[tuple[ClientProxy, EvaluateIns]]:

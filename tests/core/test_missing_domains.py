@@ -126,6 +126,16 @@ def test_a_run_that_goes_on_knows_since_when(tmp_path: Path) -> None:
     assert by_name(done, "score")[-1]["missing"] == {"dark": 1}
 
 
+def test_a_run_that_is_resumed_once_the_device_is_back_ends_with_a_whole_score(tmp_path: Path) -> None:
+    settings = toy_settings("fedavg", tmp_path, train={"rounds": 2})
+    gone = TouchedEngine(settings, failing=lambda request: request.client == "dark-0" and not request.train)
+    first = run(settings, gone)
+    assert first.summary["missing"] == {"dark": 1}
+    again = run(replace(settings, resume=True))
+    assert (again.summary["partial"], again.summary["missing"]) == (False, {})
+    assert again.summary["average"] == run(toy_settings("fedavg", tmp_path / "whole")).summary["average"]
+
+
 @pytest.mark.parametrize("method", ["fedbn", "fedpall"])
 def test_own_models_of_a_domain_are_all_scored_or_the_domain_is_missing(method: str, tmp_path: Path) -> None:
     settings = toy_settings(method, tmp_path, train={"rounds": 3})

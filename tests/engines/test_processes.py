@@ -8,10 +8,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.faults import kill_node
 from support.simulations import SMALL, simulation
 
 from common.errors import EngineError
@@ -232,3 +234,32 @@ def test_a_superlink_that_does_not_come_up_is_told_with_a_log_that_stays(
     log = tmp_path / "run" / "logs" / "superlink.log"
     assert f"(see {log})" in str(failure.value)
     assert log.read_text() == "no room on this port\n"
+
+
+@pytest.mark.slow  # the server waits for the dead site as long as its deadline, twice
+def test_a_site_that_dies_leaves_a_partial_score_that_says_since_when(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One of two SuperNodes is killed after the first round; the other goes on, and the last score is marked."""
+    words = ["data.domains=[handwritten,printed]", "rounds.deadline=60", "rounds.quorum=0.5", "engine=superlink"]
+    overrides = chosen("fedavg", tmp_path / "run", *words)
+    settings = load_settings(overrides)
+    prepare_output(settings)
+    with LocalDeployment(tmp_path / "flower", one_node_per_client(settings), secure=False) as deployment:
+
+        def kill(name: str, entry: Mapping[str, Any]) -> None:
+            if name == "round done" and entry["round"] == 1:
+                kill_node(deployment, "printed-0")
+
+        deployment.run(settings, overrides, [kill])
+    record = Run.open(tmp_path / "run")
+    assert record.summary["missing"] == {"printed": 0}
+    assert list(record.summary["accuracy"]) == ["handwritten"]
+    assert record.rules["last_n"]["missing"] == {"printed": 0}
+    told = [entry for entry in record.events if entry["event"] == "score missing"]
+    assert {(entry["client"], entry["domain"], entry["status"]) for entry in told} == {("printed-0", "printed", "lost")}
+    capsys.readouterr()
+    assert main(["table", str(tmp_path / "run")]) == 0
+    shown = capsys.readouterr().out
+    assert "printed" in shown.splitlines()[2], "its column is there"
+    assert "† partial, not ranked: fedavg: seed 0: without printed (last scored in" in shown

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import math
+import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +20,8 @@ from common.errors import ConfigError
 from common.metrics import PARTIAL
 from common.wire.messages import Request
 from server.cli import main
-from server.commands.sweep import plan
+from server.commands.sweep import Job, plan
+from server.commands.tune import _try, hunt_of, scores_of
 from server.plots.figures import score as figure_score
 from server.results.columns import UNSEEN
 from server.results.groups import Board, Group, best_run, cells, footnotes, ranked
@@ -173,6 +176,32 @@ def test_trackers_do_not_mix_partial_means_with_whole_ones() -> None:
     assert [each.tag for each in scalars("validation", held_out)] == ["summary/partial/validation"]
 
 
+def test_prometheus_has_no_mean_of_a_round_that_lacks_a_domain(tmp_path: Path) -> None:
+    pytest.importorskip("prometheus_client", reason="prometheus-client is not installed")
+    from server.trackers.prometheus import PrometheusExporter
+
+    exporter = PrometheusExporter(0, "127.0.0.1", toy_settings("fedavg", tmp_path))
+    try:
+        value = exporter.registry.get_sample_value
+        exporter("score", score(1, {}, dark=40.0, bright=60.0))
+        assert (value("goldfinch_accuracy_average_percent"), value("goldfinch_domains_missing")) == (50.0, 0.0)
+        exporter("score", score(2, {"dark": 1}, bright=60.0))
+        gone = [value("goldfinch_accuracy_average_percent"), value("goldfinch_accuracy_percent", {"domain": "dark"})]
+        assert all(math.isnan(each) for each in gone if each is not None)
+        assert None not in gone
+        assert value("goldfinch_domains_missing") == 1.0
+        assert value("goldfinch_accuracy_percent", {"domain": "bright"}) == 60.0
+    finally:
+        exporter.close()
+
+
+def test_an_exported_model_s_card_says_what_its_score_lacks(folders: Mapping[str, Path], tmp_path: Path) -> None:
+    assert main(["export", str(folders["partial"]), "--to", str(tmp_path / "model"), "--format", "safetensors"]) == 0
+    said = json.loads((tmp_path / "model" / "model.json").read_text())
+    assert said["score"]["missing"] == {"dark": 1}
+    assert "PARTIAL, without dark (last scored in round 1)" in (tmp_path / "model" / "README.md").read_text()
+
+
 # ---- commands --------------------------------------------------------------------------------------------------------
 
 
@@ -296,3 +325,43 @@ def test_rows_that_leave_out_different_domains_mark_their_own(left_out: Mapping[
     alone = write_report([str(left_out["dark"])], tmp_path / "alone.html").read_text()
     assert '<th scope="col">dark (unseen)</th>' in alone
     assert '<th scope="col">unseen</th>' in alone
+
+
+# ---- searches and comparisons ----------------------------------------------------------------------------------------
+
+
+def test_a_comparison_refuses_a_partial_score(tmp_path: Path) -> None:
+    """A client is gone from the first round on, so no round is validated by all."""
+    validated = ("protocol.validation=0.2",)
+    settings = toy_settings("fedavg", tmp_path, overrides=validated, train={"rounds": 2})
+    run(settings, TouchedEngine(settings, failing=gone("dark-0", 1)))
+    job = Job((), settings, "fedavg seed=0")
+    with pytest.raises(ConfigError, match=r"fedavg seed=0 has a partial score, without dark \(never scored\)"):
+        scores_of([job])
+
+
+def test_a_search_does_not_judge_a_trial_by_rounds_that_lack_a_client(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hunt = hunt_of([*SMALL, "method=fedavg"], tmp_path, 1, [0])
+    reported: list[int] = []
+
+    class Watched:
+        number = 0
+
+        def report(self, value: float, step: int) -> None:
+            reported.append(step)
+
+        def should_prune(self) -> bool:
+            return False
+
+    def apart(job: Job, running: Any, show: Any, enough: Any) -> tuple[Job, str]:
+        run(job.settings, TouchedEngine(job.settings, failing=gone("sketch-0", 2)))
+        return job, ""
+
+    monkeypatch.setattr("server.commands.tune.run_apart", apart)
+    words = hunt.job("trial 0", "trials", {}, f"seed={hunt.settings.seed}", "rounds.test=false").settings
+    assert words.protocol.validation > 0
+    with pytest.raises(ConfigError, match="trial 0: no round was validated by every client.*without sketch"):
+        _try(hunt, Watched(), {}, {}, lambda label, line: None, threading.Event())  # type: ignore[arg-type]  # a stand-in
+    assert reported == [], "round 0 is untrained, and the others lack a client"
