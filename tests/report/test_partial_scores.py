@@ -362,6 +362,6 @@ def test_a_search_does_not_judge_a_trial_by_rounds_that_lack_a_client(
     monkeypatch.setattr("server.commands.tune.run_apart", apart)
     words = hunt.job("trial 0", "trials", {}, f"seed={hunt.settings.seed}", "rounds.test=false").settings
     assert words.protocol.validation > 0
-    with pytest.raises(ConfigError, match="trial 0: no round was validated by every client.*without sketch"):
+    with pytest.raises(ConfigError, match=r"trial 0: no round was validated by every client.*without sketch"):
         _try(hunt, Watched(), {}, {}, lambda label, line: None, threading.Event())  # type: ignore[arg-type]  # a stand-in
     assert reported == [], "round 0 is untrained, and the others lack a client"
