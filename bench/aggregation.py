@@ -10,7 +10,6 @@ sums in float64 and clusters the class means with FINCH (FPL). Appends rows to b
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
@@ -21,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout,
 
 from flwr.server.strategy.aggregate import aggregate as flower_aggregate
 
-from bench.measuring import peak_kib
+from bench.measuring import arguments, peak_kib, start
 from bench.ratios import Ratio, append, compare, in_turn, quantity
 from common.models.specs import Small, TorchvisionResNet
 from common.prototypes import PrototypeSet, cluster_prototypes
@@ -34,11 +33,10 @@ CLASSES, FEATURES = 10, 512
 
 def main() -> None:
     """Measure what the command line asks for."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("--clients", type=int, nargs="+", default=[10, 30])
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--dry-run", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     if options.dry_run:
@@ -92,4 +90,4 @@ def clients_of(count: int, spec: Small | TorchvisionResNet) -> tuple[list[Update
 
 
 if __name__ == "__main__":
-    main()
+    start(main)

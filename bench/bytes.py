@@ -3,13 +3,13 @@
     python bench/bytes.py           # bytes: one local step a round, since steps do not change bytes
     python bench/bytes.py accuracy  # FedAvg and FPL on glyphs, small net, with each transport
     python bench/bytes.py page      # the tables of docs/results/bytes.md, from what was measured so far
+    python bench/bytes.py --dry-run # all three once with the small net; writes nothing
 
 Rows go to bench/results/bytes.csv and bench/results/transport.csv as they come; a second call goes on.
 """
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 import tempfile
@@ -18,7 +18,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout, whatever is installed
 
-from bench.rows import append_rows
+from bench.measuring import arguments, start
+from bench.rows import append_rows, read_all
 from common.settings import load_settings
 from server.engines.inline import InlineEngine
 from server.run.conduct import conduct, prepare_output
@@ -55,40 +56,57 @@ def summary_of(*overrides: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         return conduct(settings, InlineEngine(settings)), read_rows(Path(folder) / "run" / "bytes.csv")
 
 
+def bytes_of(name: str, *more: str) -> list[dict[str, object]]:
+    """Mean bytes per client of a method's second round, by way and part; a row for each way."""
+    _, ledger = summary_of(*TINY, *METHODS[name], *more)
+    found: list[dict[str, object]] = []
+    for way in ("down", "up"):
+        rows = [row for row in ledger if row["round"] == "2" and row["way"] == way]
+        mean = {part: round(statistics.mean(int(row[part]) for row in rows)) for part in (*PARTS, "total")}
+        found.append({"method": name, "way": way, **mean})
+    return found
+
+
 def measure_bytes() -> None:
-    """Mean bytes per client of the second round, by way and part."""
-    done = {row["method"] for row in read_rows(RESULTS / "bytes.csv")}
-    for name, overrides in METHODS.items():
-        if name in done:
-            continue
-        _, ledger = summary_of(*TINY, *overrides)
-        for way in ("down", "up"):
-            rows = [row for row in ledger if row["round"] == "2" and row["way"] == way]
-            mean = {part: round(statistics.mean(int(row[part]) for row in rows)) for part in (*PARTS, "total")}
-            append_rows(RESULTS / "bytes.csv", [{"method": name, "way": way, **mean}])
-        print(name, flush=True)
+    """Append the bytes of every method that is not there yet."""
+    done = {row["method"] for row in read_all(RESULTS / "bytes.csv")}
+    for name in METHODS:
+        if name not in done:
+            append_rows(RESULTS / "bytes.csv", bytes_of(name))
+            print(name, flush=True)
+
+
+def accuracy_of(method: str, transport: str, seed: int, *more: str) -> dict[str, object]:
+    """The row of one run with a transport."""
+    chosen = [*SHORT, f"method={method}", f"rounds.transport={transport}", f"seed={seed}", *more]
+    summary, _ = summary_of(*chosen)
+    return {
+        "method": method,
+        "transport": transport,
+        "seed": seed,
+        "average": round(summary["scores"]["last_n"]["average"], 3),
+        "megabytes": round(sum(summary["bytes"].values()) / 1e6, 2),
+        "sha256": summary["state_sha256"][:16],
+    }
 
 
 def measure_accuracy() -> None:
     """The last five rounds' average accuracy for each method, transport and seed."""
     path = RESULTS / "transport.csv"
-    done = {(row["method"], row["transport"], row["seed"]) for row in read_rows(path)}
+    done = {(row["method"], row["transport"], row["seed"]) for row in read_all(path)}
     for transport in ("bfloat16", "float16", "float32"):
         for method in ("fedavg", "fpl"):
             for seed in (0, 1):
                 if (method, transport, str(seed)) in done:
                     continue
-                summary, _ = summary_of(*SHORT, f"method={method}", f"rounds.transport={transport}", f"seed={seed}")
-                average = round(summary["scores"]["last_n"]["average"], 3)
-                megabytes = round(sum(summary["bytes"].values()) / 1e6, 2)
-                row = {"method": method, "transport": transport, "seed": seed, "average": average}
-                append_rows(path, [{**row, "megabytes": megabytes, "sha256": summary["state_sha256"][:16]}])
+                row = accuracy_of(method, transport, seed)
+                append_rows(path, [row])
                 print(row, flush=True)
 
 
-def write_page() -> None:
-    """Both tables between their marks."""
-    rows = {(row["method"], row["way"]): row for row in read_rows(RESULTS / "bytes.csv")}
+def page() -> str:
+    """Return the page with both tables between their marks."""
+    rows = {(row["method"], row["way"]): row for row in read_all(RESULTS / "bytes.csv")}
     whole = sum(int(rows["FedAvg", way]["total"]) for way in ("down", "up"))
     lines = ["| method | down | up | of it weights | prototypes | extra | header | of FedAvg's |", "|---" * 8 + "|"]
     for name in METHODS:
@@ -100,7 +118,7 @@ def write_page() -> None:
                 f"| {name} | {int(down['total']):,} | {int(up['total']):,} | {' | '.join(parts)} | {share:.2f} % |"
             )
     table = ["| method | transport | average accuracy | megabytes of the run |", "|---|---|---|---|"]
-    found = read_rows(RESULTS / "transport.csv")
+    found = read_all(RESULTS / "transport.csv")
     for method in ("fedavg", "fpl"):
         for transport in ("float32", "bfloat16", "float16"):
             group = [row for row in found if (row["method"], row["transport"]) == (method, transport)]
@@ -114,10 +132,32 @@ def write_page() -> None:
         before, _, rest = text.partition(f"<!-- {mark} -->\n")
         after = rest.partition(f"<!-- /{mark} -->\n")[2]
         text = before + f"<!-- {mark} -->\n" + "\n".join(content) + f"\n<!-- /{mark} -->\n" + after
-    PAGE.write_text(text)
+    return text
+
+
+def write_page() -> None:
+    """Write both tables into the page."""
+    PAGE.write_text(page())
+
+
+def dry_run() -> None:
+    """Each part once, with the small net and one round of few images."""
+    for row in bytes_of("FPL", "model=small"):
+        print(row)
+    print(accuracy_of("fedavg", "bfloat16", 0, "train.rounds=1", "protocol.samples=24", "rounds.test_samples=8"))
+    print(f"a page of {len(page().splitlines())} lines")
+
+
+def main() -> None:
+    """Do what the command line asks for."""
+    parser = arguments(__doc__)
+    parser.add_argument("what", nargs="?", default="bytes", choices=["bytes", "accuracy", "page"])
+    options = parser.parse_args()
+    if options.dry_run:
+        dry_run()
+        return
+    {"bytes": measure_bytes, "accuracy": measure_accuracy, "page": write_page}[options.what]()
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="?", default="bytes", choices=["bytes", "accuracy", "page"])
-    {"bytes": measure_bytes, "accuracy": measure_accuracy, "page": write_page}[parser.parse_args().what]()
+    start(main)

@@ -11,7 +11,6 @@ bench/results/system.csv.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +23,7 @@ from torchvision import transforms
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout, whatever is installed
 
+from bench.measuring import arguments, start
 from bench.ratios import Ratio, append, compare, in_turn
 from common.data.augmentation import Augmentation
 from common.data.domain import split_batches
@@ -66,13 +66,12 @@ class PILImages(Dataset[tuple[Tensor, int]]):
 
 def main() -> None:
     """Measure what the command line asks for."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("--sizes", type=int, nargs="+", default=[32, 64])
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
     parser.add_argument("--images", type=int, default=1024)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--dry-run", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     if options.dry_run:
@@ -107,4 +106,4 @@ def data_path(size: int, case: str, count: int, repeats: int) -> list[Ratio]:
 
 
 if __name__ == "__main__":
-    main()
+    start(main)

@@ -30,6 +30,7 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout, whatever is installed
 
+from bench.measuring import arguments, start
 from bench.ratios import Ratio, append, compare, quantity
 from client.trainer import memory_format
 from common.data.domain import split_batches
@@ -48,14 +49,13 @@ WORKLOADS = {
 
 def main() -> None:
     """Measure what the command line asks for."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("--engines", nargs="+", choices=["inline", "ray", "startup"], default=["inline"])
     parser.add_argument("--workloads", nargs="+", choices=list(WORKLOADS), default=list(WORKLOADS))
     parser.add_argument("--methods", nargs="+", default=["fedavg", "fpl"])
     parser.add_argument("--rounds", type=int, default=9, help="measured rounds of an inline run, or of each Ray run")
     parser.add_argument("--repeats", type=int, default=5, help="runs on Ray, starts")
     parser.add_argument("--actors", type=int, default=2)
-    parser.add_argument("--dry-run", action="store_true")
     parser.add_argument("--bare", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.bare:
@@ -254,4 +254,4 @@ def startup(workload: str, method: str, options: argparse.Namespace) -> list[Rat
 
 
 if __name__ == "__main__":
-    main()
+    start(main)

@@ -2,6 +2,7 @@
 
     python bench/gate.py              # the small net and ResNet-10 with prototypes (FPL), inline, one thread
     python bench/gate.py --rounds 9
+    python bench/gate.py --dry-run  # two rounds of the small net, writes nothing
 
 Both are measured in the same rounds, as this process's CPU time, which other processes cannot stretch. Clients train on
 so few samples that the share is an upper bound: real rounds train longer behind the same gate. Appends rows to
@@ -10,7 +11,6 @@ bench/results/gate.csv; the goal is less than 3 %.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 import tempfile
@@ -23,7 +23,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout, whatever is installed
 
-from bench.measuring import environment
+from bench.measuring import arguments, environment, start
 from bench.rows import append_rows
 from common.settings import load_settings
 from server.engines.inline import InlineEngine
@@ -91,18 +91,21 @@ def measure(model: str, rounds: int) -> dict[str, object]:
 
 def main() -> None:
     """Measure both nets, append, and say whether the goal is met."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = arguments(__doc__)
     options.add_argument("--rounds", type=int, default=5)
     options.add_argument("--models", nargs="+", default=list(SAMPLES), choices=list(SAMPLES))
     chosen = options.parse_args()
     torch.set_num_threads(1)
+    if chosen.dry_run:
+        chosen.rounds, chosen.models = 2, ["small"]
     for model in chosen.models:
         row = measure(model, chosen.rounds)
-        append_rows(RESULTS, [row])
+        if not chosen.dry_run:
+            append_rows(RESULTS, [row])
         verdict = "met" if float(str(row["share_percent"])) < GOAL else "MISSED"
         print(f"{model}: the gate takes {row['share_percent']} % of a round "
               f"({row['gate_ms']} of {row['round_ms']} ms); goal {GOAL} % {verdict}", flush=True)  # fmt: skip
 
 
 if __name__ == "__main__":
-    main()
+    start(main)

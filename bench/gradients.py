@@ -1,6 +1,7 @@
 """How large the gradient of each loss term is beside cross-entropy's, while a federation trains.
 
     python bench/gradients.py 4 fpl contrast,consistency experiment=fpl_office model=small
+    python bench/gradients.py --dry-run    # FPL on a few glyphs, two rounds
 
 The third word names the method's fields that weigh its terms. At every client's first batch of each round after the
 first, a term's loss is taken with the other fields at 0. Printed are medians over clients: the L2 norm of its gradient
@@ -21,6 +22,7 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout, whatever is installed
 
+from bench.measuring import arguments, start
 from common.settings import load_settings
 from server.engines.inline import InlineEngine
 from server.run.conduct import conduct, prepare_output
@@ -32,9 +34,26 @@ def gradient(loss: Tensor, parameters: list[Tensor]) -> Tensor:
     return torch.cat([part.flatten() for part in parts])
 
 
-def main(rounds: str, name: str, words: str, *overrides: str) -> None:
+def main() -> None:
+    """Measure what the command line asks for."""
+    parser = arguments(__doc__)
+    parser.add_argument("rounds", nargs="?", help="rounds of the run, at least 2")
+    parser.add_argument("method", nargs="?")
+    parser.add_argument("fields", nargs="?", help="the method's fields that weigh its terms, separated by commas")
+    parser.add_argument("overrides", nargs="*", help="the run's settings, as in goldfinch run")
+    options = parser.parse_args()
+    if options.dry_run:
+        tiny = ["model=small", "protocol.samples=24", "train.local_steps=1", "train.device=cpu"]
+        measure("2", "fpl", ["contrast", "consistency"], tiny)
+        return
+    if options.fields is None:
+        parser.error("name the rounds, the method and its fields, such as: 4 fpl contrast,consistency")
+    measure(options.rounds, options.method, options.fields.split(","), options.overrides)
+
+
+def measure(rounds: str, name: str, fields: list[str], overrides: list[str]) -> None:
     """Run the federation and print a line per round and term."""
-    fields, found = words.split(","), dict[tuple[int, str], list[tuple[float, float]]]()
+    found = dict[tuple[int, str], list[tuple[float, float]]]()
     seen = set[tuple[int, str]]()
     with tempfile.TemporaryDirectory() as folder:
         quiet = ["rounds.evaluate_every=100000", "rounds.test_samples=16", "tuned=none", f"output={folder}/run"]
@@ -65,4 +84,4 @@ def main(rounds: str, name: str, words: str, *overrides: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    start(main)

@@ -2,6 +2,7 @@
 
     python bench/honest.py                    # every run that bench/results/honest.csv does not hold yet
     python bench/honest.py --methods fpl      # a part of it
+    python bench/honest.py --dry-run          # FedAvg on toy, under this environment's instruction set; writes nothing
 
 glyphs: four domains, 40 images each, small net, four rounds. toy: the conformance suite's three domains of 16x16
 images, eight rounds of two epochs, on which honest clients differ most. Each instruction set runs in a process of its
@@ -10,7 +11,6 @@ own, since torch reads the variables when it starts.
 
 from __future__ import annotations
 
-import argparse
 import os
 import subprocess
 import sys
@@ -27,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout,
 from support.runs import run
 from support.toy import composed, toy_settings
 
+from bench.measuring import arguments, start
 from bench.rows import append_rows
 from common.choices import CONF
 from common.settings import RunSettings, load_settings
@@ -74,10 +75,14 @@ def row_of(method: str, data: str) -> dict[str, object]:
 
 def main() -> None:
     """Run what is missing, each instruction set in a process of its own; exit 1 if anybody was refused."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = arguments(__doc__)
     options.add_argument("--methods", nargs="+", default=METHODS, choices=METHODS)
     options.add_argument("--here", action="store_true", help="only under the instruction set of this environment")
     chosen = options.parse_args()
+    if chosen.dry_run:
+        torch.set_num_threads(1)
+        print(row_of("fedavg", "toy"))
+        return
     if not chosen.here:
         for variables in SETS:
             command = [sys.executable, __file__, "--here", "--methods", *chosen.methods]
@@ -98,4 +103,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    start(main)

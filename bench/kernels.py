@@ -23,7 +23,7 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout, whatever is installed
 
-from bench.measuring import Row, Step, append, measure
+from bench.measuring import Row, Step, append, arguments, measure, start
 from common.losses import PrototypeTerms, prototype_losses
 from common.prototypes import PrototypeSet, unbiased_prototypes
 from common.prototypes.finch import partition
@@ -40,7 +40,7 @@ METHODS = {
 
 def main() -> None:
     """Measure what the command line asks for."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--grid", choices=["goal", "full"], default="goal")
     parser.add_argument("--shapes", nargs="+", help="BxMxD of the losses, e.g. 64x200x512, instead of a grid")
@@ -50,7 +50,6 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=2.0, help="per variant and shape, about")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "kernels.csv")
-    parser.add_argument("--dry-run", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     device = torch.device(options.device)
@@ -297,4 +296,4 @@ def verdict(row: Row, opponent: str, ratio: float, goal: float) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    start(main)

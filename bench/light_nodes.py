@@ -63,6 +63,7 @@ from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_
 from flwr.supercore.retry import make_simple_http_retry_invoker
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+from measuring import arguments, start
 from meter import Meter, wrong
 from support.federation import start_proxy
 
@@ -307,7 +308,7 @@ def one(nodes: int, rounds: int, *, secure: bool, proxy: bool, threads: int) -> 
 
 def main() -> None:
     """Measure what the command line asks for."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("--nodes", type=int, nargs="+", default=[200])
     parser.add_argument("--rounds", type=int, default=5, help="rounds that count")
     parser.add_argument("--repeats", type=int, default=1, help="runs of each variant, in turn")
@@ -315,7 +316,6 @@ def main() -> None:
     parser.add_argument("--secure", action="store_true")
     parser.add_argument("--proxy", action="store_true", help="through nginx; secure")
     parser.add_argument("--against", type=Path, help="another checkout, whose server is measured in turn with this one")
-    parser.add_argument("--dry-run", action="store_true")
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     options.secure = options.secure or options.proxy
@@ -362,4 +362,4 @@ def run(nodes: int, checkout: Path, options: argparse.Namespace) -> dict[str, An
 
 
 if __name__ == "__main__":
-    main()
+    start(main)

@@ -42,6 +42,7 @@ from flwr.compat.common.recorddict_compat import fitres_to_recorddict
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.supercore.task_identity import TaskIdentity
 
+from bench.measuring import arguments, start
 from common.seeding import generator
 from common.settings import RunSettings, load_settings
 from common.versions import code_sha256
@@ -185,11 +186,10 @@ def one(clients: int, memory: float, folder: Path) -> dict[str, Any]:
 
 def main() -> None:
     """Measure what the command line asks for."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("--clients", type=int, default=60)
     parser.add_argument("--memory", type=float, nargs="+", default=[1.5], help="rounds.memory, GiB")
     parser.add_argument("--folder", type=Path, help="where the files go: on a disk")
-    parser.add_argument("--dry-run", action="store_true")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
@@ -219,4 +219,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    start(main)

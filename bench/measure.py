@@ -1,6 +1,7 @@
 """How large the house is: lines, files that one round runs through, circles, and what should exist once.
 
     make measure
+    python bench/measure.py --dry-run   # the same: it takes seconds and writes nothing
 
 Every figure is counted, none is written down here:
 
@@ -25,9 +26,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))  # the checkout, whatever is installed
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout, whatever is installed
 
+from bench.measuring import arguments, start
+
+ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("client", "common", "server", "strategies")
 RUN_FILES = ("config.yaml", "summary.json", "history.csv", "activity.csv")
 SMALL = ["method=fpl", "engine=inline", "train.device=cpu", "train.rounds=2", "train.local_steps=2"]
@@ -36,6 +39,7 @@ SMALL += ["protocol.samples=24", "rounds.test_samples=8"]
 
 def main() -> None:
     """Print the table, then what lies behind it."""
+    arguments(__doc__).parse_args()
     sources = product()
     texts = {path: path.read_text() for path in sources}
     trees = {path: ast.parse(text) for path, text in texts.items()}
@@ -226,4 +230,4 @@ def lists_what_is_neutral(trees: Mapping[Path, ast.Module]) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    main()
+    start(main)

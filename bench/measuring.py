@@ -1,13 +1,19 @@
-"""Timing, memory and launch counts for the benchmarks; rows of one CSV. CPU and CUDA alike."""
+"""What the benchmarks share: the command line, the end of started processes, timing, memory, launch counts, rows."""
 
 from __future__ import annotations
 
+import argparse
+import contextlib
+import os
+import signal
 import statistics
 import time
-from collections.abc import Callable, Sequence
+import uuid
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import psutil
 import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
@@ -232,3 +238,96 @@ def print_row(row: Row) -> None:
 def append(rows: Sequence[Row], path: Path) -> None:
     """Add ``rows`` to the CSV at ``path``, made with a header when it does not exist."""
     append_rows(path, [asdict(row) for row in rows])
+
+
+MARK = "GOLDFINCH_MEASURED_BY"
+"""Environment variable that names, separated by commas, the scripts that a process descends from."""
+
+SECONDS_TO_STOP = 10.0
+"""How long a process that a script started has between SIGTERM and SIGKILL."""
+
+
+def arguments(description: str | None) -> argparse.ArgumentParser:
+    """Return a parser for a script's command line, with the option ``--dry-run`` that every script has.
+
+    Args:
+        description: the script's docstring.
+    """
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dry-run", action="store_true", help="run everything once at tiny sizes and write nothing")
+    return parser
+
+
+def start(main: Callable[[], None]) -> None:
+    """Run a script's ``main`` and stop what it started, however it ends.
+
+    Args:
+        main: the script's function without arguments.
+    """
+    with stopping():
+        main()
+
+
+@contextlib.contextmanager
+def stopping() -> Iterator[None]:
+    """Stop every process that the block started, directly or through another process, when the block ends.
+
+    SIGTERM and SIGHUP end the block as an exception does, so that its ``with`` statements clean up; the exit code is
+    128 plus the signal's number. Further signals do not interrupt the cleaning up.
+    """
+    number = uuid.uuid4().hex
+    before = os.environ.get(MARK)
+    os.environ[MARK] = f"{before},{number}" if before else number
+    handled = [each for each in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT) if _is_heeded(each)]
+    handlers = {each: signal.getsignal(each) for each in handled}
+
+    def end(received: int, _: object) -> None:
+        for each in handled:
+            signal.signal(each, signal.SIG_IGN)
+        if received == signal.SIGINT:
+            raise KeyboardInterrupt
+        raise SystemExit(128 + received)
+
+    for each in handled:
+        signal.signal(each, end)
+    try:
+        yield
+    finally:
+        for each in handled:
+            signal.signal(each, signal.SIG_IGN)
+        stop_started(number)
+        for each, handler in handlers.items():
+            signal.signal(each, handler)
+        if before is None:
+            del os.environ[MARK]
+        else:
+            os.environ[MARK] = before
+
+
+def _is_heeded(number: signal.Signals) -> bool:
+    """Return whether this process has not been told to ignore the signal, as ``nohup`` does."""
+    return signal.getsignal(number) != signal.SIG_IGN
+
+
+def started(number: str) -> list[psutil.Process]:
+    """Return the other living processes whose environment carries the mark ``number``."""
+    found = []
+    for process in psutil.process_iter(["environ"]):
+        marks = (process.info["environ"] or {}).get(MARK, "").split(",")
+        if number in marks and process.pid != os.getpid():
+            found.append(process)
+    return found
+
+
+def stop_started(number: str) -> None:
+    """End the processes with the mark ``number``: SIGTERM first, SIGKILL after ``SECONDS_TO_STOP``."""
+    for process in started(number):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.terminate()
+    end = time.monotonic() + SECONDS_TO_STOP
+    while (left := started(number)) and time.monotonic() < end:
+        psutil.wait_procs(left, timeout=0.2)
+    for process in left:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(left, timeout=SECONDS_TO_STOP)

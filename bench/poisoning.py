@@ -3,6 +3,7 @@
     python bench/poisoning.py           # every run that bench/results/poisoning.csv does not hold yet, then the table
     python bench/poisoning.py --table   # the table of what is there
     python bench/poisoning.py --methods fpl --federations "1 of 5" --seeds 0   # a part of it
+    python bench/poisoning.py --dry-run  # one attack after one honest round, few images; writes nothing
 
 A federation trains honestly for some rounds and is attacked in the ones that follow, from the same state for every
 attack and rule. Attackers train honestly and change what they send (or, for label flip, what they learn from);
@@ -12,7 +13,6 @@ thread.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 import tempfile
@@ -29,7 +29,7 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout, whatever is installed
 
-from bench.measuring import environment
+from bench.measuring import arguments, environment, start
 from bench.rows import append_rows
 from common.data.domain import Split
 from common.metrics import RoundScore
@@ -296,9 +296,19 @@ def table(outcomes: Sequence[Outcome]) -> str:
     return "\n".join(lines)
 
 
+def dry_run() -> None:
+    """One attacked run of two rounds on few images."""
+    count, overrides = FEDERATIONS["1 of 5"]
+    chosen = [*overrides, "method=fpl", "protocol.samples=24", "rounds.test_samples=8"]
+    honest, _, _ = rounds_of([*chosen, "train.rounds=1"], "none", 0, None)
+    _, score, statuses = rounds_of([*chosen, "train.rounds=1", "seed=1000"], "sign flip", count, honest)
+    print(f"average {score.average:.2f}, worst {score.worst:.2f}, answers {dict(statuses)}")
+    print(table(load(RESULTS)))
+
+
 def main() -> None:
     """Run what is missing, then print the table."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = arguments(__doc__)
     options.add_argument("--table", action="store_true", help="only print the table of the rows that are there")
     options.add_argument("--results", type=Path, default=RESULTS)
     options.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
@@ -308,6 +318,9 @@ def main() -> None:
     options.add_argument("--rules", nargs="+", default=list(RULES), choices=list(RULES))
     chosen = options.parse_args()
     torch.set_num_threads(1)
+    if chosen.dry_run:
+        dry_run()
+        return
     outcomes = load(chosen.results)
     done = {key_of(outcome) for outcome in outcomes}
     runs = plan(chosen.seeds, chosen.federations, chosen.methods, chosen.attacks, chosen.rules)
@@ -324,4 +337,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    start(main)

@@ -1,6 +1,7 @@
 """Accuracy against conditional epsilon: FPL with noised prototypes, and with noised weights besides.
 
     GOLDFINCH_DATA=/data python bench/privacy_accuracy.py
+    python bench/privacy_accuracy.py --dry-run    # one round on few images, writes nothing
 
 Rows go to bench/results/privacy_accuracy.csv as they come (a second call goes on where the first stopped); when all are
 there, the table of docs/results/privacy.md and its picture are written anew. No row has an epsilon: simulations draw
@@ -9,7 +10,6 @@ noise from the seed, and most send weights as they are. The column is what the a
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 import tempfile
@@ -19,6 +19,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout, whatever is installed
 
+from bench.measuring import arguments, start
 from bench.rows import append_rows
 from common.settings import load_settings
 from server.engines.inline import InlineEngine
@@ -148,19 +149,23 @@ def draw(rows: list[dict[str, str]], path: Path) -> None:
 
 def main() -> None:
     """Measure what is missing, then write table and picture."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1])
     parser.add_argument("--data", nargs="*", default=list(DATA), choices=list(DATA))
-    arguments = parser.parse_args()
+    chosen = parser.parse_args()
+    if chosen.dry_run:
+        variant, noise, overrides = prototypes(1.0)
+        print(measure("glyphs", variant, noise, [*overrides, "protocol.samples=40", "rounds.test_samples=8"], 0, 1))
+        return
     done = {(row["data"], row["variant"], row["noise"], row["seed"]) for row in read_rows(RESULTS)}
-    for data in arguments.data:
+    for data in chosen.data:
         for variant, noise, overrides in variants():
-            for seed in arguments.seeds:
+            for seed in chosen.seeds:
                 if (data, variant, str(noise), str(seed)) not in done:
-                    append_rows(RESULTS, [row := measure(data, variant, noise, overrides, seed, arguments.rounds)])
+                    append_rows(RESULTS, [row := measure(data, variant, noise, overrides, seed, chosen.rounds)])
                     print(row, flush=True)
-    write_page(read_rows(RESULTS), arguments.rounds)
+    write_page(read_rows(RESULTS), chosen.rounds)
 
 
 def write_page(rows: list[dict[str, str]], rounds: int) -> None:
@@ -177,4 +182,4 @@ def write_page(rows: list[dict[str, str]], rounds: int) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    start(main)

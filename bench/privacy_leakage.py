@@ -22,7 +22,6 @@ picture of docs/results/privacy.md are written anew.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 import tempfile
@@ -37,6 +36,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout,
 import torch
 from torch import Tensor
 
+from bench.measuring import arguments, start
 from bench.rows import append_rows, circumstances
 from common.accounting import epsilon
 from common.data.domain import Split
@@ -354,8 +354,7 @@ def write_page(rows: Sequence[Mapping[str, str]]) -> None:
 
 def main() -> None:
     """Measure what is missing, then write table and picture."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dry-run", action="store_true", help="two rounds of few images; writes nothing")
+    parser = arguments(__doc__)
     parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
     parser.add_argument("--samples", type=int, nargs="*", default=[40, 200])
     parser.add_argument("--data", nargs="*", default=["glyphs"])
@@ -377,4 +376,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    start(main)

@@ -2,6 +2,7 @@
 
     python bench/profile_round.py                        # FPL with ResNet-10: every function over 2 %
     python bench/profile_round.py --least 0.5 model=small train.local_steps=null
+    python bench/profile_round.py --dry-run              # one round of the small net
 
 The rounds run in one thread under cProfile with that thread's own processor time as its clock, which other processes
 cannot stretch. Shares are of the time inside each function itself (a call of PyTorch counts as a function); the first
@@ -10,7 +11,6 @@ round, which loads the data and scores, is left out. What follows the options ov
 
 from __future__ import annotations
 
-import argparse
 import cProfile
 import pstats
 import sys
@@ -25,6 +25,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout, whatever is installed
 
 from bench.efficiency import QUIET, ROOT
+from bench.measuring import arguments, start
 from common.settings import load_settings
 from server.engines.inline import InlineEngine
 from server.run.conduct import conduct, prepare_output
@@ -46,11 +47,14 @@ class OneThread:
 
 def main() -> None:
     """Profile what the command line asks for."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("--rounds", type=int, default=3, help="rounds that count")
     parser.add_argument("--least", type=float, default=2.0, help="smallest share that is printed, per cent")
     parser.add_argument("overrides", nargs="*")
     options = parser.parse_args()
+    if options.dry_run:
+        options.rounds = 1
+        options.overrides = ["model=small", "protocol.samples=24", *options.overrides]
     profile = cProfile.Profile(time.thread_time)
     taken: list[float] = []
 
@@ -93,4 +97,4 @@ def print_shares(stats: pstats.Stats, seconds: float, least: float) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    start(main)

@@ -1,6 +1,7 @@
 """FPL's released code (GitHub: WenkeHuang/RethinkFL) against Goldfinch: the same rounds of Office-Caltech on one core.
 
     GOLDFINCH_DATA=DATA python bench/released_fpl.py --code CLONE    # the clone needs scikit-learn, SciPy and tqdm
+    python bench/released_fpl.py --dry-run    # our side alone, one round on a few glyphs; writes nothing
 
 Ten clients (Caltech 3, Amazon 2, Webcam 1, DSLR 4), ResNet-10, batches of 64, nothing scored; processor seconds of a
 round but the first, which has no prototypes, in processes that take turns. ``data`` is getting a batch, ``step`` the
@@ -35,24 +36,43 @@ ROUNDS: list[dict[str, float]] = []
 def main() -> None:
     """Measure, or play one variant for a measurement."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--code", type=Path, required=True, help="a clone of the released code")
+    parser.add_argument("--dry-run", action="store_true", help="our side alone, once at tiny sizes; writes nothing")
+    parser.add_argument("--code", type=Path, help="a clone of the released code")
     parser.add_argument("--epochs", type=int, default=1, help="local epochs")
     parser.add_argument("--rounds", type=int, default=2, help="measured rounds of a process")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--play", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    for place in (options.code / "models" / "fpl.py", Path(os.environ.get("GOLDFINCH_DATA", "")) / "office_caltech_10"):
-        if not place.exists():
-            parser.error(
-                f"there is no {place}: --code names a clone of RethinkFL, GOLDFINCH_DATA the folder of data sets"
-            )
     torch.set_num_threads(1)
+    if options.dry_run:
+        options.rounds, options.play = 1, "goldfinch"
+    else:
+        check_places(parser, options)
     if options.play:
         with tempfile.TemporaryDirectory() as folder:
             (released if options.play == "released" else goldfinch)(options, folder)
         print(json.dumps(ROUNDS[1:]))
         return
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout; never beside the clone
+    from bench.measuring import stopping
+
+    with stopping():
+        compare_both(options)
+
+
+def check_places(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """End with a message where the clone or the data set is missing."""
+    if options.code is None:
+        parser.error("--code names a clone of RethinkFL; without one there is only --dry-run")
+    for place in (options.code / "models" / "fpl.py", Path(os.environ.get("GOLDFINCH_DATA", "")) / "office_caltech_10"):
+        if not place.exists():
+            parser.error(
+                f"there is no {place}: --code names a clone of RethinkFL, GOLDFINCH_DATA the folder of data sets"
+            )
+
+
+def compare_both(options: argparse.Namespace) -> None:
+    """Play all variants in turn, each in a process of its own, and append the rows."""
     from bench.ratios import append, compare
 
     seconds: dict[str, dict[str, list[float]]] = {}
@@ -154,6 +174,9 @@ def goldfinch(options: argparse.Namespace, folder: str) -> None:
         "rounds.test_samples=16",
     ]
     own += [f"train.epochs={options.epochs}", f"train.rounds={options.rounds + 2}", f"output={folder}/run"]
+    if options.dry_run:
+        own = ["method=fpl", "data=glyphs", "model=small", "tuned=none", "rounds.test_samples=8"]
+        own += ["protocol.samples=24", "train.device=cpu", f"train.rounds={options.rounds + 2}", f"output={folder}/run"]
     settings = load_settings([*own, *VARIANTS[options.play]])
     prepare_output(settings)
     conduct(settings, InlineEngine(settings), [listen])

@@ -25,6 +25,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout, whatever is installed
 
 from bench.apps.no_op import Tiny
+from bench.measuring import arguments, start
 from bench.ratios import Ratio, append, compare
 from common.models.specs import TorchvisionResNet
 
@@ -41,14 +42,13 @@ Times = tuple[float, float, float]
 
 def main() -> None:
     """Measure what the command line asks for."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
     parser.add_argument("--engines", nargs="+", choices=["inline", "ray"], default=["inline", "ray"])
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--actors", type=int, default=2)
     parser.add_argument("--against", type=Path, help="another checkout, which is measured in turn with this one")
-    parser.add_argument("--dry-run", action="store_true")
     options = parser.parse_args()
     if options.dry_run:
         options.models, options.engines, options.repeats, options.rounds = ["tiny"], ["inline"], 1, 3
@@ -122,4 +122,4 @@ def call(command: list[str], checkout: Path = APPS.parent.parent) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    start(main)

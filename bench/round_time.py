@@ -36,6 +36,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout, whatever is installed
 
+from bench.measuring import arguments, start
 from bench.ratios import Ratio, append, compare, quantity
 from common.settings import load_settings
 from server.commands.deployment import CONNECTION, LocalDeployment
@@ -204,7 +205,7 @@ def federation(folder: Path, nodes: int, *, resident: bool) -> Iterator[Federati
 
 def main() -> None:
     """Measure what the command line asks for."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("--nodes", type=int, default=2, choices=range(1, len(DOMAINS) + 1))
     parser.add_argument("--blocks", type=int, default=2, help="runs of each variant")
     parser.add_argument("--rounds", type=int, default=3, help="rounds per block that count")
@@ -212,7 +213,6 @@ def main() -> None:
         "--variants", nargs="+", choices=[WITH, WITHOUT, QUICKSTART], default=[WITH, WITHOUT, QUICKSTART]
     )
     parser.add_argument("--output", type=Path, default=RESULTS)
-    parser.add_argument("--dry-run", action="store_true")
     options = parser.parse_args()
     if options.dry_run:
         options.blocks, options.rounds = 1, 1
@@ -259,4 +259,4 @@ def rows_of(found: dict[str, list[Round]], shape: str) -> list[Ratio]:
 
 
 if __name__ == "__main__":
-    main()
+    start(main)

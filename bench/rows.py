@@ -57,3 +57,11 @@ def cpu_name() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
+
+
+def read_all(path: Path) -> list[dict[str, str]]:
+    """Return the rows of the CSV at ``path`` as text, whatever its columns; none if there is no file."""
+    if not path.exists():
+        return []
+    with path.open(newline="") as stream:
+        return list(csv.DictReader(stream))

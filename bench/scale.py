@@ -22,7 +22,6 @@ import tempfile
 import time
 import tracemalloc
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -31,10 +30,10 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout, whatever is installed
 
-from bench.measuring import peak_kib
+from bench.measuring import arguments, peak_kib, start
 from bench.ratios import RESULTS, Ratio, append, class_of, compare, in_turn, machine_class, quantity, read
 from common.choices import trust
-from common.config import compose_config
+from common.config import checked, compose_config
 from common.data.domain import DataSource, Domain, Split
 from common.prototypes.finch import partition
 from common.seeding import generator
@@ -48,7 +47,7 @@ IMAGES = 32
 PICTURE = Path(__file__).resolve().parent.parent / "docs" / "scale.png"
 
 
-@dataclass(frozen=True)
+@checked
 class MadeUp(DataSource):
     """Two domains of random images, ``images`` in each train split; see :class:`common.data.domain.DataSource`."""
 
@@ -73,7 +72,7 @@ class MadeUp(DataSource):
 
 def main() -> None:
     """Measure what the command line asks for."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parts = ["clients", "memory", "finch"]
     parser.add_argument("--parts", nargs="+", choices=parts, default=parts)
     parser.add_argument("--clients", type=int, nargs="+", default=[10, 100, 1000])
@@ -82,7 +81,6 @@ def main() -> None:
     parser.add_argument("--long", type=int, default=100, help="rounds over which memory is watched, with ten clients")
     parser.add_argument("--prototypes", type=int, nargs="+", default=[100, 1000, 10_000])
     parser.add_argument("--plot", action="store_true")
-    parser.add_argument("--dry-run", action="store_true")
     parser.add_argument("--one", type=int, nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
@@ -255,4 +253,4 @@ def plot() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    start(main)

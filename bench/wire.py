@@ -1,6 +1,7 @@
 """The byte ledger against the wire: a SuperLink, one SuperNode, and between them a proxy that counts.
 
     python bench/wire.py [rounds]
+    python bench/wire.py --dry-run     # two rounds of the small net
 
 Prints bytes by call of Flower's fleet API, up and down, and the ledger's totals of the same run. Without TLS, so that
 the proxy can tell the calls apart.
@@ -19,6 +20,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout, whatever is installed
 
+from bench.measuring import arguments, start
 from common.settings import load_settings
 from server.commands.deployment import LocalDeployment, one_node_per_client
 from server.results.run import Run
@@ -69,10 +71,14 @@ class CountingProxy:
 
 def main() -> None:
     """One run through the proxy."""
-    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 2
+    parser = arguments(__doc__)
+    parser.add_argument("rounds", nargs="?", type=int, default=2)
+    options = parser.parse_args()
+    small = ["model=small"] if options.dry_run else []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        chosen = [*CHOSEN, f"train.rounds={rounds}", "engine=superlink", f"output={folder}/run", "overwrite=true"]
+        chosen = [*CHOSEN, *small, f"train.rounds={options.rounds}", "engine=superlink"]
+        chosen += [f"output={folder}/run", "overwrite=true"]
         settings = load_settings(chosen)
         prepare_output(settings)
         deployment = LocalDeployment(folder / "deployment", one_node_per_client(settings), secure=False)
@@ -92,4 +98,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    start(main)

@@ -1,4 +1,7 @@
-"""Draw docs/picture.png, the demonstration over several seeds: ``python docs/make_picture.py outputs/seeds``.
+"""Draw docs/picture.png, the demonstration over several seeds.
+
+    python docs/make_picture.py outputs/seeds
+    python docs/make_picture.py --dry-run        # from tiny runs of its own; writes nothing
 
 The runs are those of ``goldfinch sweep experiment=demo engine=inline method=fedavg,fpl seed=0,1,2
 output=outputs/seeds``.
@@ -8,20 +11,26 @@ from __future__ import annotations
 
 import statistics
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout, whatever is installed
+
+from bench.measuring import arguments, start
 from common.settings import load_settings
+from server.engines.inline import InlineEngine
 from server.plots.figures import new_figure, plain, save
 from server.results.run import Run
+from server.run.conduct import conduct, prepare_output
 
 COLORS = {"fedavg": "#8a8d9a", "fpl": "#c98a00"}
 
 
-def main(folder: Path, target: Path) -> None:
+def draw(folder: Path, target: Path) -> None:
     """Devices with their domains on the left, the server in the middle, what comes of it on the right."""
     data = load_settings(["experiment=demo"]).data
     figure = new_figure(11, 4.2)
@@ -86,5 +95,33 @@ def mean_over_runs(values: Sequence[Sequence[float]]) -> list[float]:
     return [statistics.fmean(column) for column in zip(*values, strict=True)]
 
 
+def main() -> None:
+    """Draw what the command line asks for."""
+    parser = arguments(__doc__)
+    parser.add_argument("folder", type=Path, nargs="?", default=Path("outputs/seeds"), help="the runs of the sweep")
+    options = parser.parse_args()
+    if options.dry_run:
+        dry_run()
+        return
+    if not all((options.folder / f"method-{method}").is_dir() for method in COLORS):
+        parser.error(f"{options.folder} has no runs of {' and '.join(COLORS)}; run the sweep that --help names")
+    draw(options.folder, Path(__file__).parent / "picture.png")
+
+
+def dry_run() -> None:
+    """Draw two runs of one round into a folder that is deleted."""
+    with tempfile.TemporaryDirectory() as name:
+        for method in COLORS:
+            tiny = ["train.rounds=1", "train.local_steps=1", "rounds.test_samples=8", "train.device=cpu"]
+            settings = load_settings(
+                ["experiment=demo", f"method={method}", *tiny, f"output={name}/method-{method}/seed-0"]
+            )
+            prepare_output(settings)
+            conduct(settings, InlineEngine(settings))
+        picture = Path(name) / "picture.png"
+        draw(Path(name), picture)
+        print(f"a picture of {picture.stat().st_size:,} bytes")
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(__file__).parent / "picture.png")
+    start(main)

@@ -1,0 +1,117 @@
+"""Every script of bench/, and the one that draws the picture, runs with ``--dry-run`` and writes nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from support.scripts import ROOT, run_script
+
+from bench import measuring
+
+SCRIPTS = [path for path in sorted((ROOT / "bench").glob("*.py")) if "__main__" in path.read_text()]
+SCRIPTS.append(ROOT / "docs" / "make_picture.py")
+PROCESSES = {"light_nodes", "round_overhead", "round_time", "wire"}
+"""Scripts that start a SuperLink or Ray."""
+
+SLOW = {"measure", "many_answers", "scale"}
+"""Scripts whose dry run starts Python several times or traces every line."""
+
+
+def marked(path: Path) -> object:
+    marks = []
+    if path.stem in PROCESSES:
+        marks = [pytest.mark.processes, pytest.mark.slow]
+    elif path.stem in SLOW:
+        marks = [pytest.mark.slow]
+    return pytest.param(path, id=path.stem, marks=marks)
+
+
+def written() -> dict[Path, int]:
+    found = {}
+    for folder in ("bench/results", "docs"):
+        for path in (ROOT / folder).rglob("*"):
+            if path.is_file():
+                found[path] = path.stat().st_mtime_ns
+    return found
+
+
+@pytest.mark.parametrize("script", [marked(path) for path in SCRIPTS])
+def test_a_script_runs_dry_and_writes_nothing(script: Path, tmp_path: Path) -> None:
+    before = written()
+    code, said = run_script(script, ["--dry-run"], tmp_path / "empty")
+    assert code == 0, said[-3000:]
+    assert said.strip()
+    assert list((tmp_path / "empty").iterdir()) == []
+    assert written() == before
+
+
+STARTS = """
+import subprocess, sys, time
+from bench.measuring import start
+def main():
+    inner = "import subprocess, sys; print(subprocess.Popen(['sleep', '300'], start_new_session=True).pid)"
+    out = subprocess.run([sys.executable, "-c", inner], capture_output=True, text=True).stdout
+    print(out.strip(), flush=True)
+    ENDING
+start(main)
+"""
+
+
+@pytest.mark.parametrize("ending", ["exception", "SIGINT", "SIGTERM"])
+def test_what_a_script_started_ends_with_it(ending: str) -> None:
+    """The started process is an orphan in a session of its own, as Flower's are."""
+    last = "raise RuntimeError('over')" if ending == "exception" else "time.sleep(300)"
+    command = [sys.executable, "-c", STARTS.replace("ENDING", last)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    script = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, text=True)
+    assert script.stdout is not None
+    orphan = int(script.stdout.readline())
+    if ending != "exception":
+        assert psutil.pid_exists(orphan)
+        script.send_signal(signal.Signals[ending])
+    script.communicate(timeout=120)
+    assert script.returncode == {"exception": 1, "SIGINT": -signal.SIGINT, "SIGTERM": 128 + signal.SIGTERM}[ending]
+    assert not psutil.pid_exists(orphan) or psutil.Process(orphan).status() == psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+def test_no_process_of_a_terminated_measurement_is_left(tmp_path: Path) -> None:
+    """SIGTERM arrives when SuperLink and SuperNodes are there."""
+    number = f"test-{os.getpid()}-{time.monotonic_ns()}"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), measuring.MARK: number}
+    words = ["--dry-run", "--nodes", "1", "--variants", "resident trainer"]
+    command = [sys.executable, str(ROOT / "bench" / "round_time.py"), *words]
+    log = tmp_path / "log"
+    with log.open("w") as stream:
+        script = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=stream, stderr=stream)
+    try:
+        end = time.monotonic() + 300
+        while not runs("flower-supernode", number):
+            assert script.poll() is None, log.read_text()
+            assert time.monotonic() < end, "no SuperNode was started"
+            time.sleep(0.2)
+        assert runs("flower-superlink", number)
+        script.terminate()
+        assert script.wait(120) == 128 + signal.SIGTERM, log.read_text()
+        assert measuring.started(number) == []
+    finally:
+        script.kill()
+        measuring.stop_started(number)
+
+
+def runs(name: str, number: str) -> bool:
+    for process in measuring.started(number):
+        try:
+            if name in " ".join(process.cmdline()):
+                return True
+        except psutil.Error:
+            continue
+    return False
