@@ -233,15 +233,16 @@ class Device:
                     "privacy.randomness=auto, or allow it on the device by --node-config 'privacy-randomness=\"keyed\"'"
                 )
         check_accountant(self._budgets)
-        if ledger is None or ledger.budget.max_epsilon is None:
+        limits = [budget for budget in self._budgets if budget.max_epsilon is not None]
+        if not limits:
             return
         clients = len(self.settings.protocol.clients(self.settings.data))
         bare = [part for part, noise in self._multipliers(self._model(clients)[0]).items() if not noise]
         if bare:
             raise PrivacyError(
-                f"this device allows no update without noise ({ledger.budget.epsilon_key}="
-                f"{ledger.budget.max_epsilon:g}), and the run's would have: {', '.join(bare)}. Choose privacy=gaussian "
-                "with privacy.update_clip and both noise multipliers above 0, and privacy.randomness=auto"
+                f"{limits[0].epsilon_key}={limits[0].max_epsilon:g} allows no update without noise, and this run's "
+                f"would have: {', '.join(bare)}. Choose privacy=gaussian with privacy.update_clip and both noise "
+                "multipliers above 0, and privacy.randomness=auto"
             )
 
     @property

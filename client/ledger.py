@@ -137,7 +137,7 @@ class Ledger:
         for budget in budgets:
             if budget.max_releases is not None and count >= budget.max_releases:
                 raise PrivacyError(
-                    f"the privacy budget is spent: {count} updates were released of this device's data, and "
+                    f"the privacy budget is spent: updates released of this device's data: {count}, and "
                     f"{budget.releases_key}={budget.max_releases} allows no more; nothing was sent"
                 )
             if budget.max_epsilon is not None:

@@ -203,10 +203,14 @@ def test_a_device_with_an_epsilon_takes_part_in_nothing_without_noise(case: str,
     settings = toy_settings("fpl", tmp_path / "run", overrides=BARE[case], train={"rounds": 1})
     (item,) = asked(settings)
     device = device_of(settings, tmp_path / "own", Budget(None, 8.0), allows_keyed=True)
-    with pytest.raises(PrivacyError, match="this device allows no update without noise"):
-        device.register()
-    with pytest.raises(PrivacyError, match="this device allows no update without noise"):
-        device.answer(item.request, item.message)
+    for call in (device.register, lambda: device.answer(item.request, item.message)):
+        with pytest.raises(PrivacyError, match=r"privacy\.max_epsilon=8 allows no update without noise"):
+            call()
+
+
+def test_a_run_with_an_epsilon_begins_with_nothing_without_noise(tmp_path: Path) -> None:
+    with pytest.raises(PrivacyError, match=r"max_epsilon=8 allows no update without noise, .*would have: weights"):
+        run(toy_settings("fpl", tmp_path, overrides=("privacy=gaussian", "privacy.max_epsilon=8")))
 
 
 def test_updates_without_noise_count_where_the_device_limits_updates(tmp_path: Path) -> None:
@@ -232,14 +236,14 @@ def test_a_budget_in_epsilon_is_refused_without_the_accountant(tmp_path: Path, m
 
 def test_a_run_says_which_devices_have_spent_their_budget(tmp_path: Path) -> None:
     settings = private(tmp_path, "privacy.max_releases=2", train={"rounds": 3})
-    with pytest.raises(EngineError, match=r"the privacy budget is spent: 2 updates .*privacy\.max_releases=2"):
+    with pytest.raises(EngineError, match=r"the privacy budget is spent: .* data: 2, and privacy\.max_releases=2"):
         run(settings)
     lines = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
     failed = [line for line in lines if line["event"] == "client failed"]
     assert {line["round"] for line in failed} == {3}
     assert all("the privacy budget is spent" in line["reason"] for line in failed)
     kept = Ledger(tmp_path / "clients" / ".privacy" / "bright-0")
-    with pytest.raises(PrivacyError, match="2 updates were released"):
+    with pytest.raises(PrivacyError, match="data: 2, and"):
         kept.check(NOISE, [Budget(2)])
 
 
@@ -426,5 +430,5 @@ def test_a_nodes_own_budget_is_its_devices(tmp_path: Path) -> None:
     assert device.ledger is not None
     own = device.ledger.budget
     assert (own.max_epsilon, own.max_releases, own.delta) == (8.0, 30, 1e-6)
-    with pytest.raises(PrivacyError, match=r"--node-config privacy-max-epsilon=8\), .*have: weights"):
+    with pytest.raises(PrivacyError, match=r"--node-config privacy-max-epsilon=8 allows .*have: weights"):
         device.register()

@@ -26,6 +26,7 @@ from server.flower.processes import Child, Processes
 from server.flower.submit import ROOT, run_on_ray
 from server.results.run import Run
 from server.run.conduct import conduct, prepare_output
+from server.run.history import read_rows
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 STATEFUL = "moon"
@@ -180,6 +181,36 @@ def test_nodes_serve_run_after_run_and_say_what_is_wrong(inline: Any, tmp_path: 
         with pytest.raises(EngineError, match=r"only 0 of 4 clients registered"):
             deployment.run(settings, overrides)
         assert all(child.process.poll() is None for child in deployment.children.values())
+    assert not left_running(tmp_path)
+
+
+@pytest.mark.slow
+def test_private_nodes_draw_their_own_noise_and_keep_their_own_budget(tmp_path: Path) -> None:
+    """One node has a partition, as in Flower's examples, and may release one update; the other has a domain."""
+    more = ("data.domains=[printed,sketch]", "privacy=gaussian", "privacy.update_clip=1", "engine=superlink")
+    overrides = chosen("fpl", tmp_path / "run", *more)
+    settings = load_settings(overrides)
+    prepare_output(settings)
+    nodes: dict[str, dict[str, object]] = {
+        "a": {"partition-id": 0, "num-partitions": 2, "privacy-max-releases": 1},
+        "b": {"domain": "sketch", "privacy-max-epsilon": 50.0, "resident": False},
+    }
+    with LocalDeployment(tmp_path / "flower", nodes, secure=False) as deployment:
+        deployment.run(settings, overrides)
+    found = Run.open(tmp_path / "run")
+    private = found.summary["privacy"]
+    assert private["randomness"] == ["system"]
+    assert private["unprotected"] == []
+    assert private["releases"] == {"printed-0": 1, "sketch-0": 2}
+    assert private["epsilon"]["sketch-0"] > private["epsilon"]["printed-0"] > 0
+    rows = read_rows(tmp_path / "run" / "activity.csv")
+    (failed,) = [row for row in rows if row["status"] == "failed"]
+    assert (failed["client"], failed["round"]) == ("printed-0", "2")
+    assert "--node-config privacy-max-releases=1 allows no more" in failed["reason"]
+    assert "privacy-max-releases=1" in (tmp_path / "flower" / "logs" / "a.log").read_text(), "its own log says so too"
+    kept = sorted(path.parent.name for path in (tmp_path / "flower" / "nodes").rglob("ledger.json"))
+    assert kept == ["printed", "sketch"]
+    assert not list((tmp_path / "run").rglob("ledger.json"))
     assert not left_running(tmp_path)
 
 
