@@ -111,15 +111,18 @@ def _sweep(overrides: Annotated[list[str], words("KEY=A,B...", default_factory=l
     goldfinch sweep method=fedavg,fpl seed=0,1,2 output=DIR
     KEY=A,B    a setting with several values; method=* is every choice of a group
     KEY=VALUE  a setting of all runs
+    output=DIR  by default a folder below outputs/ that is named after the settings
+    overwrite=true  put this sweep in the place of another one that DIR holds
     What is finished is skipped, what was interrupted goes on, what cannot be combined is named.
     """
     places = [item for item in overrides if item.startswith("output=")]
-    axes = [item for item in overrides if item not in places]
+    axes = [item for item in overrides if not item.startswith(("output=", "overwrite="))]
     if not axes:
         raise ConfigError("a sweep needs settings with several values: goldfinch sweep method=fedavg,fpl seed=0,1")
-    from server.commands.sweep import sweep
+    from server.commands.sweep import default_output, sweep
 
-    sweep(axes, Path(places[-1].partition("=")[2]) if places else Path("outputs", "sweep"), jobs)
+    output = Path(places[-1].partition("=")[2]) if places else default_output("sweep", axes)
+    sweep(axes, output, jobs, overwrite="overwrite=true" in overrides)
 
 
 @command("tune")

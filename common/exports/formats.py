@@ -79,13 +79,16 @@ def chosen_formats(names: Sequence[str]) -> list[str]:
     return [name for name in FORMATS if name in ("safetensors", *names)]
 
 
-def write_export(folder: Path, content: Content, formats: Sequence[str]) -> tuple[Description, dict[str, float]]:
+def write_export(
+    folder: Path, content: Content, formats: Sequence[str], *, overwrite: bool = False
+) -> tuple[Description, dict[str, float]]:
     """Write an exported model's folder, complete or not at all.
 
     Args:
-        folder: must not hold anything else; another exported model is replaced.
+        folder: must not hold anything else.
         content: of the folder.
         formats: of :data:`FORMATS`.
+        overwrite: replace an exported model that the folder holds, with all its files.
 
     Returns:
         The description, and the largest difference of a probability by format, of a complete net.
@@ -96,6 +99,12 @@ def write_export(folder: Path, content: Content, formats: Sequence[str]) -> tupl
     """
     if folder.exists() and not (folder / DESCRIPTION).is_file() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"--to {folder}: it holds something else than an exported model; choose another folder")
+    if (folder / DESCRIPTION).is_file() and not overwrite:
+        files = ", ".join(sorted(path.name for path in folder.iterdir()))
+        raise ConfigError(
+            f"--to {folder}: it holds an exported model already ({files}), which would be deleted; choose another "
+            "folder, or add --overwrite"
+        )
     with writing(folder, "another --to"):
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as temporary:

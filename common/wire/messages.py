@@ -145,8 +145,8 @@ class Answer:
         device: where it was computed, as a person would say it.
         releases: noised uploads of this client in this run, this one included; 0 without differential privacy.
         validation: the score on the client's own validation samples, if it was asked for.
-        randomness: where the update's noise comes from: ``system`` is the operating system, ``keyed`` a generator that
-            whoever knows the run's seed can repeat; empty where the answer carries no noise.
+        randomness: where the update's noise comes from: ``system`` is the operating system, ``keyed`` is a generator
+            that anyone who knows the run's seed can repeat; empty where the answer carries no noise.
     """
 
     run: str
@@ -178,12 +178,11 @@ class Registration:
         samples: training samples.
         class_counts: training samples per class.
         scores: domains whose test sets it can score.
-        split: SHA-256 of its split of the data; with differential privacy of the class counts alone.
+        split: SHA-256 of its split of the data.
         identity, code: as in :class:`Request`.
         device: where it computes.
         versions: package versions.
-        content: SHA-256 of the split's pixels; with differential privacy an HMAC of split and pixels, of which the
-            secret stays on the device; empty where a device does not say.
+        content: SHA-256 of the split's pixels; empty where a device does not say.
         validation: samples that are validated with and not trained on.
     """
 

@@ -10,7 +10,7 @@ from rich.markdown import Markdown
 
 from common.errors import ConfigError
 from common.storage.files import write_json, write_text
-from server.commands.sweep import Job, all_options, execute, insist
+from server.commands.sweep import Job, all_options, default_output, execute, insist
 from server.commands.tune import (
     Hunt,
     fresh_runs,
@@ -34,7 +34,8 @@ def arguments(words: Sequence[str], command: str) -> tuple[list[str], Path, int,
     Raises:
         ConfigError: trials or seeds are no numbers.
     """
-    own = {"trials": "20", "seeds": "0,1,2", "output": str(Path("outputs", command))}
+    subject = [item for item in words if item.partition("=")[0] not in ("trials", "seeds", "output")]
+    own = {"trials": "20", "seeds": "0,1,2", "output": str(default_output(command, subject))}
     own |= {key: value for key, _, value in (item.partition("=") for item in words) if key in own}
     try:
         trials, seeds = int(own["trials"]), [int(each) for each in own["seeds"].split(",") if each]

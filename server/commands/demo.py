@@ -57,7 +57,7 @@ def demo(overrides: Sequence[str]) -> None:
 
 def show_predictions(run: Run, output: Path) -> None:
     """Export the run's model and let it say what is on three test images, which are written beside it."""
-    export(run.folder, output / "model", client=own_model_of(run))
+    export(run.folder, output / "model", client=own_model_of(run), overwrite=True)
     places = []
     for domain in run.domains[:3]:
         sample = run.sample(domain, 1)

@@ -40,6 +40,7 @@ def export(
     shared: Path | None = None,
     licence: str = NO_LICENCE,
     data: Sequence[str] = (),
+    overwrite: bool = False,
 ) -> Description:
     """Write the model of a run, or of a device, into the folder ``to``, print what was written, and return what it is.
 
@@ -53,7 +54,7 @@ def export(
     description = replace(content.description, licence=licence)
     if not description.complete and len(wanted) > 1:
         raise ConfigError(f"clients of {description.method} keep a part of the net: other formats are made on devices")
-    description, differences = write_export(to, replace(content, description=description), wanted)
+    description, differences = write_export(to, replace(content, description=description), wanted, overwrite=overwrite)
     whose = f"the own model of {description.client}" if description.client else "the model of all clients"
     whose = whose if description.complete else "what clients share"
     print(f"{to}: {whose}, {description.method}, {description.chosen}")

@@ -26,6 +26,7 @@ def export(
         Path | None, option("--shared", text="On a device: what the server exported of the run.", metavar="DIR")
     ] = None,
     licence: Annotated[str, option("--licence", text="Under which the model may be used.")] = "not stated",
+    overwrite: Annotated[bool, option("--overwrite", text="Replace an exported model that DIR holds.")] = False,
 ) -> None:
     """Write a trained model into a folder of its own.
 
@@ -38,7 +39,17 @@ def export(
     from server.commands.export import export as write
 
     names = [name for name in formats.split(",") if name]
-    write(source, to, names, chosen=chosen, client=client, shared=shared, licence=licence, data=data)
+    write(
+        source,
+        to,
+        names,
+        chosen=chosen,
+        client=client,
+        shared=shared,
+        licence=licence,
+        data=data,
+        overwrite=overwrite,
+    )
 
 
 def predict(

@@ -1,9 +1,12 @@
 """Many runs by one command: every combination of the values given, finished ones skipped, then the table."""
 
 import contextlib
+import hashlib
 import itertools
+import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -29,6 +32,7 @@ from server.results.groups import group_runs
 from server.results.run import Run
 from server.results.table import RULES, markdown, print_whole, render
 from server.run.accounting import spoken, total_reports
+from server.run.conduct import check_not_in_a_run
 
 INTERRUPTED = (130, 143, -signal.SIGINT, -signal.SIGTERM)
 """Exit codes of a run that somebody stopped: it is not to be started anew."""
@@ -57,14 +61,33 @@ class Job:
         return self.settings.output_folder
 
     def summary(self) -> Mapping[str, Any] | None:
-        """``summary.json``, if the folder holds this very run and it came to its end, with a score or without."""
+        """Return ``summary.json`` if the folder holds this very run and it came to its end, with a score or without.
+
+        A run of other settings, scored otherwise, or of other code is another run.
+        """
         try:
             summary = Run.open(self.folder).summary
         except GoldfinchError:
             return None
         done, asked = summary.get("rounds", 0), self.settings.train.rounds
         enough = done == asked if self.settings.method.scheduled else done >= asked
-        return summary if summary.get("identity") == self.settings.identity and enough else None
+        return summary if enough and not self.stale() else None
+
+    def stale(self) -> str:
+        """Return why what the folder holds cannot be used or gone on with; empty if it can, or if there is nothing."""
+        run = Run(self.folder)
+        try:
+            if run.code not in ("unknown", self.settings.code):
+                return f"it is of other code ({run.code}; now {self.settings.code})"
+            if not run.summary:
+                return ""
+            if run.summary.get("identity") != self.settings.identity:
+                return "it is of other settings"
+            if run.summary.get("scoring", self.settings.scoring) != self.settings.scoring:
+                return "it is scored otherwise (rounds.test_samples, evaluate_every, last_rounds or test)"
+        except GoldfinchError as error:
+            return f"its record cannot be read ({error})"
+        return ""
 
     def finished(self) -> bool:
         """Whether there is nothing left to do."""
@@ -109,7 +132,47 @@ def all_options(item: str) -> str:
     return f"{key}={','.join(options)}"
 
 
-def sweep(arguments: Sequence[str], output: Path, jobs: int = 1) -> None:
+def default_output(command: str, arguments: Sequence[str]) -> Path:
+    """Return the folder of a command that was given none: another one for every choice of settings.
+
+    The same words give the same folder, so that an interrupted command goes on.
+    """
+    digest = hashlib.sha256(json.dumps(sorted(arguments)).encode()).hexdigest()[:8]
+    return Path("outputs", f"{command}-{digest}")
+
+
+def check_folder(output: Path, arguments: Sequence[str], *, overwrite: bool = False) -> None:
+    """Refuse to mix a sweep with another one, or to write it into a run.
+
+    With ``overwrite`` the other sweep's table is replaced, and its runs that are none of this one are deleted.
+
+    Raises:
+        ConfigError: the folder holds another sweep, or lies in a run's folder.
+    """
+    check_not_in_a_run(output)
+    path = output / "sweep.json"
+    try:
+        known = dict(json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError):
+        return
+    before = [str(word) for word in known.get("arguments", [])]
+    if sorted(before) == sorted(arguments):
+        return
+    if not overwrite:
+        raise ConfigError(
+            f"{output} holds another sweep ({' '.join(before)}), whose table this one would replace: choose another "
+            "output=, or overwrite=true to put this one in its place (runs of the same settings are kept)"
+        )
+    kept = {job.folder.resolve() for job in plan(arguments, output)[0]}
+    place = output.resolve()
+    for name in known.get("runs", []):
+        folder = (output / str(name)).resolve()  # the record may be a stranger's, so nothing outside is deleted
+        if place in folder.parents and folder not in kept and (folder / "config.yaml").exists():
+            shutil.rmtree(folder)
+    path.unlink()
+
+
+def sweep(arguments: Sequence[str], output: Path, jobs: int = 1, *, overwrite: bool = False) -> None:
     """Run what is not finished, ``jobs`` at a time, and print and write the table of all.
 
     Every run is a process of its own with its log in its folder; one that fails does not end the others.
@@ -120,9 +183,12 @@ def sweep(arguments: Sequence[str], output: Path, jobs: int = 1) -> None:
     console = Console()
     say = partial(console.print, highlight=False, markup=False)
     planned, skipped = plan(arguments, output)
+    check_folder(output, arguments, overwrite=overwrite)
     for label, reason in skipped.items():
         say(f"skipped: {label}: {reason}")
     say(f"output in {output.absolute()}")
+    output.mkdir(parents=True, exist_ok=True)
+    _write_record(output, arguments, planned)
     failures = execute(planned, jobs, console)
     for line in privacy_lines(planned):
         say(line)
@@ -150,6 +216,9 @@ def execute(
     different = {job.folder: job for job in planned}
     waiting = [job for job in different.values() if not job.finished()]
     say(f"{len(different)} runs, {len(different) - len(waiting)} finished already")
+    for job in waiting:
+        if reason := job.stale():
+            say(f"{job.label}: what is in its folder is not used, since {reason}; it is run again")
     started = time.perf_counter()
     failures: dict[Path, str] = {}
     running: dict[str, subprocess.Popen[bytes]] = {}
@@ -213,7 +282,8 @@ def run_apart(
         The run, and what went wrong in words; empty if it came to its end, or it was enough.
     """
     job.folder.mkdir(parents=True, exist_ok=True)
-    way = "resume=true" if any((job.folder / "checkpoint").glob("*")) else "overwrite=true"
+    begun = any((job.folder / "checkpoint").glob("*"))
+    way = "resume=true" if begun and not job.stale() else "overwrite=true"
     command = [sys.executable, "-P", "-m", "server.cli", "run", *job.overrides]
     command += [f"--config-dir={folder}" for folder in FOLDERS[1:]]
     environment = {**os.environ, "OMP_NUM_THREADS": str(job.settings.train.threads)}
@@ -259,6 +329,12 @@ def _score(job: Job, rule: str) -> str:
     return f"average {score['average']:.2f}, worst {score['worst']:.2f} ({RULES[known]}{skipped}){partial}"
 
 
+def _write_record(output: Path, arguments: Sequence[str], jobs: Sequence[Job]) -> None:
+    """Write which sweep the folder holds, so that another one is not mixed with it."""
+    folders = [job.folder.relative_to(output.absolute()).as_posix() for job in jobs]
+    write_json(output / "sweep.json", {"arguments": list(arguments), "runs": folders})
+
+
 def _write_tables(jobs: Sequence[Job], output: Path, arguments: Sequence[str], console: Console) -> None:
     text = [f"`goldfinch sweep {' '.join(arguments)}`", ""]
     for board in group_runs([Run(job.folder) for job in jobs]):
@@ -266,5 +342,4 @@ def _write_tables(jobs: Sequence[Job], output: Path, arguments: Sequence[str], c
         text += [markdown(board, "final"), ""]
     text += [line + "\n" for line in privacy_lines(jobs)]
     write_text(output / "table.md", "\n".join(text))
-    write_json(output / "sweep.json", {"arguments": list(arguments)})
     console.print(f"wrote {output.absolute() / 'table.md'}", markup=False)

@@ -104,7 +104,7 @@ class Hunt:
         """What a study is of; another's is refused."""
         space = {name: list(each) for name, each in space_of(self.settings).items()}
         settings = result_settings(self.settings.raw, ("rounds.test",))
-        return json.loads(json.dumps({**settings, "space": space}, default=str))
+        return json.loads(json.dumps({**settings, "space": space, "code": self.settings.code}, default=str))
 
 
 def hunt_of(words: Sequence[str], output: Path, trials: int, seeds: Sequence[int]) -> Hunt:

@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from common.data.protocols import combined_hash
 from common.metrics import PARTIAL, named_missing
-from common.versions import code_sha256, package_versions
+from common.versions import package_versions
 from server.reproduction.comparison import Comparison, Line
 from server.results.table import RULES
 from server.results.templates import templates
@@ -162,10 +162,21 @@ def _facts(comparison: Comparison) -> Rows:
         ("setting", f"conf/experiment/{table.name}.yaml, where the paper's setting and what it leaves open are stated"),
         ("seeds", ", ".join(map(str, comparison.seeds))),
         ("split, SHA-256", combined_hash(splits) if splits else "-"),
-        ("code", code_sha256()),
+        ("code", _codes(comparison)),
         ("versions", versions),
         ("wall seconds", f"{sum(seconds):.0f} in {len(seconds)} runs"),
     ]
+
+
+def _codes(comparison: Comparison) -> str:
+    """The hash of the code that ran; where it is not the same for all runs, each with the runs that it made."""
+    made: dict[str, list[str]] = {}
+    for line in comparison.lines:
+        for seed, summary in sorted(line.summaries.items()):
+            made.setdefault(str(summary.get("code", "not recorded")), []).append(f"{line.row.label} seed {seed}")
+    if len(made) <= 1:
+        return next(iter(made), "-")
+    return "NOT THE SAME IN ALL RUNS: " + "; ".join(f"{code}: {', '.join(runs)}" for code, runs in made.items())
 
 
 def _runs(comparison: Comparison) -> Rows:

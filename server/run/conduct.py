@@ -19,7 +19,7 @@ from common.versions import package_versions, processor
 from common.wire.messages import CLIPPED, trained_count
 from server.run.accounting import check_accountant
 from server.run.engine import Engine
-from server.run.history import PARTS
+from server.run.history import PARTS, History
 from server.run.lines import stream_rows
 from server.run.rounds import Rounds
 from server.trackers.base import report_of, tracking
@@ -47,6 +47,8 @@ def prepare_output(settings: RunSettings) -> None:
 def _begin(settings: RunSettings) -> None:
     """What :func:`prepare_output` does under the lock."""
     folder = settings.output_folder
+    check_not_in_a_run(folder)
+    check_holds_no_runs(folder)
     taken = (folder / "checkpoint").is_dir() and any((folder / "checkpoint").iterdir())
     if taken and not (settings.resume or settings.overwrite):
         raise ConfigError(
@@ -60,6 +62,28 @@ def _begin(settings: RunSettings) -> None:
         if not settings.resume:  # an old run's client states are of no use to any other
             shutil.rmtree(folder / "clients", ignore_errors=True)
         write_text(folder / "config.yaml", yaml_of(settings.raw))
+
+
+def check_not_in_a_run(folder: Path) -> None:
+    """Refuse a folder that lies in a run's folder: the run's table and report would count what is in it.
+
+    Raises:
+        ConfigError: it does.
+    """
+    for parent in folder.absolute().parents:
+        if (parent / "config.yaml").exists() and (parent / "events.jsonl").exists():
+            raise ConfigError(f"{folder} lies in the folder of a run, {parent}: choose another output=")
+
+
+def check_holds_no_runs(folder: Path) -> None:
+    """Refuse a folder that other runs lie below, such as a sweep's.
+
+    Raises:
+        ConfigError: one does.
+    """
+    below = (path.parent for path in folder.glob("*/**/events.jsonl") if (path.parent / "config.yaml").exists())
+    if (found := next(below, None)) is not None:
+        raise ConfigError(f"{folder} holds other runs, such as {found}: choose another output=, such as {folder}/NAME")
 
 
 @contextlib.contextmanager
@@ -192,7 +216,7 @@ def summary_of(settings: RunSettings, rounds: Rounds, seconds: float) -> dict[st
         "seed": settings.seed,
         "identity": settings.identity,
         "scoring": settings.scoring,
-        "code": settings.code,
+        "code": code_that_ran(settings, history),
         "configuration": settings.configuration,
         "rounds": rounds.state.round,
         "rounds_held": len(history.rounds("round done")),
@@ -223,6 +247,11 @@ def summary_of(settings: RunSettings, rounds: Rounds, seconds: float) -> dict[st
 
 def _validation(score: RoundScore) -> dict[str, Any]:
     return {"round": score.round, "average": score.average, "missing": dict(score.missing)}
+
+
+def code_that_ran(settings: RunSettings, history: History) -> str:
+    """Return the hash of the run's code; a run that was resumed with other code says so."""
+    return f"{settings.code} (changed)" if history.rounds("code changed") else settings.code
 
 
 def answers(activity: Iterable[Mapping[str, Any]]) -> dict[str, int]:

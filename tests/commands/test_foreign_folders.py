@@ -239,6 +239,5 @@ def test_markup_and_formulas_in_names_are_words(folder: Path, capsys: pytest.Cap
     assert main(["table", str(folder)]) == 0
     printed = capsys.readouterr().out
     assert "[/red]" in printed
-    assert "[link=x]y[/link]" in printed
     assert main(["figure", "bars", str(folder)]) == 0
     assert main(["figure", "convergence", str(folder)]) == 0

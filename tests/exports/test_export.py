@@ -250,7 +250,7 @@ def test_a_device_completes_what_the_server_shares(
     assert model.description.client == "dark-0"
     assert dict(model.description.score["accuracy"]) == {"dark": personal.summary["accuracy"]["dark"]}
     data = ["data=folder", f"data.root='{pictures}'", "data.domains=[dark]"]
-    assert main([*command, "--client", "dark-0", *data]) == 0
+    assert main([*command, "--client", "dark-0", "--overwrite", *data]) == 0
     assert "compared with the net on 16 test images of dark" in capsys.readouterr().out
 
 
@@ -282,7 +282,7 @@ def test_a_file_that_says_something_else_is_not_kept(
     whole = formats.READERS["torch"]
     monkeypatch.setitem(formats.READERS, "torch", lambda path: lambda images: whole(path)(images).flip(1))
     with pytest.raises(ExportError, match=r"model\.pt2 is .* off the run's own net"):
-        export(trained.folder, place, ["torch"])
+        export(trained.folder, place, ["torch"], overwrite=True)
     assert {path.name: path.read_bytes() for path in place.iterdir()} == before
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
@@ -295,7 +295,9 @@ def test_only_an_exported_model_is_replaced(trained: Run, tmp_path: Path) -> Non
     with pytest.raises(ConfigError, match="something else"):
         export(trained.folder, tmp_path / "letters" / "to a friend")
     export(trained.folder, tmp_path / "model")
-    export(trained.folder, tmp_path / "model", licence="another")
+    with pytest.raises(ConfigError, match=r"holds an exported model already .*--overwrite"):
+        export(trained.folder, tmp_path / "model", licence="another")
+    export(trained.folder, tmp_path / "model", licence="another", overwrite=True)
     assert load_model(tmp_path / "model").description.licence == "another"
 
 

@@ -1,0 +1,124 @@
+"""Nothing is overwritten unasked, and runs of other settings, scoring or code are not mixed in."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from support.runs import run
+from support.toy import toy_settings
+
+from common.errors import ConfigError
+from common.settings import RunSettings
+from server.commands.sweep import Job, check_folder, default_output
+from server.reproduction.pages import _codes
+from server.results.groups import group_runs
+from server.results.run import Run, find_runs
+from server.run.conduct import prepare_output
+
+TINY = ["method=fedavg", "data=glyphs", "seed=0,1", "train.rounds=1"]
+
+
+def job_of(settings: RunSettings) -> Job:
+    return Job((), settings, "a run")
+
+
+def test_folders_without_a_name_are_another_one_for_every_choice() -> None:
+    assert default_output("sweep", TINY) == default_output("sweep", list(reversed(TINY)))
+    assert default_output("sweep", TINY) != default_output("sweep", [*TINY, "rounds.test_samples=4"])
+    assert default_output("sweep", TINY) != default_output("compare", TINY)
+
+
+def test_a_run_that_is_scored_otherwise_is_run_again(tmp_path: Path) -> None:
+    few = toy_settings("fedavg", tmp_path, rounds={"test_samples": 4})
+    run(few)
+    assert job_of(few).finished()
+    whole = toy_settings("fedavg", tmp_path)
+    assert whole.identity == few.identity
+    assert not job_of(whole).finished()
+    assert "scored otherwise" in job_of(whole).stale()
+
+
+def test_a_run_of_other_code_is_run_again(tmp_path: Path) -> None:
+    settings = toy_settings("fedavg", tmp_path)
+    run(settings)
+    path = tmp_path / "summary.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "code": "feedfeedfeedfeed"}))
+    assert not job_of(settings).finished()
+    assert "feedfeedfeedfeed" in job_of(settings).stale()
+
+
+def sweep_folder(folder: Path, words: list[str]) -> Path:
+    """A folder as a sweep leaves it, with one run that is a file."""
+    (folder / "old").mkdir(parents=True)
+    (folder / "old" / "config.yaml").write_text("")
+    (folder / "sweep.json").write_text(json.dumps({"arguments": words, "runs": ["old"]}))
+    return folder
+
+
+def test_another_sweep_is_neither_mixed_nor_replaced_unasked(tmp_path: Path) -> None:
+    folder = sweep_folder(tmp_path / "sweep", TINY)
+    check_folder(folder, list(reversed(TINY)))  # the same words
+    with pytest.raises(ConfigError, match=r"holds another sweep \(method=fedavg.*overwrite=true"):
+        check_folder(folder, [*TINY, "train.epochs=2"])
+    assert (folder / "old").exists()
+    check_folder(folder, [*TINY, "train.epochs=2"], overwrite=True)
+    assert not (folder / "old").exists()
+    assert not (folder / "sweep.json").exists()
+
+
+@pytest.mark.parametrize("name", ["../outside", "/tmp"])
+def test_a_sweep_s_record_names_nothing_outside_to_delete(tmp_path: Path, name: str) -> None:
+    folder = sweep_folder(tmp_path / "sweep", TINY)
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "config.yaml").write_text("")
+    (folder / "sweep.json").write_text(json.dumps({"arguments": TINY, "runs": [name]}))
+    check_folder(folder, [*TINY, "train.epochs=2"], overwrite=True)
+    assert (tmp_path / "outside" / "config.yaml").exists()
+
+
+def test_a_run_is_not_written_into_a_run_nor_around_others(tmp_path: Path) -> None:
+    run(toy_settings("fedavg", tmp_path / "run"))
+    with pytest.raises(ConfigError, match="lies in the folder of a run"):
+        prepare_output(toy_settings("fedavg", tmp_path / "run" / "deeper" / "still"))
+    with pytest.raises(ConfigError, match="lies in the folder of a run"):
+        check_folder(tmp_path / "run" / "sweep", TINY)
+    with pytest.raises(ConfigError, match="holds other runs"):
+        prepare_output(toy_settings("fedavg", tmp_path))
+    prepare_output(toy_settings("fedavg", tmp_path / "beside"))
+
+
+def test_a_search_s_trials_are_no_rows_of_a_table_of_tests(tmp_path: Path) -> None:
+    run(toy_settings("fedavg", tmp_path / "fresh"))
+    run(toy_settings("fedavg", tmp_path / "trial", seed=1000))
+    config = tmp_path / "trial" / "config.yaml"
+    config.write_text(config.read_text().replace("  test: true", "  test: false"))
+    assert not Run(tmp_path / "trial").scored
+    boards = group_runs([found for found in find_runs([str(tmp_path)]) if found.scored])
+    assert [group.seeds for board in boards for group in board.groups] == [[0]]
+
+
+def lines(*codes: str) -> Any:
+    summaries = {seed: {"code": code} for seed, code in enumerate(codes)}
+    return SimpleNamespace(lines=[SimpleNamespace(row=SimpleNamespace(label="FPL"), summaries=summaries)])
+
+
+def test_a_page_names_the_code_that_ran() -> None:
+    assert _codes(lines("aaaa", "aaaa")) == "aaaa"
+    assert _codes(lines()) == "-"
+    mixed = _codes(lines("aaaa", "bbbb"))
+    assert mixed == "NOT THE SAME IN ALL RUNS: aaaa: FPL seed 0; bbbb: FPL seed 1"
+
+
+def test_a_run_that_went_on_with_other_code_says_so(tmp_path: Path) -> None:
+    settings = toy_settings("fedavg", tmp_path, train={"rounds": 1})
+    run(settings)
+    assert Run(tmp_path).code == settings.code
+    with (tmp_path / "events.jsonl").open("a") as stream:
+        stream.write(json.dumps({"event": "code changed", "time": 0.0, "round": 1, "reason": "common/x.py"}) + "\n")
+    (tmp_path / "summary.json").unlink()
+    run(toy_settings("fedavg", tmp_path, train={"rounds": 2}, resume=True))
+    assert Run(tmp_path).code == f"{settings.code} (changed)"
