@@ -22,7 +22,7 @@ from server.flower.submit import run_on_ray, run_on_superlink
 from server.flower.superlink import SimulationLink
 from server.results.overrides import overrides_of
 from server.results.run import Run
-from server.run.conduct import conduct, prepare_output
+from server.run.conduct import check_holds_no_runs, check_not_in_a_run, conduct, prepare_output
 from server.trackers.live import watching
 from strategies.core.federation import Federation
 
@@ -48,6 +48,8 @@ def run(
         kept = same_classes(settings.model.pretrained, settings.data.class_names)
         head = "with its classifier" if kept else "whose classes differ: these get a new classifier"
         print(f"starts from {settings.model.pretrained}, {head}")
+    check_not_in_a_run(settings.output_folder)
+    check_holds_no_runs(settings.output_folder)
     prepare_output(settings)
     with watching(settings, quiet=quiet) as show:
         if inline:

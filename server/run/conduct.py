@@ -47,8 +47,6 @@ def prepare_output(settings: RunSettings) -> None:
 def _begin(settings: RunSettings) -> None:
     """What :func:`prepare_output` does under the lock."""
     folder = settings.output_folder
-    check_not_in_a_run(folder)
-    check_holds_no_runs(folder)
     taken = (folder / "checkpoint").is_dir() and any((folder / "checkpoint").iterdir())
     if taken and not (settings.resume or settings.overwrite):
         raise ConfigError(

@@ -13,11 +13,12 @@ from support.toy import toy_settings
 
 from common.errors import ConfigError
 from common.settings import RunSettings
+from server.cli import main
 from server.commands.sweep import Job, check_folder, default_output
 from server.reproduction.pages import _codes
 from server.results.groups import group_runs
 from server.results.run import Run, find_runs
-from server.run.conduct import prepare_output
+from server.run.conduct import check_holds_no_runs, check_not_in_a_run
 
 TINY = ["method=fedavg", "data=glyphs", "seed=0,1", "train.rounds=1"]
 
@@ -83,12 +84,16 @@ def test_a_sweep_s_record_names_nothing_outside_to_delete(tmp_path: Path, name: 
 def test_a_run_is_not_written_into_a_run_nor_around_others(tmp_path: Path) -> None:
     run(toy_settings("fedavg", tmp_path / "run"))
     with pytest.raises(ConfigError, match="lies in the folder of a run"):
-        prepare_output(toy_settings("fedavg", tmp_path / "run" / "deeper" / "still"))
+        check_not_in_a_run(tmp_path / "run" / "deeper" / "still")
     with pytest.raises(ConfigError, match="lies in the folder of a run"):
         check_folder(tmp_path / "run" / "sweep", TINY)
     with pytest.raises(ConfigError, match="holds other runs"):
-        prepare_output(toy_settings("fedavg", tmp_path))
-    prepare_output(toy_settings("fedavg", tmp_path / "beside"))
+        check_holds_no_runs(tmp_path)
+    check_not_in_a_run(tmp_path / "beside")
+    check_holds_no_runs(tmp_path / "beside")
+    words = ["run", "method=fedavg", "train.rounds=1", "--quiet"]
+    assert main([*words, f"output={tmp_path / 'run' / 'inner'}"]) == 1
+    assert main([*words, f"output={tmp_path}"]) == 1
 
 
 def test_a_search_s_trials_are_no_rows_of_a_table_of_tests(tmp_path: Path) -> None:

@@ -146,6 +146,8 @@ CALLED_OTHERWISE = {"mlflow": "mlflow-skinny", "wandb": "wandb", "executorch": "
 BROUGHT_ALONG = {"triton": "PyTorch brings it where it has kernels; common.kernels asks whether it is there"}
 NOT_IMPORTED = {
     "alembic": "MLflow's store in a file",
+    "mkdocs-material": "make docs runs it",
+    "mkdocstrings": "make docs runs it",
     "onnxscript": "torch.onnx.export writes with it",
     "tensorboard": "torch.utils.tensorboard writes with it",
 }

@@ -14,6 +14,6 @@ def test_the_picture_is_drawn_from_runs(finished_runs: Path, tmp_path: Path) -> 
     for method in ("fedavg", "fpl"):
         (tmp_path / f"method-{method}").mkdir()
         (tmp_path / f"method-{method}" / "seed-0").symlink_to(finished_runs / f"{method}-0")
-    runpy.run_path(str(DRAWING))["main"](tmp_path, tmp_path / "picture.png")
+    runpy.run_path(str(DRAWING))["draw"](tmp_path, tmp_path / "picture.png")
     with Image.open(tmp_path / "picture.png") as drawn, Image.open(DRAWING.with_name("picture.png")) as committed:
         assert drawn.size == committed.size
