@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+from support.toy import DOMAINS, Toy
 
 settings.register_profile(
     "goldfinch", derandomize=True, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
@@ -71,6 +72,16 @@ def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         del os.environ["GOLDFINCH_CACHE"]
     else:
         os.environ["GOLDFINCH_CACHE"] = before
+
+
+@pytest.fixture(autouse=True, scope="module")
+def loaded_images_stay_as_they_were() -> Iterator[None]:
+    """A domain is loaded once a process and shared: a test that wrote into it would change every later run."""
+    yield
+    for domain in DOMAINS:
+        cached, anew = Toy().load(domain), Toy()._read(domain)
+        assert torch.equal(cached.train.images, anew.train.images), f"a test changed the shared images of {domain}"
+        assert torch.equal(cached.test.images, anew.test.images), f"a test changed the shared images of {domain}"
 
 
 @pytest.fixture(autouse=True)

@@ -300,8 +300,10 @@ def test_a_resumed_private_run_knows_changed_data(tmp_path: Path) -> None:
     again = TouchedEngine(private(tmp_path, train={"rounds": 2}, resume=True))
     assert {name: device.register().content for name, device in again.inner.devices.items()} == said
     device = again.inner.devices[BRIGHT.id]
-    train, _ = device._own_data()
-    train.images[0] = 255 - train.images[0]
+    train, validation = device._own_data()
+    images = train.images.clone()  # the loaded domain is shared by every run of this process
+    images[0] = 255 - images[0]
+    device._own = replace(train, images=images), validation
     assert device.register().content != said[BRIGHT.id]
 
 
