@@ -20,8 +20,8 @@ SCRIPTS.append(ROOT / "docs" / "make_picture.py")
 PROCESSES = {"light_nodes", "round_overhead", "round_time", "wire"}
 """Scripts that start a SuperLink or Ray."""
 
-SLOW = {"measure", "many_answers", "scale"}
-"""Scripts whose dry run starts Python several times or traces every line."""
+SLOW = {"efficiency", "measure", "many_answers", "privacy_leakage", "scale"}
+"""Scripts whose dry run starts Python several times, traces every line or trains for long."""
 
 
 def marked(path: Path) -> object:
@@ -56,7 +56,10 @@ STARTS = """
 import subprocess, sys, time
 from bench.measuring import start
 def main():
-    inner = "import subprocess, sys; print(subprocess.Popen(['sleep', '300'], start_new_session=True).pid)"
+    inner = (
+        "import subprocess; quiet = subprocess.DEVNULL; "
+        "print(subprocess.Popen(['sleep', '300'], start_new_session=True, stdout=quiet, stderr=quiet).pid)"
+    )
     out = subprocess.run([sys.executable, "-c", inner], capture_output=True, text=True).stdout
     print(out.strip(), flush=True)
     ENDING

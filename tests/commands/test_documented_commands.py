@@ -1,0 +1,142 @@
+"""Every ``goldfinch`` and ``flwr run`` command that a page shows is one that the program takes, with those settings."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import click
+import pytest
+import typer
+from flwr.common.config import parse_config_args
+from support.scripts import ROOT
+
+import server.cli
+from common.overrides import overrides_in, split_overrides
+from common.settings import load_settings
+from server.commands import compare, reproduce, sweep
+
+PAGES = [
+    *(ROOT / name for name in ("README.md", "SECURITY.md", "CONTRIBUTING.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
+BLOCK = re.compile(r"^```(?:bash|sh|console)?\n(.*?)^```", re.DOTALL | re.MULTILINE)
+INDENTED = re.compile(r"^    (goldfinch .*)$", re.MULTILINE)
+SPAN = re.compile(r"`(goldfinch [a-z-]+(?: [^`]*)?|flwr run [^`]*)`")
+COMMAND = re.compile(r"(?:^|\s)((?:goldfinch|flwr run) .*)")
+
+VARIABLE = re.compile(r'^([A-Z][A-Z0-9]*)="?(.*?)"?$', re.MULTILINE)
+
+NOT_WHOLE = ("...", "KEY=", "=ID", "NAME=", "TABLE", "$change", "goldfinch program")
+"""What a text says in place of words of the reader's own."""
+
+NOT_COMPOSED = {
+    "mylib": "a class that the page has the reader write; tests/test_documentation.py writes and runs it",
+    "tuned=outputs": "a file that the command before it writes; tests/commands/test_tune.py runs both",
+    "tuned=fpl_on": "a name that stands for such a file",
+    "tuned=fedavg_on": "a name that stands for such a file",
+    "train.round=5": "the page shows the error that it gives",
+    "engine.connection=NAME": "a connection of the reader's own; tests/engines/test_processes.py makes one",
+}
+"""Commands whose settings are not composed here, by a part of them, and why."""
+
+NO_SETTINGS = {
+    *("certificates", "dismiss", "doctor", "enrol", "evaluate", "export", "figure", "list", "predict", "report"),
+    *("resume", "table"),
+}
+"""Commands that take folders and options, which the program parses, or a run that must be there."""
+
+
+def documented(page: Path) -> list[str]:
+    """The commands of a page, each on one line, with the page's shell variables put in."""
+    text = re.sub(r"\s*\\\n\s*", " ", page.read_text())
+    found = list(INDENTED.findall(text))
+    for block in BLOCK.findall(text):
+        for line in block.splitlines():
+            match = COMMAND.search(line.split(" #")[0])
+            if match and "docker" not in line:
+                found.append(match[1])
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    found += [" ".join(span.split()) for span in SPAN.findall(prose)]
+    variables = dict(VARIABLE.findall(text))
+    lines = []
+    for line in found:
+        for name, value in sorted(variables.items(), key=lambda item: -len(item[0])):
+            line = line.replace(f"${name}", value)
+        lines.append(re.split(r"\s{2,}|\s[|;&]", line.strip())[0])
+    return lines
+
+
+def shown() -> list[object]:
+    found = []
+    for page in PAGES:
+        for line in documented(page):
+            if not any(word in line for word in NOT_WHOLE):
+                name = f"{page.relative_to(ROOT)}: {line}"[:100].strip()
+                found.append(pytest.param(line, id=name))
+    return found
+
+
+SHOWN = shown()
+
+
+def check_flower(words: list[str]) -> None:
+    """Settings that ``flwr run`` would bring to the ServerApp."""
+    if "--run-config" in words:
+        configuration = parse_config_args([words[words.index("--run-config") + 1]])
+        load_settings(split_overrides(overrides_in(configuration)))
+
+
+def check_goldfinch(words: list[str], folder: Path) -> None:
+    """Settings of one of our commands, which the program has parsed."""
+    name = words[0]
+    rest = [word for word in words[1:] if "=" in word and not word.startswith(("-", "output="))]
+    if name in {"run", "demo", "deployment-demo"}:
+        load_settings(rest)
+    elif name == "sweep" and rest:
+        sweep.plan(rest, folder)
+    elif name == "tune" and rest:
+        load_settings(compare.arguments(rest, "tune")[0])
+    elif name == "compare" and rest:
+        chosen, *_ = compare.arguments(rest, "compare")
+        (methods,) = [word.partition("=")[2] for word in chosen if word.startswith("methods=")]
+        others = [word for word in chosen if not word.startswith("methods=")]
+        for method in methods.split(","):
+            load_settings([f"method={method}", *others])
+    elif name == "reproduce" and len(words) > 1:
+        request = reproduce.parse(words[1:])
+        table = request.table
+        rows = table.select(request.methods) if request.methods else table.rows_at(request.scale)
+        assert reproduce.plan(table, rows, (0,), request.scale, folder, request.overrides)
+    else:
+        assert name in NO_SETTINGS or not rest
+
+
+@pytest.mark.parametrize("line", SHOWN)
+def test_a_command_of_a_page_is_taken(line: str, tmp_path: Path) -> None:
+    words = shlex.split(line)
+    if words[0] == "flwr":
+        if not any(part in line for part in NOT_COMPOSED):
+            check_flower(words)
+        return
+    group = typer.main.get_command(server.cli.app)
+    assert isinstance(group, click.Group)
+    if words[1].startswith("--"):
+        group.make_context("goldfinch", words[1:], resilient_parsing=True)
+        return
+    name = words[1]
+    assert name in group.commands, f"goldfinch has no command {name}"
+    context = click.Context(group, info_name="goldfinch")
+    if len(words) > 2:
+        group.commands[name].make_context(name, words[2:], parent=context)
+    if not any(part in line for part in NOT_COMPOSED):
+        check_goldfinch(words[1:], tmp_path)
+
+
+def test_commands_of_the_pages_are_found() -> None:
+    lines = [str(parameter.values[0]) for parameter in SHOWN]
+    assert len(lines) > 100
+    assert any(line.startswith("flwr run") and "--run-config" in line for line in lines)
+    for part in NOT_COMPOSED:
+        assert any(part in line for line in lines), f"no page shows {part} any more: take it out of NOT_COMPOSED"
