@@ -215,7 +215,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args()
     if options.dry_run:
-        options.blocks, options.rounds = 1, 1
+        options.nodes, options.blocks, options.rounds = 1, 1, 1
     found: dict[str, list[Round]] = {name: [] for name in options.variants}
     with contextlib.suppress(KeyboardInterrupt):  # what was measured until then counts
         measure(found, options)

@@ -30,6 +30,7 @@ from server.reproduction.published import (
 )
 from server.results.run import Run, varying
 from server.results.seeds import Value
+from server.run.conduct import check_not_in_a_run
 
 ENGINES = ("inline", "ray")
 
@@ -176,6 +177,7 @@ def reproduce(request: Request, console: Console | None = None) -> Path:
     reduced = table.reduction(request.scale)
     rows = table.select(request.methods) if request.methods else table.rows_at(request.scale)
     seeds = request.seeds or (reduced and reduced.seeds) or table.seeds
+    check_not_in_a_run(request.folder)
     jobs = plan(table, rows, seeds, request.scale, request.folder, request.overrides)
     console.print(f"{table.name}, scale={request.scale}: {len(rows)} rows, seeds {', '.join(map(str, seeds))}")
     failures: Mapping[Path, str] = {}

@@ -27,6 +27,7 @@ from server.commands.sweep import Job, Progress, execute, insist, run_apart
 from server.plots.figures import COLOURS, new_figure, plain, save
 from server.results.run import Run
 from server.results.seeds import Value
+from server.run.conduct import check_not_in_a_run
 
 if TYPE_CHECKING:
     from optuna import Study
@@ -124,6 +125,7 @@ def hunt_of(words: Sequence[str], output: Path, trials: int, seeds: Sequence[int
     if {"rounds.test", "resume", "overwrite"} & given:
         raise ConfigError("rounds.test, resume and overwrite are the search's own to set")
     words = [f"protocol.validation={VALIDATION}", f"seed={SEARCH_SEED}", *words]
+    check_not_in_a_run(output)
     settings = settings_of(compose_config([*words, "rounds.test=false"]))
     if isinstance(settings.privacy, GaussianPrivacy):
         raise ConfigError(

@@ -214,8 +214,8 @@ class FlowerStrategy(Strategy):
         ]
         accuracy = domain_accuracy(scores) if scores else {}
         log(INFO, "round %s: accuracy %s", server_round, accuracy)
-        missing = sorted(set(self.settings.test_scorers) - set(accuracy)) if server.scoring and scores else []
-        if missing:
+        missing = sorted(set(self.settings.test_scorers) - set(accuracy))
+        if missing and server.scoring and self.settings.rounds.test:
             log(WARNING, "round %s: the accuracy is partial, without %s", server_round, ", ".join(missing))
         return self._parameters(), {f"accuracy {domain}": value for domain, value in accuracy.items()}
 

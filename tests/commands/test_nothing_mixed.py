@@ -94,6 +94,15 @@ def test_a_run_is_not_written_into_a_run_nor_around_others(tmp_path: Path) -> No
     words = ["run", "method=fedavg", "train.rounds=1", "--quiet"]
     assert main([*words, f"output={tmp_path / 'run' / 'inner'}"]) == 1
     assert main([*words, f"output={tmp_path}"]) == 1
+    inner = f"output={tmp_path / 'run' / 'inner'}"
+    for others in (
+        ["sweep", *words[1:3]],
+        ["tune", *words[1:3]],
+        ["compare", "methods=fpl"],
+        ["reproduce", "fpl_office"],
+    ):
+        assert main([*others, inner]) == 1, others
+    assert not (tmp_path / "run" / "inner").exists()
 
 
 def test_a_search_s_trials_are_no_rows_of_a_table_of_tests(tmp_path: Path) -> None:

@@ -142,6 +142,23 @@ def test_the_strategy_leaves_outliers_out(tmp_path: Path) -> None:
     assert states[1e6] == states[None]
 
 
+def test_the_strategy_says_which_domains_an_accuracy_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(flower, "log", lambda level, text, *arguments: said.append(text % arguments))
+    overrides = [*OVERRIDES, "method=fedavg", f"output={tmp_path}"]
+    strategy = FlowerStrategy(FedAvg(), load_settings(overrides))
+    answers = answers_of(strategy, simulation(3, overrides))
+    _, whole = strategy.aggregate_fit(1, answers, [])
+    assert not [line for line in said if "partial" in line]
+    scoring = [len(fit_res_to_answer(answer)[0].scores) > 0 for _, answer in answers]
+    del answers[scoring.index(True)]
+    _, partial = strategy.aggregate_fit(1, answers, [])
+    lost = sorted(name.removeprefix("accuracy ") for name in set(whole) - set(partial))
+    assert lost
+    expected = f"round 1: the accuracy is partial, without {', '.join(lost)}"
+    assert [line for line in said if "partial" in line] == [expected]
+
+
 def test_the_strategy_skips_a_round_with_too_few_answers(tmp_path: Path) -> None:
     overrides = [*OVERRIDES, "method=fedavg", "aggregation=trimmed_mean", f"output={tmp_path}"]
     strategy = FlowerStrategy(FedAvg(), load_settings(overrides))

@@ -20,6 +20,7 @@ from common.errors import ConfigError
 from common.metrics import PARTIAL
 from common.wire.messages import Request
 from server.cli import main
+from server.commands.figure import bars_of
 from server.commands.sweep import Job, plan
 from server.commands.tune import _try, hunt_of, scores_of
 from server.plots.figures import score as figure_score
@@ -277,6 +278,12 @@ def test_figures_leave_partial_values_out(folders: Mapping[str, Path]) -> None:
     with pytest.raises(ConfigError, match=r"partial score, without dark \(last scored in round 1\)"):
         figure_score(partial, "final", "average")
     assert figure_score(partial, "final", "bright") > 0
+    drawn = bars_of([partial, Run(folders["other"])], "final")
+    (axes,) = drawn.axes
+    title = " ".join(drawn.get_suptitle().split())
+    assert "without dark (last scored in round 1)" in title
+    counts = sorted(len(each.patches) for each in axes.containers if hasattr(each, "patches"))
+    assert counts == [2, 4], "the partial domain and the partial average have no bar"
 
 
 # ---- leave-one-out ---------------------------------------------------------------------------------------------------
