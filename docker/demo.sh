@@ -104,12 +104,14 @@ say "round 1 is done; killing everything in $victim (kill -9)"
 "${compose[@]}" exec -T "$victim" sh -c 'kill -9 -1' >/dev/null 2>&1 || true
 before=$SECONDS
 wait_for 900 "the round after the kill" reached 2
-say "round 2 is done, $((SECONDS - before)) s after the kill; Docker has restarted $victim $(state .RestartCount "$victim") times"
+restarts=$(state .RestartCount "$victim")
+say "round 2 is done, $((SECONDS - before)) s after the kill; Docker has restarted $victim $restarts times"
 code=0
 wait "$run" || code=$?
 sed 's/^/       /' "$log"
 [ $code -eq 0 ] || fail "the run failed"
 say "the run is finished"
+[ "$(state .RestartCount "$victim")" -ge 1 ] || fail "$victim was not killed: Docker has not restarted it"
 
 "${compose[@]}" exec -T serverapp python3 /opt/goldfinch/check_record.py /outputs/fpl --rounds "$rounds" --clients 4 --killed "$client" \
   2>&1 | sed 's/^/       /' || fail "the run's record is not as it should be"
