@@ -10,15 +10,15 @@ from rich.markdown import Markdown
 
 from common.errors import ConfigError
 from common.storage.files import write_json, write_text
-from server.commands.sweep import Job, all_options, default_output, execute, insist
+from server.commands.sweep import Job, all_options, default_output, execute, raise_failures
 from server.commands.tune import (
-    Hunt,
+    TuningSearch,
+    finished_trials,
     fresh_runs,
-    hunt_of,
+    plain_printer,
+    plan_search,
+    run_search,
     scores_of,
-    search,
-    speaker,
-    tried,
     varies_partition,
     write_best,
 )
@@ -50,10 +50,10 @@ def arguments(words: Sequence[str], command: str) -> tuple[list[str], Path, int,
 
 
 @dataclass(frozen=True)
-class Rival:
+class TunedMethod:
     """One method of a comparison: its search with the best validation score, its fresh runs, and the search's hours."""
 
-    hunt: Hunt
+    search: TuningSearch
     validation: float
     runs: list[Job]
     search_hours: float
@@ -61,7 +61,7 @@ class Rival:
     @property
     def name(self) -> str:
         """The method's name; a star if each client was scored with a model of its own."""
-        method = self.hunt.settings.method
+        method = self.search.settings.method
         return f"{method.name}{' *' * method.personal}"
 
 
@@ -76,69 +76,69 @@ def compare(words: Sequence[str], output: Path, trials: int, seeds: Sequence[int
     if len(chosen) != 1 or not seeds:
         raise ConfigError("goldfinch compare methods=fedavg,fpl data=glyphs trials=20 seeds=0,1,2: methods and seeds")
     names = all_options(f"method={chosen[0]}").partition("=")[2].split(",")
-    console, hunts = Console(), []
-    say = speaker(console)
+    console, searches = Console(), []
+    say = plain_printer(console)
     for name in dict.fromkeys([BASE, *names]):
         try:
-            hunts.append(hunt_of([f"method={name}", *rest], output, trials, seeds))
+            searches.append(plan_search([f"method={name}", *rest], output, trials, seeds))
         except ConfigError as error:
             if chosen[0] != "*":
                 raise
             say(f"left out: {name}: {error}")
-    if not hunts:
+    if not searches:
         raise ConfigError("no method is left to compare; the reasons are above")
-    rivals = []
-    for hunt in hunts:
-        study = search(hunt, jobs, console)
-        write_best(hunt, study)
-        seconds = sum(trial.duration.total_seconds() for trial in tried(study) if trial.duration)
-        runs = fresh_runs(hunt, hunt.settings.method.name, study.best_trial.params, seeds)
-        rivals.append(Rival(hunt, study.best_value, runs, seconds / 3600))
-    insist(execute([job for rival in rivals for job in rival.runs], jobs, console, "validated"))
-    text = table(rivals, seeds)
+    tuned = []
+    for search in searches:
+        study = run_search(search, jobs, console)
+        write_best(search, study)
+        seconds = sum(trial.duration.total_seconds() for trial in finished_trials(study) if trial.duration)
+        runs = fresh_runs(search, search.settings.method.name, study.best_trial.params, seeds)
+        tuned.append(TunedMethod(search, study.best_value, runs, seconds / 3600))
+    raise_failures(execute([job for method in tuned for job in method.runs], jobs, console, "validated"))
+    text = table(tuned, seeds)
     write_text(output / "compare.md", f"`goldfinch compare {' '.join(words)} trials={trials}`\n\n{text}\n")
-    scores = {rival.hunt.settings.method.name: scores_of(rival.runs) for rival in rivals}
+    scores = {method.search.settings.method.name: scores_of(method.runs) for method in tuned}
     write_json(output / "compare.json", {"seeds": list(seeds), "scores": scores})
     console.print(Markdown(text))
     say(f"wrote {output / 'compare.md'}")
 
 
-def table(rivals: Sequence[Rival], seeds: Sequence[int]) -> str:
+def table(tuned: Sequence[TunedMethod], seeds: Sequence[int]) -> str:
     """Markdown: rank, mean and deviation over seeds, paired difference to FedAvg with its interval, hours, bytes."""
-    scores = {rival.name: scores_of(rival.runs) for rival in rivals}
-    order = sorted(rivals, key=lambda rival: -statistics.fmean(scores[rival.name]))
-    base = next(rival.name for rival in rivals if rival.hunt.settings.method.name == BASE)
-    settings = rivals[0].hunt.settings
+    scores = {method.name: scores_of(method.runs) for method in tuned}
+    order = sorted(tuned, key=lambda method: -statistics.fmean(scores[method.name]))
+    base = next(method.name for method in tuned if method.search.settings.method.name == BASE)
+    settings = tuned[0].search.settings
     partition = f"partition_seed={getattr(settings.protocol, 'partition_seed', None)}"
-    if varies_partition(rivals[0].hunt):
+    if varies_partition(tuned[0].search):
         partition = "partitions drawn by the same seeds, the search by its own"
     lines = [
         f"{settings.choices['data']}, protocol {settings.choices['protocol']}, model {settings.choices['model']}, "
         f"{settings.train.rounds} rounds: average accuracy over domains in %, on test, in the round that is best on "
         f"validation (a share of {settings.protocol.validation:g} of each client's training samples). Each method had "
-        f"{rivals[0].hunt.trials} trials on validation alone, with seed {settings.seed}, "
-        f"{_first_trials(rivals)}; the runs below have seeds {', '.join(map(str, seeds))}, {partition}.",
+        f"{tuned[0].search.trials} trials on validation alone, with seed {settings.seed}, "
+        f"{_first_trials(tuned)}; the runs below have seeds {', '.join(map(str, seeds))}, {partition}.",
         "",
         "| rank | method | test | validation in the search | minus FedAvg, 95 % interval | hours | MB a run |",
         "|---:|---|---:|---:|---:|---:|---:|",
     ]
-    for rank, rival in enumerate(order, 1):
-        found = scores[rival.name]
-        against = "" if rival.name == base else interval(found, scores[base])
-        ends = [job.summary() or {} for job in rival.runs]
-        hours = rival.search_hours + sum(end["wall_seconds"] for end in ends) / 3600
+    for rank, method in enumerate(order, 1):
+        found = scores[method.name]
+        against = "" if method.name == base else interval(found, scores[base])
+        ends = [job.summary() or {} for job in method.runs]
+        hours = method.search_hours + sum(end["wall_seconds"] for end in ends) / 3600
         size = statistics.fmean((end["bytes"]["up"] + end["bytes"]["down"]) / 1e6 for end in ends)
-        cells = (rank, rival.name, Value.of(found), f"{rival.validation:.2f}", against, f"{hours:.2f}", f"{size:.1f}")
+        cells = (rank, method.name, Value.of(found), f"{method.validation:.2f}", against, f"{hours:.2f}", f"{size:.1f}")
         lines.append(f"| {' | '.join(map(str, cells))} |")
-    if any(rival.hunt.settings.method.personal for rival in rivals):
+    if any(method.search.settings.method.personal for method in tuned):
         lines += ["", f"A star: {OWN_MODELS.partition(';')[0].removeprefix('* ')}, not one shared model."]
     return "\n".join(lines)
 
 
-def _first_trials(rivals: Sequence[Rival]) -> str:
+def _first_trials(tuned: Sequence[TunedMethod]) -> str:
     """Return what the first trials were: which methods began with values that a paper prints for the data set."""
     groups = {
-        start: [rival.hunt.settings.method.name for rival in rivals if rival.hunt.start == start]
+        start: [method.search.settings.method.name for method in tuned if method.search.start == start]
         for start in ("printed", "default", "given")
     }
     named = [f"{start} values for {', '.join(names)}" for start, names in groups.items() if names]

@@ -16,7 +16,7 @@ from common.errors import ConfigError, nearest
 from common.overrides import quoted_override
 from common.settings import RunSettings, load_settings
 from common.storage.files import write_bytes, write_json, write_text
-from server.commands.sweep import Job, execute, insist
+from server.commands.sweep import Job, execute, raise_failures
 from server.plots.figures import bars, convergence, rendered, sensitivity
 from server.reproduction.comparison import Comparison, Line
 from server.reproduction.pages import Picture, pages
@@ -190,7 +190,7 @@ def reproduce(request: Request, console: Console | None = None) -> Path:
         splits = {client: split for job in jobs for client, split in (job.summary() or {}).get("splits", {}).items()}
         if splits:
             console.print(f"split, SHA-256: {combined_hash(splits)}", highlight=False, soft_wrap=True)
-    insist(failures)
+    raise_failures(failures)
     return path
 
 

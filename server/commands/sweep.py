@@ -195,7 +195,7 @@ def sweep(arguments: Sequence[str], output: Path, jobs: int = 1, *, overwrite: b
     ended = [job for job in planned if job.summary() is not None]
     if ended:
         _write_tables(ended, output, arguments, console)
-    insist(failures)
+    raise_failures(failures)
 
 
 def execute(
@@ -225,7 +225,7 @@ def execute(
     with console.status("starting") as status, ThreadPoolExecutor(max(1, jobs)) as pool:
         show = Progress(status.update)
         try:
-            ended = pool.map(partial(run_apart, running=running, show=show), waiting)
+            ended = pool.map(partial(run_subprocess, running=running, show=show), waiting)
             for done, (job, problem) in enumerate(ended, 1):
                 left = (time.perf_counter() - started) / done * (len(waiting) - done)
                 said = f"FAILED: {problem}" if problem else _score(job, rule)
@@ -246,7 +246,7 @@ def privacy_lines(jobs: Sequence[Job]) -> list[str]:
     return [f"privacy, {report['runs']} runs on {data} together: {spoken(report)}" for data, report in reports.items()]
 
 
-def insist(failures: Mapping[Path, str]) -> None:
+def raise_failures(failures: Mapping[Path, str]) -> None:
     """Refuse to go on from failures of :func:`execute`.
 
     Raises:
@@ -270,7 +270,7 @@ class Progress:
         self.write(escape("\n".join(f"{label}: {line}" for label, line in list(self.lines.items()))))
 
 
-def run_apart(
+def run_subprocess(
     job: Job,
     running: dict[str, subprocess.Popen[bytes]],
     show: Callable[[str, str], None],

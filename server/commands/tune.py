@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import subprocess
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +22,7 @@ from common.overrides import quoted_override
 from common.privacy import GaussianPrivacy
 from common.settings import RunSettings, result_settings, settings_of, yaml_of
 from common.storage.files import write_text
-from server.commands.sweep import Job, Progress, execute, insist, run_apart
+from server.commands.sweep import Job, Progress, execute, raise_failures, run_subprocess
 from server.plots.figures import COLOURS, new_figure, plain, save
 from server.results.run import Run
 from server.results.seeds import Value
@@ -31,6 +30,7 @@ from server.run.conduct import check_not_in_a_run
 
 if TYPE_CHECKING:
     from optuna import Study
+    from optuna.distributions import BaseDistribution
     from optuna.trial import FrozenTrial, Trial
 
 SEARCH_SEED = 1000
@@ -74,7 +74,7 @@ def overrides_for(values: Mapping[str, float]) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Hunt:
+class TuningSearch:
     """One search.
 
     Args:
@@ -108,7 +108,7 @@ class Hunt:
         return json.loads(json.dumps({**settings, "space": space, "code": self.settings.code}, default=str))
 
 
-def hunt_of(words: Sequence[str], output: Path, trials: int, seeds: Sequence[int]) -> Hunt:
+def plan_search(words: Sequence[str], output: Path, trials: int, seeds: Sequence[int]) -> TuningSearch:
     """Return the search that ``words`` describe, checked.
 
     It begins with the printed values for the data set where ``conf/printed/`` has some; ``printed=false`` begins with
@@ -143,7 +143,7 @@ def hunt_of(words: Sequence[str], output: Path, trials: int, seeds: Sequence[int
     if given & ({*space, *paper} - {RATE}):
         start = "given"
     folder = output / settings.choices["data"] / settings.choices["method"]
-    return Hunt(tuple(words), settings, folder, trials, start, fixed)
+    return TuningSearch(tuple(words), settings, folder, trials, start, fixed)
 
 
 def _with_start(words: Sequence[str], own: Sequence[str]) -> tuple[list[str], Mapping[str, float]]:
@@ -156,89 +156,121 @@ def _with_start(words: Sequence[str], own: Sequence[str]) -> tuple[list[str], Ma
     return with_printed([*own, "printed=true"]), paper.values if paper else {}
 
 
-def speaker(console: Console) -> Callable[[str], None]:
+def plain_printer(console: Console) -> Callable[[str], None]:
     """What prints a text as it stands, however long its lines are."""
     return partial(console.print, highlight=False, markup=False, soft_wrap=True)
 
 
-def search(hunt: Hunt, jobs: int, console: Console) -> Study:
-    """Do the trials that are missing, ``jobs`` at a time; the study, which outlives interruption in ``study.db``.
+def run_search(search: TuningSearch, jobs: int, console: Console) -> Study:
+    """Run the trials that are missing, ``jobs`` at a time, with Optuna's ``study.optimize``.
 
-    The first trial has the values that the settings have. A run that ends without a score counts as one that scored 0.
+    The first trial has the values that the settings have. A run that fails counts as a trial that scored 0. The study
+    is kept in ``study.db``: a trial that was interrupted is run again, with the same values, by the next call. One
+    trial at a time draws the same values whether the search is interrupted or not; with several, Optuna draws from
+    the system's entropy.
 
     Raises:
         ConfigError: the folder's study is of other settings, or no run came to a score.
+        CheckpointError: ``study.db`` cannot be read.
     """
     with libraries_of("tune", "goldfinch tune"):
         import optuna
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    say = speaker(console)
-    rounds = hunt.settings.train.rounds
-    hunt.folder.mkdir(parents=True, exist_ok=True)
-    with _damage(hunt.folder):
-        study = optuna.create_study(
-            storage=f"sqlite:///{(hunt.folder / 'study.db').absolute()}",
-            study_name="goldfinch",
-            direction="maximize",
-            load_if_exists=True,
-            pruner=optuna.pruners.MedianPruner(n_startup_trials=STARTUP, n_warmup_steps=max(1, rounds // 4)),
-        )
-        known = study.user_attrs.get("subject")
-    if known is None:
-        study.set_user_attr("subject", hunt.subject)
-        study.enqueue_trial(starting_values(hunt.settings, space_of(hunt.settings)))
-    elif known != hunt.subject:
-        differ = sorted(key for key in known | hunt.subject if known.get(key) != hunt.subject.get(key))
-        raise ConfigError(
-            f"{hunt.folder} holds a study of other settings ({', '.join(differ[:5])}): choose another output="
-        )
-    for trial in study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.RUNNING,)):
-        study.tell(trial.number, state=optuna.trial.TrialState.FAIL)  # it was interrupted, and goes on as another
-        study.enqueue_trial(trial.params)
-    lock, running, stopping = threading.Lock(), dict[str, subprocess.Popen[bytes]](), threading.Event()
-    total = hunt.trials
-    say(f"{hunt.settings.method.name}: {min(total, len(tried(study)))} of {total} trials done; output in {hunt.folder}")
+    say = plain_printer(console)
+    study = _open_study(search)
+    _enqueue_interrupted(study)
+    done, total, space = len(finished_trials(study)), search.trials, space_of(search.settings)
+    say(f"{search.settings.method.name}: {min(total, done)} of {total} trials done; output in {search.folder}")
+    stopping = threading.Event()
+    problems: list[BaseException] = []
 
-    def one(show: Progress) -> None:
-        while not stopping.is_set():
-            with lock:
-                begun = [trial for trial in study.get_trials(deepcopy=False) if trial.state.name in COUNTED]
-                if len(begun) >= total:
-                    return
-                seed = hunt.settings.seed + len(begun)  # so that a search which goes on is the same search
-                study.sampler = optuna.samplers.TPESampler(n_startup_trials=STARTUP, seed=seed, constant_liar=jobs > 1)
-                trial = study.ask()
-                values = {
-                    name: trial.suggest_float(name, each.low, each.high, log=each.log)
-                    for name, each in space_of(hunt.settings).items()
-                }
+    def use_own_seed(study: Study, _: FrozenTrial | None = None) -> None:
+        """Give the next trial a seed of its own, so that a search which is resumed draws the same values."""
+        begun = [trial for trial in study.get_trials(deepcopy=False) if trial.state.name in COUNTED]
+        seed = search.settings.seed + len(begun)
+        study.sampler = optuna.samplers.TPESampler(n_startup_trials=STARTUP, seed=seed, constant_liar=jobs > 1)
+
+    def print_trial(study: Study, trial: FrozenTrial) -> None:
+        chosen = " ".join(f"{name.rpartition('.')[2]}={value:.3g}" for name, value in trial.params.items())
+        say(f"[{len(finished_trials(study))}/{total}] {chosen}: {trial.user_attrs['outcome']}")
+
+    with console.status("starting") as status, ThreadPoolExecutor(1) as pool:
+        show = Progress(status.update)
+
+        def objective(trial: Trial) -> float:
+            values = {
+                name: trial.suggest_float(name, each.low, each.high, log=each.log) for name, each in space.items()
+            }
             try:
-                outcome = _try(hunt, trial, values, running, show, stopping)
-            except BaseException:
+                return run_trial(search, trial, values, show, stopping)
+            except optuna.TrialPruned:
+                raise
+            except BaseException as error:
+                problems.append(error)  # study.optimize does not raise what the last parallel trials raised
                 stopping.set()
                 raise
-            if outcome is None:
-                return
-            with lock:
-                study.tell(trial, outcome[0], state=None if outcome[0] is not None else optuna.trial.TrialState.PRUNED)
-                chosen = (f"{name.rpartition('.')[2]}={value:.3g}" for name, value in values.items())
-                say(f"[{len(tried(study))}/{total}] {' '.join(chosen)}: {outcome[1]}")
 
-    with console.status("starting") as status, ThreadPoolExecutor(jobs) as pool:
-        show = Progress(status.update)
+        use_own_seed(study)
+        callbacks: list[Callable[[Study, FrozenTrial], None]] = [print_trial, use_own_seed]
+        optimize = partial(study.optimize, n_trials=max(0, total - done), n_jobs=jobs, callbacks=callbacks)
         try:
-            for done in [pool.submit(one, show) for _ in range(jobs)]:
-                done.result()
+            pool.submit(optimize, objective).result()
+            if problems:
+                raise problems[0]
         except BaseException as error:
-            stopping.set()
-            for process in list(running.values()):
-                process.terminate()  # each keeps its last complete round, and the next search goes on from it
-            if isinstance(error, KeyboardInterrupt) and not error.args:
-                error.args = ("stopped; the same command goes on where it was",)
-            raise
-    if not any(trial.value for trial in tried(study)):
-        raise ConfigError(f"no trial came to a score; see run.log in {hunt.folder / 'trials'}")
+            stopping.set()  # each run ends with its last complete round, and the next search goes on from it
+            first = problems[0] if problems else error
+            if isinstance(first, KeyboardInterrupt) and not first.args:
+                first.args = ("stopped; the same command goes on where it was",)
+            raise first from None
+    if not any(trial.value for trial in finished_trials(study)):
+        raise ConfigError(f"no trial came to a score; see run.log in {search.folder / 'trials'}")
     return study
+
+
+def _open_study(search: TuningSearch) -> Study:
+    """Return the study in the search's folder; a new one begins with the values that the settings have."""
+    import optuna
+
+    lock = threading.Lock()
+
+    class LockedStudy(optuna.Study):
+        """A study that one thread asks at a time: SQLite would give a queued trial to two of them."""
+
+        def ask(self, fixed_distributions: dict[str, BaseDistribution] | None = None) -> Trial:
+            with lock:
+                return super().ask(fixed_distributions)
+
+    search.folder.mkdir(parents=True, exist_ok=True)
+    name, storage = "goldfinch", f"sqlite:///{(search.folder / 'study.db').absolute()}"
+    warm_up = max(1, search.settings.train.rounds // 4)
+    pruner = optuna.pruners.MedianPruner(n_startup_trials=STARTUP, n_warmup_steps=warm_up)
+    with _damage(search.folder):
+        optuna.create_study(study_name=name, storage=storage, direction="maximize", load_if_exists=True)
+        study = LockedStudy(study_name=name, storage=storage, pruner=pruner)
+        known = study.user_attrs.get("subject")
+    if known is None:
+        study.set_user_attr("subject", search.subject)
+        study.enqueue_trial(starting_values(search.settings, space_of(search.settings)))
+    elif known != search.subject:
+        differ = sorted(key for key in known | search.subject if known.get(key) != search.subject.get(key))
+        raise ConfigError(
+            f"{search.folder} holds a study of other settings ({', '.join(differ[:5])}): choose another output="
+        )
+    return study
+
+
+def _enqueue_interrupted(study: Study) -> None:
+    """Queue the trials again that were interrupted, each once: Optuna has them as failed, or as running if killed."""
+    from optuna.trial import TrialState
+
+    trials = study.get_trials(deepcopy=False)
+    repeated = {trial.user_attrs.get("repeats") for trial in trials}
+    for trial in trials:
+        if trial.state == TrialState.RUNNING:
+            study.tell(trial.number, state=TrialState.FAIL)
+        if trial.state in (TrialState.RUNNING, TrialState.FAIL) and trial.number not in repeated:
+            study.enqueue_trial(trial.params, user_attrs={"repeats": trial.number})
 
 
 @contextlib.contextmanager
@@ -251,21 +283,31 @@ def _damage(folder: Path) -> Iterator[None]:
         raise CheckpointError(f"{folder / 'study.db'} is damaged or of another program: {error}") from error
 
 
-def tried(study: Study) -> list[FrozenTrial]:
-    """The trials that came to their end or were broken off, in their order."""
+def finished_trials(study: Study) -> list[FrozenTrial]:
+    """Return the trials that are complete or pruned, in their order."""
     return [trial for trial in study.get_trials(deepcopy=False) if trial.state.name in ("COMPLETE", "PRUNED")]
 
 
-def _try(
-    hunt: Hunt,
+def run_trial(
+    search: TuningSearch,
     trial: Trial,
     values: Mapping[str, float],
-    running: dict[str, subprocess.Popen[bytes]],
     show: Callable[[str, str], None],
     stopping: threading.Event,
-) -> tuple[float | None, str] | None:
-    """A trial's value with words for it: none of one that was broken off; nothing if the search is."""
-    job = hunt.job(f"trial {trial.number}", "trials", values, f"seed={hunt.settings.seed}", "rounds.test=false")
+) -> float:
+    """Return the best validation score of a run with ``values``, in percent; 0 if the run failed.
+
+    Each round's score is reported to the trial. ``stopping`` ends the run; its next call goes on from its checkpoint.
+
+    Raises:
+        TrialPruned: the run was worse than the others' median and was ended.
+        KeyboardInterrupt: ``stopping`` was set.
+        ConfigError: no round was validated by every client, or the run did not start.
+    """
+    import optuna
+
+    seed = f"seed={search.settings.seed}"
+    job = search.job(f"trial {trial.number}", "trials", values, seed, "rounds.test=false")
     reported: set[int] = set()
 
     def hopeless() -> bool:
@@ -280,11 +322,14 @@ def _try(
                         return True
         return False
 
-    _, problem = run_apart(job, running, show, hopeless) if job.summary() is None else (job, "")
+    problem = ""
+    if job.summary() is None and not stopping.is_set():
+        _, problem = run_subprocess(job, {}, show, lambda: stopping.is_set() or hopeless())
     if stopping.is_set():
-        return None
+        raise KeyboardInterrupt
     if hopeless() or (not problem and job.summary() is None):
-        return None, f"broken off after round {max(reported, default=0)}"
+        trial.set_user_attr("outcome", f"broken off after round {max(reported, default=0)}")
+        raise optuna.TrialPruned
     summary = job.summary()
     if summary is not None and "validation" in summary:
         best = summary["validation"]
@@ -293,37 +338,41 @@ def _try(
                 f"{job.label}: no round was validated by every client, so it cannot be compared with other trials: the "
                 f"best is without {named_missing(best['missing'])} (see {job.folder / 'run.log'})"
             )
-        return float(best["average"]), f"validation {best['average']:.2f} in round {best['round']}"
+        trial.set_user_attr("outcome", f"validation {best['average']:.2f} in round {best['round']}")
+        return float(best["average"])
     with contextlib.suppress(GoldfinchError):
         if Run(job.folder).status == "failed":  # such as a state that is no longer finite
-            return 0.0, f"no score: {problem}"
+            trial.set_user_attr("outcome", f"no score: {problem}")
+            return 0.0
     raise ConfigError(f"{job.label}: {problem} (see {job.folder / 'run.log'})")
 
 
 # ---- what came of it -------------------------------------------------------------------------------------------------
 
 
-def write_best(hunt: Hunt, study: Study) -> Path:
+def write_best(search: TuningSearch, study: Study) -> Path:
     """``best.yaml``, which ``goldfinch run tuned=`` takes, and ``trials.png``; the former's place."""
-    best, ends = study.best_trial, tried(study)
+    best, ends = study.best_trial, finished_trials(study)
     pruned = sum(trial.state.name == "PRUNED" for trial in ends)
-    settings, chosen = hunt.settings, " ".join(hunt.words)
+    settings, chosen = search.settings, " ".join(search.words)
     found = (
         f"{len(ends)} trials ({pruned} broken off) of {settings.train.rounds} rounds with seed {settings.seed}, by "
         f"validation on {settings.protocol.validation:g} of each client's training samples: {best.value:.2f} %, and "
-        f"{ends[0].value or 0.0:.2f} % with the {hunt.start} values. No test set was looked at. Settings: {chosen}"
+        f"{ends[0].value or 0.0:.2f} % with the {search.start} values. No test set was looked at. Settings: {chosen}"
     )
-    choices, path = settings.choices, hunt.folder / "best.yaml"
-    content = Tuned(choices["method"], choices["data"], found, {**hunt.fixed, **best.params})
+    choices, path = settings.choices, search.folder / "best.yaml"
+    content = Tuned(choices["method"], choices["data"], found, {**search.fixed, **best.params})
     write_text(path, f"# goldfinch run tuned={path}\n{yaml_of(vars(content))}")
-    _draw(hunt, ends)
+    _draw(search, ends)
     return path
 
 
-def _draw(hunt: Hunt, ends: Sequence[FrozenTrial]) -> None:
+def _draw(search: TuningSearch, ends: Sequence[FrozenTrial]) -> None:
     """Validation by trial with the best so far, then by each setting that was searched."""
-    space = space_of(hunt.settings)
-    figure = new_figure(3.0 * (1 + len(space)), 3.0, f"{hunt.settings.method.name}: validation accuracy in %, by trial")
+    space = space_of(search.settings)
+    figure = new_figure(
+        3.0 * (1 + len(space)), 3.0, f"{search.settings.method.name}: validation accuracy in %, by trial"
+    )
     panels = figure.subplots(1, 1 + len(space), sharey=True, squeeze=False)[0]
     values = [max(trial.intermediate_values.values(), default=0.0) for trial in ends]
     whole = [trial.state.name == "COMPLETE" for trial in ends]
@@ -340,26 +389,26 @@ def _draw(hunt: Hunt, ends: Sequence[FrozenTrial]) -> None:
         panel.set_xscale("log" if each is not None and each.log else "linear")
         panel.set_xlabel(name)
     panels[0].legend(fontsize=7)
-    save(figure, hunt.folder / "trials.png")
+    save(figure, search.folder / "trials.png")
 
 
 PARTITION = "protocol.partition_seed"
 
 
-def varies_partition(hunt: Hunt) -> bool:
+def varies_partition(search: TuningSearch) -> bool:
     """Whether a fresh run's seed also draws its partition: the protocol has one, and the user did not fix it."""
-    fixed = any(item.startswith(f"{PARTITION}=") for item in hunt.words)
-    return "partition_seed" in hunt.settings.raw["protocol"] and not fixed
+    fixed = any(item.startswith(f"{PARTITION}=") for item in search.words)
+    return "partition_seed" in search.settings.raw["protocol"] and not fixed
 
 
-def fresh_runs(hunt: Hunt, label: str, values: Mapping[str, float], seeds: Sequence[int]) -> list[Job]:
+def fresh_runs(search: TuningSearch, label: str, values: Mapping[str, float], seeds: Sequence[int]) -> list[Job]:
     """Return runs with ``values`` and seeds that were not in the search, scored on test.
 
     A run's seed is the seed of its partition too (``protocol.partition_seed=null``), so that the deviation over runs
     has that of the partition in it. All runs of a row then have one configuration, which is why they are one group.
     """
-    more = [f"{PARTITION}=null"] if varies_partition(hunt) else []
-    return [hunt.job(f"{label} seed={n}", "fresh", values, *more, f"seed={n}", name=f"seed-{n}") for n in seeds]
+    more = [f"{PARTITION}=null"] if varies_partition(search) else []
+    return [search.job(f"{label} seed={n}", "fresh", values, *more, f"seed={n}", name=f"seed-{n}") for n in seeds]
 
 
 def scores_of(jobs: Sequence[Job]) -> list[float]:
@@ -385,25 +434,25 @@ def scores_of(jobs: Sequence[Job]) -> list[float]:
 def tune(words: Sequence[str], output: Path, trials: int, seeds: Sequence[int], jobs: int = 1) -> None:
     """Search, write what was found, and say on fresh seeds what was gained on test."""
     console = Console()
-    say = speaker(console)
-    hunt = hunt_of(words, output, trials, seeds)
-    study = search(hunt, jobs, console)
-    path, best = write_best(hunt, study), study.best_trial.params
+    say = plain_printer(console)
+    search = plan_search(words, output, trials, seeds)
+    study = run_search(search, jobs, console)
+    path, best = write_best(search, study), study.best_trial.params
     say(f"best: {' '.join(overrides_for(best))}")
     if seeds:
-        start = starting_values(hunt.settings, space_of(hunt.settings))
-        kinds = fresh_runs(hunt, hunt.start, start, seeds), fresh_runs(hunt, "found", best, seeds)
-        insist(execute([*kinds[0], *kinds[1]], jobs, console, "validated"))
+        start = starting_values(search.settings, space_of(search.settings))
+        kinds = fresh_runs(search, search.start, start, seeds), fresh_runs(search, "found", best, seeds)
+        raise_failures(execute([*kinds[0], *kinds[1]], jobs, console, "validated"))
         before, after = map(scores_of, kinds)
         gain = Value.of([new - old for new, old in zip(after, before, strict=True)])
         text = (
-            f"{hunt.settings.method.name}: test accuracy in the round that is best on validation, "
+            f"{search.settings.method.name}: test accuracy in the round that is best on validation, "
             f"seeds {', '.join(map(str, seeds))}, none of them in the search"
-            f"{', each with a partition of its own' * varies_partition(hunt)}\n"
-            f"  {f'{hunt.start} values':14}  {Value.of(before)}\n"
+            f"{', each with a partition of its own' * varies_partition(search)}\n"
+            f"  {f'{search.start} values':14}  {Value.of(before)}\n"
             f"  found values    {Value.of(after)}\n"
             f"  gained          {gain} points"
         )
-        write_text(hunt.folder / "gain.txt", text + "\n")
+        write_text(search.folder / "gain.txt", text + "\n")
         say(text)
     say(f"wrote {path}, trials.png beside it\nnow: goldfinch run tuned={path}")

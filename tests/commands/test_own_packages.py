@@ -167,7 +167,7 @@ def test_a_sweep_hands_the_folder_to_its_runs(folder: Path, tmp_path: Path, monk
 
     monkeypatch.setattr(subprocess, "Popen", start)
     with pytest.raises(OSError, match="not started"):
-        sweep_module.run_apart(jobs[0], {}, lambda label, line: None)
+        sweep_module.run_subprocess(jobs[0], {}, lambda label, line: None)
     assert f"--config-dir={folder}" in called[0]
 
 

@@ -6,6 +6,7 @@ import json
 import math
 import re
 import shlex
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -128,22 +129,22 @@ def peak(values: dict[str, Any]) -> float:
 @pytest.fixture
 def pretended(monkeypatch: pytest.MonkeyPatch) -> Pretended:
     made = Pretended(peak)
-    monkeypatch.setattr(tune, "run_apart", made)
-    monkeypatch.setattr(sweep, "run_apart", made)
+    monkeypatch.setattr(tune, "run_subprocess", made)
+    monkeypatch.setattr(sweep, "run_subprocess", made)
     return made
 
 
-def hunt(output: Path, trials: int, *more: str) -> tune.Hunt:
-    return tune.hunt_of([*WORDS, *more], output, trials, (0, 1))
+def new_search(output: Path, trials: int, *more: str) -> tune.TuningSearch:
+    return tune.plan_search([*WORDS, *more], output, trials, (0, 1))
 
 
 def outcomes(study: optuna.Study) -> list[tuple[dict[str, float], float | None, str]]:
-    return [(trial.params, trial.value, trial.state.name) for trial in tune.tried(study)]
+    return [(trial.params, trial.value, trial.state.name) for trial in tune.finished_trials(study)]
 
 
 def test_no_trial_reads_the_test_split(pretended: Pretended, tmp_path: Path) -> None:
     """What ``rounds.test=false`` leaves alone is tested in tests/core/test_validation.py."""
-    tune.search(hunt(tmp_path, 4), 1, QUIET)
+    tune.run_search(new_search(tmp_path, 4), 1, QUIET)
     assert len(pretended.jobs) == 4
     for job in pretended.jobs:
         assert not job.settings.rounds.test
@@ -154,46 +155,88 @@ def test_no_trial_reads_the_test_split(pretended: Pretended, tmp_path: Path) -> 
 def test_the_printed_values_are_the_first_trial_and_the_search_finds_better(
     pretended: Pretended, tmp_path: Path
 ) -> None:
-    study = tune.search(hunt(tmp_path, 25), 1, QUIET)
-    first = tune.tried(study)[0]
+    study = tune.run_search(new_search(tmp_path, 25), 1, QUIET)
+    first = tune.finished_trials(study)[0]
     assert first.params == {"train.learning_rate": 0.01, "method.mu": 0.01}
     assert first.value == pytest.approx(peak({"mu": 0.01, "rate": 0.01}))
     assert study.best_value > first.value + 5
-    assert {trial.state.name for trial in tune.tried(study)} == {"COMPLETE", "PRUNED"}
+    assert {trial.state.name for trial in tune.finished_trials(study)} == {"COMPLETE", "PRUNED"}
 
 
 def test_a_bad_run_is_broken_off_by_its_rounds(pretended: Pretended, tmp_path: Path) -> None:
     pretended.quality = lambda values: 80.0 if len(pretended.jobs) <= 6 else 10.0
-    ends = tune.tried(tune.search(hunt(tmp_path, 8, "train.rounds=8"), 1, QUIET))
+    ends = tune.finished_trials(tune.run_search(new_search(tmp_path, 8, "train.rounds=8"), 1, QUIET))
     assert [trial.state.name for trial in ends] == ["COMPLETE"] * 6 + ["PRUNED"] * 2
     assert max(ends[-1].intermediate_values) == 2, "a quarter of the rounds is no verdict"
 
 
 @pytest.mark.parametrize("at", [1, 3, 7])
 def test_an_interrupted_search_goes_on_as_the_same_search(at: int, pretended: Pretended, tmp_path: Path) -> None:
-    whole = tune.search(hunt(tmp_path / "whole", 8), 1, QUIET)
+    whole = tune.run_search(new_search(tmp_path / "whole", 8), 1, QUIET)
     pretended.jobs.clear()
     pretended.interrupt_at = at
     with pytest.raises(KeyboardInterrupt):
-        tune.search(hunt(tmp_path / "parted", 8), 1, QUIET)
+        tune.run_search(new_search(tmp_path / "parted", 8), 1, QUIET)
     broken = pretended.jobs[-1].folder
-    again = tune.search(hunt(tmp_path / "parted", 8), 1, QUIET)
+    again = tune.run_search(new_search(tmp_path / "parted", 8), 1, QUIET)
     assert outcomes(again) == outcomes(whole)
     assert pretended.jobs[at].folder == broken, "the trial that was interrupted goes on where it was"
     count = len(pretended.jobs)
-    tune.search(hunt(tmp_path / "parted", 8), 1, QUIET)
+    tune.run_search(new_search(tmp_path / "parted", 8), 1, QUIET)
     assert len(pretended.jobs) == count, "what is done is not done again"
-    assert len(tune.tried(tune.search(hunt(tmp_path / "parted", 10), 1, QUIET))) == 10
+    assert len(tune.finished_trials(tune.run_search(new_search(tmp_path / "parted", 10), 1, QUIET))) == 10
 
 
 def test_several_at_a_time_do_as_many_trials(pretended: Pretended, tmp_path: Path) -> None:
-    study = tune.search(hunt(tmp_path, 9), 3, QUIET)
-    assert len(tune.tried(study)) == len(pretended.jobs) == len({job.folder for job in pretended.jobs}) == 9
+    study = tune.run_search(new_search(tmp_path, 9), 3, QUIET)
+    assert len(tune.finished_trials(study)) == len(pretended.jobs) == len({job.folder for job in pretended.jobs}) == 9
+
+
+def test_an_error_in_the_last_parallel_trial_ends_the_search(pretended: Pretended, tmp_path: Path) -> None:
+    """``study.optimize`` does not raise what its last parallel trials raised."""
+    pretended.interrupt_at = 3
+    with pytest.raises(KeyboardInterrupt):
+        tune.run_search(new_search(tmp_path, 3), 3, QUIET)
+    study = tune.run_search(new_search(tmp_path, 3), 3, QUIET)
+    assert len(tune.finished_trials(study)) == 3
+
+
+def test_a_trial_whose_process_was_killed_is_run_again_once(pretended: Pretended, tmp_path: Path) -> None:
+    search = new_search(tmp_path, 3)
+    study = tune.run_search(new_search(tmp_path, 2), 1, QUIET)
+    values = {"train.learning_rate": 0.02, "method.mu": 0.3}
+    study.enqueue_trial(values)
+    killed = study.ask()
+    for name, each in tune.space_of(search.settings).items():
+        killed.suggest_float(name, each.low, each.high, log=each.log)
+    study = tune.run_search(search, 1, QUIET)
+    assert outcomes(study)[-1][0] == values
+    study = tune.run_search(new_search(tmp_path, 5), 1, QUIET)
+    repeated = [trial.params for trial in tune.finished_trials(study)].count(values)
+    assert (len(tune.finished_trials(study)), repeated) == (5, 1)
+
+
+def test_a_search_that_stops_ends_its_running_trial(pretended: Pretended, tmp_path: Path) -> None:
+    stopping, search = threading.Event(), new_search(tmp_path, 1)
+    study = tune.run_search(search, 1, QUIET)
+    trial, asked = study.ask(), list[bool]()
+
+    def running(job: Job, running: Any, show: Any, enough: Callable[[], bool]) -> tuple[Job, str]:
+        asked.append(enough())
+        stopping.set()
+        asked.append(enough())
+        return job, ""
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tune, "run_subprocess", running)
+        with pytest.raises(KeyboardInterrupt):
+            tune.run_trial(search, trial, {"train.learning_rate": 0.5}, lambda label, line: None, stopping)
+    assert asked == [False, True]
 
 
 def test_a_run_without_a_score_counts_as_none_right(pretended: Pretended, tmp_path: Path) -> None:
     pretended.fail_at = 2
-    ends = tune.tried(tune.search(hunt(tmp_path, 3), 1, QUIET))
+    ends = tune.finished_trials(tune.run_search(new_search(tmp_path, 3), 1, QUIET))
     assert [trial.value == 0.0 for trial in ends] == [False, True, False]
 
 
@@ -212,25 +255,25 @@ def test_a_run_without_a_score_counts_as_none_right(pretended: Pretended, tmp_pa
 def test_a_study_of_other_settings_is_refused(
     words: list[str], differs: str, pretended: Pretended, tmp_path: Path
 ) -> None:
-    tune.search(hunt(tmp_path, 1), 1, QUIET)
+    tune.run_search(new_search(tmp_path, 1), 1, QUIET)
     with pytest.raises(ConfigError, match=rf"holds a study of other settings \(.*{differs}"):
-        tune.search(hunt(tmp_path, 1, *words), 1, QUIET)
+        tune.run_search(new_search(tmp_path, 1, *words), 1, QUIET)
 
 
 def test_a_study_of_another_method_or_data_set_is_refused(pretended: Pretended, tmp_path: Path) -> None:
-    tune.search(hunt(tmp_path, 1), 1, QUIET)
+    tune.run_search(new_search(tmp_path, 1), 1, QUIET)
     place = tmp_path / "glyphs" / "moon"
     (tmp_path / "glyphs" / "fedprox").rename(place)
     with pytest.raises(ConfigError, match=r"other settings \(.*method\._target_"):
-        tune.search(hunt(tmp_path, 1, "method=moon"), 1, QUIET)
+        tune.run_search(new_search(tmp_path, 1, "method=moon"), 1, QUIET)
 
 
 def test_a_damaged_study_is_named(pretended: Pretended, tmp_path: Path) -> None:
-    folder = hunt(tmp_path, 1).folder
+    folder = new_search(tmp_path, 1).folder
     folder.mkdir(parents=True)
     (folder / "study.db").write_bytes(b"not a database" * 100)
     with pytest.raises(CheckpointError, match=r"study.db is damaged"):
-        tune.search(hunt(tmp_path, 1), 1, QUIET)
+        tune.run_search(new_search(tmp_path, 1), 1, QUIET)
 
 
 @pytest.mark.parametrize(
@@ -247,14 +290,14 @@ def test_a_damaged_study_is_named(pretended: Pretended, tmp_path: Path) -> None:
 )
 def test_bad_input_is_refused(words: list[str], trials: int, message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=message):
-        hunt(tmp_path, trials, *words)
+        new_search(tmp_path, trials, *words)
     assert not list(tmp_path.iterdir())
 
 
 def test_a_space_of_one_value_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tune, "searched", lambda target: {"mu": Search(0.1, 0.1)})
     with pytest.raises(ConfigError, match=r"method.mu is searched from 0.1 to 0.1"):
-        hunt(tmp_path, 3)
+        new_search(tmp_path, 3)
 
 
 @pytest.mark.parametrize("words", [["trials=many"], ["seeds=a"], ["seeds=1,1"]], ids=" ".join)
@@ -387,7 +430,7 @@ def test_a_tuned_file_calls_its_first_values_printed_only_if_they_are(path: Path
 
 def test_a_search_begins_with_the_printed_values_and_says_so(pretended: Pretended, tmp_path: Path) -> None:
     words = ["method=fedpall", "data=digits", "train.rounds=4", "train.device=cpu"]
-    begun = tune.hunt_of(words, tmp_path, 2, (0,))
+    begun = tune.plan_search(words, tmp_path, 2, (0,))
     assert (begun.start, begun.settings.method.contrast, begun.settings.method.divergence) == ("printed", 0.7, 0.3)
     assert begun.fixed == {"method.server_training.epochs": 1}, "which is not searched, and every trial has it"
     tune.tune(words, tmp_path, 2, (0,))
@@ -417,7 +460,7 @@ def test_the_first_trial_has_its_name(words: list[str], start: str, pretended: P
 
 
 def test_a_range_reaches_the_printed_value(tmp_path: Path) -> None:
-    begun = tune.hunt_of(["method=fedgca", "data=pacs", "train.device=cpu"], tmp_path, 2, (0,))
+    begun = tune.plan_search(["method=fedgca", "data=pacs", "train.device=cpu"], tmp_path, 2, (0,))
     space = tune.space_of(begun.settings)
     assert space["method.alpha"] == Search(0.001, 10.0)
     assert space["method.beta"] == Search(0.01, 8.0)

@@ -25,7 +25,7 @@ from common.wire.payload import Payload
 from server.commands.compare import compare
 from server.commands.export import export
 from server.commands.sweep import Job, privacy_lines
-from server.commands.tune import hunt_of
+from server.commands.tune import plan_search
 from server.results.report.page import write_report
 from server.results.run import Run
 from server.run.accounting import (
@@ -302,7 +302,7 @@ def test_a_sweep_says_what_its_runs_released_together(tmp_path: Path) -> None:
 
 def test_a_search_by_validation_scores_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="validation scores"):
-        hunt_of(["method=fpl", "data=glyphs", "privacy=gaussian"], tmp_path, 2, [1])
+        plan_search(["method=fpl", "data=glyphs", "privacy=gaussian"], tmp_path, 2, [1])
     with pytest.raises(ConfigError, match="validation scores"):
         compare(["methods=fpl", "data=glyphs", "privacy=gaussian"], tmp_path, 2, [1])
     with pytest.raises(ConfigError, match="no method is left"):

@@ -22,7 +22,7 @@ from common.wire.messages import Request
 from server.cli import main
 from server.commands.figure import bars_of
 from server.commands.sweep import Job, plan
-from server.commands.tune import _try, hunt_of, scores_of
+from server.commands.tune import plan_search, run_trial, scores_of
 from server.plots.figures import score as figure_score
 from server.results.columns import UNSEEN
 from server.results.groups import Board, Group, best_run, cells, footnotes, ranked
@@ -350,7 +350,7 @@ def test_a_comparison_refuses_a_partial_score(tmp_path: Path) -> None:
 def test_a_search_does_not_judge_a_trial_by_rounds_that_lack_a_client(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hunt = hunt_of([*SMALL, "method=fedavg"], tmp_path, 1, [0])
+    search = plan_search([*SMALL, "method=fedavg"], tmp_path, 1, [0])
     reported: list[int] = []
 
     class Watched:
@@ -366,9 +366,9 @@ def test_a_search_does_not_judge_a_trial_by_rounds_that_lack_a_client(
         run(job.settings, TouchedEngine(job.settings, failing=gone("sketch-0", 2)))
         return job, ""
 
-    monkeypatch.setattr("server.commands.tune.run_apart", apart)
-    words = hunt.job("trial 0", "trials", {}, f"seed={hunt.settings.seed}", "rounds.test=false").settings
+    monkeypatch.setattr("server.commands.tune.run_subprocess", apart)
+    words = search.job("trial 0", "trials", {}, f"seed={search.settings.seed}", "rounds.test=false").settings
     assert words.protocol.validation > 0
     with pytest.raises(ConfigError, match=r"trial 0: no round was validated by every client.*without sketch"):
-        _try(hunt, Watched(), {}, {}, lambda label, line: None, threading.Event())  # type: ignore[arg-type]  # a stand-in
+        run_trial(search, Watched(), {}, lambda label, line: None, threading.Event())  # type: ignore[arg-type]  # a stand-in
     assert reported == [], "round 0 is untrained, and the others lack a client"

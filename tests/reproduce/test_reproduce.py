@@ -63,7 +63,7 @@ def here(job: Job, **_: Any) -> tuple[Job, str]:
 @pytest.fixture(autouse=True, scope="module")
 def runs_in_this_process() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sweep, "run_apart", here)
+        patch.setattr(sweep, "run_subprocess", here)
         yield
 
 
@@ -185,7 +185,7 @@ def test_an_interrupted_run_goes_on_to_the_same_state(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(sweep, "run_apart", interrupted)
+        patch.setattr(sweep, "run_subprocess", interrupted)
         with pytest.raises(KeyboardInterrupt):
             reproduce(request, quiet())
     assert "not run yet" in (tmp_path / "demo.md").read_text()  # a page of what is there, all the same
@@ -201,7 +201,7 @@ def test_a_run_that_fails_is_named_and_the_others_go_on(tmp_path: Path, monkeypa
     def failing(job: Job, **_: Any) -> tuple[Job, str]:
         return (job, "the camera fell off") if job.label.startswith("FedAvg") else here(job)
 
-    monkeypatch.setattr(sweep, "run_apart", failing)
+    monkeypatch.setattr(sweep, "run_subprocess", failing)
     request = Request(demo_table(), "small", (), (0,), str(tmp_path))
     console = quiet()
     with pytest.raises(ConfigError, match="some runs failed") as caught:
