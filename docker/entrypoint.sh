@@ -34,8 +34,8 @@ supervise() {
 case $role in
 certificates) # makes what is missing; GOLDFINCH_HOSTS and GOLDFINCH_NODES are lists separated by spaces
   set --
-  for host in ${GOLDFINCH_HOSTS:-}; do set -- "$@" "host=$host"; done
-  for node in ${GOLDFINCH_NODES:-}; do set -- "$@" "node=$node"; done
+  for host in ${GOLDFINCH_HOSTS:-}; do set -- "$@" --host "$host"; done
+  for node in ${GOLDFINCH_NODES:-}; do set -- "$@" --node "$node"; done
   goldfinch certificates "$certificates" "$@"
   # this one service runs as root, without network, to give each party's volume to the user of all other containers
   [ "$(id -u)" -ne 0 ] || [ -z "${GOLDFINCH_OWNER:-}" ] || chown -R "$GOLDFINCH_OWNER" "$certificates/server" "$certificates/serverapp" "$certificates/operator" "$certificates/nodes"
@@ -56,8 +56,8 @@ serverapp)
 enrol) # a new device is enrolled by making its key and running this again; GOLDFINCH_CLIENTS: node=client ...
   connection
   if [ $# -eq 0 ]; then
-    for pair in ${GOLDFINCH_CLIENTS:-}; do set -- "$@" "node=${pair%%=*}" "client=${pair#*=}"; done
-    for node in ${GOLDFINCH_MORE_NODES:-}; do set -- "$@" "node=$node"; done
+    for pair in ${GOLDFINCH_CLIENTS:-}; do set -- "$@" --client "$pair"; done
+    for node in ${GOLDFINCH_MORE_NODES:-}; do set -- "$@" --node "$node"; done
   fi
   exec goldfinch enrol "$certificates/operator" "$@"
   ;;
@@ -86,7 +86,7 @@ supernode)
   [ -z "${GOLDFINCH_RESIDENT:-}" ] || node="$node resident=$GOLDFINCH_RESIDENT"
   entrance=${GOLDFINCH_ENTRANCE:-proxy:8443}
   # Flower's node ends without a word if its clock is wrong; this says so. A server that is away is no reason not to start.
-  goldfinch doctor "entrance=$entrance" "ca=$folder/ca.crt" >&2 || true
+  goldfinch doctor --entrance "$entrance" --ca "$folder/ca.crt" >&2 || true
   # A node that was killed is online for the SuperLink until its lease ends: 60 s after its last heartbeat, which two
   # constants of Flower set (interval 30 s, patience 2). Until then it is refused (activate-node: 412) and ends. It tries
   # again at once; Docker's own restarts would wait longer every time.

@@ -4,7 +4,7 @@
     python docs/make_picture.py --dry-run        # from tiny runs of its own; writes nothing
 
 The runs are those of ``goldfinch sweep experiment=demo engine=inline method=fedavg,fpl seed=0,1,2
-output=outputs/seeds``.
+--output outputs/seeds``.
 """
 
 from __future__ import annotations

@@ -13,7 +13,22 @@ import typer
 from common.errors import ConfigError, nearest
 from common.versions import VERSION, shadows
 from server.commands import models
-from server.commands.program import Jobs, Quiet, Rule, Runs, Settings, app, command, option, words
+from server.commands.program import (
+    Jobs,
+    Output,
+    Quiet,
+    Rule,
+    Runs,
+    Settings,
+    TestSeeds,
+    Trials,
+    app,
+    command,
+    items_of,
+    option,
+    seeds_of,
+    words,
+)
 
 
 def _version(asked: bool) -> None:
@@ -105,56 +120,70 @@ def _resume(folder: Annotated[Path, words("DIR")], overrides: Settings, quiet: Q
 
 
 @command("sweep")
-def _sweep(overrides: Annotated[list[str], words("KEY=A,B...", default_factory=list)], jobs: Jobs = 1) -> None:
+def _sweep(
+    overrides: Annotated[list[str], words("KEY=A,B...", default_factory=list)],
+    output: Annotated[
+        Path | None,
+        option("--output", text="The folder; by default one below outputs/, named after the settings.", metavar="DIR"),
+    ] = None,
+    overwrite: Annotated[bool, option("--overwrite", text="Replace another sweep that the folder holds.")] = False,
+    jobs: Jobs = 1,
+) -> None:
     """Train every combination, then show the table.
 
-    goldfinch sweep method=fedavg,fpl seed=0,1,2 output=DIR
+    goldfinch sweep method=fedavg,fpl seed=0,1,2 --output DIR
     KEY=A,B    a setting with several values; method=* is every choice of a group
     KEY=VALUE  a setting of all runs
-    output=DIR  by default a folder below outputs/ that is named after the settings
-    overwrite=true  put this sweep in the place of another one that DIR holds
     What is finished is skipped, what was interrupted goes on, what cannot be combined is named.
     """
-    places = [item for item in overrides if item.startswith("output=")]
-    axes = [item for item in overrides if not item.startswith(("output=", "overwrite="))]
-    if not axes:
+    if not overrides:
         raise ConfigError("a sweep needs settings with several values: goldfinch sweep method=fedavg,fpl seed=0,1")
     from server.commands.sweep import default_output, sweep
 
-    output = Path(places[-1].partition("=")[2]) if places else default_output("sweep", axes)
-    sweep(axes, output, jobs, overwrite="overwrite=true" in overrides)
+    sweep(overrides, output or default_output("sweep", overrides), jobs, overwrite=overwrite)
 
 
 @command("tune")
-def _tune(overrides: Annotated[list[str], words("KEY=VALUE...", default_factory=list)], jobs: Jobs = 1) -> None:
+def _tune(
+    overrides: Annotated[list[str], words("KEY=VALUE...", default_factory=list)],
+    trials: Trials = 20,
+    seeds: TestSeeds = "0,1,2",
+    output: Output = None,
+    jobs: Jobs = 1,
+) -> None:
     """Search settings on validation samples, not on tests.
 
-    goldfinch tune method=fedplcc data=glyphs trials=20 output=DIR
-    trials=N     trials, the printed values among them; 20 by default
-    seeds=0,1,2  seeds, not the search's own, that tell on test what was gained; seeds= is none
-    KEY=VALUE    any setting of goldfinch run, for all of them
+    goldfinch tune method=fedplcc data=glyphs --trials 20 --output DIR
+    KEY=VALUE  any setting of goldfinch run, for all of them
     An interrupted search goes on when it is called again.
     """
-    from server.commands.compare import arguments
+    from server.commands.sweep import default_output
     from server.commands.tune import tune
 
-    tune(*arguments(overrides, "tune"), jobs)
+    tune(overrides, output or default_output("tune", overrides), trials, seeds_of(seeds), jobs)
 
 
 @command("compare")
 def _compare(
-    overrides: Annotated[list[str], words("methods=A,B KEY=VALUE...", default_factory=list)],
+    overrides: Annotated[list[str], words("KEY=VALUE...", default_factory=list)],
+    methods: Annotated[
+        str, option("--methods", text="The methods; * is all; FedAvg is always among them.", metavar="A,B")
+    ] = "",
+    trials: Trials = 20,
+    seeds: TestSeeds = "0,1,2",
+    output: Output = None,
     jobs: Jobs = 1,
 ) -> None:
     """Tune all methods alike, then rank them on fresh seeds.
 
-    goldfinch compare methods=fedavg,fpl data=glyphs trials=20 seeds=0,1,2 output=DIR
-    methods=A,B  the methods; * is all; FedAvg is always among them
-    KEY=VALUE    as of goldfinch tune
+    goldfinch compare --methods fedavg,fpl data=glyphs --trials 20 --seeds 0,1,2 --output DIR
+    KEY=VALUE  as of goldfinch tune
     """
-    from server.commands.compare import arguments, compare
+    from server.commands.compare import compare
+    from server.commands.sweep import default_output
 
-    compare(*arguments(overrides, "compare"), jobs)
+    folder = output or default_output("compare", [f"methods={methods}", *overrides])
+    compare(items_of(methods), overrides, folder, trials, seeds_of(seeds), jobs)
 
 
 @command("table")
@@ -192,21 +221,50 @@ command("evaluate")(models.evaluate)
 
 
 @command("reproduce")
-def _reproduce(table: Annotated[list[str], words("[TABLE] [KEY=VALUE]...", default_factory=list)]) -> None:
+def _reproduce(
+    table: Annotated[list[str], words("[TABLE] [KEY=VALUE]...", default_factory=list)],
+    scale: Annotated[
+        str,
+        option(
+            "--scale",
+            text="paper (default); small: a stated reduction for two CPU cores; paper_net: fewer rounds alone.",
+            metavar="SCALE",
+        ),
+    ] = "paper",
+    methods: Annotated[
+        str,
+        option(
+            "--methods",
+            text="Rows by label as written (its own commas left out), or all of a method's; every row by default.",
+            metavar="A,B",
+        ),
+    ] = "",
+    seeds: Annotated[str, option("--seeds", text="Seeds; the table's own by default.", metavar="0,1,2")] = "",
+    output: Annotated[
+        Path | None, option("--output", text="The folder; outputs/reproduce/SCALE by default.", metavar="DIR")
+    ] = None,
+    records: Annotated[
+        Path | None,
+        option(
+            "--records",
+            text="Keep page, curves and each run's summary and history there, as runs end.",
+            metavar="DIR",
+        ),
+    ] = None,
+) -> None:
     """Make a paper's table again, beside the published one.
 
-    goldfinch reproduce fpl_digits scale=small
-    TABLE          the table; without it, all are listed
-    scale=         paper (default); small: a stated reduction for two CPU cores; paper_net: fewer rounds alone
-    methods=A,B    rows by label as written (its own commas left out), or all of a method's; default: every row
-    seeds=0,1,2    the table's own by default
-    output=DIR     outputs/reproduce/SCALE by default
-    records=DIR    keep page, curves and each run's summary and history there, as runs end
-    KEY=VALUE      any setting of goldfinch run, for every row
+    goldfinch reproduce fpl_digits --scale small
+    TABLE      the table; without it, all are listed
+    KEY=VALUE  any setting of goldfinch run, for every row
     """
-    from server.commands.reproduce import command
+    from server.commands.reproduce import print_tables, reproduce, request_of
 
-    command(table)
+    asked = scale != "paper" or methods or seeds or output or records
+    if not table and not asked:
+        print_tables()
+        return
+    reproduce(request_of(table, scale, items_of(methods), seeds_of(seeds), output, records))
 
 
 @command("figure")
@@ -231,28 +289,48 @@ def _figure(
 
 
 @command("doctor")
-def _doctor(entrance: Annotated[list[str], words("[entrance=HOST:PORT [ca=FILE]]", default_factory=list)]) -> None:
-    """Say what works here, and how to mend what does not.
+def _doctor(
+    entrance: Annotated[
+        str | None,
+        option(
+            "--entrance",
+            text="Check whether a device here may join that server: certificate, clocks.",
+            metavar="HOST:PORT",
+        ),
+    ] = None,
+    ca: Annotated[
+        Path | None,
+        option("--ca", text="The authority's certificate, unless the server speaks no TLS.", metavar="FILE"),
+    ] = None,
+) -> None:
+    """Check what works here, and say how to fix the rest.
 
-    entrance=HOST:PORT  whether a device here may join that server: certificate, clocks
-    ca=FILE             the authority's certificate, unless the server speaks no TLS
+    goldfinch doctor
+    goldfinch doctor --entrance HOST:PORT --ca FILE
     """
     from server.commands.doctor import examine
 
-    raise typer.Exit(examine(entrance))
+    raise typer.Exit(examine(entrance, ca))
 
 
 @command("demo")
-def _demo(overrides: Settings) -> None:
+def _demo(
+    overrides: Settings,
+    methods: Annotated[
+        str, option("--methods", text="The methods; fedavg,fpl by default.", metavar="A,B")
+    ] = "fedavg,fpl",
+    output: Annotated[Path, option("--output", text="The folder; outputs/demo by default.", metavar="DIR")] = Path(
+        "outputs/demo"
+    ),
+) -> None:
     """Train FedAvg and FPL on Ray, side by side, offline.
 
-    goldfinch demo method=fedprox,fpl output=DIR
-    method=A,B  other methods than these two
-    KEY=VALUE   any setting of goldfinch run, for all of them
+    goldfinch demo --methods fedprox,fpl --output DIR
+    KEY=VALUE  any setting of goldfinch run, for all of them
     """
     from server.commands.demo import demo
 
-    demo(overrides)
+    demo(overrides, items_of(methods), output)
 
 
 @command("deployment-demo")
@@ -267,49 +345,70 @@ def _deployment_demo(overrides: Settings) -> None:
     deployment_demo(overrides)
 
 
+Nodes = Annotated[list[str] | None, option("--node", text="A device; repeatable.", metavar="NAME")]
+Folder = Annotated[Path, words("FOLDER")]
+Connection = Annotated[
+    str | None, option("--connection", text="The SuperLink's name in Flower's config.toml.", metavar="NAME")
+]
+
+
 @command("certificates")
 def _certificates(
-    names: Annotated[list[str], words("FOLDER [host=NAME]... [node=NAME]... [days=N]", default_factory=list)],
+    folder: Folder,
+    host: Annotated[
+        list[str] | None, option("--host", text="A name or address of the server; repeatable.", metavar="NAME")
+    ] = None,
+    node: Nodes = None,
+    days: Annotated[
+        int | None, option("--days", text="Days for which the server's certificate is valid.", metavar="N")
+    ] = None,
 ) -> None:
     """Make or renew certificates and devices' keys.
 
-    FOLDER     where they are kept
-    host=NAME  a name or address of the server, repeatable
-    node=NAME  a device, repeatable
-    days=N     how long the server's certificate is good for
+    goldfinch certificates FOLDER --host fl.example.org --node ward-a --node ward-b
+    FOLDER  where they are kept
     """
     from server.commands.membership import certificates
 
-    certificates(names)
-
-
-Members = Annotated[list[str], words("FOLDER [node=NAME]... [connection=NAME]", default_factory=list)]
+    certificates(folder, host or [], node or [], days)
 
 
 @command("enrol")
-def _enrol(names: Members) -> None:
+def _enrol(
+    folder: Folder,
+    node: Nodes = None,
+    client: Annotated[
+        list[str] | None,
+        option(
+            "--client",
+            text="A device and the client that it is, such as ward-a=radiology-0; repeatable. By default a device is "
+            "the client of its name, or NAME-0.",
+            metavar="NODE=ID",
+        ),
+    ] = None,
+    connection: Connection = None,
+) -> None:
     """Let devices take part, each as one client for good.
 
-    FOLDER                 the folder that goldfinch certificates was given
-    node=NAME [client=ID]  a device, repeatable, and its client (NAME, or NAME-0); all by default
-    connection=NAME        the SuperLink's name in Flower's config.toml
+    goldfinch enrol FOLDER --node ward-b --client ward-a=radiology-0
+    FOLDER  the folder that goldfinch certificates was given
+    Without --node and --client, all devices of the folder.
     """
     from server.commands.membership import enrol
 
-    enrol(names)
+    enrol(folder, node or [], client or [], connection)
 
 
 @command("dismiss")
-def _dismiss(names: Members) -> None:
+def _dismiss(folder: Folder, node: Nodes = None, connection: Connection = None) -> None:
     """Let devices take part no longer.
 
-    FOLDER           the folder that goldfinch certificates was given
-    node=NAME        a device, repeatable
-    connection=NAME  the SuperLink's name in Flower's config.toml
+    goldfinch dismiss FOLDER --node ward-a
+    FOLDER  the folder that goldfinch certificates was given
     """
     from server.commands.membership import dismiss
 
-    dismiss(names)
+    dismiss(folder, node or [], connection)
 
 
 @command("list")

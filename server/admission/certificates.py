@@ -2,7 +2,7 @@
 
 ::
 
-    goldfinch certificates FOLDER host=fl.example.org host=10.0.0.5 node=webcam node=dslr
+    goldfinch certificates FOLDER --host fl.example.org --host 10.0.0.5 --node webcam --node dslr
 
 makes one folder per party; each gets its own folder and nothing of the others:
 
@@ -86,7 +86,7 @@ def ensure(folder: Path, hosts: Sequence[str], nodes: Sequence[str] = (), days: 
         raise ConfigError(f"days must be in [1, 825]; got {days}")
     for name in nodes:
         if not NODE_NAME.fullmatch(name):
-            raise ConfigError(f"node={name!r} cannot be a file name; use letters, digits, dot, dash, underscore")
+            raise ConfigError(f"--node {name!r} cannot be a file name; use letters, digits, dot, dash, underscore")
     files, made = Certificates(folder), list[tuple[str, Path]]()
     hosts = list(dict.fromkeys([*hosts, *LOCAL_HOSTS]))
     if files.authority.exists():

@@ -53,7 +53,7 @@ class Enrolment:
         """
         for client in clients:
             if client and not CLIENT.fullmatch(client):
-                raise ConfigError(f"client={client} is not a domain and a number from 0, such as webcam-0")
+                raise ConfigError(f"--client {client} is not a domain and a number from 0, such as webcam-0")
         names = list(names) or self.known
         if not names:
             raise ConfigError(
@@ -107,7 +107,7 @@ class Enrolment:
 
     def _check(self, name: str) -> None:
         if name not in self.known:
-            raise ConfigError(f"node={name}: {self.folder / 'nodes'} has no such key; {nearest(name, self.known)}")
+            raise ConfigError(f"--node {name}: {self.folder / 'nodes'} has no such key; {nearest(name, self.known)}")
 
     def _number_file(self, name: str) -> Path:
         return self.folder / "nodes" / f"{name}.number"

@@ -10,7 +10,7 @@ from rich.markdown import Markdown
 
 from common.errors import ConfigError
 from common.storage.files import write_json, write_text
-from server.commands.sweep import Job, all_options, default_output, execute, raise_failures
+from server.commands.sweep import Job, all_options, execute, raise_failures
 from server.commands.tune import (
     TuningSearch,
     finished_trials,
@@ -26,27 +26,6 @@ from server.results.seeds import Value
 from server.results.table import OWN_MODELS
 
 BASE = "fedavg"
-
-
-def arguments(words: Sequence[str], command: str) -> tuple[list[str], Path, int, list[int]]:
-    """The settings among ``words``, the output folder, trials and seeds.
-
-    Raises:
-        ConfigError: trials or seeds are no numbers.
-    """
-    subject = [item for item in words if item.partition("=")[0] not in ("trials", "seeds", "output")]
-    own = {"trials": "20", "seeds": "0,1,2", "output": str(default_output(command, subject))}
-    own |= {key: value for key, _, value in (item.partition("=") for item in words) if key in own}
-    try:
-        trials, seeds = int(own["trials"]), [int(each) for each in own["seeds"].split(",") if each]
-    except ValueError as error:
-        raise ConfigError(
-            f"trials={own['trials']} seeds={own['seeds']}: whole numbers, commas between seeds"
-        ) from error
-    if len(set(seeds)) < len(seeds):
-        raise ConfigError(f"seeds={own['seeds']}: one is there twice")
-    rest = [item for item in words if item.partition("=")[0] not in own]
-    return rest, Path(own["output"].strip("'\"")), trials, seeds
 
 
 @dataclass(frozen=True)
@@ -65,24 +44,40 @@ class TunedMethod:
         return f"{method.name}{' *' * method.personal}"
 
 
-def compare(words: Sequence[str], output: Path, trials: int, seeds: Sequence[int], jobs: int = 1) -> None:
+def compare(
+    methods: Sequence[str],
+    overrides: Sequence[str],
+    output: Path,
+    trials: int,
+    seeds: Sequence[int],
+    jobs: int = 1,
+) -> None:
     """Tune each method, run what was found on ``seeds``, and print and write the table; what is done is not done again.
 
+    Args:
+        methods: names of conf/method/; ``*`` is every one. FedAvg is added.
+        overrides: settings of all runs.
+        output: the folder of the searches, the fresh runs and the table.
+        trials: trials of each search.
+        seeds: of the fresh runs.
+        jobs: runs at the same time.
+
     Raises:
-        ConfigError: a method or setting is not good, there is no seed, or a run failed.
+        ConfigError: a method or setting is not good, there is no method or seed, or a run failed.
     """
-    chosen = [item.partition("=")[2] for item in words if item.startswith(("methods=", "method="))]
-    rest = [item for item in words if not item.startswith(("methods=", "method="))]
-    if len(chosen) != 1 or not seeds:
-        raise ConfigError("goldfinch compare methods=fedavg,fpl data=glyphs trials=20 seeds=0,1,2: methods and seeds")
-    names = all_options(f"method={chosen[0]}").partition("=")[2].split(",")
+    if not methods or not seeds:
+        raise ConfigError("a comparison needs methods and seeds: goldfinch compare --methods fedavg,fpl --seeds 0,1,2")
+    if any(item.startswith("method=") for item in overrides):
+        raise ConfigError("method= is no setting of a comparison: write --methods A,B")
+    every = list(methods) == ["*"]
+    names = all_options("method=*").partition("=")[2].split(",") if every else methods
     console, searches = Console(), []
     say = plain_printer(console)
     for name in dict.fromkeys([BASE, *names]):
         try:
-            searches.append(plan_search([f"method={name}", *rest], output, trials, seeds))
+            searches.append(plan_search([f"method={name}", *overrides], output, trials, seeds))
         except ConfigError as error:
-            if chosen[0] != "*":
+            if not every:
                 raise
             say(f"left out: {name}: {error}")
     if not searches:
@@ -96,7 +91,8 @@ def compare(words: Sequence[str], output: Path, trials: int, seeds: Sequence[int
         tuned.append(TunedMethod(search, study.best_value, runs, seconds / 3600))
     raise_failures(execute([job for method in tuned for job in method.runs], jobs, console, "validated"))
     text = table(tuned, seeds)
-    write_text(output / "compare.md", f"`goldfinch compare {' '.join(words)} trials={trials}`\n\n{text}\n")
+    command = " ".join(["goldfinch compare --methods", ",".join(methods), *overrides, "--trials", str(trials)])
+    write_text(output / "compare.md", f"`{command}`\n\n{text}\n")
     scores = {method.search.settings.method.name: scores_of(method.runs) for method in tuned}
     write_json(output / "compare.json", {"seeds": list(seeds), "scores": scores})
     console.print(Markdown(text))

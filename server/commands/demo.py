@@ -7,6 +7,7 @@ from pathlib import Path
 from PIL import Image
 from rich.console import Console
 
+from common.errors import ConfigError
 from common.overrides import quoted_override
 from common.settings import load_settings
 from server.commands.deployment import LocalDeployment, one_node_per_client
@@ -21,17 +22,22 @@ from server.results.table import print_table
 from server.run.conduct import prepare_output
 from server.trackers.live import watching
 
+DEMO_METHODS = ("fedavg", "fpl")
 
-def demo(overrides: Sequence[str]) -> None:
-    """FedAvg and FPL on the embedded domains through ``flwr run`` on Ray, then the table and the report."""
+
+def demo(overrides: Sequence[str], methods: Sequence[str], output: Path) -> None:
+    """Train ``methods`` on the embedded domains through ``flwr run`` on Ray, then show the table and the report.
+
+    Raises:
+        ConfigError: a method or setting is not good; nothing has been trained.
+    """
     console = Console()
-    said = dict(item.partition("=")[::2] for item in overrides if item.startswith(("output=", "method=")))
-    overrides = [item for item in overrides if not item.startswith(("output=", "method="))]
-    output, methods = Path(said.get("output", "outputs/demo")), said.get("method", "fedavg,fpl").split(",")
+    if any(item.startswith("method=") for item in overrides):
+        raise ConfigError("method= is no setting of the demonstration: write --methods A,B")
     for method in methods:  # a mistake is named before the first is trained
         load_settings([f"method={method}", *overrides])
     console.print("Ten devices hold digits of four domains (handwritten, printed, signs, sketch), unevenly and few.")
-    if "method" not in said:
+    if tuple(methods) == DEMO_METHODS:
         console.print(
             "FedAvg averages models; FPL also shares clustered prototypes, which keep the rare domain afloat."
         )

@@ -1,4 +1,4 @@
-"""``goldfinch doctor``: what works on this machine, and how to mend what does not."""
+"""``goldfinch doctor``: what works on this machine, and how to fix what does not."""
 
 import importlib.util
 import os
@@ -35,7 +35,7 @@ RESOLUTION = 1.0
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the report: state, what was looked at, what was found, and how to mend it."""
+    """One line of the report: state, what was looked at, what was found, and how to fix it."""
 
     state: str
     subject: str
@@ -43,29 +43,30 @@ class Finding:
     remedy: str = ""
 
 
-def examine(arguments: Sequence[str] = ()) -> int:
-    """Print what works on this machine, or how the server at ``entrance=HOST:PORT [ca=FILE]`` looks to a device here.
+def examine(entrance: str | None = None, authority: Path | None = None) -> int:
+    """Print what works on this machine, or how the server at ``entrance`` looks to a device here.
+
+    Args:
+        entrance: ``host:port`` of the SuperLink, or of the reverse proxy before it; ``None`` checks this machine.
+        authority: certificate of the authority that the server's is verified with; ``None``: the server speaks no TLS.
 
     Returns:
         1 if something that every run needs does not work, else 0.
 
     Raises:
-        ConfigError: other arguments.
+        ConfigError: a certificate is given without a server.
     """
-    if not arguments:
-        return _report([finding for check in CHECKS for finding in check()], "everything a run needs is here")
-    given = dict(argument.partition("=")[::2] for argument in arguments)
-    if not set(given) <= {"entrance", "ca"} or not all(given.values()) or "entrance" not in given:
-        raise ConfigError(
-            f"goldfinch doctor {' '.join(arguments)}: it takes no arguments, or entrance=HOST:PORT and ca=FILE"
-        )
-    return _report(list(_entrance(given["entrance"], given.get("ca"))), "a device may join from here")
+    if entrance:
+        return _report(list(_entrance(entrance, authority)), "a device may join from here")
+    if entrance is not None or authority is not None:
+        raise ConfigError("goldfinch doctor checks a server with --entrance HOST:PORT --ca FILE, this machine without")
+    return _report([finding for check in CHECKS for finding in check()], "everything a run needs is here")
 
 
-def _entrance(entrance: str, authority: str | None) -> Iterator[Finding]:
+def _entrance(entrance: str, authority: Path | None) -> Iterator[Finding]:
     """The server as a device sees it."""
     try:
-        ahead = clock_difference(entrance, Path(authority) if authority else None)
+        ahead = clock_difference(entrance, authority)
     except EngineError as error:
         yield Finding(FAIL, "server", str(error), "docs/deploy.md, 'What a message means'")
         return
@@ -221,7 +222,7 @@ def clock_difference(entrance: str, authority: Path | None, now: Callable[[], da
         try:
             verify = ssl.create_default_context(cafile=str(authority))
         except OSError as error:
-            raise EngineError(f"ca={authority}: no certificate can be read from there ({error})") from error
+            raise EngineError(f"--ca {authority}: no certificate can be read from there ({error})") from error
     url = f"{'https' if authority else 'http'}://{entrance}/health"
     try:
         before = now()

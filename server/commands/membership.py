@@ -4,73 +4,67 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from common.errors import ConfigError, nearest
+from common.errors import ConfigError
 from server.admission.certificates import SERVER_DAYS, ensure
 from server.admission.enrolment import Enrolment
 from server.flower.processes import flower_environment
 
 
-def certificates(arguments: Sequence[str]) -> None:
-    """``goldfinch certificates FOLDER [host=NAME ...] [node=NAME ...] [days=N]``.
+def certificates(folder: Path, hosts: Sequence[str], nodes: Sequence[str], days: int | None = None) -> None:
+    """Make or renew what ``folder`` lacks: certificates of the server's names ``hosts``, and a key for each node.
 
     Raises:
-        ConfigError: an argument cannot be used.
+        ConfigError: a name or the number of days cannot be used.
     """
-    folder, given = _parse("certificates", arguments, ("host", "node", "days"))
-    days = given["days"][-1] if given["days"] else str(SERVER_DAYS)
-    if not days.isdecimal():
-        raise ConfigError(f"days={days} is not a number of days")
-    for line in ensure(folder, given["host"], given["node"], int(days)):
+    folder = folder.expanduser()
+    for line in ensure(folder, hosts, nodes, SERVER_DAYS if days is None else days):
         print(line)
     print(f"keep {folder / 'authority'} to yourself; give the server server/, and each device its folder of nodes/")
 
 
-def enrol(arguments: Sequence[str]) -> None:
-    """``goldfinch enrol FOLDER [node=NAME [client=ID] ...] [connection=NAME]``: all devices of the folder unless named.
+def enrol(folder: Path, nodes: Sequence[str], clients: Sequence[str], connection: str | None = None) -> None:
+    """Register the keys of ``nodes`` with the SuperLink; of all in the folder if no node and no client is named.
+
+    Args:
+        folder: the folder that ``goldfinch certificates`` was given, or its ``operator/``.
+        nodes: devices that are the client of their name.
+        clients: other devices, each with its client: ``NODE=ID``.
+        connection: the SuperLink's name in Flower's configuration.
 
     Raises:
-        GoldfinchError: a device is not known, or the SuperLink refused.
+        GoldfinchError: a device is not known or named twice, or the SuperLink refused.
     """
-    enrolment, given = _enrolment("enrol", arguments, "client")
-    for name, outcome in enrolment.enrol(given["node"], given["client"]).items():
+    chosen = dict.fromkeys(nodes, "")
+    for pair in clients:
+        node, _, client = pair.partition("=")
+        if not node or not client:
+            raise ConfigError(
+                f"--client {pair}: a device and its client are written NODE=ID, such as ward-a=radiology-0"
+            )
+        if chosen.get(node):
+            raise ConfigError(f"--client {pair}: {node} is given {chosen[node]} as well, and a key has one client")
+        chosen[node] = client
+    outcomes = _enrolment(folder, connection).enrol(list(chosen), list(chosen.values()))
+    for name, outcome in outcomes.items():
         print(f"{name:20} {outcome}")
 
 
-def dismiss(arguments: Sequence[str]) -> None:
-    """``goldfinch dismiss FOLDER node=NAME [connection=NAME]``: a device that is lost or leaves.
+def dismiss(folder: Path, nodes: Sequence[str], connection: str | None = None) -> None:
+    """Remove the keys of ``nodes``, devices that are lost or leave, from the SuperLink.
 
     Raises:
-        GoldfinchError: the device is not known, or the SuperLink refused.
+        GoldfinchError: no device is named, one is not known, or the SuperLink refused.
     """
-    enrolment, given = _enrolment("dismiss", arguments)
-    if not given["node"]:
-        raise ConfigError("goldfinch dismiss needs node=NAME")
-    for name in given["node"]:
+    if not nodes:
+        raise ConfigError("goldfinch dismiss needs a device: --node NAME")
+    enrolment = _enrolment(folder, connection)
+    for name in nodes:
         print(f"{name:20} {enrolment.dismiss(name)}")
 
 
-def _enrolment(command: str, arguments: Sequence[str], *more: str) -> tuple[Enrolment, dict[str, list[str]]]:
-    folder, given = _parse(command, arguments, ("node", *more, "connection"))
+def _enrolment(folder: Path, connection: str | None) -> Enrolment:
+    folder = folder.expanduser()
     if (folder / "operator" / "nodes").is_dir():
         folder = folder / "operator"  # the folder that goldfinch certificates was given
     home = Path(os.environ.get("FLWR_HOME", Path.home() / ".flwr"))
-    connection = given["connection"][-1] if given["connection"] else None
-    return Enrolment(folder, connection, flower_environment(home)), given
-
-
-def _parse(command: str, arguments: Sequence[str], keys: Sequence[str]) -> tuple[Path, dict[str, list[str]]]:
-    """A folder and ``key=value`` arguments, which may be given several times."""
-    if not arguments or "=" in arguments[0]:
-        raise ConfigError(f"goldfinch {command} needs a folder first, then {', '.join(f'{key}=...' for key in keys)}")
-    given: dict[str, list[str]] = {key: [] for key in keys}
-    for argument in arguments[1:]:
-        key, equals, value = argument.partition("=")
-        if key not in given or not equals or not value:
-            raise ConfigError(f"goldfinch {command}: {argument}: {nearest(key, keys)}; written as key=value")
-        if key == "client":
-            before = len(given["node"]) - len(given[key]) - 1
-            if before < 0:
-                raise ConfigError(f"goldfinch {command}: {argument} must follow the node= that it is of")
-            given[key] += [""] * before
-        given[key].append(value)
-    return Path(arguments[0]).expanduser(), given
+    return Enrolment(folder, connection, flower_environment(home))

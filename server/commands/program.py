@@ -98,6 +98,21 @@ class Command(TyperCommand):
             )
         )
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """As click does, but a setting that is an option of this command is refused with the option's name.
+
+        Raises:
+            ConfigError: an argument such as ``trials=20``, where the command has ``--trials``.
+        """
+        options = {name for parameter in self.params for name in parameter.opts}
+        for argument in args:
+            key, equals, value = argument.partition("=")
+            if equals and f"--{key}" in options:
+                flag = next(parameter for parameter in self.params if f"--{key}" in parameter.opts)
+                written = f"--{key}" if getattr(flag, "is_flag", False) else f"--{key} {value or 'VALUE'}"
+                raise ConfigError(f"goldfinch {self.name}: {argument} is an option here, no setting: write {written}")
+        return super().parse_args(ctx, args)
+
     def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         """Write the docstring as it stands."""
         formatter.write("\n" + textwrap.indent(inspect.cleandoc(self.help or ""), "  ") + "\n")
@@ -116,10 +131,42 @@ def option(*names: str, text: str, **more: Any) -> Any:
     return typer.Option(*names, help=text, show_default=False, **more)
 
 
+def items_of(text: str) -> tuple[str, ...]:
+    """Return the items of ``A,B``, without spaces around them and without empty ones."""
+    return tuple(item.strip() for item in text.split(",") if item.strip())
+
+
+def seeds_of(text: str) -> tuple[int, ...]:
+    """Return the seeds of ``0,1,2``; of an empty text none.
+
+    Raises:
+        ConfigError: a seed is not a whole number, or is there twice.
+    """
+    items = items_of(text)
+    if not all(item.isdecimal() for item in items):
+        raise ConfigError(f"--seeds {text}: expected whole numbers with commas between them, such as --seeds 0,1,2")
+    seeds = tuple(int(item) for item in items)
+    if len(set(seeds)) < len(seeds):
+        raise ConfigError(f"--seeds {text}: a seed is there twice; leave it out")
+    return seeds
+
+
 Settings = Annotated[list[str], words("[KEY=VALUE]...", default_factory=list)]
 Runs = Annotated[list[str], words("DIR...")]
 Rule = Annotated[
     str, option(text="How a run is scored: final (default), last_n, best_round or validated.", metavar="RULE")
 ]
 Quiet = Annotated[bool, option("--quiet", text="Show nothing; errors are said all the same.")]
+Output = Annotated[Path | None, option("--output", text="The folder; by default one below outputs/.", metavar="DIR")]
+Trials = Annotated[
+    int, option("--trials", text="Trials, the printed values among them; 20 by default.", metavar="N", min=1)
+]
+TestSeeds = Annotated[
+    str,
+    option(
+        "--seeds",
+        text="Seeds of the runs on test, not the search's own; 0,1,2 by default, --seeds= for none.",
+        metavar="0,1,2",
+    ),
+]
 Jobs = Annotated[int, option("--jobs", text="Runs at the same time; 1 by default.", min=1)]

@@ -67,55 +67,46 @@ class Request:
     @property
     def command(self) -> str:
         """The command that asks for the same."""
-        words = [f"scale={self.scale}"]
-        words += [f"methods={','.join(self.methods)}"] if self.methods else []
-        words += [f"seeds={','.join(map(str, self.seeds))}"] if self.seeds else []
+        words = ["--scale", self.scale]
+        if self.methods:
+            words += ["--methods", ",".join(self.methods)]
+        if self.seeds:
+            words += ["--seeds", ",".join(map(str, self.seeds))]
         return shlex.join(["goldfinch", "reproduce", self.table.name, *words, *self.overrides])
 
 
-def parse(arguments: Sequence[str]) -> Request:
-    """The request in command-line words.
+def request_of(
+    arguments: Sequence[str],
+    scale: str = "paper",
+    methods: Sequence[str] = (),
+    seeds: Sequence[int] = (),
+    output: Path | None = None,
+    records: Path | None = None,
+) -> Request:
+    """Return the request for the table and the settings in ``arguments``, and the command's options.
 
     Raises:
-        ConfigError: no table is named, or a word means nothing.
+        ConfigError: no table is named, or an argument or option means nothing.
     """
     names = [word for word in arguments if "=" not in word]
     if len(names) != 1:
-        said = f"one table; got {' '.join(names)}" if names else "a table"
-        raise ConfigError(f"goldfinch reproduce needs {said}: {', '.join(published_tables())}")
-    own = {"scale": "paper", "methods": "", "seeds": "", "output": "", "records": ""}
-    overrides = []
-    for word in arguments:
-        key, separator, value = word.partition("=")
-        if key in own and separator:
-            own[key] = value
-        elif separator:
-            overrides.append(word)
-    if own["scale"] not in get_args(Scale):
-        raise ConfigError(f"scale={own['scale']}; {nearest(own['scale'], get_args(Scale))}")
+        given = f"one table; got {' '.join(names)}" if names else "a table"
+        raise ConfigError(f"goldfinch reproduce needs {given}: {', '.join(published_tables())}")
+    if scale not in get_args(Scale):
+        raise ConfigError(f"--scale {scale}: {nearest(scale, get_args(Scale))}")
+    overrides = [word for word in arguments if "=" in word]
     reserved = [word for word in overrides if word.partition("=")[0] in ("seed", "method", "experiment", "resume")]
     if reserved:
-        raise ConfigError(f"{' '.join(reserved)}: the table sets this; use methods=A,B and seeds=0,1,2")
+        raise ConfigError(f"{' '.join(reserved)}: the table sets this; use --methods A,B and --seeds 0,1,2")
     return Request(
         published_table(names[0]),
-        cast("Scale", own["scale"]),
-        _items(own["methods"]),
-        tuple(_seed(word) for word in _items(own["seeds"])),
-        own["output"] or None,
+        cast("Scale", scale),
+        tuple(methods),
+        tuple(seeds),
+        str(output) if output else None,
         tuple(overrides),
-        own["records"] or None,
+        str(records) if records else None,
     )
-
-
-def _items(value: str) -> tuple[str, ...]:
-    """``A,B``, also as Hydra writes a list, ``[A, B]``."""
-    return tuple(word.strip() for word in value.strip("[]").split(",") if word.strip())
-
-
-def _seed(word: str) -> int:
-    if not word.strip().isdigit():
-        raise ConfigError(f"seeds={word!r}: expected whole numbers such as seeds=0,1,2")
-    return int(word)
 
 
 @dataclass(frozen=True)
@@ -317,12 +308,9 @@ def numbers(comparison: Comparison, request: Request) -> dict[str, object]:
     }
 
 
-def command(arguments: Sequence[str]) -> None:
-    """``goldfinch reproduce``; without arguments, what can be reproduced."""
-    if arguments:
-        reproduce(parse(arguments))
-        return
-    print("goldfinch reproduce TABLE scale=small|paper_net|paper; --help says what else. Tables:")
+def print_tables() -> None:
+    """Print what can be reproduced."""
+    print("goldfinch reproduce TABLE --scale small|paper_net|paper; --help says what else. Tables:")
     for paper, tables in itertools.groupby(published_tables().values(), lambda table: table.paper):
         print(f"\n{paper}")
         for table in tables:

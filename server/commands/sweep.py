@@ -161,7 +161,7 @@ def check_folder(output: Path, arguments: Sequence[str], *, overwrite: bool = Fa
     if not overwrite:
         raise ConfigError(
             f"{output} holds another sweep ({' '.join(before)}), whose table this one would replace: choose another "
-            "output=, or overwrite=true to put this one in its place (runs of the same settings are kept)"
+            "--output, or --overwrite to put this one in its place (runs of the same settings are kept)"
         )
     kept = {job.folder.resolve() for job in plan(arguments, output)[0]}
     place = output.resolve()

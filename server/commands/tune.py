@@ -121,7 +121,7 @@ def plan_search(words: Sequence[str], output: Path, trials: int, seeds: Sequence
     given = {item.partition("=")[0] for item in own}
     words, paper = _with_start(words, own)
     if trials < 1:
-        raise ConfigError(f"trials={trials}: a search needs one trial or more")
+        raise ConfigError(f"--trials {trials}: a search needs one trial or more")
     if {"rounds.test", "resume", "overwrite"} & given:
         raise ConfigError("rounds.test, resume and overwrite are the search's own to set")
     words = [f"protocol.validation={VALIDATION}", f"seed={SEARCH_SEED}", *words]
@@ -133,7 +133,7 @@ def plan_search(words: Sequence[str], output: Path, trials: int, seeds: Sequence
             "search with privacy=none on data that need none, then give goldfinch run tuned= and privacy=gaussian"
         )
     if settings.seed in seeds:
-        raise ConfigError(f"seeds: {settings.seed} is the seed of the search; only others tell what was gained")
+        raise ConfigError(f"--seeds: {settings.seed} is the seed of the search; only others tell what was gained")
     for name, (low, high, log) in space_of(settings).items():
         if not (low < high and (low > 0 or not log)):
             raise ConfigError(f"{name} is searched from {low:g} to {high:g}: give it a range of more than one value")
@@ -255,7 +255,7 @@ def _open_study(search: TuningSearch) -> Study:
     elif known != search.subject:
         differ = sorted(key for key in known | search.subject if known.get(key) != search.subject.get(key))
         raise ConfigError(
-            f"{search.folder} holds a study of other settings ({', '.join(differ[:5])}): choose another output="
+            f"{search.folder} holds a study of other settings ({', '.join(differ[:5])}): choose another --output"
         )
     return study
 

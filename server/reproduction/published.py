@@ -163,7 +163,9 @@ class PublishedTable:
         """
         if scale == "paper_net" and self.paper_net is None:
             offered = ", ".join(name for name, table in published_tables().items() if table.paper_net)
-            raise ConfigError(f"{self.name} has no scale=paper_net; {offered} have. Take scale=small or scale=paper")
+            raise ConfigError(
+                f"{self.name} has no --scale paper_net; {offered} have. Take --scale small or --scale paper"
+            )
         return {"paper": None, "paper_net": self.paper_net, "small": self.small}[scale]
 
     def rows_at(self, scale: Scale) -> tuple[PublishedRow, ...]:

@@ -90,7 +90,25 @@ def test_commands_and_options_complete(monkeypatch: pytest.MonkeyPatch, capsys: 
         (["run", "-m"], 1, "use sweep"),
         (["sweep"], 1, "needs settings with several values"),
         (["sweep", "--jobs", "0", "seed=0,1"], 2, "--jobs"),
-        (["sweep", "output=DIR"], 1, "needs settings with several values"),
+        (["sweep", "--output", "DIR"], 1, "needs settings with several values"),
+        (["sweep", "seed=0,1", "output=DIR"], 1, "write --output DIR"),
+        (["sweep", "seed=0,1", "overwrite=true"], 1, "write --overwrite"),
+        (["tune", "method=fpl", "trials=20"], 1, "write --trials 20"),
+        (["tune", "method=fpl", "--trails", "20"], 2, "--trials"),
+        (["tune", "method=fpl", "--trials", "many"], 2, "--trials"),
+        (["tune", "method=fpl", "--trials", "0"], 2, "--trials"),
+        (["tune", "method=fpl", "--seeds", "a"], 1, "--seeds a: expected whole numbers"),
+        (["tune", "method=fpl", "--seeds", "1,1"], 1, "--seeds 1,1: a seed is there twice"),
+        (["compare", "methods=fpl"], 1, "write --methods fpl"),
+        (["compare", "data=glyphs"], 1, "--methods fedavg,fpl"),
+        (["compare", "--methods", "fpl", "--seeds="], 1, "--seeds 0,1,2"),
+        (["compare", "--methods", "fpl", "method=moon"], 1, "write --methods A,B"),
+        (["demo", "method=fpl"], 1, "write --methods A,B"),
+        (["reproduce", "fpl_office", "scale=small"], 1, "write --scale small"),
+        (["reproduce", "fpl_office", "--scale", "smal"], 1, "did you mean 'small'"),
+        (["reproduce", "fpl_office", "--seeds", "a"], 1, "--seeds a: expected whole numbers"),
+        (["certificates", "FOLDER", "host=a"], 1, "write --host a"),
+        (["doctor", "entrance=a:1"], 1, "write --entrance a:1"),
         (["table", "x", "--rule", "finla"], 1, "did you mean 'final'"),
         (["list", "methods"], 1, "did you mean 'method'"),
         (["resume", "nowhere"], 1, "holds no run"),
@@ -252,9 +270,9 @@ def test_the_demonstration_trains_what_it_is_told(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(demo_module, "print_table", lambda folders: None)
     monkeypatch.setattr(demo_module, "find_runs", lambda folders: [])
     monkeypatch.setattr(demo_module, "write_report", lambda folders, path, images: path)
-    assert main(["demo", "method=fedprox,moon", f"output={tmp_path}"]) == 0
+    assert main(["demo", "--methods", "fedprox,moon", "--output", str(tmp_path)]) == 0
     assert trained == ["fedprox", "moon"]
-    assert main(["demo", "method=fedprox,mooon", f"output={tmp_path}"]) == 1
+    assert main(["demo", "--methods", "fedprox,mooon", "--output", str(tmp_path)]) == 1
     assert len(trained) == 2
 
 
@@ -276,7 +294,7 @@ def test_a_sweep_runs_what_fits_and_names_the_rest(tmp_path: Path) -> None:
 def test_a_sweep_with_a_mistake_runs_nothing(
     words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["sweep", *words, f"output={tmp_path / 'sweep'}"]) == 1
+    assert main(["sweep", *words, "--output", str(tmp_path / "sweep")]) == 1
     assert message in capsys.readouterr().err
     assert not (tmp_path / "sweep").exists()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -15,7 +16,8 @@ from support.scripts import ROOT
 import server.cli
 from common.overrides import overrides_in, split_overrides
 from common.settings import load_settings
-from server.commands import compare, reproduce, sweep
+from server.commands import reproduce, sweep
+from server.commands.program import items_of, seeds_of
 
 PAGES = [
     *(ROOT / name for name in ("README.md", "SECURITY.md", "CONTRIBUTING.md")),
@@ -88,29 +90,26 @@ def check_flower(words: list[str]) -> None:
         load_settings(split_overrides(overrides_in(configuration)))
 
 
-def check_goldfinch(words: list[str], folder: Path) -> None:
-    """Settings of one of our commands, which the program has parsed."""
-    name = words[0]
-    rest = [word for word in words[1:] if "=" in word and not word.startswith(("-", "output="))]
+def check_goldfinch(name: str, given: dict[str, Any], folder: Path) -> None:
+    """Compose the settings of one of our commands, whose arguments and options the program has parsed."""
+    overrides = given.get("overrides") or []
     if name in {"run", "demo", "deployment-demo"}:
-        load_settings(rest)
-    elif name == "sweep" and rest:
-        sweep.plan(rest, folder)
-    elif name == "tune" and rest:
-        load_settings(compare.arguments(rest, "tune")[0])
-    elif name == "compare" and rest:
-        chosen, *_ = compare.arguments(rest, "compare")
-        (methods,) = [word.partition("=")[2] for word in chosen if word.startswith("methods=")]
-        others = [word for word in chosen if not word.startswith("methods=")]
-        for method in methods.split(","):
-            load_settings([f"method={method}", *others])
-    elif name == "reproduce" and len(words) > 1:
-        request = reproduce.parse(words[1:])
+        load_settings(overrides)
+    elif name == "sweep" and overrides:
+        sweep.plan(overrides, folder)
+    elif name == "tune" and overrides:
+        load_settings(overrides)
+    elif name == "compare" and given["methods"]:
+        for method in items_of(given["methods"]):
+            load_settings([f"method={method}", *overrides])
+    elif name == "reproduce" and given["table"]:
+        seeds = seeds_of(given["seeds"])
+        request = reproduce.request_of(given["table"], given["scale"], items_of(given["methods"]), seeds)
         table = request.table
         rows = table.select(request.methods) if request.methods else table.rows_at(request.scale)
         assert reproduce.plan(table, rows, (0,), request.scale, folder, request.overrides)
     else:
-        assert name in NO_SETTINGS or not rest
+        assert name in NO_SETTINGS or not overrides
 
 
 @pytest.mark.parametrize("line", SHOWN)
@@ -129,9 +128,9 @@ def test_a_command_of_a_page_is_taken(line: str, tmp_path: Path) -> None:
     assert name in group.commands, f"goldfinch has no command {name}"
     context = click.Context(group, info_name="goldfinch")
     if len(words) > 2:
-        group.commands[name].make_context(name, words[2:], parent=context)
-    if not any(part in line for part in NOT_COMPOSED):
-        check_goldfinch(words[1:], tmp_path)
+        given = group.commands[name].make_context(name, words[2:], parent=context).params
+        if not any(part in line for part in NOT_COMPOSED):
+            check_goldfinch(name, given, tmp_path)
 
 
 def test_commands_of_the_pages_are_found() -> None:

@@ -63,7 +63,7 @@ def sweep_folder(folder: Path, words: list[str]) -> Path:
 def test_another_sweep_is_neither_mixed_nor_replaced_unasked(tmp_path: Path) -> None:
     folder = sweep_folder(tmp_path / "sweep", TINY)
     check_folder(folder, list(reversed(TINY)))  # the same words
-    with pytest.raises(ConfigError, match=r"holds another sweep \(method=fedavg.*overwrite=true"):
+    with pytest.raises(ConfigError, match=r"holds another sweep \(method=fedavg.*--overwrite"):
         check_folder(folder, [*TINY, "train.epochs=2"])
     assert (folder / "old").exists()
     check_folder(folder, [*TINY, "train.epochs=2"], overwrite=True)
@@ -94,14 +94,14 @@ def test_a_run_is_not_written_into_a_run_nor_around_others(tmp_path: Path) -> No
     words = ["run", "method=fedavg", "train.rounds=1", "--quiet"]
     assert main([*words, f"output={tmp_path / 'run' / 'inner'}"]) == 1
     assert main([*words, f"output={tmp_path}"]) == 1
-    inner = f"output={tmp_path / 'run' / 'inner'}"
+    inner = ["--output", str(tmp_path / "run" / "inner")]
     for others in (
         ["sweep", *words[1:3]],
         ["tune", *words[1:3]],
-        ["compare", "methods=fpl"],
+        ["compare", "--methods", "fpl"],
         ["reproduce", "fpl_office"],
     ):
-        assert main([*others, inner]) == 1, others
+        assert main([*others, *inner]) == 1, others
     assert not (tmp_path / "run" / "inner").exists()
 
 

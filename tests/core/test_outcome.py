@@ -207,7 +207,7 @@ def test_a_sweep_names_the_runs_that_trained_nothing_and_never_prints_them_bold(
     words = [*SMALL, "method=fedavg", "train.learning_rate=0.01,1e30"]
     first, second = plan(words, tmp_path)[0]
     run(first.settings)
-    assert main(["sweep", *words, f"output={tmp_path}"]) == 1
+    assert main(["sweep", *words, "--output", str(tmp_path)]) == 1
     printed = capsys.readouterr()
     assert "2 runs, 1 finished already" in printed.out
     assert "train.learning_rate=1e+30: FAILED: no round was held" in printed.out

@@ -304,9 +304,9 @@ def test_a_search_by_validation_scores_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="validation scores"):
         plan_search(["method=fpl", "data=glyphs", "privacy=gaussian"], tmp_path, 2, [1])
     with pytest.raises(ConfigError, match="validation scores"):
-        compare(["methods=fpl", "data=glyphs", "privacy=gaussian"], tmp_path, 2, [1])
+        compare(["fpl"], ["data=glyphs", "privacy=gaussian"], tmp_path, 2, [1])
     with pytest.raises(ConfigError, match="no method is left"):
-        compare(["methods=*", "data=glyphs", "privacy=gaussian"], tmp_path, 2, [1])
+        compare(["*"], ["data=glyphs", "privacy=gaussian"], tmp_path, 2, [1])
 
 
 # ---- where it is said ------------------------------------------------------------------------------------------------

@@ -177,17 +177,14 @@ def test_a_damaged_certificate_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["certificates"], "needs a folder first"),
-        (["certificates", "FOLDER", "hots=a"], "did you mean 'host'"),
-        (["certificates", "FOLDER", "days=soon"], "not a number of days"),
-        (["certificates", "FOLDER", "days=4000"], r"\[1, 825\]"),
-        (["certificates", "FOLDER", "host=-bad host-\u00e4"], "neither an address nor a host name"),
+        (["certificates", "FOLDER", "--days", "4000"], r"\[1, 825\]"),
+        (["certificates", "FOLDER", "--host", "-bad host-\u00e4"], "neither an address nor a host name"),
         (["enrol", "FOLDER"], "holds no public keys"),
-        (["enrol", "FOLDER", "client=webcam-0", "node=x"], "client=webcam-0 must follow the node="),
-        (["enrol", "FOLDER", "node=x", "client=a-0", "client=b-0"], "client=b-0 must follow the node="),
-        (["enrol", "FOLDER", "node=x", "client=webcam"], "client=webcam is not a domain and a number"),
-        (["dismiss", "FOLDER"], "needs node=NAME"),
-        (["dismiss", "FOLDER", "node=x"], "has no such key"),
+        (["enrol", "FOLDER", "--client", "webcam-0"], "written NODE=ID"),
+        (["enrol", "FOLDER", "--client", "x=a-0", "--client", "x=b-0"], "x is given a-0 as well"),
+        (["enrol", "FOLDER", "--client", "x=webcam"], "--client webcam is not a domain and a number"),
+        (["dismiss", "FOLDER"], "--node NAME"),
+        (["dismiss", "FOLDER", "--node", "x"], "has no such key"),
     ],
 )
 def test_the_commands_say_what_is_wrong(
@@ -222,15 +219,15 @@ def test_a_key_is_enrolled_for_one_client(
     monkeypatch.setattr(Enrolment, "_call", lambda self, arguments: registrar(self, arguments))
     ensure(tmp_path, [], ["webcam", "ward-a", "dslr-3"])
     enrol = ["enrol", str(tmp_path)]
-    assert main([*enrol, "node=dslr-3", "node=ward-a", "client=ward_a-1", "node=webcam"]) == 0
+    assert main([*enrol, "--node", "dslr-3", "--client", "ward-a=ward_a-1", "--node", "webcam"]) == 0
     assert registrar.names == {"dslr-3": "dslr-3", "ward-a": "ward_a-1", "webcam": "webcam-0"}
     said = capsys.readouterr().out
     assert "ward-a               enrolled as 572, for ward_a-1\n" in said
     assert "webcam               enrolled as 623, for webcam-0\n" in said
     assert main(enrol) == 0
     assert "ward-a               enrolled already for ward_a-1\n" in capsys.readouterr().out
-    assert main([*enrol, "node=ward-a", "client=ward_a-1"]) == 0
-    assert main([*enrol, "node=ward-a", "client=webcam-0"]) == 1
+    assert main([*enrol, "--client", "ward-a=ward_a-1"]) == 0
+    assert main([*enrol, "--client", "ward-a=webcam-0"]) == 1
     assert "the key of ward-a is enrolled for ward_a-1, and a key keeps its client" in capsys.readouterr().err
-    assert main(["dismiss", str(tmp_path), "node=ward-a"]) == 0
+    assert main(["dismiss", str(tmp_path), "--node", "ward-a"]) == 0
     assert registrar.dismissed == ["572"]

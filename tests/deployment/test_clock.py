@@ -65,24 +65,26 @@ def test_what_keeps_a_device_out() -> None:
 def test_a_server_that_is_none_is_named(
     entrance: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["doctor", f"entrance={entrance}"]) == 0
+    assert main(["doctor", "--entrance", entrance]) == 0
     assert "a device may join from here" in capsys.readouterr().out
     monkeypatch.setattr(Answering, "timely", False)
     with pytest.raises(EngineError, match="does not say what time it is"):
         clock_difference(entrance, None)
     monkeypatch.setattr(Answering, "status", 404)
-    assert main(["doctor", f"entrance={entrance}"]) == 1
+    assert main(["doctor", "--entrance", entrance]) == 1
     assert "answers 404" in capsys.readouterr().out
-    with pytest.raises(EngineError, match=r"ca=.*no certificate can be read"):
+    with pytest.raises(EngineError, match=r"--ca .*no certificate can be read"):
         clock_difference(entrance, tmp_path / "ca.crt")
     with pytest.raises(EngineError, match="not a host:"):
         clock_difference("not a host:port", None)
 
 
-@pytest.mark.parametrize("arguments", [["ca=file"], ["entrance="], ["somewhere"], ["entrance=a:1", "key=b"]])
+@pytest.mark.parametrize(
+    "arguments", [["--ca", "file"], ["--entrance="], ["entrance=HOST:PORT"]], ids=["ca", "empty", "setting"]
+)
 def test_doctor_takes_no_other_arguments(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", *arguments]) != 0
-    assert "entrance=HOST:PORT" in capsys.readouterr().err
+    assert "--entrance HOST:PORT" in capsys.readouterr().err
 
 
 @pytest.mark.processes
@@ -101,7 +103,7 @@ def test_devices_with_a_wrong_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             monkeypatch.setenv("SKEWED_BY", str(seconds))
             deployment.start_node(name)
             authority = deployment.certificates.node(name) / "ca.crt"
-            command = [program("goldfinch"), "doctor", f"entrance={deployment.address}", f"ca={authority}"]
+            command = [program("goldfinch"), "doctor", "--entrance", deployment.address, "--ca", str(authority)]
             environment = flower_environment(tmp_path / name)
             said[name] = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
         wait_until_ended([deployment.children["ahead"], deployment.children["behind"]], 60)

@@ -134,7 +134,7 @@ def test_each_key_is_enrolled_for_the_domain_of_its_device(tmp_path: Path) -> No
     chosen = {"GOLDFINCH_CLIENTS": "signs=site_a-0 sketch=site_b-0", "GOLDFINCH_MORE_NODES": "ward-a ward-b"}
     command = [str(DOCKER / "entrypoint.sh"), "enrol"]
     ran = subprocess.run(command, env=places | chosen, capture_output=True, text=True, check=True)
-    arguments = "node=signs client=site_a-0 node=sketch client=site_b-0 node=ward-a node=ward-b"
+    arguments = "--client signs=site_a-0 --client sketch=site_b-0 --node ward-a --node ward-b"
     assert ran.stdout.strip() == f"enrol {tmp_path / 'operator'} {arguments}"
 
 

@@ -26,7 +26,7 @@ def test_the_demonstration_ends_with_a_table_and_a_report(
 ) -> None:
     monkeypatch.setattr(demo_module, "run_on_ray", inline)
     tiny = ["train.rounds=1", "train.epochs=1", "train.local_steps=1"]
-    assert main(["demo", f"output={tmp_path / 'shown'}", *tiny]) == 0
+    assert main(["demo", "--output", str(tmp_path / "shown"), *tiny]) == 0
     page = (tmp_path / "shown" / "report.html").read_text()
     assert "<title>FedAvg and FPL on glyphs</title>" in page
     assert page.count('class="look"') > 16  # test images of four domains for each of the two

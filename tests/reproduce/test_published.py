@@ -154,7 +154,7 @@ def test_paper_net_is_the_paper_s_setting_in_fewer_rounds(name: str, rows: list[
 
 
 def test_a_table_without_the_scale_names_those_that_have_it() -> None:
-    with pytest.raises(ConfigError, match=r"fedgca_digits has no scale=paper_net; .*fpl_office"):
+    with pytest.raises(ConfigError, match=r"fedgca_digits has no --scale paper_net; .*fpl_office"):
         TABLES["fedgca_digits"].rows_at("paper_net")
 
 
