@@ -10,14 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from common.data.domain import Split, split_batches
+from common.data.domain import EVALUATION_BATCH, Split, split_batches
 from common.errors import ConfigError
 from common.prototypes import ClassSums, PrototypeSet, class_means
 from common.seeding import generator
 from common.settings import RunSettings, TrainSettings
 from strategies.core.method import Batch, Client, Method, Phase, Trained, build_model, feature_size
-
-EVALUATION_BATCH = 256
 
 
 def choose_device(name: str) -> torch.device:

@@ -24,6 +24,9 @@ ImageSize = Annotated[int, Field(ge=8, le=512)]
 """Side of square images, pixels."""
 
 DATA_VARIABLE = "GOLDFINCH_DATA"
+EVALUATION_BATCH = 256
+"""Images in a batch that is only scored, on devices and on the server."""
+
 _load_lock = threading.Lock()
 
 

@@ -28,6 +28,7 @@ from common.metrics import PARTIAL, named_missing
 from common.overrides import parse_overrides, quoted_override, restored
 from common.settings import RunSettings, settings_of
 from common.storage.files import write_json, write_text
+from common.text import duration
 from server.results.groups import group_runs
 from server.results.run import Run
 from server.results.table import RULES, markdown, print_whole, render
@@ -229,7 +230,7 @@ def execute(
             for done, (job, problem) in enumerate(ended, 1):
                 left = (time.perf_counter() - started) / done * (len(waiting) - done)
                 said = f"FAILED: {problem}" if problem else _score(job, rule)
-                say(f"[{done}/{len(waiting)}, {left / 60:.1f} min left] {job.label}: {said}")
+                say(f"[{done}/{len(waiting)}, {duration(left)} left] {job.label}: {said}")
                 if problem:
                     failures[job.folder] = f"{job.label}: {problem} (see {job.folder / 'run.log'})"
                 finished()
@@ -326,7 +327,7 @@ def _score(job: Job, rule: str) -> str:
     missing = score.get("missing", {})
     partial = f" {PARTIAL} PARTIAL, without {named_missing(missing)}" if missing else ""
     skipped = f", {summary['rounds_skipped']} of {summary['rounds']} rounds skipped" * bool(summary["rounds_skipped"])
-    return f"average {score['average']:.2f}, worst {score['worst']:.2f} ({RULES[known]}{skipped}){partial}"
+    return f"average {score['average']:.2f}, worst {score['worst']:.2f} ({RULES[known].name}{skipped}){partial}"
 
 
 def _write_record(output: Path, arguments: Sequence[str], jobs: Sequence[Job]) -> None:

@@ -48,7 +48,7 @@ def pages(
         "command": command,
         "changed": changed,
         "pictures": pictures,
-        "rule": RULES[table.rule],
+        "rule": RULES[table.rule].name,
         "scored": sorted({summary["scored"] for line in comparison.lines for summary in line.summaries.values()}),
         "mixed": any(line.personal for line in comparison.lines)
         and not all(line.personal for line in comparison.lines),

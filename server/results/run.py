@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from torch import Tensor, nn
 
 from common.config import build
-from common.data.domain import Split
+from common.data.domain import EVALUATION_BATCH, Split
 from common.data.protocols import ClientSpec, test_subset
 from common.errors import CheckpointError, ConfigError, GoldfinchError
 from common.exports.model import kept_part, without_training_parts
@@ -31,8 +31,6 @@ from server.run.lines import check_events, check_lines, read_lines, read_rows, r
 from server.run.prototype_log import Page, read_pages
 from strategies.core.federation import Federation
 from strategies.core.method import Method
-
-EVALUATION_BATCH = 256
 
 
 @dataclass(frozen=True)

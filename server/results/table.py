@@ -2,6 +2,7 @@
 
 import statistics
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from rich import box
 from rich.console import Console
@@ -14,15 +15,35 @@ from server.results.groups import Board, Group, best_run, cells, group_runs
 from server.results.overrides import export_command
 from server.results.run import find_runs
 
-RULES = {"final": "last round", "last_n": "mean of the last rounds", "best_round": "best round by test score"}
-RULES |= {"validated": "best round by validation score"}
+
+class Rule(NamedTuple):
+    """A rule by which a run is scored: its name above tables, and what a reader of a page should know of it."""
+
+    name: str
+    note: str
+
+
+RULES = {
+    "final": Rule("last round", "after the last scored round"),
+    "last_n": Rule("mean of the last rounds", "mean over the last scored rounds, the rule of FPL and FedAPC"),
+    "best_round": Rule(
+        "best round by test score",
+        "of the round with the best test average, which flatters: it picks by the test set",
+    ),
+    "validated": Rule(
+        "best round by validation score",
+        "of the round that is best on clients' validation samples, which no client trains on",
+    ),
+}
+"""The rules that ``--rule`` takes."""
+
 OWN_MODELS = "* scored with each client's own model, on its own domain; not ranked with rows of one shared model"
 
 
 def render(board: Board, rule: str) -> Table:
     """A rich table; the best value of each column is bold when there is more than one row, see :func:`_cells`."""
     rows = board.groups
-    title = f"{board.title}: accuracy in %, {RULES[rule]}"
+    title = f"{board.title}: accuracy in %, {RULES[rule].name}"
     table = Table(title=escape(title), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     caption = [OWN_MODELS] if any(row.personal for row in rows) else []
     caption += [*mark_notes(rows, rule), *board.notes()]
@@ -44,7 +65,7 @@ def markdown(board: Board, rule: str) -> str:
     rows = board.groups
     head, texts = _cells(rows, rule, "**{}**")
     lines = [
-        f"{board.title}: accuracy in %, {RULES[rule]}; mean ± standard deviation over seeds.",
+        f"{board.title}: accuracy in %, {RULES[rule].name}; mean ± standard deviation over seeds.",
         "",
         "| " + " | ".join(["method", "scored", *head]) + " |",
         "|---|---|" + "---:|" * len(head),

@@ -82,11 +82,3 @@ def partial_words(entry: Mapping[str, Any]) -> str:
     """Return what is added to a score that lacks domains: that it is partial, and since when each is missing."""
     missing = entry.get("missing", {})
     return f"  PARTIAL, without {named_missing(missing)}" if missing else ""
-
-
-def size(count: float) -> str:
-    """Bytes as a person reads them, decimal units."""
-    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= factor:
-            return f"{count / factor:.1f}\u00a0{unit}"
-    return f"{count:.0f}\u00a0B"

@@ -23,8 +23,9 @@ from rich.text import Text
 
 from common.metrics import PARTIAL, named_missing
 from common.settings import RunSettings
+from common.text import duration, size
 from common.wire.messages import CLIPPED, trained_count
-from server.trackers.events import Listener, describe, plain_lines, size
+from server.trackers.events import Listener, describe, plain_lines
 
 SUMMARIES = ("average", "worst", "validation")
 BARS = "▁▂▃▄▅▆▇█"
@@ -159,7 +160,7 @@ class LiveView:
 
     def _bar(self, width: int) -> Table:
         seconds = self.clock() - self.began
-        elapsed, left = _duration(seconds), self._left()
+        elapsed, left = duration(seconds), self._left()
         table = Table.grid(padding=(0, 1), expand=True)
         table.add_column(no_wrap=True)
         table.add_column(ratio=1)
@@ -177,7 +178,7 @@ class LiveView:
             return ""
         spent = self.clock() - self.round_began if self.current > self.done else 0.0
         remaining = (self.total - self.done) * self.round_seconds - min(spent, self.round_seconds)
-        return _duration(max(0.0, remaining))
+        return duration(max(0.0, remaining))
 
     def _accuracy(self, width: int) -> Table:
         table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1), expand=False)
@@ -265,13 +266,6 @@ def _change(values: Sequence[float]) -> Text:
     if abs(change) < 0.05:
         return Text("0.0", "dim")
     return Text(f"{change:+.1f}", "green" if change > 0 else "red")
-
-
-def _duration(seconds: float) -> str:
-    whole = round(seconds)
-    if whole < 3600:
-        return f"{whole // 60}:{whole % 60:02d}"
-    return f"{whole // 3600}:{whole % 3600 // 60:02d}:{whole % 60:02d}"
 
 
 # ---- what is shown where there is no such terminal -------------------------------------------------------------------

@@ -17,6 +17,7 @@ from support.toy import DOMAINS, toy_settings
 from common.config import compose_config
 from common.errors import ConfigError
 from common.settings import load_settings
+from common.text import counted, duration, listing, size
 from server.cli import main
 from server.results.groups import group_runs
 from server.results.overrides import repeat_command
@@ -24,7 +25,6 @@ from server.results.report import page as page_module
 from server.results.report.page import write_report
 from server.results.report.results import client_rows
 from server.results.run import Run, find_runs
-from server.results.templates import counted, duration, listing, size
 
 
 @pytest.fixture(scope="module")

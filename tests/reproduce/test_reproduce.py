@@ -79,7 +79,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Request, Path, str]:
 def test_every_row_runs_with_every_seed_and_four_files_are_written(done: tuple[Request, Path, str]) -> None:
     request, path, text = done
     assert "4 runs, 0 finished already" in text
-    assert re.search(r"\[4/4, 0.0 min left\] FPL, seed 1: average \d+\.\d\d, worst \d+\.\d\d", text)
+    assert re.search(r"\[4/4, 0.0\s+s left\] FPL, seed 1: average \d+\.\d\d, worst \d+\.\d\d", text)
     assert re.search(r"split, SHA-256: [0-9a-f]{64}", text)
     for suffix in (".md", ".html", ".png", ".json"):
         assert path.with_suffix(suffix).stat().st_size > 500

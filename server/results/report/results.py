@@ -6,20 +6,15 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from common.text import duration, listing, size
 from common.wire.messages import CLIPPED, trained
 from server.results.columns import cell_marks, domain_heads, summary_columns
 from server.results.groups import Board, Group, cells, comparable, ranked
 from server.results.run import Run
 from server.results.seeds import Value
-from server.results.templates import duration, listing, size
+from server.results.table import RULES, Rule
 from server.trackers.events import describe
 
-RULES = {
-    "final": ("last round", "after the last scored round"),
-    "last_n": ("mean of the last", "mean over the last scored rounds, the rule of FPL and FedAPC"),
-    "best_round": ("best round", "of the round with the best test average, which flatters: it picks by the test set"),
-    "validated": ("validated", "of the round that is best on clients' validation samples, which nobody trains on"),
-}
 TROUBLE = ("failed", "refused", "lost")
 ORDINARY = ("round", "round done", "score", "validation", "registered")
 STATES = {
@@ -63,10 +58,10 @@ def _wall(run: Run) -> float:
     return float(run.events[-1]["time"]) - float(run.events[0]["time"]) if run.events else 0.0
 
 
-def rules_of(boards: Sequence[Board]) -> dict[str, tuple[str, str]]:
-    """The rules by which a run of the page was scored, with their names and notes."""
+def rules_of(boards: Sequence[Board]) -> dict[str, Rule]:
+    """Return the rules by which a run of the page was scored."""
     known = {rule for board in boards for run in board.runs for rule in run.rules}
-    return {rule: words for rule, words in RULES.items() if rule != "validated" or rule in known}
+    return {key: rule for key, rule in RULES.items() if key != "validated" or key in known}
 
 
 def score_heads(board: Board) -> list[str]:

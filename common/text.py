@@ -1,0 +1,33 @@
+"""Numbers and lists as text for people: sizes, durations, counts, enumerations."""
+
+from collections.abc import Sequence
+
+NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
+
+
+def size(count: float) -> str:
+    """Return a number of bytes with its unit, in powers of 1,000: ``1.5 MB``."""
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= factor:
+            return f"{count / factor:.1f}\u00a0{unit}"
+    return f"{count:.0f}\u00a0B"
+
+
+def duration(seconds: float) -> str:
+    """Return seconds as text with its unit: ``12.0 s`` below 10 minutes, then ``35 min`` and ``2 h 30 min``."""
+    if seconds < 600:
+        return f"{seconds:.{1 if seconds < 100 else 0}f}\u00a0s"
+    minutes = round(seconds / 60)
+    return f"{minutes}\u00a0min" if minutes < 120 else f"{minutes // 60}\u00a0h {minutes % 60}\u00a0min"
+
+
+def listing(items: Sequence[object]) -> str:
+    """Return the items as ``a, b and c``."""
+    words = [str(item) for item in items]
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a count with its noun: ``three clients``, ``13 clients``."""
+    word = NUMBERS[count] if count < len(NUMBERS) else str(count)
+    return f"{word} {noun}{'' if count == 1 else 's'}"
