@@ -36,7 +36,7 @@ from common.privacy import GaussianPrivacy, NoPrivacy
 from common.versions import CODE, code_sha256
 from common.wire.messages import printable
 
-PLACES = ("output", "resume", "overwrite", "data.root", "choices", "experiment", "report")
+PLACES = ("output", "resume", "overwrite", "data.root", "choices", "experiment", "tracker")
 """Settings, and groups of them, that say where a run lies and who is told of it, or what others say already."""
 
 NOT_THE_RESULT = (
@@ -266,7 +266,7 @@ class RunSettings:
         resume: go on from the checkpoint in ``output`` if there is one; ``anyway``: even if clients' data have changed.
         overwrite: replace a run that ``output`` holds already.
         engine: the chosen engine's own settings; read by that engine only.
-        report: where rows go besides the CSV; read by the report only.
+        tracker: where rows go besides the CSV; read by the trackers only.
         raw: the composed configuration as plain containers, for the record.
     """
 
@@ -283,7 +283,7 @@ class RunSettings:
     resume: Resume
     overwrite: bool
     engine: Mapping[str, Any]
-    report: Mapping[str, Any]
+    tracker: Mapping[str, Any]
     privacy: GaussianPrivacy | NoPrivacy
     raw: Mapping[str, Any] = field(repr=False)
 
@@ -381,7 +381,7 @@ def settings_of(raw: Mapping[str, Any]) -> RunSettings:
         ConfigError: what is wrong, at which key, and the nearest valid choice.
     """
     groups = ("method", "data", "protocol", "model", "views", "aggregation", "privacy", "train", "rounds")
-    for key in (*groups, "engine", "report"):
+    for key in (*groups, "engine", "tracker"):
         if not isinstance(raw.get(key), Mapping):
             raise ConfigError(f"no {key} chosen; add {key}=NAME (see conf/{key}/)")
     if isinstance(raw["data"].get("root"), str):  # it means something else where the run is resumed

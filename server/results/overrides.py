@@ -21,7 +21,7 @@ LONGEST = 20_000
 
 def repeat_command(config: Mapping[str, Any]) -> str:
     """``goldfinch run ...`` with only what differs from the defaults; folders of the machine are left out."""
-    choices = {key: value for key, value in config.get("choices", {}).items() if key not in ("experiment", "report")}
+    choices = {key: value for key, value in config.get("choices", {}).items() if key not in ("experiment", "tracker")}
     try:
         defaults = compose_config([])
     except GoldfinchError:

@@ -22,7 +22,7 @@ from server.run.engine import Engine
 from server.run.history import PARTS, History
 from server.run.lines import stream_rows
 from server.run.rounds import Rounds
-from server.trackers.base import report_of, tracking
+from server.trackers.base import tracker_settings, tracking
 from server.trackers.events import Listener
 
 
@@ -34,11 +34,11 @@ def prepare_output(settings: RunSettings) -> None:
 
     Raises:
         ConfigError: the folder holds a run and neither ``resume`` nor ``overwrite`` was said, or another process is at
-            work in it, or it cannot be written; or the chosen report's library is missing.
+            work in it, or it cannot be written; or the chosen tracker's library is missing.
     """
     if settings.resume and settings.overwrite:
         raise ConfigError("resume=true goes on with a run and overwrite=true replaces it: choose one")
-    report_of(settings)
+    tracker_settings(settings)
     check_accountant(settings)
     with run_lock(settings.output_folder):
         _begin(settings)

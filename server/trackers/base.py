@@ -29,8 +29,8 @@ class Tracker(Protocol):
 
 
 @checked
-class Report:
-    """conf/report/csv.yaml, and what every other tracker has too.
+class TrackerSettings:
+    """conf/tracker/csv.yaml, and what every other tracker has too.
 
     Args:
         prometheus_port: TCP port on which the server process answers Prometheus at ``/metrics``; ``None`` is off.
@@ -38,7 +38,7 @@ class Report:
     """
 
     library: ClassVar[str] = ""
-    """What a kind of report writes with: the module, and the extra that it is in."""
+    """What a kind of tracker writes with: the module, and the extra that it is in."""
 
     prometheus_port: Annotated[int, Field(gt=0, lt=65536)] | None = None
     prometheus_address: str = "127.0.0.1"
@@ -56,8 +56,8 @@ class Report:
                 importlib.import_module(module)
             except ImportError as error:
                 raise ConfigError(
-                    f"this report needs {module}, which cannot be imported ({error}); "
-                    f"pip install 'goldfinch-fl[{extra}]', or choose report=csv"
+                    f"this tracker needs {module}, which cannot be imported ({error}); "
+                    f"pip install 'goldfinch-fl[{extra}]', or choose tracker=csv"
                 ) from error
 
     def trackers(self, settings: RunSettings) -> list[Tracker]:
@@ -74,22 +74,22 @@ class Report:
             return [PrometheusExporter(self.prometheus_port, self.prometheus_address, settings)]
         except OSError as error:
             raise ConfigError(
-                f"report.prometheus_port={self.prometheus_port}: cannot listen on {self.prometheus_address} "
+                f"tracker.prometheus_port={self.prometheus_port}: cannot listen on {self.prometheus_address} "
                 f"({error.strerror}); choose another port or null"
             ) from error
 
 
-def report_of(settings: RunSettings) -> Report:
-    """The chosen report's options, checked, its library found.
+def tracker_settings(settings: RunSettings) -> TrackerSettings:
+    """Return the chosen tracker's options, checked, after its library was found.
 
     Raises:
         ConfigError: an option is wrong, or the library is not installed.
     """
-    report = build(settings.report, "report")
-    if not isinstance(report, Report):
-        raise ConfigError(f"report._target_={settings.report.get('_target_')} is not a report")
-    report.require()
-    return report
+    chosen = build(settings.tracker, "tracker")
+    if not isinstance(chosen, TrackerSettings):
+        raise ConfigError(f"tracker._target_={settings.tracker.get('_target_')} is not a tracker")
+    chosen.require()
+    return chosen
 
 
 @contextlib.contextmanager
@@ -98,7 +98,7 @@ def tracking(settings: RunSettings, listeners: Sequence[Listener]) -> Iterator[l
 
     A tracker that raises is left out from then on, ``listeners`` are told ``tracker failed``, and the run goes on.
     """
-    guards = [Guard(tracker, listeners) for tracker in report_of(settings).trackers(settings)]
+    guards = [Guard(tracker, listeners) for tracker in tracker_settings(settings).trackers(settings)]
     try:
         yield [*listeners, *guards]
     finally:

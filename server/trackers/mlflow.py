@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from common.config import checked
 from common.settings import RunSettings, flat
-from server.trackers.base import Report, Tracker, scalars
+from server.trackers.base import Tracker, TrackerSettings, scalars
 
 MOST_METRICS = 1000
 MOST_PARAMETERS = 100
@@ -15,8 +15,8 @@ RUN_TAG = "goldfinch.run"
 
 
 @checked
-class MLflow(Report):
-    """conf/report/mlflow.yaml.
+class MLflow(TrackerSettings):
+    """conf/tracker/mlflow.yaml.
 
     Args:
         tracking_uri: MLflow's store or server; ``None`` is the database ``mlflow.db`` in the run's folder.
@@ -29,7 +29,7 @@ class MLflow(Report):
     experiment: str = "goldfinch"
 
     def trackers(self, settings: RunSettings) -> list[Tracker]:
-        """See :class:`~server.trackers.base.Report`."""
+        """See :class:`~server.trackers.base.TrackerSettings`."""
         address = self.tracking_uri or f"sqlite:///{settings.output_folder / 'mlflow.db'}"
         return [*super().trackers(settings), MLflowTracker(address, self.experiment, settings)]
 

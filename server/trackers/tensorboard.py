@@ -6,12 +6,12 @@ from typing import Any, ClassVar
 
 from common.config import checked
 from common.settings import RunSettings, flat
-from server.trackers.base import Report, Tracker, scalars
+from server.trackers.base import Tracker, TrackerSettings, scalars
 
 
 @checked
-class TensorBoard(Report):
-    """conf/report/tensorboard.yaml.
+class TensorBoard(TrackerSettings):
+    """conf/tracker/tensorboard.yaml.
 
     Args:
         folder: where the event files go; ``None`` is ``tensorboard`` in the run's folder.
@@ -22,7 +22,7 @@ class TensorBoard(Report):
     folder: str | None = None
 
     def trackers(self, settings: RunSettings) -> list[Tracker]:
-        """See :class:`~server.trackers.base.Report`."""
+        """See :class:`~server.trackers.base.TrackerSettings`."""
         folder = Path(self.folder) if self.folder else settings.output_folder / "tensorboard"
         return [*super().trackers(settings), TensorBoardTracker(folder, settings)]
 

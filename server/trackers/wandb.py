@@ -5,12 +5,12 @@ from typing import Any, ClassVar, Literal
 
 from common.config import checked
 from common.settings import RunSettings
-from server.trackers.base import Report, Tracker, scalars
+from server.trackers.base import Tracker, TrackerSettings, scalars
 
 
 @checked
-class WeightsAndBiases(Report):
-    """conf/report/wandb.yaml.
+class WeightsAndBiases(TrackerSettings):
+    """conf/tracker/wandb.yaml.
 
     Args:
         project: the project's name.
@@ -23,7 +23,7 @@ class WeightsAndBiases(Report):
     mode: Literal["offline", "online"] = "offline"
 
     def trackers(self, settings: RunSettings) -> list[Tracker]:
-        """See :class:`~server.trackers.base.Report`."""
+        """See :class:`~server.trackers.base.TrackerSettings`."""
         return [*super().trackers(settings), WandbTracker(self.project, self.mode, settings)]
 
 

@@ -169,7 +169,7 @@ def test_help_and_mistakes_import_little(words: list[str], expected: str) -> Non
 
 
 @pytest.mark.parametrize(
-    "group", ["method", "data", "protocol", "model", "aggregation", "engine", "report", "train", "experiment"]
+    "group", ["method", "data", "protocol", "model", "aggregation", "engine", "tracker", "train", "experiment"]
 )
 def test_every_choice_has_a_line_of_description(group: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list", group]) == 0

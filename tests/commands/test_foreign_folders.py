@@ -91,7 +91,7 @@ def test_a_class_that_only_a_folder_names_is_not_imported(
 
 HIDDEN: dict[str, Callable[[dict[str, Any]], object]] = {
     "the data": lambda content: content["data"].update(_target_="stranger.Mine"),
-    "the report": lambda content: content["report"].update(_target_="stranger.Mine"),
+    "the tracker": lambda content: content["tracker"].update(_target_="stranger.Mine"),
     "the model": lambda content: content["model"].update(_target_="stranger.Mine"),
     "the inline engine's devices": lambda content: content["engine"].update(device="stranger.Mine"),
     "below another key": lambda content: content["data"]["augmentation"].update(_target_="stranger.Mine"),

@@ -34,7 +34,7 @@ def free_port() -> int:
 def test_a_run_can_be_watched_over_http(tmp_path: Path) -> None:
     port = free_port()
     settings = toy_settings("fpl", tmp_path / "run")
-    settings = replace(settings, report={"_target_": "server.trackers.base.Report", "prometheus_port": port})
+    settings = replace(settings, tracker={"_target_": "server.trackers.base.TrackerSettings", "prometheus_port": port})
     engine = TouchedEngine(settings, failing=lambda request: request.client.startswith("dark") and request.round == 2)
     seen: list[dict[tuple[str, tuple[tuple[str, str], ...]], float]] = []
 
@@ -76,7 +76,8 @@ def test_a_port_that_is_taken_is_an_error_before_training(tmp_path: Path) -> Non
         other.listen()
         port = other.getsockname()[1]
         settings = toy_settings("fedavg", tmp_path / "run")
-        settings = replace(settings, report={"_target_": "server.trackers.base.Report", "prometheus_port": port})
+        options = {"_target_": "server.trackers.base.TrackerSettings", "prometheus_port": port}
+        settings = replace(settings, tracker=options)
         with pytest.raises(ConfigError, match=f"prometheus_port={port}: cannot listen on 127.0.0.1"):
             run(settings)
 

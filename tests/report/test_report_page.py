@@ -130,7 +130,7 @@ def test_the_command_gives_the_same_configuration(overrides: list[str]) -> None:
     assert words[:2] == ["goldfinch", "run"]
     assert {"method", "data"} <= {word.partition("=")[0] for word in words[2:]}
     again = compose_config(words[2:])
-    for place in ("output", "choices", "report"):
+    for place in ("output", "choices", "tracker"):
         raw.pop(place)
         again.pop(place)
     assert again == raw

@@ -14,14 +14,14 @@ from common.choices import CONF, trust
 from common.config import build, checked, compose_config
 from common.errors import ConfigError
 from common.settings import RunSettings
-from server.trackers.base import Report, Scalar, Tracker, scalars
+from server.trackers.base import Scalar, Tracker, TrackerSettings, scalars
 
-OPTIONS = sorted(path.stem for path in (CONF / "report").glob("*.yaml"))
+OPTIONS = sorted(path.stem for path in (CONF / "tracker").glob("*.yaml"))
 Point = tuple[str, int, float]
 
 
-def with_report(settings: RunSettings, **report: Any) -> RunSettings:
-    return replace(settings, report=report)
+def with_tracker(settings: RunSettings, **chosen: Any) -> RunSettings:
+    return replace(settings, tracker=chosen)
 
 
 def expected_points(folder: Path) -> set[Point]:
@@ -48,18 +48,18 @@ def missing(expected: set[Point], found: set[Point]) -> set[Point]:
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_every_report_option_is_a_checked_dataclass(name: str) -> None:
-    raw = compose_config([f"report={name}"])
-    report = build(raw["report"], "report")
-    assert isinstance(report, Report)
-    assert report.prometheus_port is None
-    with pytest.raises(ConfigError, match=r"report.prometheus_port=70000: must be"):
-        build({**raw["report"], "prometheus_port": 70000}, "report")
+def test_every_tracker_option_is_a_checked_dataclass(name: str) -> None:
+    raw = compose_config([f"tracker={name}"])
+    chosen = build(raw["tracker"], "tracker")
+    assert isinstance(chosen, TrackerSettings)
+    assert chosen.prometheus_port is None
+    with pytest.raises(ConfigError, match=r"tracker.prometheus_port=70000: must be"):
+        build({**raw["tracker"], "prometheus_port": 70000}, "tracker")
 
 
 def test_a_missing_library_is_said_before_the_run_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "wandb", None)
-    settings = with_report(toy_settings("fedavg", tmp_path / "run"), _target_="server.trackers.wandb.WeightsAndBiases")
+    settings = with_tracker(toy_settings("fedavg", tmp_path / "run"), _target_="server.trackers.wandb.WeightsAndBiases")
     with pytest.raises(ConfigError, match=r"pip install 'goldfinch-fl\[wandb\]'"):
         run(settings)
     assert not (tmp_path / "run").exists()
@@ -69,7 +69,7 @@ def test_tensorboard_has_every_row(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="tensorboard is not installed")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    settings = with_report(toy_settings("fpl", tmp_path / "run"), _target_="server.trackers.tensorboard.TensorBoard")
+    settings = with_tracker(toy_settings("fpl", tmp_path / "run"), _target_="server.trackers.tensorboard.TensorBoard")
     run(settings)
     events = EventAccumulator(str(tmp_path / "run" / "tensorboard"), size_guidance={"scalars": 0})
     events.Reload()
@@ -83,9 +83,9 @@ def test_tensorboard_of_a_resumed_run_has_each_round_once(tmp_path: Path) -> Non
     pytest.importorskip("tensorboard", reason="tensorboard is not installed")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    report = {"_target_": "server.trackers.tensorboard.TensorBoard"}
-    run(with_report(toy_settings("fedavg", tmp_path / "run"), **report), stop_after=1)
-    run(with_report(toy_settings("fedavg", tmp_path / "run", resume=True), **report))
+    chosen = {"_target_": "server.trackers.tensorboard.TensorBoard"}
+    run(with_tracker(toy_settings("fedavg", tmp_path / "run"), **chosen), stop_after=1)
+    run(with_tracker(toy_settings("fedavg", tmp_path / "run", resume=True), **chosen))
     events = EventAccumulator(str(tmp_path / "run" / "tensorboard"), size_guidance={"scalars": 0})
     events.Reload()
     assert [event.step for event in events.Scalars("round/seconds")] == [1, 2]
@@ -93,9 +93,9 @@ def test_tensorboard_of_a_resumed_run_has_each_round_once(tmp_path: Path) -> Non
 
 def test_mlflow_has_every_row_and_a_resumed_run_goes_on(tmp_path: Path) -> None:
     mlflow = pytest.importorskip("mlflow", reason="mlflow is not installed: pip install 'goldfinch-fl[mlflow]'")
-    report = {"_target_": "server.trackers.mlflow.MLflow"}
-    run(with_report(toy_settings("fpl", tmp_path / "run"), **report), stop_after=1)
-    run(with_report(toy_settings("fpl", tmp_path / "run", resume=True), **report))
+    chosen = {"_target_": "server.trackers.mlflow.MLflow"}
+    run(with_tracker(toy_settings("fpl", tmp_path / "run"), **chosen), stop_after=1)
+    run(with_tracker(toy_settings("fpl", tmp_path / "run", resume=True), **chosen))
     client = mlflow.MlflowClient(f"sqlite:///{tmp_path / 'run' / 'mlflow.db'}")
     (experiment,) = [item for item in client.search_experiments() if item.name == "goldfinch"]
     (found,) = client.search_runs([experiment.experiment_id])
@@ -113,7 +113,7 @@ def test_wandb_writes_every_row_offline(tmp_path: Path, monkeypatch: pytest.Monk
     pytest.importorskip("wandb", reason="wandb is not installed: pip install 'goldfinch-fl[wandb]'")
     monkeypatch.setenv("WANDB_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path / "config"))
-    run(with_report(toy_settings("fpl", tmp_path / "run"), _target_="server.trackers.wandb.WeightsAndBiases"))
+    run(with_tracker(toy_settings("fpl", tmp_path / "run"), _target_="server.trackers.wandb.WeightsAndBiases"))
     (log,) = (tmp_path / "run" / "wandb").glob("offline-run-*/run-*.wandb")
     content = log.read_bytes()
     tags = {tag for tag, _, _ in expected_points(tmp_path / "run")}
@@ -143,8 +143,8 @@ SPIES: list[Spy] = []
 
 
 @checked
-class SpyReport(Report):
-    """A report with a spy."""
+class SpySettings(TrackerSettings):
+    """A tracker with a spy."""
 
     breaks_at: str = ""
 
@@ -154,8 +154,8 @@ class SpyReport(Report):
 
 
 def spied(settings: RunSettings, breaks_at: str = "") -> RunSettings:
-    trust([f"{__name__}.SpyReport"])
-    return with_report(settings, _target_=f"{__name__}.SpyReport", breaks_at=breaks_at)
+    trust([f"{__name__}.SpySettings"])
+    return with_tracker(settings, _target_=f"{__name__}.SpySettings", breaks_at=breaks_at)
 
 
 def test_a_tracker_that_breaks_does_not_break_the_run(tmp_path: Path) -> None:
