@@ -26,7 +26,7 @@ PINNED_FLOWER = "1.41"
 PROGRAMS = ("flwr", "flower-superlink", "flower-supernode", "flower-superexec", "flwr-clientapp", "flwr-serverapp")
 REINSTALL = "make setup, or pip install -c requirements.txt in the checkout"
 
-MOST_AHEAD, MOST_BEHIND = 5.0, 300.0
+MAX_AHEAD, MAX_BEHIND = 5.0, 300.0
 """Seconds by which Flower lets a device's clock differ from the SuperLink's; beyond, it turns the device away."""
 
 RESOLUTION = 1.0
@@ -242,10 +242,10 @@ def clock_difference(entrance: str, authority: Path | None, now: Callable[[], da
 
 def what_is_wrong(ahead: float) -> str | None:
     """Why a clock ``ahead`` seconds ahead of the server's keeps a device out; ``None`` if it does not."""
-    if -MOST_BEHIND <= ahead <= MOST_AHEAD:
+    if -MAX_BEHIND <= ahead <= MAX_AHEAD:
         return None
     words = f"{abs(ahead):,.0f} s {'ahead of' if ahead > 0 else 'behind'} the server's clock"
-    return f"{words}; the server turns away devices more than {MOST_AHEAD:g} s ahead or {MOST_BEHIND:g} s behind"
+    return f"{words}; the server turns away devices more than {MAX_AHEAD:g} s ahead or {MAX_BEHIND:g} s behind"
 
 
 CHECKS = (_versions, _compute, _flower_programs, _local_superlink, _shadows, _memory, _configuration, _data)

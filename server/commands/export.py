@@ -27,7 +27,7 @@ SAMPLES = 256
 RULE = "accuracy in % on each domain's test split"
 CHOSEN = {"best": "best round by validation", "last": "last round"}
 PLACES = ("root", "pretrained", "pretrained_file")
-"""Settings that name places of this machine, which are nobody else's business."""
+"""Settings that name places of this machine, which stay on this machine."""
 
 
 def export(

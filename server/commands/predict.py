@@ -18,7 +18,7 @@ from common.exports.model import TrainedModel, load_model
 from common.storage.files import write_bytes, write_text
 from server.results.report.activation_maps import heat_maps, overlay
 
-MOST_SHOWN = 40
+MAX_SHOWN = 40
 """Lines on the screen; a file holds all."""
 
 CAM_SIDE = 256
@@ -47,10 +47,10 @@ def predict(folder: Path, places: Sequence[Path], output: Path | None = None, ca
                 rows.append(_row(model, path, cam and cam / f"{len(rows):05d}-{path.stem}.png"))
         except DataError as error:
             console.print(f"skipped: {error}", markup=False, highlight=False, soft_wrap=True)
-    for row in rows[:MOST_SHOWN]:
+    for row in rows[:MAX_SHOWN]:
         print(_line(row))
-    if len(rows) > MOST_SHOWN:
-        print(f"... and {len(rows) - MOST_SHOWN} more{'' if output else ': --output FILE.csv holds all'}")
+    if len(rows) > MAX_SHOWN:
+        print(f"... and {len(rows) - MAX_SHOWN} more{'' if output else ': --output FILE.csv holds all'}")
     if output is not None:
         with writing(output, "another place"):
             write_text(output, json.dumps(rows, indent=2) + "\n" if output.suffix == ".json" else _csv(rows))

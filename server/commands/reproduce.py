@@ -34,8 +34,8 @@ from server.run.conduct import check_not_in_a_run
 
 ENGINES = ("inline", "ray")
 
-MOST_CURVES = 14
-MOST_BARS = 7
+MAX_CURVES = 14
+MAX_BARS = 7
 """Series that can still be told apart in one plot."""
 
 
@@ -222,10 +222,10 @@ def draw(comparison: Comparison, name: str) -> list[Picture]:
     finished = [line for line in comparison.lines if line.summaries]
     title = f"{table.name}, scale={comparison.scale}"
     pictures = []
-    if 0 < len(finished) <= MOST_CURVES:
+    if 0 < len(finished) <= MAX_CURVES:
         curves = {line.row.label: comparison.curve(line) for line in finished}
         pictures.append(Picture(rendered(convergence(curves, title)), f"{name}.png", "average test accuracy by round"))
-    if 0 < len(finished) <= MOST_BARS and not table.sweeps:
+    if 0 < len(finished) <= MAX_BARS and not table.sweeps:
         columns = comparison.columns
         bar = {
             line.row.label: [*(comparison.ours(line, each) for each in columns), comparison.our_average(line, columns)]

@@ -147,7 +147,7 @@ def plan_search(words: Sequence[str], output: Path, trials: int, seeds: Sequence
 
 
 def _with_start(words: Sequence[str], own: Sequence[str]) -> tuple[list[str], Mapping[str, float]]:
-    """Return the overrides with the printed settings, where there are some and nobody declined, and these settings."""
+    """Return the overrides with the printed settings, if there are some and the user wants them, and these settings."""
     asked = [item for item in words if item.startswith("printed=")]
     choices = compose_config(own)["choices"]
     paper = printed_values(choices["method"], choices["data"])

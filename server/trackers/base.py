@@ -119,7 +119,7 @@ class Guard:
             return
         try:
             self.tracker(name, entry)
-        except Exception as error:  # whatever a third library raises must not end training
+        except Exception as error:  # an error of a third library must not end training
             self._give_up(error)
 
     def close(self) -> None:

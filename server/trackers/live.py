@@ -29,10 +29,10 @@ from server.trackers.events import Listener, describe, plain_lines
 
 SUMMARIES = ("average", "worst", "validation")
 BARS = "▁▂▃▄▅▆▇█"
-MOST_NOTES = 4
+MAX_NOTES = 4
 TROUBLES = (CLIPPED, "refused", "failed", "lost")
 SMOOTHING = 0.6
-LEAST_WIDTH = 44
+MIN_WIDTH = 44
 """Columns below which the live view gives way to plain lines."""
 
 
@@ -141,9 +141,9 @@ class LiveView:
         facts = self._facts(width)
         if facts.row_count:
             parts.append(Padding(facts, (1, 0, 0, 0)))
-        parts += [Text(f"! {note}", "yellow", no_wrap=True, overflow="ellipsis") for note in self.notes[-MOST_NOTES:]]
-        if len(self.notes) > MOST_NOTES:
-            parts.append(Text(f"  {len(self.notes) - MOST_NOTES} more in events.jsonl", "dim"))
+        parts += [Text(f"! {note}", "yellow", no_wrap=True, overflow="ellipsis") for note in self.notes[-MAX_NOTES:]]
+        if len(self.notes) > MAX_NOTES:
+            parts.append(Text(f"  {len(self.notes) - MAX_NOTES} more in events.jsonl", "dim"))
         if self.state.startswith("finished"):
             parts.append(Text(f"wrote {self.settings.output_folder}", "dim", overflow="fold"))
         yield Group(*parts)
@@ -282,7 +282,7 @@ def watching(settings: RunSettings, *, quiet: bool = False, console: Console | N
     with logging_to_file(settings):
         if quiet:
             yield lambda name, entry: None  # noqa: ARG005
-        elif console.is_terminal and not console.is_dumb_terminal and console.width >= LEAST_WIDTH:
+        elif console.is_terminal and not console.is_dumb_terminal and console.width >= MIN_WIDTH:
             with LiveView(settings, console) as view:
                 yield view
         else:

@@ -8,9 +8,9 @@ from common.config import checked
 from common.settings import RunSettings, flat
 from server.trackers.base import Tracker, TrackerSettings, scalars
 
-MOST_METRICS = 1000
-MOST_PARAMETERS = 100
-LONGEST_PARAMETER = 500
+MAX_METRICS = 1000
+MAX_PARAMETERS = 100
+MAX_PARAMETER_LENGTH = 500
 RUN_TAG = "goldfinch.run"
 
 
@@ -61,7 +61,7 @@ class MLflowTracker:
 
         now = round(time.time() * 1000)
         metrics = [Metric(item.tag, item.value, now, item.round) for item in scalars(name, entry)]
-        for part in _parts(metrics, MOST_METRICS):
+        for part in _parts(metrics, MAX_METRICS):
             self.client.log_batch(self.run, metrics=part)
 
     def _open(self, run: str) -> None:
@@ -78,8 +78,8 @@ class MLflowTracker:
             return
         title = f"{self.settings.method.name} {self.settings.data.name} seed {self.settings.seed}"
         self.run = self.client.create_run(experiment, tags={RUN_TAG: run}, run_name=title).info.run_id
-        settings = {key: str(value)[:LONGEST_PARAMETER] for key, value in flat(self.settings.raw).items()}
-        for part in _parts([Param(key, value) for key, value in settings.items()], MOST_PARAMETERS):
+        settings = {key: str(value)[:MAX_PARAMETER_LENGTH] for key, value in flat(self.settings.raw).items()}
+        for part in _parts([Param(key, value) for key, value in settings.items()], MAX_PARAMETERS):
             self.client.log_batch(self.run, params=part)
 
     def close(self) -> None:
