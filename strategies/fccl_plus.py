@@ -3,37 +3,142 @@
 Wenke Huang, Mang Ye, Zekun Shi, Bo Du. TPAMI 2023. arXiv:2309.16286.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import field
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from common.config import NonNegative, Positive, Search, checked
+from common.config import AtLeastTwo, NonNegative, Positive, Search, Share, check, checked
+from common.data.public import PublicImages, fingerprint
+from common.data.textures import Textures
 from common.errors import DataError, PayloadError
-from common.losses import cross_correlation, cross_entropy, nontarget_distillation, similarity_distillation
+from common.losses import cross_entropy
+from common.precision import unit_vectors, working_dtype
+from common.seeding import generator
 from common.storage.state import GlobalState, under_prefix, with_prefix
-from strategies.core.method import Batch, Download, Expected, Local, Losses, Server, Trained, Update, Upload
-from strategies.parts.public_agreement import PublicAgreement
+from strategies.core.method import (
+    Averaging,
+    Batch,
+    Download,
+    Expected,
+    Local,
+    Losses,
+    Server,
+    Trained,
+    Update,
+    Upload,
+)
 
 OWN = "own/"
+"""Prefix of the client's trained model among the tensors that it keeps."""
+
+AVERAGED = ("logits", "similarities")
+"""The tensors about the public images that the server averages."""
+
+# ---- losses ----------------------------------------------------------------------------------------------------------
+
+
+def nontarget_distillation(
+    logits: Tensor, teacher_logits: Tensor, labels: Tensor, *, temperature: float = 3.0
+) -> Tensor:
+    """``T^2 sum_{c != y} q_c (log q_c - log p_c)``, mean over the batch.
+
+    ``p, q`` are the softmax at ``temperature`` T of ``logits`` and of the previous model's ``teacher_logits`` (a
+    constant), both ``[B, K]``. Neither is normalised again over the non-target classes.
+    """
+    dtype = working_dtype(logits)
+    student = torch.log_softmax(logits.to(dtype) / temperature, 1)
+    teacher = torch.log_softmax(teacher_logits.detach().to(dtype) / temperature, 1)
+    terms = teacher.exp() * (teacher - student)
+    return temperature**2 * terms.scatter(1, labels[:, None], 0.0).sum(1).mean()
+
+
+def cross_correlation(logits: Tensor, mean_logits: Tensor, *, off_diagonal: float = 0.0051) -> Tensor:
+    """``sum_c (R_cc - 1)^2 + off_diagonal * sum_{c != c'} (R_cc' + 1)^2`` on public data.
+
+    ``R = Y^T Ybar / B`` of the column-standardised (unbiased deviation) ``logits [B, K]`` and ``mean_logits [B, K]``,
+    the mean over clients (a constant). A column without variation counts as zeros.
+
+    Raises:
+        ValueError: fewer than two samples.
+    """
+    if len(logits) < 2:
+        raise ValueError(f"cross_correlation needs at least 2 samples; got {len(logits)}")
+    dtype = working_dtype(logits)
+    ours, theirs = _standardised(logits.to(dtype)), _standardised(mean_logits.detach().to(dtype))
+    correlation = ours.T @ theirs / len(logits)
+    eye = torch.eye(len(correlation), dtype=dtype, device=logits.device)
+    penalties = eye * (correlation - 1.0).square() + (1.0 - eye) * off_diagonal * (correlation + 1.0).square()
+    return penalties.sum()
+
+
+def _standardised(columns: Tensor) -> Tensor:
+    centred = columns - columns.mean(0)
+    deviation = columns.var(0).clamp_min(0.0)
+    varies = deviation > torch.finfo(columns.dtype).tiny
+    return centred * torch.where(varies, deviation.where(varies, 1.0).rsqrt(), 0.0)
+
+
+def pairwise_similarities(features: Tensor, *, temperature: float = 0.02) -> Tensor:
+    """``[B, B - 1]``: cosines of ``features [B, D]`` with each other over ``temperature``, without the diagonal."""
+    direction = unit_vectors(features.to(working_dtype(features)))
+    count = len(direction)
+    similarities = direction @ direction.T / temperature
+    # Dropping the diagonal of a square matrix: read from the second entry, B - 1 rows of B + 1, without their last.
+    return similarities.flatten()[1:].view(count - 1, count + 1)[:, :-1].reshape(count, count - 1)
+
+
+def similarity_distillation(
+    features: Tensor, mean_similarities: Tensor, *, temperature: float = 0.02, scale: float = 3.0
+) -> Tensor:
+    """``scale * KL(softmax(mean similarities) || softmax(own similarities))``, mean over the batch.
+
+    Args:
+        features: ``[B, D]`` of public samples.
+        mean_similarities: ``[B, B - 1]``, mean over clients of :func:`pairwise_similarities` (a constant).
+        temperature: of the similarities, > 0.
+        scale: FCCL+'s ``dis_power``.
+
+    Raises:
+        ValueError: fewer than two samples.
+    """
+    if len(features) < 2:
+        raise ValueError(f"similarity_distillation needs at least 2 samples; got {len(features)}")
+    own = torch.log_softmax(pairwise_similarities(features, temperature=temperature), 1)
+    target = torch.log_softmax(mean_similarities.detach().to(own.dtype), 1)
+    return scale * (target.exp() * (target - own)).sum(1).mean()
+
+
+# ---- the method ------------------------------------------------------------------------------------------------------
 
 
 @checked
-class FCCLPlus(PublicAgreement):
+class FCCLPlus(Averaging):
     """FedAvg with two additions: agreement on public, unlabelled images, and distillation from the own previous model.
 
     A round has two exchanges. ``train``: local training on cross-entropy and, over the non-target classes, distillation
-    from the client's model of its last round; the answer is what the trained model says of the public images, not the
-    model. ``collaborate``: the server sends the means over clients; devices step once per public batch towards high
-    correlation of equal logits and low of different ones with the mean, and towards the mean's similarities between
-    images; the models are then averaged. ``correlation=similarity=distillation=0`` is FedAvg. What differs from the
-    released code: docs/methods.md.
+    from the client's model of its last round. The client sends the trained model's logits and similarities of the
+    public images, not the model. ``collaborate``: the server sends the means over clients. Devices take one step per
+    public batch towards high correlation of equal logits and low correlation of different ones with the mean, and
+    towards the mean's similarities between images. The models are then averaged.
+    ``correlation=similarity=distillation=0`` is FedAvg. What differs from the released code: docs/methods.md.
 
-    Payload: the model's state both ways; up logits and similarities of the public images, down their means. Client
-    state: its model after its last local training. Privacy: what a client's model says of public images leaves it.
+    Payload: the model's state both ways; up logits ``[N, K]`` and similarities ``[N, public_batch - 1]`` of the N
+    public images, down their means. Client state: its model after its last local training. Privacy: outputs of a
+    client's model for the public images leave the device.
 
     Args:
+        public: the public images, from any data set; every device must read the same ones.
+        public_batch: images per public step, >= 2; divides ``public.samples``.
+        public_learning_rate: learning rate of Adam, which starts afresh for each batch, > 0.
+        public_rate_end: share of that rate in the last round, in (0, 1]; the rate falls linearly over the rounds. 1
+            keeps it, the released code has 0.1.
+        public_mode: batch norm in the public phase: ``eval`` keeps the private data's statistics; ``train`` uses and
+            moves to those of the public images, as the released code does, which suits only images like the own ones.
+        similarity_temperature: temperature of the similarities, > 0.
         correlation: weight of the cross-correlation, >= 0.
         off_diagonal: weight of its off-diagonal entries, >= 0.
         similarity: weight of the similarity distillation, >= 0 (the code's ``dis_power``).
@@ -46,12 +151,29 @@ class FCCLPlus(PublicAgreement):
     exchanges: ClassVar[tuple[str, ...]] = ("train", "collaborate")
     fedavg_at: ClassVar[Mapping[str, Any] | None] = {"correlation": 0.0, "similarity": 0.0, "distillation": 0.0}
 
+    public: PublicImages = field(default_factory=lambda: PublicImages(Textures(), "textures"))
+    public_batch: AtLeastTwo = 128
+    public_learning_rate: Positive = 1e-3
+    public_rate_end: Share = 1.0
+    public_mode: Literal["eval", "train"] = "eval"
+    similarity_temperature: Positive = 0.02
     correlation: NonNegative = 1.0
     off_diagonal: NonNegative = 0.0051
     similarity: Annotated[NonNegative, Search(0.1, 10.0)] = 3.0
     distillation: Annotated[NonNegative, Search(0.01, 1.0)] = 1.0
     distillation_temperature: Positive = 3.0
     teacher_mode: Literal["eval", "train"] = "eval"
+
+    def __post_init__(self) -> None:
+        divides = self.public.samples % self.public_batch == 0
+        check(divides, f"public_batch={self.public_batch} must divide public.samples={self.public.samples}")
+
+    @property
+    def scheduled(self) -> bool:
+        """Whether the public learning rate depends on how many rounds the run has."""
+        return self.public_rate_end < 1
+
+    # On the device, exchange "train"
 
     def loss(self, batch: Batch, local: Local) -> Losses:
         """Cross-entropy and, from the second participation on, non-target distillation."""
@@ -69,11 +191,34 @@ class FCCLPlus(PublicAgreement):
         """Logits and similarities of the public images; the model stays until the next exchange."""
         local.model.train(self.public_mode == "train")
         after = {name: tensor.clone() for name, tensor in local.model.state_dict().items()}
-        return Upload(weights={}, extra=self.public_answers(local), local=with_prefix(OWN, after))
+        return Upload(weights={}, extra=self.public_outputs(local), local=with_prefix(OWN, after))
+
+    @torch.no_grad()
+    def public_outputs(self, local: Local) -> dict[str, Tensor]:
+        """Return the model's logits and similarities of the public images, and a fingerprint of these images."""
+        logits, similarities = [], []
+        for images in self.public_batches(local):
+            features, outputs = local.model(images)
+            logits.append(outputs.float())
+            similarities.append(pairwise_similarities(features, temperature=self.similarity_temperature))
+        return {
+            "logits": torch.cat(logits),
+            "similarities": torch.cat(similarities).float(),
+            "images": fingerprint(self.public.load(local.data_root)),
+        }
+
+    def public_batches(self, local: Local) -> list[Tensor]:
+        """Return the public images in batches, weakly augmented as the data set says: equal on every device."""
+        images = self.public.load(local.data_root).to(local.device)
+        draws = generator(local.seed, "public images", local.round)
+        return list(local.prepare(images, draws).split(self.public_batch))
+
+    # On the device, exchange "collaborate"
 
     def respond(self, local: Local) -> Upload:
-        """One step per public batch from the model that was trained in this round, which is then sent."""
-        self.check_images(local)
+        """Take one step per public batch from the model that was trained in this round, and send the result."""
+        if int(local.extra["images"]) != int(fingerprint(self.public.load(local.data_root))):
+            raise DataError("the public images here are not those of the other clients; give every device the same")
         own = under_prefix(OWN, local.kept)
         if not own:
             raise DataError("the model that was trained in this round is gone: keep the node's state-dir over restarts")
@@ -82,20 +227,44 @@ class FCCLPlus(PublicAgreement):
             self.public_steps(local)
         return Upload()
 
+    def public_steps(self, local: Local) -> None:
+        """Take one step of Adam per public batch towards the clients' means.
+
+        A fresh Adam's first step has the length of the learning rate in every element with a gradient, however small.
+        The correlation's gradient of ``head.bias`` is zero, since columns are centred. What arithmetic leaves of it is
+        rounding noise, and Adam makes steps of it.
+        """
+        rate = self.public_rate(local.round, local.rounds)
+        local.model.train(self.public_mode == "train")
+        means = (local.extra[name].split(self.public_batch) for name in AVERAGED)
+        for images, mean_logits, mean_similarities in zip(self.public_batches(local), *means, strict=True):
+            optimizer = torch.optim.Adam(local.model.parameters(), lr=rate)
+            optimizer.zero_grad(set_to_none=True)
+            features, logits = local.model(images)
+            self.public_loss(features, logits, mean_logits, mean_similarities).backward()
+            optimizer.step()
+
+    def public_rate(self, round_number: int, rounds: int) -> float:
+        """Return the public learning rate of a round, from 1 to ``rounds``."""
+        done = (round_number - 1) / max(rounds - 1, 1)
+        return self.public_learning_rate * (1 - (1 - self.public_rate_end) * done)
+
     def public_loss(self, features: Tensor, logits: Tensor, mean_logits: Tensor, mean_similarities: Tensor) -> Tensor:
-        """``correlation L_col + similarity L_sim`` of one public batch."""
+        """Return ``correlation L_col + similarity L_sim`` of one public batch."""
         together = cross_correlation(logits, mean_logits, off_diagonal=self.off_diagonal)
         alike = similarity_distillation(
             features, mean_similarities, temperature=self.similarity_temperature, scale=self.similarity
         )
         return self.correlation * together + alike
 
+    # On the server
+
     def download(self, state: GlobalState, server: Server) -> Download:
-        """The model to train; then, without a model, the means over clients."""
+        """Send the model to train; in the second exchange the means over clients, without a model."""
         return Download(state.weights) if server.exchange == "train" else Download(extra=state.extra)
 
     def expects(self, server: Server) -> Expected:
-        """What the models say of the public images; then the models."""
+        """Expect outputs for the public images, then models."""
         if server.exchange != "train":
             return Expected()
         rows = self.public.samples
@@ -109,14 +278,26 @@ class FCCLPlus(PublicAgreement):
         )
 
     def inspect(self, update: Update, server: Server) -> None:
-        """Similarities are cosines over their temperature."""
+        """Refuse similarities that are no cosines over their temperature."""
         if server.exchange == "train":
             largest = float(update.extra["similarities"].abs().max())
             if largest > 1.001 / self.similarity_temperature:
                 raise PayloadError(f"a similarity of {largest:.3g} is no cosine over {self.similarity_temperature}")
 
     def aggregate(self, state: GlobalState, updates: Sequence[Update], server: Server) -> GlobalState:
-        """The plain means over the clients that have the same public images; then the mean of the models."""
+        """Average the outputs for the public images, then the models."""
         if server.exchange != "train":
             return super().aggregate(GlobalState(state.round, state.weights), updates, server)
-        return GlobalState(state.round, state.weights, state.prototypes, self.agreed(updates, server))
+        return GlobalState(state.round, state.weights, state.prototypes, self.mean_outputs(updates, server))
+
+    def mean_outputs(self, updates: Sequence[Update], server: Server) -> Mapping[str, Tensor]:
+        """Return the plain means over the clients that have the commonest public images."""
+        counts = Counter(int(update.extra["images"]) for update in updates)
+        commonest = counts.most_common(1)[0][0]
+        chosen = [update.extra for update in updates if int(update.extra["images"]) == commonest]
+        tables = [{name: extra[name] for name in AVERAGED} for extra in chosen]
+        if server.aggregation.robust:
+            means = server.aggregation.combine(tables, [1.0] * len(tables))
+        else:
+            means = {name: torch.stack([table[name] for table in tables]).double().mean(0).float() for name in AVERAGED}
+        return {**means, "images": chosen[0]["images"]}

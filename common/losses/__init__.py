@@ -6,10 +6,4 @@ names its paper and equation. Means are over the whole batch unless said.
 
 from common.kernels.closed_form import PrototypeTerms
 from common.losses.classification import cross_entropy, uniform_divergence
-from common.losses.consistency import (
-    cross_correlation,
-    nontarget_distillation,
-    pairwise_similarities,
-    similarity_distillation,
-)
 from common.losses.prototype import PrototypeLosses, prototype_contrast, prototype_losses, prototype_mse

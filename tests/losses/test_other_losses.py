@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from common import losses
 from common.seeding import generator
-from strategies import fedadg, fedgca, fedsr, moon
+from strategies import fccl_plus, fedadg, fedgca, fedsr, moon
 
 
 def draw(*shape, purpose="x", seed=0):
@@ -141,7 +141,7 @@ def test_kl_consistency_draws_views_to_their_mean_and_bce_to_one_hot():
 def test_nontarget_distillation(temperature):
     teacher = draw(5, 4, purpose="teacher")
     agree(
-        lambda v: losses.nontarget_distillation(v, teacher, LABELS, temperature=temperature),
+        lambda v: fccl_plus.nontarget_distillation(v, teacher, LABELS, temperature=temperature),
         lambda v: oracle.nontarget_distillation(v, teacher, LABELS, temperature),
         draw(5, 4),
     )
@@ -149,13 +149,13 @@ def test_nontarget_distillation(temperature):
 
 def test_nontarget_distillation_of_one_class_is_zero():
     labels = torch.zeros(5, dtype=torch.int64)
-    assert losses.nontarget_distillation(draw(5, 1), draw(5, 1, purpose="t"), labels).item() == 0
+    assert fccl_plus.nontarget_distillation(draw(5, 1), draw(5, 1, purpose="t"), labels).item() == 0
 
 
 def test_cross_correlation():
     others = draw(5, 3, purpose="others")
     agree(
-        lambda v: losses.cross_correlation(v, others, off_diagonal=0.1),
+        lambda v: fccl_plus.cross_correlation(v, others, off_diagonal=0.1),
         lambda v: oracle.cross_correlation(v, others, 0.1),
         draw(5, 3),
     )
@@ -166,36 +166,36 @@ def test_cross_correlation_of_a_constant_column_is_finite():
     logits[:, 1] = 2.0
     others = draw(5, 3, purpose="others")
     leaf = logits.requires_grad_()
-    value = losses.cross_correlation(leaf, others)
+    value = fccl_plus.cross_correlation(leaf, others)
     torch.testing.assert_close(value, oracle.cross_correlation(logits, others, 0.0051))
     assert torch.autograd.grad(value, leaf)[0].isfinite().all()
     with pytest.raises(ValueError, match="at least 2"):
-        losses.cross_correlation(logits[:1], others[:1])
+        fccl_plus.cross_correlation(logits[:1], others[:1])
 
 
 def test_pairwise_similarities():
     features = draw(4, 3)
     features[2] = 0
     expected = torch.tensor([[float(x) for x in row] for row in oracle.similarities(features, 0.5)])
-    found = losses.pairwise_similarities(features, temperature=0.5)
+    found = fccl_plus.pairwise_similarities(features, temperature=0.5)
     torch.testing.assert_close(found, expected.double(), rtol=1e-6, atol=1e-7)
 
 
 def test_similarity_distillation():
     target = draw(4, 3, purpose="target")
     agree(
-        lambda z: losses.similarity_distillation(z, target, temperature=0.3, scale=3.0),
+        lambda z: fccl_plus.similarity_distillation(z, target, temperature=0.3, scale=3.0),
         lambda z: oracle.similarity_distillation(z, target, 0.3, 3.0),
         draw(4, 5),
     )
     with pytest.raises(ValueError, match="at least 2"):
-        losses.similarity_distillation(draw(1, 3), torch.zeros(1, 0))
+        fccl_plus.similarity_distillation(draw(1, 3), torch.zeros(1, 0))
 
 
 def test_similarity_distillation_to_oneself_is_zero():
     features = draw(4, 5)
-    own = losses.pairwise_similarities(features)
-    assert losses.similarity_distillation(features, own).abs().item() < 1e-12
+    own = fccl_plus.pairwise_similarities(features)
+    assert fccl_plus.similarity_distillation(features, own).abs().item() < 1e-12
 
 
 def test_gaussian_class_divergence():
@@ -265,9 +265,9 @@ def test_lower_precisions_compute_in_float32(dtype):
         losses.uniform_divergence(logits),
         moon.model_contrast(features, logits, -logits, temperature=0.5),
         fedgca.multi_view_consistency(logits[None].softmax(2), logits[None].softmax(2)),
-        losses.nontarget_distillation(logits, logits * 2, LABELS),
-        losses.cross_correlation(logits, logits * 2),
-        losses.similarity_distillation(features, torch.zeros(5, 4)),
+        fccl_plus.nontarget_distillation(logits, logits * 2, LABELS),
+        fccl_plus.cross_correlation(logits, logits * 2),
+        fccl_plus.similarity_distillation(features, torch.zeros(5, 4)),
         fedsr.feature_norm(features),
         fedadg.least_squares_generator(features),
     ):

@@ -14,13 +14,13 @@ from client.store import Store
 from common.data.public import PublicImages
 from common.data.textures import Textures
 from common.errors import EngineError, PayloadError
-from common.losses import (
+from strategies.fccl_plus import (
+    FCCLPlus,
     cross_correlation,
     nontarget_distillation,
     pairwise_similarities,
     similarity_distillation,
 )
-from strategies.fccl_plus import FCCLPlus
 
 PUBLIC = PublicImages(Textures(image_size=16), "textures", 32)
 SMALL = {"public": PUBLIC, "public_batch": 16, "public_learning_rate": 1e-3, "distillation": 1.0}
