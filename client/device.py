@@ -28,7 +28,7 @@ from common.storage.state import MODEL_PREFIX
 from common.versions import package_versions
 from common.wire.messages import Answer, Registration, Request, header_of
 from common.wire.payload import Payload, cast_down, cast_up
-from strategies.core.method import Client, Local, Method, Trained, Upload, build_model, feature_size
+from strategies.core.method import Client, ClientContext, Method, Trained, Upload, build_model, feature_size
 from strategies.core.protection import check_nothing_else, check_scores
 
 _MODELS = threading.local()
@@ -379,7 +379,7 @@ class Device:
     def _take_part(
         self, local: LocalExchange, request: Request, protection: Protection | None
     ) -> tuple[Upload, Trained | None]:
-        typed: Local = local
+        typed: ClientContext = local
         if request.exchange != "train":
             return self.method.respond(typed), None
         if protection is not None:

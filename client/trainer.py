@@ -42,7 +42,7 @@ def memory_format(settings: RunSettings) -> torch.memory_format:
 
 
 class LocalExchange:
-    """One exchange on one device; implements :class:`strategies.core.method.Local`.
+    """One exchange on one device; implements :class:`strategies.core.method.ClientContext`.
 
     Args:
         settings: the run's settings.
@@ -107,7 +107,7 @@ class LocalExchange:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.train.clip_norm)
 
     def frozen(self, name: str, weights: Mapping[str, Tensor] | None = None) -> nn.Module:
-        """See :meth:`strategies.core.method.Local.frozen`."""
+        """See :meth:`strategies.core.method.ClientContext.frozen`."""
         return self.cached(f"frozen {name}", lambda: self._copy(weights))
 
     def _copy(self, weights: Mapping[str, Tensor] | None) -> nn.Module:
@@ -128,17 +128,17 @@ class LocalExchange:
         return state
 
     def reference(self) -> Mapping[str, Tensor]:
-        """See :meth:`strategies.core.method.Local.reference`."""
+        """See :meth:`strategies.core.method.ClientContext.reference`."""
         return self.snapshot()
 
     def cached(self, name: str, make: Callable[[], Any]) -> Any:
-        """See :meth:`strategies.core.method.Local.cached`."""
+        """See :meth:`strategies.core.method.ClientContext.cached`."""
         if name not in self._cache:
             self._cache[name] = make()
         return self._cache[name]
 
     def make_optimizer(self, parameters: Iterable[nn.Parameter], rate: float = 1.0) -> torch.optim.Optimizer:
-        """See :meth:`strategies.core.method.Local.make_optimizer`."""
+        """See :meth:`strategies.core.method.ClientContext.make_optimizer`."""
         rate, decay = rate * self.train.learning_rate, self.train.weight_decay
         if self.train.optimizer == "adam":
             return torch.optim.Adam(parameters, lr=rate, weight_decay=decay)
@@ -150,13 +150,13 @@ class LocalExchange:
         return generator(self.seed, *purpose, self.round, self.client.id)
 
     def prepare(self, images: Tensor, draws: torch.Generator | None = None) -> Tensor:
-        """See :meth:`strategies.core.method.Local.prepare`."""
+        """See :meth:`strategies.core.method.ClientContext.prepare`."""
         augmentation = self.settings.data.augmentation
         return self._formatted(augmentation.test(images) if draws is None else augmentation.train(images, draws))
 
     @torch.no_grad()
     def features(self, *, augmented: int = 0, training_mode: bool = False) -> tuple[Tensor, Tensor]:
-        """See :meth:`strategies.core.method.Local.features`."""
+        """See :meth:`strategies.core.method.ClientContext.features`."""
         was_training = self.model.training
         self.model.train(training_mode)
         draws = self.generator("feature pass")

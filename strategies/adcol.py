@@ -14,7 +14,17 @@ from common.config import NonNegative, Search, checked
 from common.losses import cross_entropy, uniform_divergence
 from common.prototypes import PrototypeSet
 from common.storage.state import GlobalState
-from strategies.core.method import Batch, Download, Expected, Local, Losses, Server, Trained, Update, Upload
+from strategies.core.method import (
+    Batch,
+    ClientContext,
+    Download,
+    Losses,
+    ServerContext,
+    Trained,
+    Update,
+    Upload,
+    UploadSpec,
+)
 from strategies.parts.protected_features import feature_pass
 from strategies.parts.server_nets import (
     NetTraining,
@@ -58,7 +68,7 @@ class ADCOL(SingleSet):
     feature_mode: Literal["train", "eval"] = "train"
     server_training: NetTraining = field(default_factory=NetTraining)
 
-    def loss(self, batch: Batch, local: Local) -> Losses:
+    def loss(self, batch: Batch, local: ClientContext) -> Losses:
         """Cross-entropy, and how far D is from uniform on the batch's features."""
         terms = {"cross_entropy": cross_entropy(batch.logits, batch.labels)}
         if self.divergence:
@@ -66,24 +76,24 @@ class ADCOL(SingleSet):
             terms["divergence"] = self.divergence * uniform_divergence(net(batch.features))
         return Losses(terms)
 
-    def upload(self, local: Local, trained: Trained) -> Upload:  # noqa: ARG002
+    def upload(self, local: ClientContext, trained: Trained) -> Upload:  # noqa: ARG002
         """The features of the whole training split."""
         return Upload(extra={"features": feature_pass(local, self.feature_mode)[0]})
 
-    def initial_state(self, weights: Mapping[str, Tensor], server: Server) -> GlobalState:
+    def initial_state(self, weights: Mapping[str, Tensor], server: ServerContext) -> GlobalState:
         """A discriminator with weights of the seed."""
         net = initial_net(NET, new_discriminator(NET, server))
         return GlobalState(0, weights, PrototypeSet.empty(server.feature_size), net)
 
-    def download(self, state: GlobalState, server: Server) -> Download:  # noqa: ARG002
+    def download(self, state: GlobalState, server: ServerContext) -> Download:  # noqa: ARG002
         """The discriminator."""
         return Download(extra=sent_net(NET, state.extra))
 
-    def expects(self, server: Server) -> Expected:
+    def expects(self, server: ServerContext) -> UploadSpec:
         """One feature vector per training sample."""
-        return Expected(weights=False, extra={"features": (torch.float32, ("samples", server.feature_size))})
+        return UploadSpec(weights=False, extra={"features": (torch.float32, ("samples", server.feature_size))})
 
-    def aggregate(self, state: GlobalState, updates: Sequence[Update], server: Server) -> GlobalState:
+    def aggregate(self, state: GlobalState, updates: Sequence[Update], server: ServerContext) -> GlobalState:
         """Train the discriminator on (feature, whose it is)."""
         features, owners = sent_rows(updates, "features"), owners_of(updates)
         net = retrain(NET, new_discriminator(NET, server), state.extra, features, owners, self.server_training, server)

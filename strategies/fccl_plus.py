@@ -22,14 +22,14 @@ from common.storage.state import GlobalState, under_prefix, with_prefix
 from strategies.core.method import (
     Averaging,
     Batch,
+    ClientContext,
     Download,
-    Expected,
-    Local,
     Losses,
-    Server,
+    ServerContext,
     Trained,
     Update,
     Upload,
+    UploadSpec,
 )
 
 OWN = "own/"
@@ -175,7 +175,7 @@ class FCCLPlus(Averaging):
 
     # On the device, exchange "train"
 
-    def loss(self, batch: Batch, local: Local) -> Losses:
+    def loss(self, batch: Batch, local: ClientContext) -> Losses:
         """Cross-entropy and, from the second participation on, non-target distillation."""
         terms = {"cross_entropy": cross_entropy(batch.logits, batch.labels)}
         own = local.cached("own", lambda: under_prefix(OWN, local.kept))
@@ -187,14 +187,14 @@ class FCCLPlus(Averaging):
             )
         return Losses(terms)
 
-    def upload(self, local: Local, trained: Trained) -> Upload:  # noqa: ARG002
+    def upload(self, local: ClientContext, trained: Trained) -> Upload:  # noqa: ARG002
         """Logits and similarities of the public images; the model stays until the next exchange."""
         local.model.train(self.public_mode == "train")
         after = {name: tensor.clone() for name, tensor in local.model.state_dict().items()}
         return Upload(weights={}, extra=self.public_outputs(local), local=with_prefix(OWN, after))
 
     @torch.no_grad()
-    def public_outputs(self, local: Local) -> dict[str, Tensor]:
+    def public_outputs(self, local: ClientContext) -> dict[str, Tensor]:
         """Return the model's logits and similarities of the public images, and a fingerprint of these images."""
         logits, similarities = [], []
         for images in self.public_batches(local):
@@ -207,7 +207,7 @@ class FCCLPlus(Averaging):
             "images": fingerprint(self.public.load(local.data_root)),
         }
 
-    def public_batches(self, local: Local) -> list[Tensor]:
+    def public_batches(self, local: ClientContext) -> list[Tensor]:
         """Return the public images in batches, weakly augmented as the data set says: equal on every device."""
         images = self.public.load(local.data_root).to(local.device)
         draws = generator(local.seed, "public images", local.round)
@@ -215,7 +215,7 @@ class FCCLPlus(Averaging):
 
     # On the device, exchange "collaborate"
 
-    def respond(self, local: Local) -> Upload:
+    def respond(self, local: ClientContext) -> Upload:
         """Take one step per public batch from the model that was trained in this round, and send the result."""
         if int(local.extra["images"]) != int(fingerprint(self.public.load(local.data_root))):
             raise DataError("the public images here are not those of the other clients; give every device the same")
@@ -227,7 +227,7 @@ class FCCLPlus(Averaging):
             self.public_steps(local)
         return Upload()
 
-    def public_steps(self, local: Local) -> None:
+    def public_steps(self, local: ClientContext) -> None:
         """Take one step of Adam per public batch towards the clients' means.
 
         A fresh Adam's first step has the length of the learning rate in every element with a gradient, however small.
@@ -259,16 +259,16 @@ class FCCLPlus(Averaging):
 
     # On the server
 
-    def download(self, state: GlobalState, server: Server) -> Download:
+    def download(self, state: GlobalState, server: ServerContext) -> Download:
         """Send the model to train; in the second exchange the means over clients, without a model."""
         return Download(state.weights) if server.exchange == "train" else Download(extra=state.extra)
 
-    def expects(self, server: Server) -> Expected:
+    def expects(self, server: ServerContext) -> UploadSpec:
         """Expect outputs for the public images, then models."""
         if server.exchange != "train":
-            return Expected()
+            return UploadSpec()
         rows = self.public.samples
-        return Expected(
+        return UploadSpec(
             weights=False,
             extra={
                 "logits": (torch.float32, (rows, server.class_count)),
@@ -277,20 +277,20 @@ class FCCLPlus(Averaging):
             },
         )
 
-    def inspect(self, update: Update, server: Server) -> None:
+    def inspect(self, update: Update, server: ServerContext) -> None:
         """Refuse similarities that are no cosines over their temperature."""
         if server.exchange == "train":
             largest = float(update.extra["similarities"].abs().max())
             if largest > 1.001 / self.similarity_temperature:
                 raise PayloadError(f"a similarity of {largest:.3g} is no cosine over {self.similarity_temperature}")
 
-    def aggregate(self, state: GlobalState, updates: Sequence[Update], server: Server) -> GlobalState:
+    def aggregate(self, state: GlobalState, updates: Sequence[Update], server: ServerContext) -> GlobalState:
         """Average the outputs for the public images, then the models."""
         if server.exchange != "train":
             return super().aggregate(GlobalState(state.round, state.weights), updates, server)
         return GlobalState(state.round, state.weights, state.prototypes, self.mean_outputs(updates, server))
 
-    def mean_outputs(self, updates: Sequence[Update], server: Server) -> Mapping[str, Tensor]:
+    def mean_outputs(self, updates: Sequence[Update], server: ServerContext) -> Mapping[str, Tensor]:
         """Return the plain means over the clients that have the commonest public images."""
         counts = Counter(int(update.extra["images"]) for update in updates)
         commonest = counts.most_common(1)[0][0]

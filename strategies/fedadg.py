@@ -14,7 +14,7 @@ from common.config import BelowOne, Count, Natural, Positive, Search, checked
 from common.losses import cross_entropy
 from common.models.base import Model, initialised
 from common.precision import working_dtype
-from strategies.core.method import Averaging, Batch, Local, Losses, Phase, Weighting
+from strategies.core.method import Averaging, Batch, ClientContext, Losses, Phase, Weighting
 
 GENERATOR, DISCRIMINATOR = "generator", "discriminator"
 
@@ -88,11 +88,11 @@ class FedADG(Averaging):
         adversarial = Phase(self.adversarial_epochs, network)
         return (Phase(epochs, network), adversarial)[: 2 if self.adversarial_epochs else 1]
 
-    def loss(self, batch: Batch, local: Local) -> Losses:  # noqa: ARG002
+    def loss(self, batch: Batch, local: ClientContext) -> Losses:  # noqa: ARG002
         """Cross-entropy with smoothed labels, over all views."""
         return Losses({"cross_entropy": cross_entropy(batch.logits, batch.labels, self.smoothing)})
 
-    def step(self, local: Local, images: Tensor, labels: Tensor) -> Losses:
+    def step(self, local: ClientContext, images: Tensor, labels: Tensor) -> Losses:
         """In the second phase, one step each of the discriminator, the network and the generator."""
         if local.phase == 0:
             return super().step(local, images, labels)
@@ -156,7 +156,7 @@ def pursuit(game: Game, judge: nn.Module, classes: Tensor, reference: Tensor) ->
     return least_squares_generator(1 - scores if game == "released_pacs" else scores)
 
 
-def descend(local: Local, name: str, rate: float, objective: Callable[[], Tensor]) -> Tensor:
+def descend(local: ClientContext, name: str, rate: float, objective: Callable[[], Tensor]) -> Tensor:
     """One step of the net ``name`` on ``objective()``, with an optimiser of its own; the objective's value."""
     net = local.model.get_submodule(name)
     optimizer = local.cached(f"{name} optimizer", lambda: local.make_optimizer(net.parameters(), rate))

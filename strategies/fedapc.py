@@ -17,10 +17,10 @@ from common.storage.state import GlobalState
 from strategies.core.method import (
     Averaging,
     Batch,
-    Local,
+    ClientContext,
     Losses,
     PrototypeMode,
-    Server,
+    ServerContext,
     Trained,
     Update,
     Upload,
@@ -75,7 +75,9 @@ class FedAPC(Averaging):
         """See ``reading``."""
         return self.reading != "raw_training"
 
-    def compute(self, model: nn.Module, images: Tensor, local: Local) -> tuple[Tensor, Tensor, Mapping[str, Tensor]]:
+    def compute(
+        self, model: nn.Module, images: Tensor, local: ClientContext
+    ) -> tuple[Tensor, Tensor, Mapping[str, Tensor]]:
         """With ``reading=views``, in training: every view's row is the sample's mean feature and its logits."""
         if not (self.multi_view and model.training):
             return super().compute(model, images, local)
@@ -83,7 +85,7 @@ class FedAPC(Averaging):
         means = model.features(images).unflatten(0, (local.views, -1)).mean(0)
         return means.repeat(local.views, 1), model.classify(means).repeat(local.views, 1), {}
 
-    def loss(self, batch: Batch, local: Local) -> Losses:
+    def loss(self, batch: Batch, local: ClientContext) -> Losses:
         """Cross-entropy + contrast; only cross-entropy before there are prototypes."""
         terms = {"cross_entropy": cross_entropy(batch.logits, batch.labels)}
         if self.contrast and len(local.prototypes):
@@ -91,13 +93,18 @@ class FedAPC(Averaging):
             terms["contrast"] = self.contrast * contrast
         return Losses(terms)
 
-    def upload(self, local: Local, trained: Trained) -> Upload:
+    def upload(self, local: ClientContext, trained: Trained) -> Upload:
         """The model and the class means over augmented views."""
         if self.multi_view:
             return Upload(prototypes=trained.prototypes)
         features, labels = local.features(augmented=self.prototype_views)
         return Upload(prototypes=class_means(features, labels, local.class_count))
 
-    def aggregate_prototypes(self, state: GlobalState, updates: Sequence[Update], server: Server) -> PrototypeSet:  # noqa: ARG002
+    def aggregate_prototypes(
+        self,
+        state: GlobalState,  # noqa: ARG002
+        updates: Sequence[Update],
+        server: ServerContext,
+    ) -> PrototypeSet:
         """The mean of the clients' class means, class by class."""
         return class_means_of(updates, server, sample_weighted=self.prototype_weighting == "samples")

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from common.config import checked
-from strategies.core.method import Local
+from strategies.core.method import ClientContext
 from strategies.fedavg import FedAvg
 
 
@@ -50,7 +50,7 @@ class FedBN(FedAvg):
         """See ``refresh_statistics``."""
         return self.refresh_statistics
 
-    def adapt(self, local: Local) -> None:
+    def adapt(self, local: ClientContext) -> None:
         """Running statistics become the mean over the batches of one pass."""
         layers = [layer for layer in local.model.modules() if isinstance(layer, _BatchNorm)]
         momenta = [layer.momentum for layer in layers]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from common.config import NonNegative, Positive, Search, checked
 from common.prototypes import PrototypeSet
 from common.storage.state import GlobalState, under_prefix, with_prefix
-from strategies.core.method import Averaging, Download, Local, Server, Trained, Update, Upload, Weighting
+from strategies.core.method import Averaging, ClientContext, Download, ServerContext, Trained, Update, Upload, Weighting
 from strategies.parts import dynamics
 
 
@@ -62,7 +62,7 @@ class FedDyn(Averaging):
         """The mean was received, so its score says nothing of the client's own training data."""
         return False
 
-    def adapt(self, local: Local) -> None:
+    def adapt(self, local: ClientContext) -> None:
         """Put the mean's parameters in; buffers are the mean's anyway."""
         local.model.load_state_dict(under_prefix(dynamics.SCORED_PREFIX, local.extra), strict=False)
 
@@ -70,26 +70,26 @@ class FedDyn(Averaging):
         """The mean of the client models, or the cloud model."""
         return dynamics.clients_mean(state, self.alpha) if self.adapts else state.weights
 
-    def _alpha(self, local: Local) -> float:
+    def _alpha(self, local: ClientContext) -> float:
         if not self.adaptive_alpha:
             return self.alpha
         return self.alpha * float(local.extra["mean_samples"]) / local.client.samples
 
-    def edit_gradients(self, local: Local) -> None:
+    def edit_gradients(self, local: ClientContext) -> None:
         """``g <- g - lambda_k + alpha (w - w^t)``, clipped if asked for."""
         dynamics.edit_gradients(local, local.cached("alpha", lambda: self._alpha(local)))
         if self.clip is not None:
             nn.utils.clip_grad_norm_(local.model.parameters(), self.clip)
 
-    def upload(self, local: Local, trained: Trained) -> Upload:  # noqa: ARG002
+    def upload(self, local: ClientContext, trained: Trained) -> Upload:  # noqa: ARG002
         """The model; the client keeps its new lambda."""
         return Upload(local=dynamics.next_multipliers(local, self._alpha(local)))
 
-    def initial_state(self, weights: Mapping[str, Tensor], server: Server) -> GlobalState:
+    def initial_state(self, weights: Mapping[str, Tensor], server: ServerContext) -> GlobalState:
         """``h = 0``."""
         return GlobalState(0, weights, PrototypeSet.empty(server.feature_size), dynamics.initial_h(server))
 
-    def download(self, state: GlobalState, server: Server) -> Download:
+    def download(self, state: GlobalState, server: ServerContext) -> Download:
         """The model; what is scored if it is another; and the clients' mean size where alpha depends on it."""
         extra = {}
         if self.adapts and server.scoring:
@@ -100,6 +100,6 @@ class FedDyn(Averaging):
             extra["mean_samples"] = torch.tensor(mean, dtype=torch.float64)
         return Download(state.weights, extra=extra)
 
-    def aggregate(self, state: GlobalState, updates: Sequence[Update], server: Server) -> GlobalState:
+    def aggregate(self, state: GlobalState, updates: Sequence[Update], server: ServerContext) -> GlobalState:
         """See :func:`strategies.parts.dynamics.server_step`."""
         return dynamics.server_step(state, self.average(updates, server), updates, server, self.alpha)

@@ -13,7 +13,7 @@ from common.config import NonNegative, Search, checked
 from common.losses import cross_entropy
 from common.models.base import Model, ModelError, pool
 from common.precision import working_dtype
-from strategies.core.method import Batch, Local, Losses
+from strategies.core.method import Batch, ClientContext, Losses
 from strategies.feddyn import FedDyn
 
 PROBABILITY_FLOOR = 1e-7
@@ -80,7 +80,9 @@ class FedGCA(FedDyn):
             )
         return model
 
-    def compute(self, model: nn.Module, images: Tensor, local: Local) -> tuple[Tensor, Tensor, Mapping[str, Tensor]]:
+    def compute(
+        self, model: nn.Module, images: Tensor, local: ClientContext
+    ) -> tuple[Tensor, Tensor, Mapping[str, Tensor]]:
         """Features, logits and, for the loss, the maps the features are pooled from: one forward pass in all."""
         if not self._uses_maps:
             return super().compute(model, images, local)
@@ -89,7 +91,7 @@ class FedGCA(FedDyn):
         features = pool(maps)
         return features, model.classify(features), {"maps": maps}
 
-    def loss(self, batch: Batch, local: Local) -> Losses:
+    def loss(self, batch: Batch, local: ClientContext) -> Losses:
         """Cross-entropy over all views, CP and CAM; FedDyn's terms are gradients (:meth:`edit_gradients`)."""
         terms = {"cross_entropy": cross_entropy(batch.logits, batch.labels)}
         if not self.beta or not (self.predictions or self.maps):

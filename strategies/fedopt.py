@@ -13,7 +13,7 @@ from torch import Tensor
 from common.config import BelowOne, Positive, Search, checked
 from common.prototypes import PrototypeSet
 from common.storage.state import GlobalState, under_prefix, with_prefix
-from strategies.core.method import Averaging, Server, Update, Weighting
+from strategies.core.method import Averaging, ServerContext, Update, Weighting
 
 FIRST, SECOND = "first_moment/", "second_moment/"
 
@@ -59,7 +59,7 @@ class FedOpt(Averaging):
     weighting: Weighting = "uniform"
     start: Literal["received", "mean"] = "received"
 
-    def initial_state(self, weights: Mapping[str, Tensor], server: Server) -> GlobalState:
+    def initial_state(self, weights: Mapping[str, Tensor], server: ServerContext) -> GlobalState:
         """First moment 0; second moment ``epsilon^2`` where there is one."""
         zeros = {
             name: torch.zeros_like(tensor, dtype=torch.float64)
@@ -71,7 +71,7 @@ class FedOpt(Averaging):
             extra |= with_prefix(SECOND, {name: zero + self.epsilon**2 for name, zero in zeros.items()})
         return GlobalState(0, weights, PrototypeSet.empty(server.feature_size), extra)
 
-    def aggregate(self, state: GlobalState, updates: Sequence[Update], server: Server) -> GlobalState:
+    def aggregate(self, state: GlobalState, updates: Sequence[Update], server: ServerContext) -> GlobalState:
         """One step of the server's optimiser."""
         weights = self.average(updates, server)
         extra: dict[str, Tensor] = {}

@@ -14,7 +14,7 @@ from common.losses import cross_entropy, prototype_contrast, uniform_divergence
 from common.prototypes import PrototypeSet
 from common.storage.state import GlobalState, under_prefix
 from strategies.adcol import owners_of
-from strategies.core.method import Batch, Download, Local, Losses, Server, Update
+from strategies.core.method import Batch, ClientContext, Download, Losses, ServerContext, Update
 from strategies.fedbn import norm_state_names
 from strategies.parts.protected_features import ProtectedFeatures
 from strategies.parts.sent_prototypes import class_means_of
@@ -69,13 +69,13 @@ class FedPall(ProtectedFeatures, SingleSet):
         """After training, before the next classifier."""
         return "mix"
 
-    def begin(self, local: Local) -> None:
+    def begin(self, local: ClientContext) -> None:
         """Take over the global classifier; its batch norm stays the client's own."""
         if self.swap_classifier:
             head = local.model.get_submodule("head")
             head.load_state_dict(under_prefix(f"{CLASSIFIER}/", local.extra), strict=False)
 
-    def loss(self, batch: Batch, local: Local) -> Losses:
+    def loss(self, batch: Batch, local: ClientContext) -> Losses:
         """Cross-entropy + InfoNCE (Eq. 7; once there are prototypes) + KL (Eq. 6)."""
         terms = {"cross_entropy": cross_entropy(batch.logits, batch.labels)}
         if self.contrast and len(local.prototypes):
@@ -94,13 +94,13 @@ class FedPall(ProtectedFeatures, SingleSet):
             terms["divergence"] = self.divergence * kl
         return Losses(terms)
 
-    def initial_state(self, weights: Mapping[str, Tensor], server: Server) -> GlobalState:
+    def initial_state(self, weights: Mapping[str, Tensor], server: ServerContext) -> GlobalState:
         """An amplifier with weights of the seed; the classifier is the initial model's."""
         nets = initial_net(AMPLIFIER, new_discriminator(AMPLIFIER, server))
         nets |= initial_net(CLASSIFIER, server.new_model().get_submodule("head"))
         return GlobalState(0, weights, PrototypeSet.empty(server.feature_size), nets)
 
-    def download(self, state: GlobalState, server: Server) -> Download:
+    def download(self, state: GlobalState, server: ServerContext) -> Download:
         """``train``: amplifier, classifier, last prototypes. ``mix``: this round's prototypes."""
         if server.exchange == "mix":
             return Download(prototypes=state.prototypes)
@@ -109,7 +109,7 @@ class FedPall(ProtectedFeatures, SingleSet):
         taken = {name: tensor for name, tensor in classifier.items() if name.partition("/")[2] not in own}
         return Download(prototypes=state.prototypes, extra={**sent_net(AMPLIFIER, state.extra), **taken})
 
-    def aggregate(self, state: GlobalState, updates: Sequence[Update], server: Server) -> GlobalState:
+    def aggregate(self, state: GlobalState, updates: Sequence[Update], server: ServerContext) -> GlobalState:
         """``train``: prototypes (Eq. 4). ``mix``: classifier by label, then amplifier by client."""
         if server.exchange == "train":
             return replace(state, prototypes=class_means_of(updates, server, unit=self.fidelity == "released"))

@@ -11,7 +11,7 @@ from common.config import NonNegative, Positive, Search, Share, checked
 from common.losses import PrototypeTerms, cross_entropy, prototype_losses
 from common.prototypes import PrototypeSet, cluster_prototypes, normalise_weights
 from common.storage.state import GlobalState
-from strategies.core.method import Batch, Local, Losses, Server, Update
+from strategies.core.method import Batch, ClientContext, Losses, ServerContext, Update
 from strategies.parts.sent_prototypes import SentClusters
 
 
@@ -49,7 +49,7 @@ class FedPLCC(SentClusters):
     weighted_mean: bool = False
     cross_entropy_reduce: Literal["mean", "sum"] = "mean"
 
-    def loss(self, batch: Batch, local: Local) -> Losses:
+    def loss(self, batch: Batch, local: ClientContext) -> Losses:
         """Cross-entropy + weighted contrast + correction; only cross-entropy before there are prototypes."""
         value = cross_entropy(batch.logits, batch.labels)
         if self.cross_entropy_reduce == "sum":
@@ -68,7 +68,12 @@ class FedPLCC(SentClusters):
         terms = {"cross_entropy": value, "contrast": found.contrast, "correction": found.alignment}
         return Losses(terms, value + found.total)
 
-    def aggregate_prototypes(self, state: GlobalState, updates: Sequence[Update], server: Server) -> PrototypeSet:  # noqa: ARG002
+    def aggregate_prototypes(
+        self,
+        state: GlobalState,  # noqa: ARG002
+        updates: Sequence[Update],
+        server: ServerContext,
+    ) -> PrototypeSet:
         """FINCH* over the uploaded rows of each class; weights then sum to 1 per class."""
         rows = server.aggregation.rows([update.prototypes for update in updates])
         return normalise_weights(

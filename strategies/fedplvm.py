@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar
 from common.config import NonNegative, Positive, Search, Share, checked
 from common.losses import PrototypeTerms, cross_entropy, prototype_losses
 from common.prototypes import unbiased_prototypes
-from strategies.core.method import Batch, Local, Losses, Weighting
+from strategies.core.method import Batch, ClientContext, Losses, Weighting
 from strategies.parts.sent_prototypes import SentClusters
 
 
@@ -45,7 +45,7 @@ class FedPLVM(SentClusters):
     alpha_in_correction: bool = False
     weighting: Weighting = "uniform"
 
-    def loss(self, batch: Batch, local: Local) -> Losses:
+    def loss(self, batch: Batch, local: ClientContext) -> Losses:
         """Cross-entropy + contrast + correction; only cross-entropy before there are prototypes."""
         value = cross_entropy(batch.logits, batch.labels)
         if not len(local.prototypes) or not (self.contrast or self.correction):

@@ -10,7 +10,16 @@ from common.config import Positive, Search, checked
 from common.losses import cross_entropy, prototype_contrast
 from common.prototypes import PrototypeSet, carry_over
 from common.storage.state import GlobalState
-from strategies.core.method import Averaging, Batch, Local, Losses, PrototypeMode, Server, Update, Weighting
+from strategies.core.method import (
+    Averaging,
+    Batch,
+    ClientContext,
+    Losses,
+    PrototypeMode,
+    ServerContext,
+    Update,
+    Weighting,
+)
 from strategies.parts.sent_prototypes import class_means_of
 
 
@@ -57,7 +66,7 @@ class FedProc(Averaging):
             return (round_number - 1) / max(rounds - 1, 1)
         return (round_number - 1) / rounds if any_prototypes else 1.0
 
-    def loss(self, batch: Batch, local: Local) -> Losses:
+    def loss(self, batch: Batch, local: ClientContext) -> Losses:
         """Cross-entropy and contrast, weighted by the round."""
         share = self.cross_entropy_weight(local.round, local.rounds, len(local.prototypes) > 0)
         terms = {"cross_entropy": share * cross_entropy(batch.logits, batch.labels)}
@@ -66,7 +75,9 @@ class FedProc(Averaging):
             terms["contrast"] = (1 - share) * contrast
         return Losses(terms)
 
-    def aggregate_prototypes(self, state: GlobalState, updates: Sequence[Update], server: Server) -> PrototypeSet:
+    def aggregate_prototypes(
+        self, state: GlobalState, updates: Sequence[Update], server: ServerContext
+    ) -> PrototypeSet:
         """The mean over all reported samples of each class."""
         means = class_means_of(updates, server, sample_weighted=self.prototype_weighting == "samples")
         return carry_over(means, state.prototypes) if self.keep_missing else means

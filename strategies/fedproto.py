@@ -15,7 +15,16 @@ from common.losses import cross_entropy, prototype_mse
 from common.models.base import Model
 from common.prototypes import PrototypeSet
 from common.storage.state import GlobalState
-from strategies.core.method import Averaging, Batch, Local, Losses, PrototypeMode, Server, Update, Weighting
+from strategies.core.method import (
+    Averaging,
+    Batch,
+    ClientContext,
+    Losses,
+    PrototypeMode,
+    ServerContext,
+    Update,
+    Weighting,
+)
 from strategies.parts.sent_prototypes import class_means_of
 
 
@@ -65,14 +74,14 @@ class FedProto(Averaging):
         """See ``prototype_mode``."""
         return self.prototype_mode
 
-    def loss(self, batch: Batch, local: Local) -> Losses:
+    def loss(self, batch: Batch, local: ClientContext) -> Losses:
         """Cross-entropy plus the squared distance to the class's global prototype, mean over features and batch."""
         terms = {"cross_entropy": cross_entropy(batch.logits, batch.labels)}
         if self.consistency and len(local.prototypes):
             terms["consistency"] = self.consistency * prototype_mse(batch.features, batch.labels, local.prototypes)
         return Losses(terms)
 
-    def predict(self, features: Tensor, logits: Tensor, local: Local) -> Tensor:
+    def predict(self, features: Tensor, logits: Tensor, local: ClientContext) -> Tensor:
         """The classifier's logits, or minus the squared distance to each class's prototype."""
         if self.predict_with == "classifier" or not len(local.prototypes):
             return logits
@@ -86,7 +95,12 @@ class FedProto(Averaging):
         nearest = self.predict_with == "prototypes" and len(prototypes)
         return NearestPrototype(model, prototypes) if nearest else super().inference(model, prototypes, seed)
 
-    def aggregate_prototypes(self, state: GlobalState, updates: Sequence[Update], server: Server) -> PrototypeSet:  # noqa: ARG002
+    def aggregate_prototypes(
+        self,
+        state: GlobalState,  # noqa: ARG002
+        updates: Sequence[Update],
+        server: ServerContext,
+    ) -> PrototypeSet:
         """The mean of the clients' class means, class by class."""
         return class_means_of(updates, server, sample_weighted=self.prototype_weighting == "samples")
 

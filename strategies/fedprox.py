@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
 from common.config import NonNegative, Search, checked
-from strategies.core.method import Averaging, Local
+from strategies.core.method import Averaging, ClientContext
 from strategies.parts.edits import pull_towards
 
 
@@ -31,6 +31,6 @@ class FedProx(Averaging):
     mu: Annotated[NonNegative, Search(1e-4, 1.0)] = 0.01
     scale: NonNegative = 1.0
 
-    def edit_gradients(self, local: Local) -> None:
+    def edit_gradients(self, local: ClientContext) -> None:
         """``g <- g + mu (w - w^t)``."""
         pull_towards(local.model, local.reference(), self.mu * self.scale)

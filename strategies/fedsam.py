@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from common.config import NonNegative, Search, checked
-from strategies.core.method import Local, Losses, Method
+from strategies.core.method import ClientContext, Losses, Method
 from strategies.parts.edits import displace, restore, running_statistics_kept
 
 NORM_FLOOR = 1e-12
@@ -40,7 +40,7 @@ class FedSAM(Method):
     rho: Annotated[NonNegative, Search(0.005, 0.5)] = 0.05
     batch_norm: Literal["first", "both"] = "first"
 
-    def step(self, local: Local, images: Tensor, labels: Tensor) -> Losses:
+    def step(self, local: ClientContext, images: Tensor, labels: Tensor) -> Losses:
         """Gradient, ascent to the neighbour, gradient there, return, descent."""
         losses = self.loss(local.forward(images, labels), local)
         local.backward(losses.total)

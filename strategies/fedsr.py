@@ -17,7 +17,7 @@ from common.models.base import Model, initialised
 from common.precision import working_dtype
 from common.prototypes import PrototypeSet
 from common.seeding import generator
-from strategies.core.method import Averaging, Batch, Local, Losses, Weighting
+from strategies.core.method import Averaging, Batch, ClientContext, Losses, Weighting
 
 GAUSSIANS = "class_gaussians"
 """The module of the model that stays on the device."""
@@ -67,7 +67,9 @@ class FedSR(Averaging):
         """Everything but the class Gaussians."""
         return {name for name in model.state_dict() if not name.startswith(f"{GAUSSIANS}.")}
 
-    def compute(self, model: nn.Module, images: Tensor, local: Local) -> tuple[Tensor, Tensor, Mapping[str, Tensor]]:
+    def compute(
+        self, model: nn.Module, images: Tensor, local: ClientContext
+    ) -> tuple[Tensor, Tensor, Mapping[str, Tensor]]:
         """In training, one draw of the features and its logits; in evaluation, the mean and log-probabilities."""
         assert isinstance(model, ProbabilisticModel)
         mean, deviation = model.distribution(images)
@@ -88,7 +90,7 @@ class FedSR(Averaging):
         draws = generator(seed, "latent noise of tests")
         return FixedDraws(model, torch.randn(10 * self.test_samples, model.feature_size, generator=draws))
 
-    def loss(self, batch: Batch, local: Local) -> Losses:
+    def loss(self, batch: Batch, local: ClientContext) -> Losses:
         """Cross-entropy, L2R and CMI of the drawn features, over all views."""
         terms = {"cross_entropy": cross_entropy(batch.logits, batch.labels)}
         if self.norm:

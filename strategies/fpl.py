@@ -10,7 +10,7 @@ from common.config import Natural, NonNegative, Positive, Search, checked
 from common.losses import PrototypeTerms, cross_entropy, prototype_losses
 from common.prototypes import Clustering, PrototypeSet, cluster_prototypes, unbiased_prototypes
 from common.storage.state import GlobalState
-from strategies.core.method import Averaging, Batch, Local, Losses, PrototypeMode, Server, Update
+from strategies.core.method import Averaging, Batch, ClientContext, Losses, PrototypeMode, ServerContext, Update
 
 
 @checked
@@ -53,7 +53,7 @@ class FPL(Averaging):
         """See ``prototype_mode``."""
         return self.prototype_mode
 
-    def loss(self, batch: Batch, local: Local) -> Losses:
+    def loss(self, batch: Batch, local: ClientContext) -> Losses:
         """Cross-entropy + CPCL (Eq. 7) + UPCR (Eq. 10); only cross-entropy before there are prototypes."""
         value = cross_entropy(batch.logits, batch.labels)
         if not len(local.prototypes) or not (self.contrast or self.consistency):
@@ -75,7 +75,12 @@ class FPL(Averaging):
         unbiased = unbiased_prototypes(clusters)
         return (means if self.clusters == "global" else clusters, means if self.target == "global" else unbiased)
 
-    def aggregate_prototypes(self, state: GlobalState, updates: Sequence[Update], server: Server) -> PrototypeSet:  # noqa: ARG002
+    def aggregate_prototypes(
+        self,
+        state: GlobalState,  # noqa: ARG002
+        updates: Sequence[Update],
+        server: ServerContext,
+    ) -> PrototypeSet:
         """FINCH over the local means of each class (Eq. 4); a cluster's weight is its number of members."""
         means = server.aggregation.rows([update.prototypes for update in updates])
         one_each = PrototypeSet(means.vectors, means.labels, means.weights.new_ones(len(means)))

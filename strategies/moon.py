@@ -15,7 +15,7 @@ from common.losses import cross_entropy
 from common.models.base import Model, initialised
 from common.precision import unit_vectors, working_dtype
 from common.storage.state import under_prefix, with_prefix
-from strategies.core.method import Averaging, Batch, Local, Losses, Trained, Upload
+from strategies.core.method import Averaging, Batch, ClientContext, Losses, Trained, Upload
 
 PREVIOUS = "previous/"
 
@@ -58,7 +58,7 @@ class MOON(Averaging):
         with initialised(seed, "moon projection"):
             return with_projection(model, self.projection)
 
-    def loss(self, batch: Batch, local: Local) -> Losses:
+    def loss(self, batch: Batch, local: ClientContext) -> Losses:
         """Cross-entropy + model contrast, on all views."""
         terms = {"cross_entropy": cross_entropy(batch.logits, batch.labels)}
         if self.mu:
@@ -69,11 +69,11 @@ class MOON(Averaging):
         return Losses(terms)
 
     @torch.no_grad()
-    def _features(self, images: Tensor, local: Local, name: str, weights: Mapping[str, Tensor]) -> Tensor:
+    def _features(self, images: Tensor, local: ClientContext, name: str, weights: Mapping[str, Tensor]) -> Tensor:
         frozen = local.frozen(name, weights).train(self.frozen_mode == "train")
         return frozen(images)[0]
 
-    def upload(self, local: Local, trained: Trained) -> Upload:  # noqa: ARG002
+    def upload(self, local: ClientContext, trained: Trained) -> Upload:  # noqa: ARG002
         """The model; the client keeps it too, as its previous model of the next round."""
         return Upload(local=with_prefix(PREVIOUS, local.model.state_dict()))
 

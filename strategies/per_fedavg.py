@@ -10,7 +10,7 @@ from torch import Tensor
 
 from common.config import Natural, NonNegative, Positive, checked
 from common.data.domain import split_batches
-from strategies.core.method import Local, Losses, Method
+from strategies.core.method import ClientContext, Losses, Method
 from strategies.parts.edits import displace, restore
 
 
@@ -48,7 +48,7 @@ class PerFedAvg(Method):
         """See ``adapt_steps``."""
         return self.adapt_steps > 0
 
-    def adapt(self, local: Local) -> None:
+    def adapt(self, local: ClientContext) -> None:
         """``w <- w - a grad L(w)`` on training batches of the client's own."""
         local.model.train()
         for images, labels in islice(local.batches("adapt"), self.adapt_steps):
@@ -56,7 +56,7 @@ class PerFedAvg(Method):
             self.loss(local.forward(images, labels), local).total.backward()
             displace(local.model, -self._inner(local))
 
-    def step(self, local: Local, images: Tensor, labels: Tensor) -> Losses:
+    def step(self, local: ClientContext, images: Tensor, labels: Tensor) -> Losses:
         """The first batch of a pair is held back until the second is there."""
         if self._batch_count(local) == 1:
             half = len(labels) // local.views // 2
@@ -71,7 +71,7 @@ class PerFedAvg(Method):
             return Losses({})
         return self._pair_step(local, held.pop(), (images, labels))
 
-    def _pair_step(self, local: Local, inner: tuple[Tensor, Tensor], outer: tuple[Tensor, Tensor]) -> Losses:
+    def _pair_step(self, local: ClientContext, inner: tuple[Tensor, Tensor], outer: tuple[Tensor, Tensor]) -> Losses:
         local.backward(self.loss(local.forward(*inner), local).total)
         origin = displace(local.model, -self._inner(local))
         losses = self.loss(local.forward(*outer), local)
@@ -84,11 +84,11 @@ class PerFedAvg(Method):
         local.optimizer.step()
         return losses
 
-    def _inner(self, local: Local) -> float:
+    def _inner(self, local: ClientContext) -> float:
         return local.train.learning_rate if self.inner_rate is None else self.inner_rate
 
     @staticmethod
-    def _batch_count(local: Local) -> int:
+    def _batch_count(local: ClientContext) -> int:
         """Batches of one local epoch."""
 
         def count() -> int:

@@ -16,15 +16,15 @@ from common.prototypes import PrototypeSet, class_means, normalise_rows
 from common.storage.state import GlobalState, under_prefix, with_prefix
 from strategies.core.method import (
     Batch,
+    ClientContext,
     Download,
-    Expected,
-    Local,
     Losses,
     Method,
-    Server,
+    ServerContext,
     Trained,
     Update,
     Upload,
+    UploadSpec,
 )
 from strategies.parts.sent_prototypes import class_means_of
 from strategies.parts.server_nets import NetTraining, train_net
@@ -90,7 +90,7 @@ class RUCR(Method):
         """A classifier that is not trained on is put in for the score."""
         return not self.feed_back
 
-    def adapt(self, local: Local) -> None:
+    def adapt(self, local: ClientContext) -> None:
         """Put the re-balanced classifier in."""
         local.model.load_state_dict(under_prefix(REBALANCED, local.extra), strict=False)
 
@@ -104,7 +104,7 @@ class RUCR(Method):
 
     # ---- on the device ---------------------------------------------------------------------------------------------
 
-    def loss(self, batch: Batch, local: Local) -> Losses:
+    def loss(self, batch: Batch, local: ClientContext) -> Losses:
         """Cross-entropy, and the contrast with G once there is one."""
         terms = {"cross_entropy": cross_entropy(batch.logits, batch.labels)}
         if self.contrast and len(local.prototypes):
@@ -122,12 +122,12 @@ class RUCR(Method):
             terms["contrast"] = self.contrast * total / len(batch.labels)
         return Losses(terms)
 
-    def begin(self, local: Local) -> None:
+    def begin(self, local: ClientContext) -> None:
         """Draw the synthetic features, while the model is the shared one."""
         if self.due(local.round, local.rounds) and len(local.prototypes):
             local.cached("synthetic", lambda: self.synthesise(local.features()[0], local))
 
-    def synthesise(self, features: Tensor, local: Local) -> dict[str, Tensor]:
+    def synthesise(self, features: Tensor, local: ClientContext) -> dict[str, Tensor]:
         """``share * G^c + (1 - share) * z / ||z||`` per class of G: ``features [K' * per_class, D]``, ``labels``."""
         prototypes, draws = local.prototypes, local.generator("synthesise")
         wanted = prototypes.labels.repeat_interleave(self.per_class)
@@ -138,11 +138,11 @@ class RUCR(Method):
         rows = prototypes.vectors.repeat_interleave(self.per_class, dim=0)
         return with_prefix(SYNTHETIC, {"features": share * rows + (1 - share) * own, "labels": wanted})
 
-    def upload(self, local: Local, trained: Trained) -> Upload:  # noqa: ARG002
+    def upload(self, local: ClientContext, trained: Trained) -> Upload:  # noqa: ARG002
         """The model; the synthetic features stay."""
         return Upload(local=local.cached("synthetic", dict))
 
-    def rebalance(self, head: nn.Module, local: Local) -> None:
+    def rebalance(self, head: nn.Module, local: ClientContext) -> None:
         """Train ``head`` on the synthetic features, in place."""
         epochs = local.train.epochs if self.rebalance_epochs is None else self.rebalance_epochs
         synthetic = under_prefix(SYNTHETIC, local.kept)
@@ -152,7 +152,7 @@ class RUCR(Method):
             size = local.train.batch_size
             train_net(head.eval(), *rows, training, local.generator("rebalance"), batch_size=size)
 
-    def respond(self, local: Local) -> Upload:
+    def respond(self, local: ClientContext) -> Upload:
         """Class means under the averaged model, and its classifier, re-balanced."""
         means = class_means(*local.features(), local.class_count)
         if not self.due(local.round, local.rounds):
@@ -163,21 +163,21 @@ class RUCR(Method):
 
     # ---- on the server ---------------------------------------------------------------------------------------------
 
-    def download(self, state: GlobalState, server: Server) -> Download:
+    def download(self, state: GlobalState, server: ServerContext) -> Download:
         """The model; for training also G, and the classifier that is scored if it is another."""
         if server.exchange == "rebalance":
             return Download(state.weights)
         return Download(state.weights, state.prototypes, state.extra)
 
-    def expects(self, server: Server) -> Expected:
+    def expects(self, server: ServerContext) -> UploadSpec:
         """``train``: the model. ``rebalance``: class means and, when it is due, a classifier."""
         if server.exchange == "train":
-            return Expected()
+            return UploadSpec()
         heads = {name: tensor for name, tensor in server.shared.items() if name.startswith(HEAD)}
         specs = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in heads.items()}
-        return Expected(False, True, extra=specs if self.due(server.round, server.rounds) else {})
+        return UploadSpec(False, True, extra=specs if self.due(server.round, server.rounds) else {})
 
-    def aggregate(self, state: GlobalState, updates: Sequence[Update], server: Server) -> GlobalState:
+    def aggregate(self, state: GlobalState, updates: Sequence[Update], server: ServerContext) -> GlobalState:
         """Average the models; then the classifiers, and the class means to G."""
         if server.exchange == "train":
             return replace(state, weights=server.aggregation.average(updates))

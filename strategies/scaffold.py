@@ -14,7 +14,17 @@ from common.config import Positive, Search, ZeroToOne, checked
 from common.errors import ConfigError
 from common.prototypes import PrototypeSet
 from common.storage.state import GlobalState, under_prefix, with_prefix
-from strategies.core.method import Averaging, Download, Expected, Local, Server, Trained, Update, Upload, Weighting
+from strategies.core.method import (
+    Averaging,
+    ClientContext,
+    Download,
+    ServerContext,
+    Trained,
+    Update,
+    Upload,
+    UploadSpec,
+    Weighting,
+)
 from strategies.parts.edits import add_linear
 
 CONTROL = "control/"
@@ -56,15 +66,15 @@ class SCAFFOLD(Averaging):
     control: ZeroToOne = 1.0
     weighting: Weighting = "uniform"
 
-    def edit_gradients(self, local: Local) -> None:
+    def edit_gradients(self, local: ClientContext) -> None:
         """``g <- g + control (c - c_k)``."""
         add_linear(local.model, local.cached("direction", lambda: self._direction(local)), self.control)
 
-    def _direction(self, local: Local) -> dict[str, Tensor]:
+    def _direction(self, local: ClientContext) -> dict[str, Tensor]:
         return {name: c - local.kept.get(CONTROL + name, 0.0) for name, c in under_prefix(CONTROL, local.extra).items()}
 
     @torch.no_grad()
-    def upload(self, local: Local, trained: Trained) -> Upload:
+    def upload(self, local: ClientContext, trained: Trained) -> Upload:
         """The model and the change of c_k; the client keeps the new c_k."""
         travelled = local.train.learning_rate * effective_steps(trained.steps, local.train.momentum)
         before, after, change = local.reference(), {}, {}
@@ -75,7 +85,7 @@ class SCAFFOLD(Averaging):
             change[name] = after[name] - own
         return Upload(extra=with_prefix(CONTROL, change), local=with_prefix(CONTROL, after))
 
-    def initial_state(self, weights: Mapping[str, Tensor], server: Server) -> GlobalState:
+    def initial_state(self, weights: Mapping[str, Tensor], server: ServerContext) -> GlobalState:
         """``c = 0``."""
         if server.train.optimizer != "sgd":
             raise ConfigError(
@@ -85,16 +95,16 @@ class SCAFFOLD(Averaging):
         zeros = {name: torch.zeros_like(weights[name]) for name in weights if name in server.parameters}
         return GlobalState(0, weights, PrototypeSet.empty(server.feature_size), with_prefix(CONTROL, zeros))
 
-    def download(self, state: GlobalState, server: Server) -> Download:  # noqa: ARG002
+    def download(self, state: GlobalState, server: ServerContext) -> Download:  # noqa: ARG002
         """The model and c."""
         return Download(state.weights, extra=state.extra)
 
-    def expects(self, server: Server) -> Expected:
+    def expects(self, server: ServerContext) -> UploadSpec:
         """The model and one tensor per parameter."""
         shapes = {name: (server.shared[name].dtype, tuple(server.shared[name].shape)) for name in server.parameters}
-        return Expected(extra={CONTROL + name: spec for name, spec in shapes.items()})
+        return UploadSpec(extra={CONTROL + name: spec for name, spec in shapes.items()})
 
-    def aggregate(self, state: GlobalState, updates: Sequence[Update], server: Server) -> GlobalState:
+    def aggregate(self, state: GlobalState, updates: Sequence[Update], server: ServerContext) -> GlobalState:
         """A step along the mean change of the models, and the new c."""
         weights = self.average(updates, server)
         extra = {}

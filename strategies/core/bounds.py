@@ -34,8 +34,8 @@ from torch import Tensor
 from common.prototypes import PrototypeSet
 from common.settings import TrainSettings
 from common.storage.state import GlobalState
-from strategies.core.exchange import Client, Expected, Update
-from strategies.core.sides import Server
+from strategies.core.context import ServerContext
+from strategies.core.exchange import Client, Update, UploadSpec
 
 LEAST = 3
 """With two answers the median lies half-way to the hostile one."""
@@ -95,7 +95,7 @@ class Bounds:
     lengths: dict[str, Tensor] = field(default_factory=dict)
 
     def find(
-        self, updates: Sequence[Update], state: GlobalState, expected: Expected, server: Server
+        self, updates: Sequence[Update], state: GlobalState, expected: UploadSpec, server: ServerContext
     ) -> dict[str, dict[str, tuple[float, float, float]]]:
         """Length, bound and median of every part that is too long, by client id and part.
 
@@ -138,7 +138,7 @@ class Bounds:
         return found
 
     def clip(
-        self, update: Update, state: GlobalState, expected: Expected, server: Server, most: Mapping[str, float]
+        self, update: Update, state: GlobalState, expected: UploadSpec, server: ServerContext, most: Mapping[str, float]
     ) -> Update:
         """The update with the parts that ``most`` names scaled down to the lengths that it gives."""
         parts = _parts(expected, server)
@@ -159,7 +159,7 @@ class Bounds:
         return replace(update, weights=weights, prototypes=prototypes, extra=extra)
 
 
-def _parts(expected: Expected, server: Server) -> dict[str, Part]:
+def _parts(expected: UploadSpec, server: ServerContext) -> dict[str, Part]:
     """What is bounded in an exchange, by the words that the record uses."""
     parts: dict[str, Part] = {}
     if expected.weights:

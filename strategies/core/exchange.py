@@ -15,7 +15,7 @@ before each step); class means of a separate pass in evaluation mode after train
 
 
 Shape = tuple[int | Literal["samples"] | None, ...]
-"""Lengths of a tensor that is expected; see :class:`Expected`."""
+"""Lengths of a tensor that is expected; see :class:`UploadSpec`."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ class Update:
 
 
 @dataclass(frozen=True)
-class Expected:
+class UploadSpec:
     """What an exchange's uploads must carry; the gate refuses anything else. See also :meth:`Method.inspect`.
 
     Args:

@@ -26,7 +26,7 @@ from common.wire.payload import Payload, cast_down, cast_up
 from strategies.core.aggregation import at_most, counted
 from strategies.core.bounds import Bounds
 from strategies.core.gate import Gate, Registry
-from strategies.core.method import Client, Method, Server, Update, build_model, feature_size
+from strategies.core.method import Client, Method, ServerContext, Update, build_model, feature_size
 from strategies.core.protection import check_protects
 
 PREFIX = ".answer-"
@@ -185,12 +185,12 @@ class Federation:
             settings.protocol.validation,
         )
 
-    def _server_side(self) -> Server:
+    def _server_side(self) -> ServerContext:
         data = self.settings.data
         new_model = partial(build_model, self.settings, len(self.registry.expected))
         model = new_model()
         names = self.method.shared_names(model)
-        return Server(
+        return ServerContext(
             rounds=self.settings.train.rounds,
             class_count=data.class_count,
             feature_size=feature_size(model),

@@ -18,7 +18,7 @@ from common.seeding import generator
 from common.settings import RunSettings
 from common.wire.messages import Answer, Registration, Request
 from common.wire.payload import Payload
-from strategies.core.method import Client, Expected, Server, Shape, Update
+from strategies.core.method import Client, ServerContext, Shape, Update, UploadSpec
 
 MOST_CLASS_ROWS, MOST_ROWS = 2_000, 20_000
 """Prototypes of a class, and of a message. FINCH made 1,800 of 7,300 samples."""
@@ -49,8 +49,8 @@ class Gate:
         max_norm: largest L2 norm of a floating-point tensor that is let in.
     """
 
-    expected: Expected
-    server: Server
+    expected: UploadSpec
+    server: ServerContext
     asked: int = 1
     max_norm: float = 1e8
 

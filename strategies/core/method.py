@@ -17,11 +17,11 @@ from common.losses import cross_entropy
 from common.prototypes import PrototypeSet
 from common.settings import RunSettings
 from common.storage.state import GlobalState
+from strategies.core.context import ClientContext, ServerContext
 from strategies.core.exchange import (
     Batch,
     Client,
     Download,
-    Expected,
     Losses,
     Phase,
     PrototypeMode,
@@ -29,9 +29,9 @@ from strategies.core.exchange import (
     Trained,
     Update,
     Upload,
+    UploadSpec,
     feature_size,
 )
-from strategies.core.sides import Local, Server
 
 Weighting = Literal["samples", "uniform"]
 """How much each client counts when the server averages models."""
@@ -104,7 +104,7 @@ class Method:
         """
         return self.personal or self.adapts
 
-    def adapt(self, local: Local) -> None:
+    def adapt(self, local: ClientContext) -> None:
         """Change the model for its score alone; the device puts it back afterwards."""
 
     def scored_weights(self, state: GlobalState) -> Mapping[str, Tensor]:
@@ -133,7 +133,12 @@ class Method:
 
     # ---- on the device ---------------------------------------------------------------------------------------------
 
-    def compute(self, model: nn.Module, images: Tensor, local: Local) -> tuple[Tensor, Tensor, Mapping[str, Tensor]]:  # noqa: ARG002
+    def compute(
+        self,
+        model: nn.Module,
+        images: Tensor,
+        local: ClientContext,  # noqa: ARG002
+    ) -> tuple[Tensor, Tensor, Mapping[str, Tensor]]:
         """A forward pass: features ``[B, D]``, logits ``[B, K]`` and whatever else the loss needs, by name.
 
         Used in training and, in evaluation mode, for scores. ``model`` is the device's model or a frozen copy of it.
@@ -145,17 +150,17 @@ class Method:
         """The stretches of local training; by default one, of all parameters."""
         return (Phase(epochs),)
 
-    def begin(self, local: Local) -> None:
+    def begin(self, local: ClientContext) -> None:
         """Before local training, after scoring: install what else was received."""
 
-    def loss(self, batch: Batch, local: Local) -> Losses:  # noqa: ARG002
+    def loss(self, batch: Batch, local: ClientContext) -> Losses:  # noqa: ARG002
         """The loss terms of one batch."""
         return Losses({"cross_entropy": cross_entropy(batch.logits, batch.labels)})
 
-    def edit_gradients(self, local: Local) -> None:
+    def edit_gradients(self, local: ClientContext) -> None:
         """Change gradients between backward and step (proximal terms)."""
 
-    def step(self, local: Local, images: Tensor, labels: Tensor) -> Losses:
+    def step(self, local: ClientContext, images: Tensor, labels: Tensor) -> Losses:
         """One optimiser step on one batch; no terms if the batch is held back for a later step."""
         losses = self.loss(local.forward(images, labels), local)
         local.backward(losses.total)
@@ -163,37 +168,37 @@ class Method:
         local.optimizer.step()
         return losses
 
-    def upload(self, local: Local, trained: Trained) -> Upload:  # noqa: ARG002
+    def upload(self, local: ClientContext, trained: Trained) -> Upload:  # noqa: ARG002
         """What to send after local training, and what to keep."""
         return Upload(prototypes=trained.prototypes if self.prototypes_from != "none" else None)
 
-    def predict(self, features: Tensor, logits: Tensor, local: Local) -> Tensor:  # noqa: ARG002
+    def predict(self, features: Tensor, logits: Tensor, local: ClientContext) -> Tensor:  # noqa: ARG002
         """Scores ``[B, K]`` whose largest is the prediction; the classifier's logits unless a method says otherwise."""
         return logits
 
-    def respond(self, local: Local) -> Upload:
+    def respond(self, local: ClientContext) -> Upload:
         """The answer to an exchange other than ``train``; the model is as the device kept it."""
         raise NotImplementedError(f"{self.name} declares the exchange {local.exchange!r} but does not answer it")
 
     # ---- on the server ---------------------------------------------------------------------------------------------
 
-    def initial_state(self, weights: Mapping[str, Tensor], server: Server) -> GlobalState:
+    def initial_state(self, weights: Mapping[str, Tensor], server: ServerContext) -> GlobalState:
         """The global state before the first round. ``weights`` is the shared part of the initial model."""
         return GlobalState(0, weights, PrototypeSet.empty(server.feature_size))
 
-    def download(self, state: GlobalState, server: Server) -> Download:  # noqa: ARG002
+    def download(self, state: GlobalState, server: ServerContext) -> Download:  # noqa: ARG002
         """What every participant of this exchange is sent."""
         sends_prototypes = self.prototypes_from != "none"
         return Download(state.weights, state.prototypes if sends_prototypes else None, {})
 
-    def expects(self, server: Server) -> Expected:  # noqa: ARG002
+    def expects(self, server: ServerContext) -> UploadSpec:  # noqa: ARG002
         """What the uploads of this exchange must carry."""
-        return Expected(prototypes=self.prototypes_from != "none")
+        return UploadSpec(prototypes=self.prototypes_from != "none")
 
-    def inspect(self, update: Update, server: Server) -> None:
+    def inspect(self, update: Update, server: ServerContext) -> None:
         """Raise ``PayloadError`` if an upload that looks as expected says something impossible."""
 
-    def aggregate(self, state: GlobalState, updates: Sequence[Update], server: Server) -> GlobalState:
+    def aggregate(self, state: GlobalState, updates: Sequence[Update], server: ServerContext) -> GlobalState:
         """The next global state from ``updates``, which come sorted by client id and are never empty."""
         return GlobalState(
             state.round,
@@ -202,11 +207,16 @@ class Method:
             state.extra,
         )
 
-    def average(self, updates: Sequence[Update], server: Server) -> dict[str, Tensor]:
+    def average(self, updates: Sequence[Update], server: ServerContext) -> dict[str, Tensor]:
         """The mean of the uploaded models, by samples; :class:`Averaging` lets it be chosen."""
         return server.aggregation.average(updates)
 
-    def aggregate_prototypes(self, state: GlobalState, updates: Sequence[Update], server: Server) -> PrototypeSet:  # noqa: ARG002
+    def aggregate_prototypes(
+        self,
+        state: GlobalState,
+        updates: Sequence[Update],  # noqa: ARG002
+        server: ServerContext,  # noqa: ARG002
+    ) -> PrototypeSet:
         """The next global prototypes; by default they stay as they are."""
         return state.prototypes
 
@@ -222,7 +232,7 @@ class Averaging(Method):
 
     weighting: Weighting = "samples"
 
-    def average(self, updates: Sequence[Update], server: Server) -> dict[str, Tensor]:
+    def average(self, updates: Sequence[Update], server: ServerContext) -> dict[str, Tensor]:
         """``sum_k N_k w_k / sum_k N_k``, or the plain mean."""
         return server.aggregation.average(updates, uniform=self.weighting == "uniform")
 

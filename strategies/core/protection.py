@@ -6,13 +6,17 @@ from torch import Tensor, nn
 
 from common.errors import ConfigError, PayloadError
 from common.privacy import GaussianPrivacy, NoPrivacy
-from strategies.core.method import Expected, Method, Upload
+from strategies.core.method import Method, Upload, UploadSpec
 
 CLASS_MEANS = ("last_epoch_running", "post_eval")
 
 
 def check_protects(
-    privacy: GaussianPrivacy | NoPrivacy, method: Method, model: nn.Module, expected: Expected, validation: float = 0.0
+    privacy: GaussianPrivacy | NoPrivacy,
+    method: Method,
+    model: nn.Module,
+    expected: UploadSpec,
+    validation: float = 0.0,
 ) -> None:
     """Refuse a run in which something leaves that the mechanism does not bound, or in which nothing is noised.
 

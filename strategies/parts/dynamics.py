@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from common.storage.state import GlobalState, under_prefix
-from strategies.core.method import Local, Server, Update
+from strategies.core.method import ClientContext, ServerContext, Update
 from strategies.parts.edits import add_linear, pull_towards
 
 CLIENT_PREFIX = "lambda/"
@@ -21,7 +21,7 @@ SERVER_PREFIX = "h/"
 SCORED_PREFIX = "scored/"
 
 
-def edit_gradients(local: Local, alpha: float) -> None:
+def edit_gradients(local: ClientContext, alpha: float) -> None:
     """``g <- g - lambda_k + alpha (w - w^t)``, between backward and step."""
     pull_towards(local.model, local.reference(), alpha)
     multipliers = local.cached("multipliers", lambda: under_prefix(CLIENT_PREFIX, local.kept))
@@ -29,7 +29,7 @@ def edit_gradients(local: Local, alpha: float) -> None:
 
 
 @torch.no_grad()
-def next_multipliers(local: Local, alpha: float) -> dict[str, Tensor]:
+def next_multipliers(local: ClientContext, alpha: float) -> dict[str, Tensor]:
     """``lambda_k <- lambda_k - alpha (w_k - w^t)`` after local training, under the names to keep (Upload.local)."""
     reference, before = local.reference(), under_prefix(CLIENT_PREFIX, local.kept)
     after = {}
@@ -40,7 +40,7 @@ def next_multipliers(local: Local, alpha: float) -> dict[str, Tensor]:
     return after
 
 
-def initial_h(server: Server) -> dict[str, Tensor]:
+def initial_h(server: ServerContext) -> dict[str, Tensor]:
     """``h = 0`` for every shared parameter, float64, under the names it has in ``GlobalState.extra``."""
     return {
         SERVER_PREFIX + name: torch.zeros_like(tensor, dtype=torch.float64)
@@ -50,7 +50,7 @@ def initial_h(server: Server) -> dict[str, Tensor]:
 
 
 def server_step(
-    state: GlobalState, mean: dict[str, Tensor], updates: Sequence[Update], server: Server, alpha: float
+    state: GlobalState, mean: dict[str, Tensor], updates: Sequence[Update], server: ServerContext, alpha: float
 ) -> GlobalState:
     """The next global state.
 

@@ -10,11 +10,11 @@ from torch import Tensor
 from common.config import Share, ZeroToOne, checked
 from common.errors import PayloadError
 from common.prototypes import PrototypeSet, class_means
-from strategies.core.method import Expected, Local, Method, Server, Shape, Trained, Update, Upload
+from strategies.core.method import ClientContext, Method, ServerContext, Shape, Trained, Update, Upload, UploadSpec
 from strategies.parts.edits import running_statistics_kept
 
 
-def feature_pass(local: Local, mode: Literal["train", "eval"]) -> tuple[Tensor, Tensor]:
+def feature_pass(local: ClientContext, mode: Literal["train", "eval"]) -> tuple[Tensor, Tensor]:
     """Features and labels of the training split: augmented with batch statistics, or plain in evaluation mode."""
     return local.features(augmented=1, training_mode=True) if mode == "train" else local.features()
 
@@ -38,11 +38,11 @@ class ProtectedFeatures(Method):
     mix_low: ZeroToOne = 0.8
     mask_share: Share = 0.9
 
-    def upload(self, local: Local, trained: Trained) -> Upload:  # noqa: ARG002
+    def upload(self, local: ClientContext, trained: Trained) -> Upload:  # noqa: ARG002
         """The client's class means (Eq. 3)."""
         return Upload(prototypes=class_means(*feature_pass(local, self.feature_mode), local.class_count))
 
-    def respond(self, local: Local) -> Upload:
+    def respond(self, local: ClientContext) -> Upload:
         """Features of the same pass, protected, and their labels."""
         with running_statistics_kept(local.model):  # they moved in the first pass already
             features, labels = feature_pass(local, self.feature_mode)
@@ -70,17 +70,17 @@ class ProtectedFeatures(Method):
             features = features * mask.to(features)
         return features
 
-    def expects(self, server: Server) -> Expected:
+    def expects(self, server: ServerContext) -> UploadSpec:
         """``train``: class means. ``mix``: one feature and label per training sample."""
         if server.exchange == "train":
-            return Expected(weights=False, prototypes=True)
+            return UploadSpec(weights=False, prototypes=True)
         rows: Mapping[str, tuple[torch.dtype, Shape]] = {
             "features": (torch.float32, ("samples", server.feature_size)),
             "labels": (torch.int64, ("samples",)),
         }
-        return Expected(weights=False, extra=rows)
+        return UploadSpec(weights=False, extra=rows)
 
-    def inspect(self, update: Update, server: Server) -> None:
+    def inspect(self, update: Update, server: ServerContext) -> None:
         """The labels are as many of each class as the client registered."""
         labels = update.extra.get("labels")
         if labels is not None:

@@ -7,11 +7,20 @@ import torch
 from common.config import Natural, checked
 from common.prototypes import Clustering, PrototypeSet, cluster_prototypes, normalise_rows
 from common.storage.state import GlobalState
-from strategies.core.method import Averaging, Expected, Local, PrototypeMode, Server, Trained, Update, Upload
+from strategies.core.method import (
+    Averaging,
+    ClientContext,
+    PrototypeMode,
+    ServerContext,
+    Trained,
+    Update,
+    Upload,
+    UploadSpec,
+)
 
 
 def class_means_of(
-    updates: Sequence[Update], server: Server, *, unit: bool = False, sample_weighted: bool = True
+    updates: Sequence[Update], server: ServerContext, *, unit: bool = False, sample_weighted: bool = True
 ) -> PrototypeSet:
     """``G^c = sum_k n_k^c m_k^c / sum_k n_k^c`` of the clients' means (FedPall, Eq. 4), or their plain mean.
 
@@ -40,17 +49,22 @@ class SentClusters(Averaging):
         """The method's own clustering."""
         return "own"
 
-    def upload(self, local: Local, trained: Trained) -> Upload:  # noqa: ARG002
+    def upload(self, local: ClientContext, trained: Trained) -> Upload:  # noqa: ARG002
         """The model, and clusters of each class's features with their sizes (evaluation mode, after training)."""
         features, labels = local.features()
         rows = PrototypeSet(features, labels, torch.ones_like(labels, dtype=torch.float32))
         return Upload(prototypes=cluster_prototypes(rows, level=self.level, clustering=self.clustering))
 
-    def expects(self, server: Server) -> Expected:  # noqa: ARG002
+    def expects(self, server: ServerContext) -> UploadSpec:  # noqa: ARG002
         """Any number of rows up to one per sample."""
-        return Expected(prototypes=True, most_rows=None)
+        return UploadSpec(prototypes=True, most_rows=None)
 
-    def aggregate_prototypes(self, state: GlobalState, updates: Sequence[Update], server: Server) -> PrototypeSet:  # noqa: ARG002
+    def aggregate_prototypes(
+        self,
+        state: GlobalState,  # noqa: ARG002
+        updates: Sequence[Update],
+        server: ServerContext,
+    ) -> PrototypeSet:
         """FINCH over the uploaded rows of each class, each cluster the plain mean of its rows."""
         rows = server.aggregation.rows([update.prototypes for update in updates])
         return cluster_prototypes(rows, level=self.level, clustering=self.clustering)

@@ -15,7 +15,7 @@ from common.data.domain import split_batches
 from common.losses import cross_entropy
 from common.models.base import MultilayerHead, initialised
 from common.storage.state import under_prefix, with_prefix
-from strategies.core.method import Local, Server, Update
+from strategies.core.method import ClientContext, ServerContext, Update
 
 MOMENTUM = "momentum/"
 
@@ -116,7 +116,7 @@ def retrain(
     features: Tensor,
     labels: Tensor,
     training: NetTraining,
-    server: Server,
+    server: ServerContext,
 ) -> dict[str, Tensor]:
     """The entries of ``extra`` that belong to ``name``, after the server trained them on all clients' features.
 
@@ -147,13 +147,13 @@ def sent_net(name: str, extra: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {key: tensor for key, tensor in extra.items() if key.startswith(f"{name}/")}
 
 
-def new_discriminator(name: str, server: Server) -> Discriminator:
+def new_discriminator(name: str, server: ServerContext) -> Discriminator:
     """A net that tells the federation's clients apart by their features, with weights of (seed, ``name``)."""
     with initialised(server.seed, name):
         return Discriminator(server.feature_size, server.client_count)
 
 
-def received_discriminator(name: str, local: Local, *, training_mode: bool) -> Discriminator:
+def received_discriminator(name: str, local: ClientContext, *, training_mode: bool) -> Discriminator:
     """The net that the server sent under ``name``, once per exchange; gradients pass through it, it does not train.
 
     In ``training_mode`` its batch norm uses the statistics of the batch, otherwise the running ones.

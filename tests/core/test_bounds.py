@@ -22,7 +22,7 @@ from common.wire.messages import Request
 from common.wire.payload import Payload
 from server.trackers.events import describe
 from strategies.core.bounds import GROWTH, MEMORY, MOST, MOST_RATIO, STILL, Bounds
-from strategies.core.method import Client, Expected, Update
+from strategies.core.method import Client, Update, UploadSpec
 
 MEAN, VARIANCE = "norm.running_mean", "norm.running_var"
 START = model_state("start")
@@ -42,13 +42,13 @@ def moved(client: Client, parameters: float, statistics: float = 1.0) -> Update:
 
 
 def found(
-    updates: list[Update], expected: Expected | None = None, bounds: Bounds | None = None, **changes: Any
+    updates: list[Update], expected: UploadSpec | None = None, bounds: Bounds | None = None, **changes: Any
 ) -> dict[str, dict[str, tuple[float, float, float]]]:
     bounds = bounds or Bounds(FACTOR, len(updates))
-    return bounds.find(updates, STATE, expected or Expected(), replace(Half(), **changes))
+    return bounds.find(updates, STATE, expected or UploadSpec(), replace(Half(), **changes))
 
 
-def limits(updates: list[Update], expected: Expected | None = None, **changes: Any) -> dict[str, dict[str, float]]:
+def limits(updates: list[Update], expected: UploadSpec | None = None, **changes: Any) -> dict[str, dict[str, float]]:
     """The bounds of what is too long."""
     return {
         client: {name: round(bound, 4) for name, (_, bound, _) in parts.items()}
@@ -56,8 +56,8 @@ def limits(updates: list[Update], expected: Expected | None = None, **changes: A
     }
 
 
-def clipped(update: Update, most: Mapping[str, float], expected: Expected | None = None) -> Update:
-    return Bounds(FACTOR, 3).clip(update, STATE, expected or Expected(), Half(), most)
+def clipped(update: Update, most: Mapping[str, float], expected: UploadSpec | None = None) -> Update:
+    return Bounds(FACTOR, 3).clip(update, STATE, expected or UploadSpec(), Half(), most)
 
 
 def distance(weights: Mapping[str, Tensor], names: frozenset[str]) -> float:
@@ -154,7 +154,7 @@ def rows(length: float, count: int = 1) -> PrototypeSet:
 def test_prototypes_by_the_longest_row_and_only_long_rows_are_shortened() -> None:
     everyone = clients([20] * 4)
     updates = [Update(client, {}, rows(1.0 + index, 3)) for index, client in enumerate(everyone[:3])]
-    expected = Expected(weights=False, prototypes=True)
+    expected = UploadSpec(weights=False, prototypes=True)
     assert not limits([*updates, Update(everyone[3], {}, rows(9.9, 3))], expected)
     long = Update(everyone[3], {}, rows(100.0, 3))
     assert limits([*updates, long], expected) == {"c-3": {"prototypes": 10.0}}
@@ -169,13 +169,13 @@ def test_empty_sets_are_nobody_s_measure() -> None:
     everyone = clients([20] * 4)
     empty = [Update(client, {}, PrototypeSet.empty(4)) for client in everyone[:2]]
     some = [Update(everyone[2], {}, rows(1.0)), Update(everyone[3], {}, rows(900.0))]
-    assert not limits([*empty, *some], Expected(weights=False, prototypes=True))
+    assert not limits([*empty, *some], UploadSpec(weights=False, prototypes=True))
 
 
 def test_tables_by_row_and_other_tensors_by_their_norm() -> None:
     """A table with a row per sample is as long as its longest row: many rows are no offence, one long row is."""
     everyone = clients([20] * 3)
-    by_row = Expected(weights=False, extra={"features": (torch.float32, ("samples", 4))})
+    by_row = UploadSpec(weights=False, extra={"features": (torch.float32, ("samples", 4))})
     tables = [torch.ones(2, 4), torch.ones(2, 4), torch.ones(2000, 4)]
     assert not limits([Update(c, {}, extra={"features": t}) for c, t in zip(everyone, tables, strict=True)], by_row)
     tables[2][7] = 100.0
@@ -184,7 +184,7 @@ def test_tables_by_row_and_other_tensors_by_their_norm() -> None:
     short = clipped(updates[2], {"features by row": 8.0}, by_row).extra["features"]
     torch.testing.assert_close(short[7], torch.full((4,), 4.0))
     assert torch.equal(short[8:], tables[2][8:])
-    fixed = Expected(weights=False, extra={"control/a": (torch.float32, (2,)), "control/b": (torch.float32, (2,)),
+    fixed = UploadSpec(weights=False, extra={"control/a": (torch.float32, (2,)), "control/b": (torch.float32, (2,)),
                                            "count": (torch.int64, ())})  # fmt: skip
     sent = [
         {"control/a": torch.full((2,), value), "control/b": torch.zeros(2), "count": torch.tensor(10**9)}

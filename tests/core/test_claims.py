@@ -24,7 +24,7 @@ from strategies.core import gate
 from strategies.core.aggregation import average, counted, largest
 from strategies.core.federation import Federation
 from strategies.core.gate import MOST_CLASS_ROWS, MOST_CLUSTERED, MOST_PASSES, MOST_ROWS, Gate
-from strategies.core.method import Client, Expected
+from strategies.core.method import Client, UploadSpec
 from strategies.parts.server_nets import sent_rows
 
 # ---- prototypes ------------------------------------------------------------------------------------------------------
@@ -39,7 +39,9 @@ def rows(counts: Sequence[int], features: int = FEATURES) -> PrototypeSet:
 
 def admit_rows(sent: PrototypeSet, classes: int, most_rows: int | None = None, asked: int = 1) -> PrototypeSet:
     made = Gate(
-        Expected(prototypes=True, most_rows=most_rows), Half(class_count=classes, feature_size=sent.feature_size), asked
+        UploadSpec(prototypes=True, most_rows=most_rows),
+        Half(class_count=classes, feature_size=sent.feature_size),
+        asked,
     )
     return made._check_prototypes(sent, Client("ward-0", "ward", 10**6 * classes, (10**6,) * classes))
 
@@ -134,7 +136,7 @@ def test_a_counter_counts_no_more_than_the_rounds_so_far_could() -> None:
     """From 4 in the initial state, by at most the passes of the largest client's 30 samples."""
     half = Half(round=3)
     half.train = replace(half.train, epochs=2)
-    made, most = Gate(Expected(), half), 4 + 3 * 2 * 30 * MOST_PASSES
+    made, most = Gate(UploadSpec(), half), 4 + 3 * 2 * 30 * MOST_PASSES
     made._check_model(model_state("client") | {COUNTER: torch.tensor(most)})
     for claim in (most + 1, ENDLESS):
         with pytest.raises(PayloadError, match=f"{COUNTER} is {claim}; 3 rounds cannot count so far"):

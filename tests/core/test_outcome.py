@@ -30,7 +30,7 @@ from server.run.conduct import conduct, prepare_output
 from server.run.engine import Failure
 from strategies.core.exchange import Batch
 from strategies.core.federation import Reply
-from strategies.core.method import Local, Losses, Server, Update
+from strategies.core.method import ClientContext, Losses, ServerContext, Update
 from strategies.fedavg import FedAvg
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -87,7 +87,7 @@ def test_a_run_that_never_held_a_round_is_no_success(tmp_path: Path) -> None:
 class Broken(FedAvg):
     """Its loss asks for a term that is not there."""
 
-    def loss(self, batch: Batch, local: Local) -> Losses:
+    def loss(self, batch: Batch, local: ClientContext) -> Losses:
         terms: dict[str, Tensor] = {}
         return Losses({"ce": terms["ce"]})
 
@@ -159,7 +159,7 @@ def test_a_last_state_that_nobody_scores_has_no_score(tmp_path: Path) -> None:
 class Overflowing(FedAvg):
     """Adds to infinity in the second round."""
 
-    def aggregate(self, state: GlobalState, updates: Sequence[Update], server: Server) -> GlobalState:
+    def aggregate(self, state: GlobalState, updates: Sequence[Update], server: ServerContext) -> GlobalState:
         found = super().aggregate(state, updates, server)
         if server.round < 2:
             return found

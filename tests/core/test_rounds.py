@@ -25,7 +25,7 @@ from server.run.engine import Admit, Failure
 from server.run.history import read_rows
 from server.run.rounds import Rounds
 from strategies.core.federation import Reply
-from strategies.core.method import Expected, Local, Server, Update, Upload
+from strategies.core.method import ClientContext, ServerContext, Update, Upload, UploadSpec
 from strategies.fedavg import FedAvg
 
 
@@ -282,19 +282,19 @@ class Twice(FedAvg):
 
     exchanges = ("train", "again")
 
-    def respond(self, local: Local) -> Upload:
+    def respond(self, local: ClientContext) -> Upload:
         return Upload(weights={}, extra={"seen": local.extra["seen"] + 1})
 
-    def download(self, state: GlobalState, server: Server) -> Any:
+    def download(self, state: GlobalState, server: ServerContext) -> Any:
         base = super().download(state, server)
         return base if server.exchange == "train" else replace(base, extra=state.extra)
 
-    def expects(self, server: Server) -> Expected:
+    def expects(self, server: ServerContext) -> UploadSpec:
         if server.exchange == "train":
             return super().expects(server)
-        return Expected(weights=False, extra={"seen": (torch.int64, (1,))})
+        return UploadSpec(weights=False, extra={"seen": (torch.int64, (1,))})
 
-    def aggregate(self, state: GlobalState, updates: Sequence[Update], server: Server) -> GlobalState:
+    def aggregate(self, state: GlobalState, updates: Sequence[Update], server: ServerContext) -> GlobalState:
         if server.exchange == "train":
             return replace(super().aggregate(state, updates, server), extra={"seen": torch.tensor([server.round])})
         return replace(state, extra={"seen": sum(update.extra["seen"] for update in updates)})

@@ -22,7 +22,7 @@ from common.prototypes import PrototypeSet, class_means
 from common.settings import RunSettings, with_method
 from common.wire.messages import Answer, Request, read_header
 from common.wire.payload import Payload
-from strategies.core.method import Client, Local, Losses, Phase, build_model
+from strategies.core.method import Client, ClientContext, Losses, Phase, build_model
 from strategies.fedavg import FedAvg
 from strategies.fedproto import FedProto
 
@@ -114,7 +114,7 @@ class Watched(FedProto):
 
     seen: list[tuple[Tensor, Tensor]] = field(default_factory=list)
 
-    def loss(self, batch: Any, local: Local) -> Losses:
+    def loss(self, batch: Any, local: ClientContext) -> Losses:
         originals = len(batch.labels) // batch.views
         self.seen.append((batch.features[:originals].detach().clone(), batch.labels[:originals].clone()))
         return super().loss(batch, local)
@@ -161,7 +161,7 @@ class TwoPhases(FedAvg):
             Phase(2, lambda name: name.startswith("backbone.")),
         )
 
-    def step(self, local: Local, images: Tensor, labels: Tensor) -> Losses:
+    def step(self, local: ClientContext, images: Tensor, labels: Tensor) -> Losses:
         before = {name: tensor.clone() for name, tensor in local.model.state_dict().items()}
         losses = super().step(local, images, labels)
         part, still = ("head.", "backbone.") if local.phase == 0 else ("backbone.", "head.")
@@ -368,7 +368,7 @@ def test_registration_says_what_is_held(tmp_path: Path) -> None:
 class Fails(TwoPhases):
     """Fails in the middle of its first phase, with the body frozen."""
 
-    def step(self, local: Local, images: Tensor, labels: Tensor) -> Losses:
+    def step(self, local: ClientContext, images: Tensor, labels: Tensor) -> Losses:
         raise RuntimeError("out of memory")
 
 

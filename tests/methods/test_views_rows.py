@@ -17,7 +17,7 @@ from common.choices import CONF
 from common.data.views import RandConv, Views
 from common.prototypes import PrototypeSet, class_means
 from common.settings import RunSettings
-from strategies.core.method import Batch, Local, Losses
+from strategies.core.method import Batch, ClientContext, Losses
 from strategies.fpl import FPL
 
 METHODS = sorted(path.stem for path in (CONF / "method").glob("*.yaml"))
@@ -103,7 +103,7 @@ def test_cross_entropy_is_the_mean_over_the_views(tmp_path):
 class Watching(FPL):
     """FPL that remembers the batches of its last epoch."""
 
-    def loss(self, batch: Batch, local: Local) -> Losses:
+    def loss(self, batch: Batch, local: ClientContext) -> Losses:
         local.cached("seen", list).append((batch.features.detach(), batch.labels, batch.views))
         return super().loss(batch, local)
 

@@ -41,7 +41,7 @@ def clients(sizes: Sequence[int] = SIZES) -> list[Client]:
 
 @dataclass
 class Half:
-    """Implements :class:`strategies.core.method.Server` as far as the methods under test look at it."""
+    """Implements :class:`strategies.core.method.ServerContext` as far as the methods under test look at it."""
 
     clients: Sequence[Client] = field(default_factory=clients)
     client_count: int = len(SIZES)

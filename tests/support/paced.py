@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from common.config import checked
-from strategies.core.method import Batch, Local, Losses
+from strategies.core.method import Batch, ClientContext, Losses
 from strategies.moon import MOON
 
 PATIENCE = 900.0
@@ -49,18 +49,18 @@ class Paced(MOON):
     def adapts(self) -> bool:
         return True
 
-    def adapt(self, local: Local) -> None:
+    def adapt(self, local: ClientContext) -> None:
         self._reach("evaluating", local)
 
-    def begin(self, local: Local) -> None:
+    def begin(self, local: ClientContext) -> None:
         self._write(f"{local.client.id}.kept.{local.round}", digest(local.kept))
         super().begin(local)
 
-    def loss(self, batch: Batch, local: Local) -> Losses:
+    def loss(self, batch: Batch, local: ClientContext) -> Losses:
         self._reach("training", local)
         return super().loss(batch, local)
 
-    def _reach(self, phase: str, local: Local) -> None:
+    def _reach(self, phase: str, local: ClientContext) -> None:
         order = Path(os.environ["PACED_ORDERS"], f"{local.client.id}.pause")
         place = f"{phase}@{local.round}"
         if not _says(order, place):

@@ -9,7 +9,7 @@ import os
 import time
 
 from common.config import checked
-from strategies.core.method import Local
+from strategies.core.method import ClientContext
 from strategies.fedavg import FedAvg
 
 
@@ -17,7 +17,7 @@ from strategies.fedavg import FedAvg
 class Slow(FedAvg):
     """``SLOW_SECONDS`` before each training; twenty times that for the client ``SLOW_STRAGGLER``."""
 
-    def begin(self, local: Local) -> None:
+    def begin(self, local: ClientContext) -> None:
         straggles = local.client.id == os.environ["SLOW_STRAGGLER"]
         time.sleep(float(os.environ["SLOW_SECONDS"]) * (20 if straggles else 1))
         super().begin(local)

@@ -14,7 +14,7 @@ from strategies.core.aggregation import Mean
 from strategies.core.exchange import Batch, Client
 
 
-class Local(Protocol):
+class ClientContext(Protocol):
     """The device's side of one exchange: what a method's client half may use. Implemented by the trainer."""
 
     model: nn.Module
@@ -84,7 +84,7 @@ class Local(Protocol):
 
 
 @dataclass
-class Server:
+class ServerContext:
     """The server's side of one exchange: what a method's server half may use besides state and updates."""
 
     rounds: int
