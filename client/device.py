@@ -34,7 +34,7 @@ from strategies.core.protection import check_nothing_else, check_scores
 _MODELS = threading.local()
 """The model of this thread with its initial state, so that a Ray actor or an inline worker builds its net once."""
 
-LEAST_VARIANCE = 1e-7
+MIN_VARIANCE = 1e-7
 """A hundredth of batch norm's epsilon; float16 still carries it."""
 
 LOCAL_PREFIX = "local/"
@@ -424,7 +424,7 @@ def _on_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     copies = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
     for name, tensor in copies.items():
         if name.endswith("running_var"):
-            tensor.clamp_min_(LEAST_VARIANCE)
+            tensor.clamp_min_(MIN_VARIANCE)
     return copies
 
 

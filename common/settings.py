@@ -196,7 +196,7 @@ class RoundSettings:
         outliers: what becomes of an update that is too long: ``clip`` scales it down to the bound, ``refuse`` leaves it
             out, ``off`` lets any length in. See :mod:`strategies.core.bounds`.
         outlier_factor: the bound in lengths of the exchange's median update, > 1; a client's own history raises it.
-        most_samples: registrations of more training samples are refused.
+        max_samples: registrations of more training samples are refused.
         largest_client: a client counts for at most so many times the samples of the federation's median client, >= 1.
         largest_share: a client's largest share of an average over three clients or more, in (0, 1]. A half: no client
             alone decides. FedPall's published digits need more (66 %). See :mod:`strategies.core.aggregation`.
@@ -221,7 +221,7 @@ class RoundSettings:
     absence: BelowOne = 0.0
     outliers: Literal["clip", "refuse", "off"] = "clip"
     outlier_factor: Annotated[float, Field(gt=1)] = 1.5
-    most_samples: Count = 10_000_000
+    max_samples: Count = 10_000_000
     largest_client: Annotated[float, Field(ge=1)] = 10.0
     largest_share: Share = 0.5
     transport: Literal["float32", "bfloat16", "float16"] = "float32"

@@ -19,7 +19,7 @@ SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff",
 FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "TIFF", "GIF", "PPM")
 """What is decoded, whatever a file's suffix says: Pillow would hand others to programs, such as EPS to Ghostscript."""
 
-MOST_PIXELS = 2**26
+MAX_PIXELS = 2**26
 """Of one image, 8,192 x 8,192: a few kB of a file may claim many times as much."""
 
 _VERSION = 1  # raise when decoding changes
@@ -174,8 +174,8 @@ def decode_image(source: Path | BinaryIO, image_size: int, name: str) -> np.ndar
         if isinstance(source, Path) and not stat.S_ISREG(source.stat().st_mode):
             raise OSError("not a regular file")  # a pipe would be waited for
         with Image.open(source, formats=FORMATS) as image:
-            if image.width * image.height > MOST_PIXELS:
-                raise OSError(f"{image.width} x {image.height} pixels; at most {MOST_PIXELS} are decoded")
+            if image.width * image.height > MAX_PIXELS:
+                raise OSError(f"{image.width} x {image.height} pixels; at most {MAX_PIXELS} are decoded")
             return np.asarray(_rgb(image).resize((image_size, image_size), Image.Resampling.BILINEAR))
     except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
         raise DataError(f"image {name} cannot be decoded ({error}); replace it, or take it out") from error

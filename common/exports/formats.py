@@ -29,7 +29,7 @@ FORMATS = {"safetensors": WEIGHTS, "torch": "model.pt2", "onnx": "model.onnx", "
 NEEDS = {"onnx": ("export", ("onnxruntime", "onnxscript")), "executorch": ("edge", ("executorch.exir",))}
 """The extra that a format's packages are in, and what is imported of them."""
 
-MOST_DIFFERENCE = 1e-3
+MAX_DIFFERENCE = 1e-3
 """Between probabilities of a written file and the run's own net; rounding makes about 1e-6."""
 
 NEAR_SHARE = 0.95
@@ -149,7 +149,7 @@ def _fill(place: Path, content: Content, formats: Sequence[str]) -> tuple[Descri
             predict = READERS[name](place / FORMATS[name])
         answers = in_batches(predict, content.images, 1 if name == "executorch" else BATCH)
         difference = float((answers - expected).abs().max())
-        if not difference <= MOST_DIFFERENCE:
+        if not difference <= MAX_DIFFERENCE:
             raise ExportError(f"{FORMATS[name]} is {difference:.2g} off the run's own net: nothing is written")
         differences[name] = difference
     return description, differences

@@ -19,7 +19,7 @@ from common.precision import full_precision
 BLOCK_ELEMENTS = 2**24
 """Most similarities held at a time (64 MiB of float32)."""
 
-MOST_ROWS = 10_000
+MAX_ROWS = 10_000
 """Most rows that the package gets at a time: it holds all their similarities at once, 1 GB for so many."""
 
 Clustering = Literal["finch-clust", "torch"]
@@ -111,15 +111,15 @@ def _numbered(names: Tensor) -> tuple[Tensor, int]:
 
 
 def _by_package(rows: Tensor, level: int | None) -> Tensor:
-    if len(rows) > MOST_ROWS:
+    if len(rows) > MAX_ROWS:
         raise ValueError(
             f"finch-clust would hold the similarities of {len(rows)} rows of one class at once; it gets at most "
-            f"{MOST_ROWS}. Take method.clustering=torch, which works block by block"
+            f"{MAX_ROWS}. Take method.clustering=torch, which works block by block"
         )
     finch, threads = _package()
     with threads.limit(limits=1):  # another number of threads may round a near tie the other way
         levels, _, _ = finch(
-            rows.cpu().contiguous().numpy(), ensure_early_exit=False, ann_threshold=MOST_ROWS, verbose=False
+            rows.cpu().contiguous().numpy(), ensure_early_exit=False, ann_threshold=MAX_ROWS, verbose=False
         )  # exact: neighbours are approximated above the threshold only
     column = levels.shape[1] - 1 if level is None else min(level, levels.shape[1] - 1)
     return _numbered(torch.from_numpy(levels[:, column].astype("int64")).to(rows.device))[0]

@@ -1,7 +1,8 @@
-"""The headers of requests and answers: which fields a message between server and device carries, and how they are read.
+"""The fields of requests, answers and registrations that server and devices exchange, and how they are read.
 
-A request asks a device to score the model it is sent, to train it, or to answer a later exchange. An answer carries the
-scores, the update and what they cost. Both travel as :class:`~common.wire.payload.Payload` on every engine.
+A request asks a device to score the model it is sent, to train it, or to reply to a later exchange. It travels as text:
+in the config of Flower's FitIns, beside the tensors. An answer carries the scores and what the update cost. It travels
+as the header of the :class:`~common.wire.payload.Payload` that holds the update. A registration has no tensors.
 """
 
 import json
@@ -19,11 +20,11 @@ Integer = Annotated[int, Field(gt=-(2**63), lt=2**63)]
 Number = Annotated[float, Field(gt=-1e300, lt=1e300)]
 """Larger numbers measure nothing."""
 
-MOST_ENTRIES = 50
+MAX_ENTRIES = 50
 """Of a mapping in a header, such as loss terms: with names of 100 characters a CSV can hold them in one field."""
 
-MOST_DOMAINS = 1000
-MOST_CLASSES = 10_000
+MAX_DOMAINS = 1000
+MAX_CLASSES = 10_000
 
 CLIPPED = "clipped"
 TRAINED_STATUSES = frozenset({"trained", CLIPPED})
@@ -48,7 +49,7 @@ def completed_status(*, train: bool, clipped: bool = False) -> str:
     return CLIPPED if clipped else "trained"
 
 
-ClassCounts = Annotated[list[Integer], FailFast(), Field(max_length=MOST_CLASSES)]
+ClassCounts = Annotated[list[Integer], FailFast(), Field(max_length=MAX_CLASSES)]
 """Samples per class."""
 
 FORMULA = ("=", "+", "-", "@")
@@ -75,8 +76,8 @@ Name = Annotated[str, Field(max_length=100), AfterValidator(_printable)]
 
 
 def _few(value: object) -> object:
-    if isinstance(value, Mapping) and len(value) > MOST_ENTRIES:
-        raise ValueError(f"more than {MOST_ENTRIES} entries")
+    if isinstance(value, Mapping) and len(value) > MAX_ENTRIES:
+        raise ValueError(f"more than {MAX_ENTRIES} entries")
     return value
 
 
@@ -130,7 +131,7 @@ class Request:
 
 @checked
 class Answer:
-    """What a device says besides tensors.
+    """A device's reply to a request, without its tensors.
 
     Args:
         run, method, round, exchange, client: as in the request.
@@ -142,7 +143,7 @@ class Answer:
         steps: optimiser steps.
         seconds: wall seconds by phase: load, score, train, save; empty with differential privacy.
         peak_bytes: peak resident memory of the process; 0 with differential privacy.
-        device: where it was computed, as a person would say it.
+        device: name of the processor that computed it, for people.
         releases: noised uploads of this client in this run, this one included; 0 without differential privacy.
         validation: the score on the client's own validation samples, if it was asked for.
         randomness: where the update's noise comes from: ``system`` is the operating system, ``keyed`` is a generator
@@ -170,7 +171,7 @@ class Answer:
 
 @checked
 class Registration:
-    """What a device says of itself before the first round.
+    """A device's description of itself before the first round.
 
     Args:
         client: id of the client.
@@ -182,7 +183,7 @@ class Registration:
         identity, code: as in :class:`Request`.
         device: where it computes.
         versions: package versions.
-        content: SHA-256 of the split's pixels; empty where a device does not say.
+        content: SHA-256 of the split's pixels; keyed by a secret of the device, or empty, with differential privacy.
         validation: samples that are validated with and not trained on.
     """
 
@@ -190,7 +191,7 @@ class Registration:
     domain: Word
     samples: Integer
     class_counts: ClassCounts
-    scores: Annotated[list[Word], FailFast(), Field(max_length=MOST_DOMAINS)]
+    scores: Annotated[list[Word], FailFast(), Field(max_length=MAX_DOMAINS)]
     split: Word
     identity: Word
     code: Word
@@ -201,12 +202,12 @@ class Registration:
 
 
 def header_of(message: Request | Answer | Registration) -> dict[str, Any]:
-    """The message as JSON-able containers."""
+    """Return the message as JSON-able containers."""
     return asdict(message)
 
 
 def request_text(request: Request) -> str:
-    """The request as it travels beside the tensors."""
+    """Return the request as the text that travels beside the tensors."""
     return json.dumps(header_of(request), separators=(",", ":"))
 
 
@@ -214,7 +215,7 @@ Message = TypeVar("Message", Request, Answer, Registration)
 
 
 def read_header(kind: type[Message], header: Mapping[str, Any]) -> Message:
-    """The message in ``header``.
+    """Return the message in ``header``.
 
     Raises:
         PayloadError: a field is missing, unknown, or of another type.

@@ -1,13 +1,14 @@
 """The wire: named tensors and a small header as one safetensors blob, checked before anything is allocated.
 
 One blob per message, because the number of tensors, not their bytes, sets Flower's time on the wire. The header is
-JSON in the safetensors metadata: schema version, method, run, round, exchange, sender and scalars. No pickle, ever.
+JSON in the safetensors metadata. A device's reply carries its :class:`~common.wire.messages.Answer` there; the server's
+message carries the schema version alone, since its request travels beside the blob. Nothing is pickled.
 
-``rounds.transport`` halves the bytes: float32 tensors are rounded to bfloat16 or float16 for the way, and float32 again
-on arrival. It is done at the two ends, where a message is made and where it is read, so every engine carries the same
-bytes and a run has the same result on all of them. The server's own state stays float32; only the copy that is sent is
-rounded. Integers, booleans and float64 travel as they are. So do prototype sets: a class mean per class is a thousandth
-of a model's bytes, and a method's only information about other domains.
+``rounds.transport`` halves the bytes: float32 tensors are rounded to bfloat16 or float16 before they are sent, and are
+float32 again after they are received. Every engine carries the same bytes, so a run has the same result on all of them.
+The server's own state stays float32; only the copy that is sent is rounded. Integers, booleans and float64 are sent as
+they are. So are prototype sets: a class mean per class is a thousandth of a model's bytes, and a method's only
+information about other domains.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ from common.prototypes import PrototypeSet
 from common.storage.files import DTYPES, safetensors_pieces, safetensors_table
 from common.storage.state import finite, named_tensors
 
-warnings.filterwarnings("ignore", message="The given buffer is not writable")  # nobody writes there, see decode
+warnings.filterwarnings("ignore", message="The given buffer is not writable")  # decode only reads it
 
 SCHEMA = 1
 """Version of names and header; a peer with another version is refused."""
 
 TENSOR_TYPE = "safetensors"
-"""What ``Parameters.tensor_type`` says on the wire."""
+"""The value of Flower's ``Parameters.tensor_type``."""
 
 MAX_BYTES = 2 * 1024**3
 MAX_HEADER_BYTES = 8 * 1024**2
@@ -42,18 +43,18 @@ MAX_TENSORS = 20_000
 PREFIXES = ("weights/", "extra/")
 PROTOTYPES = {"prototypes/vectors": ("F32", 2), "prototypes/labels": ("I64", 1), "prototypes/weights": ("F32", 1)}
 CARRIED = {DTYPES[dtype]: dtype for dtype in DTYPES if dtype not in (torch.int16, torch.int8)}
-"""What the wire carries, by its name in the table."""
+"""The dtypes that a message may contain, by their names in safetensors."""
 
 TRANSPORTS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-"""What ``rounds.transport`` may say."""
+"""The choices of ``rounds.transport``."""
 
 
 @dataclass(frozen=True, eq=False)
 class Payload:
-    """What one message carries.
+    """The contents of one message.
 
     Args:
-        header: JSON-able scalars, lists and mappings: round, exchange, client, class counts, metrics ...
+        header: JSON-able scalars, lists and mappings; the fields of an answer in a device's reply, else empty.
         weights: model state by name.
         prototypes: a prototype set, or ``None`` when the message has none (an empty set is something else).
         extra: further tensors by name.

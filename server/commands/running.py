@@ -118,7 +118,7 @@ def bytes_of_a_round(federation: Federation) -> Mapping[str, int]:
     for exchange in method.exchanges:
         federation.begin(1, exchange, score=exchange == method.scored_at)
         expected = method.expects(server)
-        rows = server.class_count * (expected.most_rows or 1)
+        rows = server.class_count * (expected.max_rows or 1)
         shared = PrototypeSet(
             torch.zeros(rows, server.feature_size),
             torch.arange(server.class_count).repeat_interleave(rows // server.class_count),

@@ -21,7 +21,7 @@ from flwr.superlink.grid.http_grid import HttpGrid
 
 from common.wire.payload import MAX_BYTES
 
-MOST_BYTES = MAX_BYTES + 2**20
+MAX_REPLY_BYTES = MAX_BYTES + 2**20
 """Of an answer: its tensors, and Flower's words around them."""
 
 
@@ -93,7 +93,7 @@ class Inbox:
                 return not part.object_found
             answer.parts[answer.missing.pop()] = part.object_content if keep else b""
             answer.size += len(part.object_content)
-            if answer.size > MOST_BYTES:
+            if answer.size > MAX_REPLY_BYTES:
                 return True
         return False
 

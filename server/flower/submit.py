@@ -49,7 +49,7 @@ clientapp = "client.app:app"
 overrides = ""
 """
 
-MOST_LINES = 60
+MAX_LINES = 60
 """Lines of an error's message that are passed on at most: a client's traceback fits, a long list is in the log."""
 
 
@@ -285,7 +285,7 @@ def cause_of(log: Path) -> str:
     for place in reversed(range(len(lines))):
         plain = lines[place].strip()
         if plain.startswith("common.errors."):
-            more = itertools.takewhile(lambda line: line.startswith("  "), lines[place + 1 : place + 1 + MOST_LINES])
+            more = itertools.takewhile(lambda line: line.startswith("  "), lines[place + 1 : place + 1 + MAX_LINES])
             return "\n".join([plain.partition(": ")[2], *more])
         if "Error: " in plain and not lines[place].startswith((" ", "[")):  # an indented line belongs to one above
             return plain

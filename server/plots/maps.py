@@ -24,7 +24,7 @@ from server.results.report.activation_maps import coarseness
 from server.results.run import Run
 from server.run.prototype_log import Page
 
-MOST_PANELS = 6
+MAX_PANELS = 6
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def _stages(run: Run, size: int) -> tuple[list[Page], PrototypeSet]:
     final = state.prototypes if state.prototypes.feature_size == size else PrototypeSet.empty(size)
     pages = [page for page in run.pages if page.round < state.round and len(page.prototypes)]
     pages = [page for page in pages if page.prototypes.feature_size == size == page.uploaded.feature_size]
-    chosen = np.linspace(0, len(pages) - 1, min(MOST_PANELS - 1, len(pages)))
+    chosen = np.linspace(0, len(pages) - 1, min(MAX_PANELS - 1, len(pages)))
     return [pages[place] for place in sorted({round(float(place)) for place in chosen})], final
 
 

@@ -24,7 +24,7 @@ from strategies.fedpall import FedPall
 
 BOUND = 10.0
 FOLDS = 5
-LEAST_PAIRS = 50
+MIN_PAIRS = 50
 """Pairs below which folds are too small to say anything."""
 
 
@@ -99,8 +99,8 @@ def mutual_information(x: Tensor, y: Tensor, *, seed: int = 0, steps: int = 150,
     Raises:
         ConfigError: fewer than 50 pairs.
     """
-    if len(x) != len(y) or len(x) < LEAST_PAIRS:
-        raise ConfigError(f"mutual information needs {LEAST_PAIRS} pairs or more; got {len(x)} and {len(y)}")
+    if len(x) != len(y) or len(x) < MIN_PAIRS:
+        raise ConfigError(f"mutual information needs {MIN_PAIRS} pairs or more; got {len(x)} and {len(y)}")
     x, y = _standardised(x), _standardised(y)
     draws = generator(seed, "mutual information")
     order = torch.randperm(len(x), generator=draws)

@@ -15,7 +15,7 @@ from common.versions import code_files, package_versions
 from common.wire.messages import Registration, printable
 from server.run.lines import read_lines
 
-MOST_NAMED = 5
+MAX_NAMED = 5
 """Files and packages that are named of those that changed."""
 
 _DATA = ("samples", "class_counts", "split", "content")
@@ -78,9 +78,9 @@ def changed_code(folder: Path, own: tuple[str, ...] = (), *, resumed: bool) -> s
     changed = sorted(name for name in before | now if before and before.get(name) != now.get(name))
     versions = package_versions()
     named = [
-        f"{name} {before.get(name)} -> {now.get(name)}" if name in versions else name for name in changed[:MOST_NAMED]
+        f"{name} {before.get(name)} -> {now.get(name)}" if name in versions else name for name in changed[:MAX_NAMED]
     ]
-    return printable(", ".join(named + [f"{len(changed) - MOST_NAMED} more"] * (len(changed) > MOST_NAMED)))
+    return printable(", ".join(named + [f"{len(changed) - MAX_NAMED} more"] * (len(changed) > MAX_NAMED)))
 
 
 def best_of(scores: Sequence[RoundScore]) -> dict[str, float]:

@@ -8,7 +8,7 @@ from common.wire.messages import Registration, Request, printable
 from common.wire.payload import Payload
 from strategies.core.federation import Closing, Reply
 
-MOST_REASON, MOST_TRACEBACK = 2_000, 20_000
+MAX_REASON, MAX_TRACEBACK = 2_000, 20_000
 """Characters of a client's own words that go into the record; the other side decides how many it sends."""
 
 ENOUGH = "enough others had answered"
@@ -36,9 +36,9 @@ class Failure:
     bytes_up: int = 0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "reason", printable(self.reason[:MOST_REASON])[:MOST_REASON])
-        shown = printable(self.traceback[-MOST_TRACEBACK:], keep="\n")
-        object.__setattr__(self, "traceback", shown[-MOST_TRACEBACK:])
+        object.__setattr__(self, "reason", printable(self.reason[:MAX_REASON])[:MAX_REASON])
+        shown = printable(self.traceback[-MAX_TRACEBACK:], keep="\n")
+        object.__setattr__(self, "traceback", shown[-MAX_TRACEBACK:])
 
 
 Admit = Callable[[Registration], str]

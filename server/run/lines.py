@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field, Json, TypeAdapter, ValidationError
 from typing_extensions import TypedDict  # pydantic takes typing's own from Python 3.12 on
 
 from common.errors import ConfigError
-from common.wire.messages import MOST_CLASSES, ClassCounts, Integer, Number, Word, printable
+from common.wire.messages import MAX_CLASSES, ClassCounts, Integer, Number, Word, printable
 
 Whole = Annotated[Integer, BeforeValidator(int)]
 """In a CSV, where everything is text."""
@@ -20,7 +20,7 @@ Real = Annotated[Number, BeforeValidator(float), Field(allow_inf_nan=False)]
 Maybe = Real | Literal[""]
 Finite = Annotated[Number, Field(allow_inf_nan=False)]
 
-Class = Annotated[int, Field(ge=0, lt=MOST_CLASSES)]
+Class = Annotated[int, Field(ge=0, lt=MAX_CLASSES)]
 
 
 Missing = dict[Word, Integer | None]
@@ -66,7 +66,7 @@ class Confusion(TypedDict):
 
     round: Integer
     domain: Word
-    classes: Annotated[int, Field(gt=0, le=MOST_CLASSES)]
+    classes: Annotated[int, Field(gt=0, le=MAX_CLASSES)]
     true: list[Class]
     predicted: list[Class]
     count: list[Integer]

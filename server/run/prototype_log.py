@@ -15,10 +15,10 @@ from common.storage.files import Series, write_text
 from common.storage.state import named_tensors, split_tensors, under_prefix, with_prefix
 from server.run.lines import read_lines
 
-MOST_ROUNDS = 40
+MAX_ROUNDS = 40
 """Rounds whose prototypes are kept; a longer run keeps every second, fourth ... round."""
 
-MOST_VALUES = 2**20
+MAX_VALUES = 2**20
 """float32 values of one file's uploaded prototypes (4 MiB); of more, evenly spaced rows are kept."""
 
 
@@ -106,7 +106,7 @@ class PrototypeLog:
         if not filled and not len(prototypes):
             return
         owners, parts = [], []
-        limit = MOST_VALUES // max(1, len(filled))
+        limit = MAX_VALUES // max(1, len(filled))
         for index, (_, part) in enumerate(filled):
             step = -(-part.vectors.numel() // limit)  # rounded up
             parts.append(PrototypeSet(part.vectors[::step], part.labels[::step], part.weights[::step]))
@@ -137,6 +137,6 @@ def read_pages(folder: Path) -> list[Page]:
 def kept_rounds(last: int) -> set[int]:
     """The rounds of ``1..last`` that are kept: all, or the first, the last, and every 2nd, 4th, 8th ... between."""
     stride = 1
-    while last // stride > MOST_ROUNDS - 2:
+    while last // stride > MAX_ROUNDS - 2:
         stride *= 2
     return {1, last} | set(range(stride, last + 1, stride))

@@ -20,13 +20,13 @@ from common.wire.messages import CLIPPED, Registration, Request, completed_statu
 from server.run.accounting import Ledger, conditions, privacy_report, spoken, unprotected, warnings_of
 from server.run.checkpoint import BEST, Checkpoint, Checkpoints, check_belongs, check_length
 from server.run.earlier import Earlier, best_of, changed_code
-from server.run.engine import ENOUGH, MOST_REASON, Engine, Failure
+from server.run.engine import ENOUGH, MAX_REASON, Engine, Failure
 from server.run.history import History, exchange_rows
 from server.trackers.events import Listener
 from strategies.core.federation import Closing, Federation, Outcome, Reply
 from strategies.core.method import Client, Method
 
-MOST_LINES = 40
+MAX_LINES = 40
 """Lines of a traceback that end a run's error message."""
 
 _REGISTERED = ("client", "domain", "samples", "class_counts", "split", "content", "device", "versions")
@@ -333,7 +333,7 @@ class Rounds:
         lines = [line for line in failures[0].traceback.splitlines() if line.strip()]
         raise EngineError(
             f"in round {number} every client that was asked raised the same: {reasons.pop()}\n  "
-            + "\n  ".join(["It would in every round, so the run stops; resume=true goes on.", *lines[-MOST_LINES:]])
+            + "\n  ".join(["It would in every round, so the run stops; resume=true goes on.", *lines[-MAX_LINES:]])
         )
 
     def _due(self, number: int) -> bool:
@@ -389,7 +389,7 @@ class Rounds:
             row = _activity_row(number, exchange, reply, self.registry.domain(reply.client))
             if reply.client in closed.clipped:
                 row["status"] = CLIPPED
-                row["reason"] = _factors(closed.clipped[reply.client])[:MOST_REASON]
+                row["reason"] = _factors(closed.clipped[reply.client])[:MAX_REASON]
             activity.append(row)
         activity += [
             {"round": number, "exchange": exchange, "client": failure.client, "status": failure.status}
@@ -401,7 +401,7 @@ class Rounds:
             self.ledger.answered(self.run_id, activity)
         for client, factors in closed.clipped.items():
             told = {name: round(factor, 6) for name, factor in factors.items()}
-            reason = _factors(factors)[:MOST_REASON]
+            reason = _factors(factors)[:MAX_REASON]
             self.history.event(
                 "client clipped", round=number, exchange=exchange, client=client, reason=reason, factors=told
             )

@@ -10,7 +10,7 @@ The bound of a client is
 
 with ``middle`` the median length of the exchange, which fewer than half of the clients cannot move beyond the honest
 ones'; ``usual`` the larger of it and its own median over the last :data:`MEMORY` exchanges of the kind; ``ratio`` how
-many more batches the client has than the median one, at most :data:`MOST_RATIO`, since the samples are its own word;
+many more batches the client has than the median one, at most :data:`MAX_RATIO`, since the samples are its own word;
 and ``own`` the median of the client's last :data:`MEMORY` lengths *as they were let in*.
 
 So who moves as it did before is not cut when the others have finished, and a client that is long by nature is cut less
@@ -49,7 +49,7 @@ MOST = 4.0
 GROWTH = 1.25
 """How much longer than its own median length a client may go."""
 
-MOST_RATIO = 2.0
+MAX_RATIO = 2.0
 """How much more registered batches may raise the bound at most; the rest is earned by history."""
 
 STILL = 0.02
@@ -130,7 +130,7 @@ class Bounds:
             usual = statistics.median(batches[client.id] for client in measured)
             past[-1] = _push(past[-1], middle)
             for client, length in measured.items():
-                ratio = min(MOST_RATIO, max(1.0, batches[client.id] / usual)) if name == "parameters" else 1.0
+                ratio = min(MAX_RATIO, max(1.0, batches[client.id] / usual)) if name == "parameters" else 1.0
                 bound = min(factor * most, max(factor * middle * ratio, GROWTH * own[client.index]))
                 past[client.index] = _push(past[client.index], min(length, bound))
                 if length > bound:

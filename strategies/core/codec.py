@@ -11,7 +11,7 @@ from common.errors import PayloadError
 from common.wire.messages import Registration, Request, header_of, read_header
 from common.wire.payload import TENSOR_TYPE, Payload, decode
 
-MOST_REGISTERED = 2**24
+MAX_REGISTERED = 2**24
 """Characters of a node's registrations: those of 20,000 clients."""
 
 
@@ -40,8 +40,8 @@ def read_registrations(text: str) -> list[Registration]:
     Raises:
         PayloadError: the text is something else.
     """
-    if len(text) > MOST_REGISTERED:
-        raise PayloadError(f"the node's registrations have {len(text)} characters; at most {MOST_REGISTERED} are read")
+    if len(text) > MAX_REGISTERED:
+        raise PayloadError(f"the node's registrations have {len(text)} characters; at most {MAX_REGISTERED} are read")
     content = _json(text)
     if not isinstance(content, list) or not all(isinstance(item, dict) for item in content):
         raise PayloadError("the node's registrations are not a list of objects")

@@ -149,7 +149,7 @@ class UploadSpec:
     Args:
         weights: the whole shared model state, or nothing.
         prototypes: a prototype set.
-        most_rows: largest number of prototype rows per class; ``None`` allows one per training sample, and no
+        max_rows: largest number of prototype rows per class; ``None`` allows one per training sample, and no
             more than the gate's own bound.
         extra: dtype and shape of each further tensor by name; ``None`` in a shape allows any length, ``samples`` is
             the number of training samples that the client registered.
@@ -157,7 +157,7 @@ class UploadSpec:
 
     weights: bool = True
     prototypes: bool = False
-    most_rows: int | None = 1
+    max_rows: int | None = 1
     extra: Mapping[str, tuple[torch.dtype, Shape]] = field(default_factory=dict)
 
 

@@ -282,7 +282,7 @@ class Federation:
 
     def _check_tested(self, answer: Answer) -> None:
         """A client's test set of a domain is as large as when it first scored it, and as ``rounds`` allows."""
-        most = self.settings.rounds.test_samples or self.settings.rounds.most_samples
+        most = self.settings.rounds.test_samples or self.settings.rounds.max_samples
         said = {(answer.client, entry["domain"]): entry["count"] for entry in answer.scores}
         for (_, domain), count in said.items():
             known = self._tested.get((answer.client, domain), count)

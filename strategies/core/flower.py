@@ -38,7 +38,7 @@ from strategies.core.codec import only_blob, read_registrations, read_request, w
 from strategies.core.federation import Federation, Reply
 from strategies.core.method import Method
 
-MOST_WORDS = 2_000
+MAX_WORDS = 2_000
 """Characters of a client's words that are logged."""
 
 
@@ -93,7 +93,7 @@ def properties_to_registrations(result: GetPropertiesRes) -> list[Registration]:
 
 def _shown(words: object) -> str:
     """A stranger's words as they may stand in a log."""
-    return printable(str(words)[:MOST_WORDS])
+    return printable(str(words)[:MAX_WORDS])
 
 
 FitResults = list[tuple[ClientProxy, FitRes]]

@@ -20,21 +20,21 @@ from common.wire.messages import Answer, Registration, Request
 from common.wire.payload import Payload
 from strategies.core.method import Client, ServerContext, Shape, Update, UploadSpec
 
-MOST_CLASS_ROWS, MOST_ROWS = 2_000, 20_000
+MAX_CLASS_ROWS, MAX_ROWS = 2_000, 20_000
 """Prototypes of a class, and of a message. FINCH made 1,800 of 7,300 samples."""
 
-MOST_CLUSTERED, MOST_PAIRS = 10_000, 10**9
+MAX_CLUSTERED, MAX_PAIRS = 10_000, 10**9
 """Prototypes of a class, and pairs of the same class in all, of those who are asked together: each may send its equal
 part, and one of each class in any case. FINCH compares all pairs of a class. So many of 512 features took 16 to 21 s of
 one core, and of longer ones fewer are let in; finch-clust gets no more than 10,000 of a class."""
 
-MOST_REPEATS = 100
+MAX_REPEATS = 100
 """How often a client can have released something per round: a round has few exchanges, and is repeated on resume."""
 
-MOST_PASSES = 100
+MAX_PASSES = 100
 """How often local training sends a sample through the net in an epoch: a counter cannot have moved further."""
 
-MOST_LOSS = 1e30
+MAX_LOSS = 1e30
 """A diverged net's mean loss is below it; what is not finite cannot be written down."""
 
 
@@ -97,7 +97,7 @@ class Gate:
         for name, count in {"steps": answer.steps, "peak_bytes": answer.peak_bytes, **answer.seconds}.items():
             if count < 0:
                 raise PayloadError(f"the answer's {name} is {count:g}; it measures what was spent")
-        if not 0 <= answer.releases <= MOST_REPEATS * request.round:
+        if not 0 <= answer.releases <= MAX_REPEATS * request.round:
             raise PayloadError(f"{answer.releases} releases in {request.round} rounds cannot be")
 
     def _check_scores(self, request: Request, answer: Answer, client: Client) -> None:
@@ -115,7 +115,7 @@ class Gate:
             count, correct, loss = entry["count"], entry["correct"], entry["loss"]
             if not 0 <= correct <= count or count < 1:
                 raise PayloadError(f"the score of {entry['domain']} claims {correct} correct of {count}")
-            if not 0 <= loss <= MOST_LOSS:
+            if not 0 <= loss <= MAX_LOSS:
                 raise PayloadError(f"the score of {entry['domain']} has loss {loss}")
 
     def _check_prototypes(self, prototypes: PrototypeSet | None, client: Client) -> PrototypeSet:
@@ -133,12 +133,12 @@ class Gate:
             raise PayloadError(f"a prototype is of class {prototypes.classes[-1]} of {self.server.class_count}")
         if not bool((prototypes.weights > 0).all()):  # a cluster of nobody: its logarithm would be -inf in every loss
             raise PayloadError("a prototype's weight is not a positive number of samples")
-        if len(prototypes) > MOST_ROWS:
-            raise PayloadError(f"{len(prototypes)} prototypes came; at most {MOST_ROWS} are let in")
+        if len(prototypes) > MAX_ROWS:
+            raise PayloadError(f"{len(prototypes)} prototypes came; at most {MAX_ROWS} are let in")
         rows = torch.bincount(prototypes.labels, minlength=self.server.class_count)
         mass = torch.zeros(self.server.class_count, dtype=torch.float64)
         mass.index_add_(0, prototypes.labels, prototypes.weights.double())
-        let_in = max(1, min(self.expected.most_rows or MOST_CLASS_ROWS, MOST_CLUSTERED // self.asked))
+        let_in = max(1, min(self.expected.max_rows or MAX_CLASS_ROWS, MAX_CLUSTERED // self.asked))
         for label in prototypes.classes:
             held, sent = client.class_counts[label], int(rows[label])
             most = min(held, let_in)
@@ -148,7 +148,7 @@ class Gate:
                 )
             if float(mass[label]) > held * (1 + 1e-6):
                 raise PayloadError(f"prototypes of class {label} weigh {float(mass[label]):g}; {held} samples exist")
-        pairs, share = int(rows.square().sum()), MOST_PAIRS * min(1.0, 512 / prototypes.feature_size) / self.asked**2
+        pairs, share = int(rows.square().sum()), MAX_PAIRS * min(1.0, 512 / prototypes.feature_size) / self.asked**2
         if pairs > max(self.server.class_count, share):
             raise PayloadError(f"prototypes of {pairs} pairs; at most {share:.0f} from each of {self.asked} clients")
         self._check_values("prototypes", prototypes.vectors)
@@ -164,7 +164,7 @@ class Gate:
                 if bool((tensor < 0).any()):
                     raise PayloadError(f"{name} has negative values; it counts")
                 largest = max(client.samples for client in self.server.clients)
-                most = self.server.round * self.server.train.epochs * largest * MOST_PASSES
+                most = self.server.round * self.server.train.epochs * largest * MAX_PASSES
                 if bool((tensor.long() - self._shared[name].long() > most).any()):
                     raise PayloadError(f"{name} is {int(tensor.max())}; {self.server.round} rounds cannot count so far")
             if name.endswith("running_var") and bool((tensor <= 0).any()):
@@ -252,8 +252,8 @@ class Registry:
             return f"it registered classes {registration.class_counts}; {data.class_count} exist"
         if sum(registration.class_counts) != registration.samples or registration.samples < 2:
             return f"it registered {registration.samples} samples in classes {registration.class_counts}"
-        if registration.samples > self.settings.rounds.most_samples:
-            return f"it registered {registration.samples} samples; at most rounds.most_samples are let in"
+        if registration.samples > self.settings.rounds.max_samples:
+            return f"it registered {registration.samples} samples; at most rounds.max_samples are let in"
         share = self.settings.protocol.validation
         least, most = (1, share / (1 - share) * registration.samples + 1) if share else (0, 0)
         if not least <= registration.validation <= most:

@@ -57,7 +57,7 @@ class SentClusters(Averaging):
 
     def expects(self, server: ServerContext) -> UploadSpec:  # noqa: ARG002
         """Any number of rows up to one per sample."""
-        return UploadSpec(prototypes=True, most_rows=None)
+        return UploadSpec(prototypes=True, max_rows=None)
 
     def aggregate_prototypes(
         self,

@@ -21,7 +21,7 @@ from common.storage.state import GlobalState
 from common.wire.messages import Request
 from common.wire.payload import Payload
 from server.trackers.events import describe
-from strategies.core.bounds import GROWTH, MEMORY, MOST, MOST_RATIO, STILL, Bounds
+from strategies.core.bounds import GROWTH, MAX_RATIO, MEMORY, MOST, STILL, Bounds
 from strategies.core.method import Client, Update, UploadSpec
 
 MEAN, VARIANCE = "norm.running_mean", "norm.running_var"
@@ -135,7 +135,7 @@ def test_where_most_stand_still_a_small_step_is_none_too_long() -> None:
     assert limits([*still, moved(everyone[2], 1.01 * floor, 5.0)]) == {"c-2": {"parameters": round(floor, 4)}}
 
 
-@pytest.mark.parametrize(("samples", "ratio"), [(20, 1.0), (48, 1.5), (64, MOST_RATIO), (2**40, MOST_RATIO)])
+@pytest.mark.parametrize(("samples", "ratio"), [(20, 1.0), (48, 1.5), (64, MAX_RATIO), (2**40, MAX_RATIO)])
 def test_registered_samples_raise_the_bound_a_little_whatever_they_claim(samples: int, ratio: float) -> None:
     everyone = clients([32, 32, samples])
     updates = [moved(everyone[0], 1.0), moved(everyone[1], 1.0), moved(everyone[2], 1e6, 1e6)]

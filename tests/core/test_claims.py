@@ -23,7 +23,7 @@ from strategies.adcol import owners_of
 from strategies.core import gate
 from strategies.core.aggregation import average, counted, largest
 from strategies.core.federation import Federation
-from strategies.core.gate import MOST_CLASS_ROWS, MOST_CLUSTERED, MOST_PASSES, MOST_ROWS, Gate
+from strategies.core.gate import MAX_CLASS_ROWS, MAX_CLUSTERED, MAX_PASSES, MAX_ROWS, Gate
 from strategies.core.method import Client, UploadSpec
 from strategies.parts.server_nets import sent_rows
 
@@ -37,9 +37,9 @@ def rows(counts: Sequence[int], features: int = FEATURES) -> PrototypeSet:
     return PrototypeSet(torch.randn(len(labels), features, generator=draws), labels, torch.ones(len(labels)))
 
 
-def admit_rows(sent: PrototypeSet, classes: int, most_rows: int | None = None, asked: int = 1) -> PrototypeSet:
+def admit_rows(sent: PrototypeSet, classes: int, max_rows: int | None = None, asked: int = 1) -> PrototypeSet:
     made = Gate(
-        UploadSpec(prototypes=True, most_rows=most_rows),
+        UploadSpec(prototypes=True, max_rows=max_rows),
         Half(class_count=classes, feature_size=sent.feature_size),
         asked,
     )
@@ -48,14 +48,14 @@ def admit_rows(sent: PrototypeSet, classes: int, most_rows: int | None = None, a
 
 def test_a_client_sends_no_more_rows_than_the_server_can_cluster() -> None:
     """However many samples it registered."""
-    assert len(admit_rows(rows([MOST_CLASS_ROWS, 1, 1]), 3)) == MOST_CLASS_ROWS + 2
-    with pytest.raises(PayloadError, match=f"{MOST_CLASS_ROWS + 1} prototypes of class 1; at most {MOST_CLASS_ROWS}"):
-        admit_rows(rows([1, MOST_CLASS_ROWS + 1, 1]), 3)
-    many = MOST_ROWS // 1000 + 1
-    with pytest.raises(PayloadError, match=f"{many * 1000} prototypes came; at most {MOST_ROWS}"):
+    assert len(admit_rows(rows([MAX_CLASS_ROWS, 1, 1]), 3)) == MAX_CLASS_ROWS + 2
+    with pytest.raises(PayloadError, match=f"{MAX_CLASS_ROWS + 1} prototypes of class 1; at most {MAX_CLASS_ROWS}"):
+        admit_rows(rows([1, MAX_CLASS_ROWS + 1, 1]), 3)
+    many = MAX_ROWS // 1000 + 1
+    with pytest.raises(PayloadError, match=f"{many * 1000} prototypes came; at most {MAX_ROWS}"):
         admit_rows(rows([1000] * many), many)
     with pytest.raises(PayloadError, match="2 prototypes of class 1; at most 1 can be"):
-        admit_rows(rows([1, 2, 1]), 3, most_rows=1)
+        admit_rows(rows([1, 2, 1]), 3, max_rows=1)
 
 
 @pytest.mark.parametrize(("asked", "most"), [(5, 2000), (20, 500), (1000, 10), (50_000, 1)])
@@ -71,15 +71,15 @@ def test_many_clients_share_what_is_clustered_of_a_class(asked: int, most: int) 
 def test_what_is_clustered_in_all_is_bounded_by_the_pairs_that_are_compared(
     features: int, asked: int, classes: int
 ) -> None:
-    most = min(MOST_CLASS_ROWS, MOST_CLUSTERED // asked)
+    most = min(MAX_CLASS_ROWS, MAX_CLUSTERED // asked)
     assert len(admit_rows(rows([most] * classes, features), classes, asked=asked)) == most * classes
-    with pytest.raises(PayloadError, match=rf"pairs; at most \d+ from each|at most {MOST_ROWS}"):
+    with pytest.raises(PayloadError, match=rf"pairs; at most \d+ from each|at most {MAX_ROWS}"):
         admit_rows(rows([most] * (classes + 1), features), classes + 1, asked=asked)
 
 
 def test_the_server_compares_no_more_pairs_than_it_lets_in(monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight clients send all that passes the gate, in one class or in several; counted is what FINCH compares."""
-    monkeypatch.setattr(gate, "MOST_PAIRS", 20_000)
+    monkeypatch.setattr(gate, "MAX_PAIRS", 20_000)
     pairs: list[int] = []
     nearest = finch.first_neighbours
 
@@ -104,7 +104,7 @@ def test_the_server_compares_no_more_pairs_than_it_lets_in(monkeypatch: pytest.M
 
 
 def test_the_rows_of_a_run_are_shared_by_those_who_are_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gate, "MOST_CLUSTERED", 12)
+    monkeypatch.setattr(gate, "MAX_CLUSTERED", 12)
 
     def edit(request: Request, payload: Payload) -> Payload:
         if request.client != "bright-0" or not request.train:
@@ -136,7 +136,7 @@ def test_a_counter_counts_no_more_than_the_rounds_so_far_could() -> None:
     """From 4 in the initial state, by at most the passes of the largest client's 30 samples."""
     half = Half(round=3)
     half.train = replace(half.train, epochs=2)
-    made, most = Gate(UploadSpec(), half), 4 + 3 * 2 * 30 * MOST_PASSES
+    made, most = Gate(UploadSpec(), half), 4 + 3 * 2 * 30 * MAX_PASSES
     made._check_model(model_state("client") | {COUNTER: torch.tensor(most)})
     for claim in (most + 1, ENDLESS):
         with pytest.raises(PayloadError, match=f"{COUNTER} is {claim}; 3 rounds cannot count so far"):
@@ -258,7 +258,7 @@ def test_a_liar_about_samples_gives_the_servers_nets_no_more_rows_than_it_counts
 def test_a_billion_samples_are_not_registered(tmp_path: Path) -> None:
     _, reasons = federation(tmp_path, {"bright-0": 10**9, "dark-0": 25})
     assert len(reasons) == 1
-    assert "1000000000 samples; at most rounds.most_samples" in reasons[0]
+    assert "1000000000 samples; at most rounds.max_samples" in reasons[0]
 
 
 def test_who_counts_less_is_told_once_and_only_then(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from common.wire.payload import CARRIED, SCHEMA, Payload, decode, encode
 FEW, MANY = 300, 10_000
 """Cases of the test of every day, and of the slow one."""
 
-MOST_GROWTH = 256 * 2**20
+MAX_GROWTH = 256 * 2**20
 """Bytes that the process may grow by over all cases."""
 
 
@@ -224,7 +224,7 @@ def campaign(cases: int) -> Counter[str]:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     run()
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
-    assert grown < MOST_GROWTH, f"the process grew by {grown} bytes"
+    assert grown < MAX_GROWTH, f"the process grew by {grown} bytes"
     outcomes["grown KiB"] = grown // 1024
     return outcomes
 

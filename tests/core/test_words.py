@@ -15,11 +15,11 @@ from support.runs import TouchedEngine, run
 from support.toy import toy_settings
 
 from common.errors import PayloadError
-from common.wire.messages import FORMULA, MOST_ENTRIES, Answer, Registration, Request, printable, read_header
+from common.wire.messages import FORMULA, MAX_ENTRIES, Answer, Registration, Request, printable, read_header
 from common.wire.payload import Payload
-from server.run.engine import MOST_REASON, MOST_TRACEBACK, Failure
+from server.run.engine import MAX_REASON, MAX_TRACEBACK, Failure
 from server.trackers.live import LiveView
-from strategies.core.codec import MOST_REGISTERED, read_registrations, write_registrations
+from strategies.core.codec import MAX_REGISTERED, read_registrations, write_registrations
 
 ODD = {
     "a control sequence": "\x1b[2Jgone",
@@ -59,7 +59,7 @@ ENDLESS: dict[str, dict[str, Any]] = {
     "names of domains": {"scores": [f"d{i}" for i in range(1001)]},
     "the name of a domain": {"scores": ["x" * 301]},
     "the version of a package": {"versions": {"python": "3" * 101}},
-    "packages": {"versions": {str(i): "1" for i in range(MOST_ENTRIES + 1)}},
+    "packages": {"versions": {str(i): "1" for i in range(MAX_ENTRIES + 1)}},
     "classes": {"class_counts": [1] * 10_001},
 }
 
@@ -75,14 +75,14 @@ def test_what_a_node_registers_is_not_even_read_beyond_a_bound() -> None:
     text = write_registrations([read_header(Registration, REGISTRATION)])
     assert [found.client for found in read_registrations(text)] == ["dark-0"]
     with pytest.raises(PayloadError, match="at most 16777216 are read"):
-        read_registrations(text + " " * MOST_REGISTERED)
+        read_registrations(text + " " * MAX_REGISTERED)
 
 
 def test_as_many_loss_terms_as_are_let_in_fit_into_a_field(tmp_path: Path) -> None:
     """9,000 of them made a field that Python's reader of CSV refuses."""
     with pytest.raises(PayloadError, match="more than 50 entries"):
         read_header(Answer, {**ANSWER, "losses": {f"term {i}": 1.0 for i in range(9000)}})
-    many = {f"{i:02}" + "\U0001f600" * 98: -1.2345678e299 for i in range(MOST_ENTRIES)}  # twelve bytes each in JSON
+    many = {f"{i:02}" + "\U0001f600" * 98: -1.2345678e299 for i in range(MAX_ENTRIES)}  # twelve bytes each in JSON
     read_header(Answer, {**ANSWER, "losses": many})
 
     def edit(request: Request, payload: Payload) -> Payload:
@@ -91,7 +91,7 @@ def test_as_many_loss_terms_as_are_let_in_fit_into_a_field(tmp_path: Path) -> No
     settings = toy_settings("fedavg", tmp_path)
     done = run(settings, TouchedEngine(settings, edit=edit))
     rows = [row for row in done.rows("activity.csv") if row["losses"] != "{}"]
-    assert len(json.loads(rows[0]["losses"])) == MOST_ENTRIES
+    assert len(json.loads(rows[0]["losses"])) == MAX_ENTRIES
 
 
 @pytest.mark.parametrize("text", ODD.values(), ids=ODD)
@@ -116,7 +116,7 @@ def test_a_failures_words_are_printable_in_the_record_and_on_the_screen(text: st
 
 def test_a_failures_words_are_bounded_and_plain_ones_stay() -> None:
     found = Failure("dark-0", "failed", "\x1b" * 10**6, "\x1b" * 10**6)
-    assert (len(found.reason), len(found.traceback)) == (MOST_REASON, MOST_TRACEBACK)
+    assert (len(found.reason), len(found.traceback)) == (MAX_REASON, MAX_TRACEBACK)
     plain = "ValueError: 3 < 4, größer als erlaubt"
     assert Failure("dark-0", "failed", plain).reason == printable(plain) == plain
 

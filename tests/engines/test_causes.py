@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import EngineError
-from server.flower.submit import MOST_LINES, cause_of, entry_of
+from server.flower.submit import MAX_LINES, cause_of, entry_of
 
 TRACE = """\
 Traceback (most recent call last):
@@ -37,7 +37,7 @@ def test_an_error_inside_a_message_is_not_taken_for_the_message(tmp_path: Path) 
 def test_a_message_of_a_thousand_clients_is_cut(tmp_path: Path) -> None:
     log = tmp_path / "flower.log"
     log.write_text("common.errors.EngineError: none registered\n" + "  x: away\n" * 1000)
-    assert len(cause_of(log).splitlines()) == 1 + MOST_LINES
+    assert len(cause_of(log).splitlines()) == 1 + MAX_LINES
 
 
 @pytest.mark.parametrize("text", ["", "all is well\n"], ids=["empty", "no error"])

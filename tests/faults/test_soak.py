@@ -22,7 +22,7 @@ from support.toy import toy_settings
 from server.engines.inline import InlineEngine
 from server.run.conduct import conduct, prepare_output
 
-MOST_SLOPE, MOST_SLOPE_SHORT = 1.0, 5.0
+MAX_SLOPE, MAX_SLOPE_SHORT = 1.0, 5.0
 """MB of resident memory per 100 rounds: over a thousand, and over one or two hundred, where a step of the allocator by
 a megabyte or two looks like a slope. A model that stays behind every round would be 50 (seen: 0.0 to 2.2)."""
 
@@ -32,7 +32,7 @@ def rounds_to_soak(usual: int) -> int:
 
 
 def most(rounds: int) -> float:
-    return MOST_SLOPE if rounds >= 1000 else MOST_SLOPE_SHORT
+    return MAX_SLOPE if rounds >= 1000 else MAX_SLOPE_SHORT
 
 
 def soak(folder: str, rounds: int, said: str) -> None:

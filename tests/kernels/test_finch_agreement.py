@@ -108,7 +108,7 @@ def test_levels_beyond_the_last_are_the_last():
 
 @needs_package
 def test_the_package_is_the_default_and_refuses_what_it_cannot_hold(monkeypatch):
-    monkeypatch.setattr(finch, "MOST_ROWS", 20)
+    monkeypatch.setattr(finch, "MAX_ROWS", 20)
     rows = torch.randn(21, 4, generator=generator(0, "many"))
     with pytest.raises(ValueError, match=r"21 rows of one class.*method.clustering=torch"):
         partition(rows)

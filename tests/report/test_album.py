@@ -8,8 +8,8 @@ import torch
 from common.prototypes import PrototypeSet
 from server.run.lines import read_lines
 from server.run.prototype_log import (
-    MOST_ROUNDS,
-    MOST_VALUES,
+    MAX_ROUNDS,
+    MAX_VALUES,
     Confusions,
     PrototypeLog,
     kept_rounds,
@@ -97,24 +97,24 @@ def test_methods_without_prototypes_leave_no_folder(tmp_path: Path) -> None:
 
 def test_large_uploads_are_thinned_evenly(tmp_path: Path) -> None:
     size = 512
-    many = MOST_VALUES // size + 10
+    many = MAX_VALUES // size + 10
     prototype_log = PrototypeLog(tmp_path / "prototypes")
     prototype_log.add(1, rows([0], size), [("a", rows([0] * many, size)), ("b", rows([1] * 3, size))])
     (page,) = read_pages(tmp_path / "prototypes")
-    assert page.uploaded.vectors.numel() <= MOST_VALUES
+    assert page.uploaded.vectors.numel() <= MAX_VALUES
     kept = page.uploaded.vectors[page.owners == 0]
     assert len(kept) >= many / 4
     gaps = kept[1:, 0] - kept[:-1, 0]
     assert torch.unique(gaps).numel() == 1
 
 
-@pytest.mark.parametrize("last", [1, 2, MOST_ROUNDS - 2, MOST_ROUNDS, 41, 100, 101, 1000])
+@pytest.mark.parametrize("last", [1, 2, MAX_ROUNDS - 2, MAX_ROUNDS, 41, 100, 101, 1000])
 def test_kept_rounds_are_few_and_span_the_run(last: int) -> None:
     kept = sorted(kept_rounds(last))
     assert kept[0] == 1
     assert kept[-1] == last
-    assert len(kept) <= MOST_ROUNDS
-    assert len(kept) >= min(last, MOST_ROUNDS // 2 - 1)
+    assert len(kept) <= MAX_ROUNDS
+    assert len(kept) >= min(last, MAX_ROUNDS // 2 - 1)
 
 
 def test_an_interrupted_album_ends_like_an_uninterrupted_one(tmp_path: Path) -> None:

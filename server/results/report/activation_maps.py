@@ -18,7 +18,7 @@ from common.models.base import Model
 from server.results.groups import Board, run_name
 from server.results.run import Run
 
-MOST_SEARCHED = 400
+MAX_SEARCHED = 400
 """Test images of a domain among which examples are looked for."""
 
 EACH = 4
@@ -27,9 +27,9 @@ EACH = 4
 LARGEST_SIDE = 112
 """Pixels of an example in the page."""
 
-MOST_GROUPS = 6
+MAX_GROUPS = 6
 
-LEAST_CELLS = 4
+MIN_CELLS = 4
 """Rows and columns of a class activation map below which it points at nothing."""
 
 
@@ -60,7 +60,7 @@ class Example:
 def activation_maps(boards: Sequence[Board]) -> list[dict[str, Any]]:
     """Examples of the first run of each group: ``name``, ``domains`` with pictures each, and what there is to say."""
     made = []
-    for group in [group for board in boards for group in board.groups][:MOST_GROUPS]:
+    for group in [group for board in boards for group in board.groups][:MAX_GROUPS]:
         run = group.runs[0]
         look: dict[str, Any] = {"name": run_name(group, run), "domains": {}, "says": ""}
         try:
@@ -78,7 +78,7 @@ def activation_maps(boards: Sequence[Board]) -> list[dict[str, Any]]:
 
 def coarseness(cells: tuple[int, int]) -> str:
     """What to say of a class activation map of so few cells, rows and columns, that it points at nothing."""
-    if min(cells) >= LEAST_CELLS:
+    if min(cells) >= MIN_CELLS:
         return ""
     rows, columns = cells
     return (
@@ -112,7 +112,7 @@ def find_examples(model: Model, images: Tensor, labels: Tensor, prepare: object)
         prepare: from uint8 images to the net's input.
     """
     assert callable(prepare)
-    step = -(-len(images) // MOST_SEARCHED)
+    step = -(-len(images) // MAX_SEARCHED)
     images, labels = images[::step], labels[::step]
     chances = torch.cat([model(prepare(part))[1].float().softmax(1) for part in images.split(64)])
     sure, guesses = chances.max(1)

@@ -129,7 +129,7 @@ function runPlot(host, spec) {
 
 /* ---- confusion matrices: one per domain, by run and round, as shares of the true class ---- */
 
-const MOST_NAMED = 24;
+const MAX_NAMED = 24;
 
 function confusion(body, run) {
   const { rounds, domains } = run, grid = make("div", { class: "matrices" });
@@ -141,7 +141,7 @@ function confusion(body, run) {
 }
 
 function matrix(name, cells, classes) {
-  const count = classes.length, cell = 22, named = count <= MOST_NAMED, cut = (text) => (text.length > 13 ? `${text.slice(0, 12)}…` : text);
+  const count = classes.length, cell = 22, named = count <= MAX_NAMED, cut = (text) => (text.length > 13 ? `${text.slice(0, 12)}…` : text);
   const longest = named ? Math.max(...classes.map((text) => text.length)) : 0;
   const left = named ? Math.min(84, 10 + 5.6 * longest) : 4, tall = named && longest > 2, top = tall ? left : named ? 16 : 4;
   const sums = classes.map((_, row) => cells.slice(row * count, (row + 1) * count).reduce((a, b) => a + b, 0));

@@ -18,10 +18,10 @@ from server.results.run import Run
 from server.results.seeds import by_round
 from server.run.history import mean_losses
 
-MOST_CELLS = 150_000
+MAX_CELLS = 150_000
 """Numbers of one run's confusion matrices in the page; rounds are thinned until they are no more."""
 
-MOST_DETAILED = 8
+MAX_DETAILED = 8
 """Runs with confusion matrices and a map each; of more, only the first seed of each group has them."""
 
 AVERAGE, WORST = "average over domains", "worst domain"
@@ -201,7 +201,7 @@ def _short(value: float | None) -> float | None:
 
 def _detailed(boards: Sequence[Board]) -> list[tuple[str, Run]]:
     total = sum(len(board.runs) for board in boards)
-    most = None if total <= MOST_DETAILED else 1
+    most = None if total <= MAX_DETAILED else 1
     return [(run_name(group, run), run) for board in boards for group in board.groups for run in group.runs[:most]]
 
 
@@ -273,7 +273,7 @@ def confusion_data(run: Run) -> dict[str, Any] | None:
     if not cells:
         return None
     rounds = sorted(cells)
-    most = max(1, MOST_CELLS // (size**2 * max(1, len(run.domains))))
+    most = max(1, MAX_CELLS // (size**2 * max(1, len(run.domains))))
     if len(rounds) > most:
         step = -(-len(rounds) // most)
         rounds = sorted({*rounds[::step], rounds[-1]}) if most > 1 else rounds[-1:]

@@ -13,10 +13,10 @@ from common.prototypes import unbiased_prototypes
 from server.results.run import Run
 from server.run.prototype_log import Page
 
-MOST_POINTS = 400
+MAX_POINTS = 400
 """Points of one round on the map; of more, evenly spaced ones are drawn."""
 
-MOST_TSNE = 800
+MAX_TSNE = 800
 """Points that t-SNE places together; rounds are thinned until they are no more."""
 
 Matrix = NDArray[np.float64]
@@ -52,7 +52,7 @@ def prototype_map(record: Run, *, tsne: bool = False) -> dict[str, Any] | None:
         }
     if tsne:
         step = 1
-        while sum(len(block) for block in blocks[::step]) > MOST_TSNE:
+        while sum(len(block) for block in blocks[::step]) > MAX_TSNE:
             step += 1
         chosen = sorted({*range(0, len(blocks), step), len(blocks) - 1})
         placed = _tsne([blocks[index] for index in chosen])
@@ -70,14 +70,14 @@ def prototype_map(record: Run, *, tsne: bool = False) -> dict[str, Any] | None:
 
 
 def _points(page: Page, clients: Sequence[str]) -> tuple[Matrix, NDArray[np.int64], NDArray[np.int64], Matrix]:
-    """Uploaded rows, then the global ones, thinned to ``MOST_POINTS``: vectors, classes, owners, weights."""
+    """Uploaded rows, then the global ones, thinned to ``MAX_POINTS``: vectors, classes, owners, weights."""
     positions = np.array([clients.index(client) for client in page.clients], dtype=np.int64)
     owners = positions[page.owners.numpy()] if len(page.owners) else np.zeros(0, np.int64)
     parts = [(page.uploaded, owners), (page.prototypes, np.full(len(page.prototypes), -1))]
     kept = []
     for part, owner in parts:
         if len(part):
-            step = -(-len(part) // (MOST_POINTS // 2))
+            step = -(-len(part) // (MAX_POINTS // 2))
             columns = (part.vectors.double().numpy(), part.labels.numpy(), owner, part.weights.double().numpy())
             kept.append([column[::step] for column in columns])
     vectors, labels, owned, weights = (np.concatenate(column) for column in zip(*kept, strict=True))
