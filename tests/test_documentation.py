@@ -107,7 +107,7 @@ def test_what_is_added_from_outside_runs_as_the_page_says(
 ) -> None:
     """Files are written where the page says, other Python is run, and so is every command that is about them."""
     text = (ROOT / "docs" / f"add-a-{page}.md").read_text()
-    assert len(text.splitlines()) <= 120
+    assert len(text.splitlines()) <= 125
     if page == "method":  # whose files stand in the checkout first
         text = text.replace("strategies/warm", "mylib/warm").replace("strategies.warm", "mylib.warm")
         text = text.replace("conf/method/warm_contrast.yaml", "mine/method/warm.yaml")

@@ -61,7 +61,7 @@ def test_a_terminated_run_leaves_its_checkpoint_and_no_process(engine: str, tmp_
 @pytest.mark.slow
 def test_a_terminated_sweep_stops_its_runs_and_begins_none_anew(tmp_path: Path) -> None:
     output = tmp_path / "sweep"
-    process = started(output, "sweep", "seed=0,1", *SMALL, "engine=inline", f"output={output}")
+    process = started(output, "sweep", "seed=0,1", *SMALL, "engine=inline", "--output", str(output))
     first = output / "seed-0"
     saved = first / "checkpoint"
     wait_until(lambda: list(saved.glob("*.safetensors")) or process.poll() is not None, "the first round")
@@ -106,7 +106,7 @@ def test_only_the_first_signal_counts_and_the_handler_is_put_back() -> None:
 def test_exit_codes(
     error: BaseException, code: int, words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def interrupted(arguments: list[str]) -> int:
+    def interrupted(*_: object) -> int:
         raise error
 
     monkeypatch.setattr("server.commands.doctor.examine", interrupted)
