@@ -6,9 +6,12 @@
 Every figure is counted, none is written down here:
 
 - product lines: all lines of client/, common/, server/ and strategies/.
-- files of an FPL round: the project's files of which a function runs between the events ``round`` and ``round done`` of
-  the second round of FPL on the inline engine, which is what someone opens who follows a round with a debugger. Lines
-  are those of the whole files.
+- files and functions of an FPL round: the project's functions that run between the events ``round`` and ``round done``
+  of the second round of FPL on the inline engine, and the files they are in: what someone opens who follows a round
+  with a debugger. A function's lines are counted from ``def`` to its end, without its docstring.
+- density: comprehensions and generator expressions, and conditional expressions, per 1,000 lines of code. A line of
+  code holds something besides a comment or a docstring.
+- longest functions: as above, without docstrings.
 - circles: groups of modules that import each other when they are loaded, at whatever length.
 - closing an exchange: functions that call a method's ``aggregate``. Reading a finished run: files outside server/run/
   in which the name of one of a run's files is a string of its own. What does not change a result: collections that list
@@ -18,11 +21,14 @@ Every figure is counted, none is written down here:
 from __future__ import annotations
 
 import ast
+import io
 import os
 import sys
 import tempfile
 import threading
+import tokenize
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +41,21 @@ PACKAGES = ("client", "common", "server", "strategies")
 RUN_FILES = ("config.yaml", "summary.json", "history.csv", "activity.csv")
 SMALL = ["method=fpl", "engine=inline", "train.device=cpu", "train.rounds=2", "train.local_steps=2"]
 SMALL += ["protocol.samples=24", "rounds.test_samples=8"]
+LONGEST = 10
+"""Functions that are listed as the longest."""
+
+COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+NO_CODE = frozenset(
+    {
+        tokenize.COMMENT,
+        tokenize.NL,
+        tokenize.NEWLINE,
+        tokenize.INDENT,
+        tokenize.DEDENT,
+        tokenize.ENDMARKER,
+    }
+)
+"""Kinds of tokens that make no line a line of code."""
 
 
 def main() -> None:
@@ -44,40 +65,125 @@ def main() -> None:
     texts = {path: path.read_text() for path in sources}
     trees = {path: ast.parse(text) for path, text in texts.items()}
     lines = {path: len(text.splitlines()) for path, text in texts.items()}
-    visited = files_of_a_round()
-    prototype = [
-        path
-        for path in sources
-        if path.parent == ROOT / "common/kernels" or path.match("common/losses/prototype*.py")
-        if path.name != "__init__.py"
-    ]
+    functions = functions_of(trees)
+    ran = functions_of_a_round(functions)
+    visited = sorted({function.path for function in ran})
     found = circles(imports_of(sources))
-    longest = max((path for path in sources if path.parent == ROOT / "strategies"), key=lines.__getitem__)
     closing = list(closes_an_exchange(trees))
     reading = list(reads_a_run(trees))
     neutral = list(lists_what_is_neutral(trees))
+    longest = sorted(functions, key=lambda function: -function.lines)[:LONGEST]
     rows = [
-        ("product lines", f"{sum(lines.values()):,} in {len(sources)} files"),
+        ("product lines of Python", f"{sum(lines.values()):,} in {len(sources)} files"),
+        ("lines of tests", f"{lines_of('tests', 'py'):,}"),
+        *((f"product lines of {suffix}", f"{lines_of('server', suffix):,}") for suffix in ("js", "css", "html")),
+        ("lines of YAML in conf/", f"{lines_of('conf', 'yaml'):,}"),
         ("files of one FPL round, inline", f"{len(visited)} ({sum(lines[path] for path in visited):,} lines)"),
-        (
-            "prototype losses, operator and kernels",
-            f"{len(prototype)} files, {sum(lines[path] for path in prototype):,} lines",
-        ),
+        ("functions of one FPL round, inline", f"{len(ran)} ({sum(function.lines for function in ran):,} lines)"),
+        ("longest function", f"{longest[0].name}, {longest[0].lines} lines"),
         ("circles of imports", str(len(found))),
-        ("longest method file", f"{longest.stem}, {lines[longest]} lines"),
-        ("ways to close an exchange / read a finished run / say what does not change a result",
-         f"{len(closing)} / {len(reading)} / {len(neutral)}"),
-    ]  # fmt: skip
+        ("ways to close an exchange", str(len(closing))),
+        ("files that read a finished run", str(len(reading))),
+        ("lists of what does not change a result", str(len(neutral))),
+    ]
     for name, value in rows:
         print(f"| {name} | {value} |")
+    print("\n| room | lines of code | comprehensions per 1,000 | conditional expressions per 1,000 |")
+    print("|---|---:|---:|---:|")
+    for room in densities(texts, trees):
+        print(f"| {room.name} | {room.code:,} | {room.comprehensions:.0f} | {room.conditionals:.0f} |")
     for title, places in (
         ("files of one FPL round", [f"{place(path)} {lines[path]}" for path in visited]),
+        ("longest functions", [f"{each.lines} {place(each.path)} {each.name}" for each in longest]),
         ("circles", [" <-> ".join(members) for members in found]),
         ("closing an exchange", closing),
         ("reading a finished run", reading),
         ("what does not change a result", neutral),
     ):
         print(f"\n{title}:", *(places or ["none"]), sep="\n  ")
+
+
+# ---- lines and density -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Function:
+    """A function of the product: where it is, its first line, and its lines without the docstring."""
+
+    path: Path
+    name: str
+    first_line: int
+    lines: int
+
+
+@dataclass(frozen=True)
+class Room:
+    """A folder of the product: lines of code, and what they hold per 1,000 of them."""
+
+    name: str
+    code: int
+    comprehensions: float
+    conditionals: float
+
+
+def lines_of(folder: str, suffix: str) -> int:
+    """Return the lines of all files with that suffix below a folder of the repository."""
+    return sum(len(path.read_text().splitlines()) for path in (ROOT / folder).rglob(f"*.{suffix}"))
+
+
+def functions_of(trees: Mapping[Path, ast.Module]) -> list[Function]:
+    """Return every function and method, also those that are defined in others."""
+    found = []
+    for path, tree in trees.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+                docstring = docstring_lines(node)
+                found.append(Function(path, node.name, first, node.end_lineno - node.lineno + 1 - len(docstring)))
+    return found
+
+
+def docstring_lines(node: ast.AST) -> range:
+    """Return the numbers of the lines that a docstring takes; none where there is no docstring."""
+    body = getattr(node, "body", [])
+    if not body or not isinstance(body[0], ast.Expr):
+        return range(0)
+    value = body[0].value
+    if not isinstance(value, ast.Constant) or not isinstance(value.value, str):
+        return range(0)
+    return range(body[0].lineno, body[0].end_lineno + 1)
+
+
+def code_lines(text: str, tree: ast.Module) -> int:
+    """Return how many lines hold something besides a comment or a docstring."""
+    documentation: set[int] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            documentation.update(docstring_lines(node))
+    code: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in NO_CODE:
+            code.update(range(token.start[0], token.end[0] + 1))
+    return len(code - documentation)
+
+
+def densities(texts: Mapping[Path, str], trees: Mapping[Path, ast.Module]) -> list[Room]:
+    """Return each package, each of its folders, and the whole."""
+    folders: dict[str, list[Path]] = {}
+    for path in texts:
+        parts = path.relative_to(ROOT).parent.parts
+        names = ["/".join(parts[:depth]) for depth in range(1, len(parts) + 1)]
+        for name in [*names, "all"]:
+            folders.setdefault(name, []).append(path)
+    rooms = []
+    for name, paths in sorted(folders.items()):
+        code = sum(code_lines(texts[path], trees[path]) for path in paths)
+        nodes = [node for path in paths for node in ast.walk(trees[path])]
+        comprehensions = sum(isinstance(node, COMPREHENSIONS) for node in nodes)
+        conditionals = sum(isinstance(node, ast.IfExp) for node in nodes)
+        share = 1000 / max(code, 1)
+        rooms.append(Room(name, code, comprehensions * share, conditionals * share))
+    return rooms
 
 
 def place(path: Path) -> str:
@@ -90,8 +196,8 @@ def product() -> list[Path]:
     return sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 
 
-def files_of_a_round() -> list[Path]:
-    """The files of which a function ran in the second round of FPL, inline."""
+def functions_of_a_round(functions: Sequence[Function]) -> list[Function]:
+    """Return the functions that ran in the second round of FPL, inline."""
     from common.settings import load_settings
     from server.engines.inline import InlineEngine
     from server.run.conduct import conduct, prepare_output
@@ -104,8 +210,8 @@ def files_of_a_round() -> list[Path]:
             within = name == "round" and entry["round"] == 2
 
     def profile(frame: Any, event: str, _argument: object) -> None:
-        if within and event == "call" and frame.f_code.co_name != "<module>":
-            seen.add(frame.f_code.co_filename)
+        if within and event == "call":
+            seen.add((frame.f_code.co_filename, frame.f_code.co_firstlineno))
 
     with tempfile.TemporaryDirectory() as folder:
         settings = load_settings([*SMALL, f"output={folder}/run"])
@@ -118,8 +224,8 @@ def files_of_a_round() -> list[Path]:
         finally:
             sys.setprofile(None)
             threading.setprofile(None)  # type: ignore[arg-type]  # as documented
-    known = {os.path.realpath(path): path for path in product()}
-    return sorted(known[name] for name in map(os.path.realpath, seen) if name in known)
+    places = {(os.path.realpath(name), line) for name, line in seen}
+    return [function for function in functions if (os.path.realpath(function.path), function.first_line) in places]
 
 
 # ---- imports ---------------------------------------------------------------------------------------------------------
