@@ -22,7 +22,7 @@ from bench.measuring import arguments, start
 from bench.rows import append_rows, read_all
 from common.settings import load_settings
 from server.engines.inline import InlineEngine
-from server.run.conduct import conduct, prepare_output
+from server.run.conduct import prepare_output, run_federation
 from server.run.history import PARTS, read_rows
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -53,7 +53,7 @@ def summary_of(*overrides: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     with tempfile.TemporaryDirectory() as folder:
         settings = load_settings([*overrides, f"output={folder}/run"])
         prepare_output(settings)
-        return conduct(settings, InlineEngine(settings)), read_rows(Path(folder) / "run" / "bytes.csv")
+        return run_federation(settings, InlineEngine(settings)), read_rows(Path(folder) / "run" / "bytes.csv")
 
 
 def bytes_of(name: str, *more: str) -> list[dict[str, object]]:

@@ -37,7 +37,7 @@ from common.data.domain import split_batches
 from common.seeding import generator
 from common.settings import RunSettings, load_settings
 from server.engines.inline import InlineEngine
-from server.run.conduct import conduct, prepare_output
+from server.run.conduct import prepare_output, run_federation
 
 ROOT = Path(__file__).resolve().parent.parent
 QUIET = ["rounds.evaluate_every=100000", "rounds.test_samples=16", "tuned=none"]
@@ -204,7 +204,7 @@ def inline(workload: str, method: str, options: argparse.Namespace) -> list[Rati
         prepare_output(settings)
         torch.set_num_threads(settings.train.threads)
         alternation = Alternation(Bare(settings))
-        conduct(settings, InlineEngine(settings), [alternation])
+        run_federation(settings, InlineEngine(settings), [alternation])
     shape = f"{workload} {method} clients={len(alternation.bare.splits)}"
     goals = {"goldfinch": 0.9} if method == "fedavg" else {}
     return [

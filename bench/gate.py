@@ -28,7 +28,7 @@ from bench.rows import append_rows
 from common.settings import load_settings
 from server.engines.inline import InlineEngine
 from server.run.conduct import prepare_output
-from server.run.rounds import Rounds
+from server.run.rounds import RoundLoop
 
 RESULTS = Path(__file__).parent / "results" / "gate.csv"
 SAMPLES = {"small": 100, "resnet10": 24}
@@ -61,7 +61,7 @@ def measure(model: str, rounds: int) -> dict[str, object]:
         )  # fmt: skip
         prepare_output(settings)
         engine = InlineEngine(settings)
-        run = Rounds(settings, engine)
+        run = RoundLoop(settings, engine)
         gate: list[float] = []
         whole: list[float] = []
         run.federation.admit = timed(run.federation.admit, gate)  # type: ignore[method-assign]

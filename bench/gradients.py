@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout,
 from bench.measuring import arguments, start
 from common.settings import load_settings
 from server.engines.inline import InlineEngine
-from server.run.conduct import conduct, prepare_output
+from server.run.conduct import prepare_output, run_federation
 
 
 def gradient(loss: Tensor, parameters: list[Tensor]) -> Tensor:
@@ -77,7 +77,7 @@ def measure(rounds: str, name: str, fields: list[str], overrides: list[str]) -> 
 
         kind.loss = watched  # type: ignore[method-assign]
         prepare_output(settings)
-        conduct(settings, InlineEngine(settings))
+        run_federation(settings, InlineEngine(settings))
     for (number, field), values in sorted(found.items()):
         ratio, cosine = (statistics.median(column) for column in zip(*values, strict=True))
         print(f"round {number}, {field}: {ratio:.2g} of cross-entropy's gradient, cosine {cosine:.2f}")

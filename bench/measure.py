@@ -200,7 +200,7 @@ def functions_of_a_round(functions: Sequence[Function]) -> list[Function]:
     """Return the functions that ran in the second round of FPL, inline."""
     from common.settings import load_settings
     from server.engines.inline import InlineEngine
-    from server.run.conduct import conduct, prepare_output
+    from server.run.conduct import prepare_output, run_federation
 
     within, seen = False, set()
 
@@ -220,7 +220,7 @@ def functions_of_a_round(functions: Sequence[Function]) -> list[Function]:
         threading.setprofile(profile)
         sys.setprofile(profile)
         try:
-            conduct(settings, engine, [listen])
+            run_federation(settings, engine, [listen])
         finally:
             sys.setprofile(None)
             threading.setprofile(None)  # type: ignore[arg-type]  # as documented

@@ -43,7 +43,7 @@ from server.run.checkpoint import Checkpoint
 from server.run.conduct import prepare_output
 from server.run.engine import Admit, Failure, Reply
 from server.run.history import read_rows
-from server.run.rounds import Rounds
+from server.run.rounds import RoundLoop
 
 RESULTS = Path(__file__).parent / "results" / "poisoning.csv"
 SEEDS = (0, 1)
@@ -201,7 +201,7 @@ def rounds_of(
         settings = load_settings([*COMMON, *overrides, f"output={folder}"])
         prepare_output(settings)
         engine = HostileEngine(settings, attack, hostile)
-        rounds = Rounds(settings, engine)
+        rounds = RoundLoop(settings, engine)
         if start is not None:
             rounds.federation.initial_state = lambda: replace(start.state, round=0)  # type: ignore[method-assign]
             rounds.federation.bounds.lengths = dict(start.lengths)

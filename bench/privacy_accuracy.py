@@ -24,7 +24,7 @@ from bench.rows import append_rows
 from common.settings import load_settings
 from server.engines.inline import InlineEngine
 from server.plots.figures import line_style, new_figure, plain, save
-from server.run.conduct import conduct, prepare_output
+from server.run.conduct import prepare_output, run_federation
 from server.run.history import read_rows
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -73,7 +73,7 @@ def measure(data: str, variant: str, noise: float, overrides: list[str], seed: i
         chosen = [*DATA[data], *BASE, *overrides, f"seed={seed}", f"train.rounds={rounds}", f"output={folder}/run"]
         settings = load_settings(chosen)
         prepare_output(settings)
-        summary = conduct(settings, InlineEngine(settings))
+        summary = run_federation(settings, InlineEngine(settings))
     private = summary.get("privacy")
     found = (
         max((value for value in private["conditional_epsilon"].values() if value is not None), default=None)

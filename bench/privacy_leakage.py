@@ -48,7 +48,7 @@ from common.settings import RunSettings, load_settings
 from common.wire.payload import Payload
 from server.engines.inline import InlineEngine
 from server.plots.figures import line_style, new_figure, plain, save
-from server.run.conduct import conduct, prepare_output
+from server.run.conduct import prepare_output, run_federation
 from server.run.history import read_rows
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -243,7 +243,7 @@ def measure(data: str, method: str, samples: int, seed: int, rounds: int = ROUND
         settings = load_settings([*BASE, *chosen, f"train.rounds={rounds}", f"output={folder}/run"])
         prepare_output(settings)
         engine = Watching(settings)
-        summary = conduct(settings, engine)
+        summary = run_federation(settings, engine)
         size, names = settings.data.image_size, settings.data.class_names
         attacker = Attacker(settings, settings.model.build(len(names), size, seed, names))
         for kind in ("sent", *map(str, NOISES)):

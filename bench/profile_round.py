@@ -28,7 +28,7 @@ from bench.efficiency import QUIET, ROOT
 from bench.measuring import arguments, start
 from common.settings import load_settings
 from server.engines.inline import InlineEngine
-from server.run.conduct import conduct, prepare_output
+from server.run.conduct import prepare_output, run_federation
 
 DEFAULTS = ["method=fpl", "model=resnet10", "train.batch_size=64", "train.local_steps=2"]
 
@@ -75,7 +75,7 @@ def main() -> None:
         torch.set_num_threads(settings.train.threads)
         engine = InlineEngine(settings)
         engine._pool = OneThread()  # type: ignore[assignment]
-        conduct(settings, engine, [listen])
+        run_federation(settings, engine, [listen])
     print_shares(pstats.Stats(profile), (taken[1] - taken[0]) / options.rounds, options.least)
 
 

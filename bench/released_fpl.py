@@ -154,7 +154,7 @@ def goldfinch(options: argparse.Namespace, folder: str) -> None:
     from client.trainer import LocalExchange
     from common.settings import load_settings
     from server.engines.inline import InlineEngine
-    from server.run.conduct import conduct, prepare_output
+    from server.run.conduct import prepare_output, run_federation
 
     def listen(event: str, _: Mapping[str, Any]) -> None:
         if event == "round":  # ends one and begins another; the last is left without an end
@@ -179,7 +179,7 @@ def goldfinch(options: argparse.Namespace, folder: str) -> None:
         own += ["protocol.samples=24", "train.device=cpu", f"train.rounds={options.rounds + 2}", f"output={folder}/run"]
     settings = load_settings([*own, *VARIANTS[options.play]])
     prepare_output(settings)
-    conduct(settings, InlineEngine(settings), [listen])
+    run_federation(settings, InlineEngine(settings), [listen])
     ROUNDS.pop()
 
 

@@ -41,7 +41,7 @@ from common.settings import RunSettings, settings_of
 from common.wire.messages import Registration, Request
 from common.wire.payload import Payload
 from server.engines.inline import InlineEngine, LocalDevice
-from server.run.conduct import conduct, prepare_output
+from server.run.conduct import prepare_output, run_federation
 
 IMAGES = 32
 PICTURE = Path(__file__).resolve().parent.parent / "docs" / "scale.png"
@@ -163,7 +163,7 @@ def watched(count: int, steps: int, rounds: int) -> Watch:
         prepare_output(settings)
         engine = InlineEngine(settings)
         engine.devices = {client: Timed(device, watch) for client, device in engine.devices.items()}
-        conduct(settings, engine, [watch])
+        run_federation(settings, engine, [watch])
     return watch
 
 

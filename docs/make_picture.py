@@ -25,7 +25,7 @@ from common.settings import load_settings
 from server.engines.inline import InlineEngine
 from server.plots.figures import new_figure, plain, save
 from server.results.run import Run
-from server.run.conduct import conduct, prepare_output
+from server.run.conduct import prepare_output, run_federation
 
 COLORS = {"fedavg": "#8a8d9a", "fpl": "#c98a00"}
 
@@ -117,7 +117,7 @@ def dry_run() -> None:
                 ["experiment=demo", f"method={method}", *tiny, f"output={name}/method-{method}/seed-0"]
             )
             prepare_output(settings)
-            conduct(settings, InlineEngine(settings))
+            run_federation(settings, InlineEngine(settings))
         picture = Path(name) / "picture.png"
         draw(Path(name), picture)
         print(f"a picture of {picture.stat().st_size:,} bytes")

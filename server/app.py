@@ -13,7 +13,7 @@ from common.overrides import overrides_in, split_overrides
 from common.settings import load_settings
 from common.versions import shadows
 from server.engines.flower import FlowerEngine
-from server.run.conduct import conduct, prepare_output
+from server.run.conduct import prepare_output, run_federation
 from server.trackers.events import plain_lines
 
 app = ServerApp()
@@ -32,7 +32,7 @@ def main(grid: Grid, context: Context) -> None:
         settings = load_settings(split_overrides(overrides_in(context.run_config)))
         prepare_output(settings)
         enrolled = isinstance(grid, HttpGrid) and not grid._insecure  # without TLS Flower admits whoever comes
-        conduct(settings, FlowerEngine(grid, simulated=simulated, enrolled=enrolled), [plain_lines(settings)])
+        run_federation(settings, FlowerEngine(grid, simulated=simulated, enrolled=enrolled), [plain_lines(settings)])
     except GoldfinchError as error:
         sys.tracebacklimit = 0  # Flower prints what is raised, and says so that the run failed: the words are enough
         raise error from None

@@ -22,7 +22,7 @@ from common.config import build
 from common.settings import load_settings, with_method
 from server.cli import main
 from server.engines.inline import InlineEngine
-from server.run.conduct import conduct, prepare_output
+from server.run.conduct import prepare_output, run_federation
 
 ROOT = Path(__file__).resolve().parent.parent
 TINY = ["train.rounds=3", "protocol.samples=24", "rounds.evaluate_every=3"]
@@ -87,11 +87,11 @@ def test_added_method_runs_and_is_fedavg_at_zero(tmp_path: Path, monkeypatch: py
         settings = with_method(settings, build({**node, "contrast": contrast}, "method"))
         prepare_output(settings)
         engine = InlineEngine(settings)
-        assert conduct(settings, engine)["method"] == "warm_contrast"
+        assert run_federation(settings, engine)["method"] == "warm_contrast"
         hashes[label] = weights_of(tmp_path / label)
     settings = load_settings([*TINY, "method=fedavg", f"output='{tmp_path / 'fedavg'}'"])
     prepare_output(settings)
-    conduct(settings, InlineEngine(settings))
+    run_federation(settings, InlineEngine(settings))
     fedavg = weights_of(tmp_path / "fedavg")
     assert hashes["off"] == fedavg
     assert hashes["on"] != fedavg

@@ -22,7 +22,7 @@ from server.flower.submit import run_on_ray, run_on_superlink
 from server.flower.superlink import SimulationLink
 from server.results.overrides import overrides_of
 from server.results.run import Run
-from server.run.conduct import check_holds_no_runs, check_not_in_a_run, conduct, prepare_output
+from server.run.conduct import check_holds_no_runs, check_not_in_a_run, prepare_output, run_federation
 from server.trackers.live import watching
 from strategies.core.federation import Federation
 
@@ -53,7 +53,7 @@ def run(
     prepare_output(settings)
     with watching(settings, quiet=quiet) as show:
         if inline:
-            conduct(settings, inline, [show])
+            run_federation(settings, inline, [show])
         elif engine == "ray":
             run_on_ray(settings, overrides, [show], link)
         else:

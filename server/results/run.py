@@ -27,8 +27,8 @@ from common.wire.messages import printable
 from server.run.accounting import LEDGER, Ledger, privacy_report, with_conditions
 from server.run.checkpoint import BEST, Checkpoint, Checkpoints
 from server.run.history import round_scores
-from server.run.lines import check_events, check_lines, read_lines, read_rows, reading
 from server.run.prototype_log import Page, read_pages
+from server.run.schema import check_events, check_lines, read_lines, read_rows, reading
 from strategies.core.federation import Federation
 from strategies.core.method import Method
 

@@ -20,8 +20,8 @@ from common.wire.messages import CLIPPED, trained_count
 from server.run.accounting import check_accountant
 from server.run.engine import Engine
 from server.run.history import PARTS, History
-from server.run.lines import stream_rows
-from server.run.rounds import Rounds
+from server.run.rounds import RoundLoop
+from server.run.schema import stream_rows
 from server.trackers.base import tracker_settings, tracking
 from server.trackers.events import Listener
 
@@ -29,7 +29,7 @@ from server.trackers.events import Listener
 def prepare_output(settings: RunSettings) -> None:
     """Make the output folder and write ``config.yaml``; a run that is there already is never overwritten silently.
 
-    :func:`conduct` does the same once more before it begins, under the lock that it keeps: somebody else may have begun
+    :func:`run_federation` does the same once more before it begins, under the lock that it keeps: somebody else may have begun
     in between. Here it is said before anything is started.
 
     Raises:
@@ -141,7 +141,7 @@ def storage_errors(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def conduct(
+def run_federation(
     settings: RunSettings,
     engine: Engine,
     listeners: Sequence[Listener] = (),
@@ -154,13 +154,13 @@ def conduct(
     Raises:
         ConfigError: another process writes to the same folder, or has left a run there.
         EngineError: the disk is full or cannot be written; no round was held, or the last state could not be scored
-            (then there is a summary, without a final score); or see :meth:`server.run.rounds.Rounds.run`.
+            (then there is a summary, without a final score); or see :meth:`server.run.rounds.RoundLoop.run`.
     """
     folder = settings.output_folder
     with run_lock(folder), storage_errors(folder), tracking(settings, listeners) as told:
         _begin(settings)
         finished = _earlier_seconds(settings) if settings.resume else 0.0  # also counts the last scoring
-        rounds = Rounds(settings, engine, told, stop)
+        rounds = RoundLoop(settings, engine, told, stop)
         try:
             rounds.run()
         except EngineError as error:
@@ -183,7 +183,7 @@ def _earlier_seconds(settings: RunSettings) -> float:
         return 0.0
 
 
-def summary_of(settings: RunSettings, rounds: Rounds, seconds: float) -> dict[str, Any]:
+def summary_of(settings: RunSettings, rounds: RoundLoop, seconds: float) -> dict[str, Any]:
     """What ``summary.json`` says of a run. Accuracies are in per cent.
 
     A run that never held a round has no ``scores``; one whose last state could not be scored has none by the rule

@@ -15,8 +15,8 @@ from common.storage.files import write_text
 from common.wire.messages import Request, completed_status, request_text
 from common.wire.payload import Payload, encoded_size
 from server.run.engine import Failure
-from server.run.lines import read_lines, read_rows, stream_rows
 from server.run.prototype_log import Confusions, PrototypeLog
+from server.run.schema import read_lines, read_rows, stream_rows
 from server.trackers.events import Listener
 from strategies.core.federation import Reply
 

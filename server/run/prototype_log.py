@@ -13,7 +13,7 @@ from torch import Tensor
 from common.prototypes import PrototypeSet
 from common.storage.files import Series, write_text
 from common.storage.state import named_tensors, split_tensors, under_prefix, with_prefix
-from server.run.lines import read_lines
+from server.run.schema import read_lines
 
 MAX_ROUNDS = 40
 """Rounds whose prototypes are kept; a longer run keeps every second, fourth ... round."""

@@ -19,9 +19,9 @@ from common.storage.state import GlobalState
 from common.wire.messages import CLIPPED, Registration, Request, completed_status
 from server.run.accounting import Ledger, conditions, privacy_report, spoken, unprotected, warnings_of
 from server.run.checkpoint import BEST, Checkpoint, Checkpoints, check_belongs, check_length
-from server.run.earlier import Earlier, best_of, changed_code
 from server.run.engine import ENOUGH, MAX_REASON, Engine, Failure
 from server.run.history import History, exchange_rows
+from server.run.resume import ResumeCheck, best_of, changed_code
 from server.trackers.events import Listener
 from strategies.core.federation import Closing, Federation, Outcome, Reply
 from strategies.core.method import Client, Method
@@ -33,7 +33,7 @@ _REGISTERED = ("client", "domain", "samples", "class_counts", "split", "content"
 
 
 @dataclass
-class Rounds:
+class RoundLoop:
     """One run: registration, rounds, scores, checkpoints.
 
     Args:
@@ -64,7 +64,7 @@ class Rounds:
         self.registry = self.federation.registry
         self.server = self.federation.server
         self.refusals: list[str] = []
-        self.earlier = Earlier()
+        self.resume_check = ResumeCheck()
         self._count_less: set[str] = set()
         self._tested = Coverage(self.settings.test_scorers)
         self._validated = Coverage(self.settings.validation_scorers)
@@ -89,9 +89,9 @@ class Rounds:
         resumed = self._resume()
         self.trained = resumed is not None
         self._register(self.settings.rounds.registration)
-        if self.earlier.changed:
-            self.history.event("data changed", round=self.state.round, reason=", ".join(self.earlier.changed))
-            self.earlier.check()
+        if self.resume_check.changed:
+            self.history.event("data changed", round=self.state.round, reason=", ".join(self.resume_check.changed))
+            self.resume_check.check()
         self._insist_on_quorum()
         if resumed is None:
             self.state = self.federation.initial_state()
@@ -202,7 +202,7 @@ class Rounds:
         self.federation.bounds.lengths = dict(checkpoint.lengths)
         done = self.state.round
         self.history = self._history(done, done if self.late else done - 1)
-        self.earlier = Earlier.of(folder, anyway=settings.resume == "anyway")
+        self.resume_check = ResumeCheck.of(folder, anyway=settings.resume == "anyway")
         if changed := changed_code(folder, self.settings.own_packages, resumed=True):
             self.history.event("code changed", round=done, reason=changed)
         for score in self.history.round_scores():
@@ -262,7 +262,7 @@ class Rounds:
             self.refusals.append(f"{failure.client}: {failure.reason}")
 
     def _admit(self, registration: Registration) -> str:
-        reason = self.earlier.refuses(registration) or self.registry.admit(registration)
+        reason = self.resume_check.refuses(registration) or self.registry.admit(registration)
         if not reason:
             self.history.event("registered", **{key: getattr(registration, key) for key in _REGISTERED})
         return reason

@@ -26,7 +26,7 @@ from server.cli import main
 from server.commands.sweep import plan
 from server.engines.inline import InlineEngine
 from server.run.checkpoint import Checkpoint, Checkpoints
-from server.run.conduct import conduct, prepare_output
+from server.run.conduct import prepare_output, run_federation
 from server.run.engine import Failure
 from strategies.core.exchange import Batch
 from strategies.core.federation import Reply
@@ -100,7 +100,7 @@ def test_what_every_client_raises_alike_stops_the_run_with_its_traceback(tmp_pat
     settings = broken(tmp_path, train={"rounds": 9})
     prepare_output(settings)
     with pytest.raises(EngineError) as caught:
-        conduct(settings, InlineEngine(settings))
+        run_federation(settings, InlineEngine(settings))
     lines = str(caught.value).splitlines()
     assert lines[0] == "in round 1 every client that was asked raised the same: KeyError: 'ce'"
     assert "resume=true" in lines[1]

@@ -22,7 +22,7 @@ from server.cli import main
 from server.engines.inline import InlineEngine
 from server.flower.submit import _following
 from server.results.run import Run
-from server.run.conduct import conduct, prepare_output
+from server.run.conduct import prepare_output, run_federation
 from server.run.history import History
 from server.trackers.live import LiveView
 
@@ -42,10 +42,10 @@ def test_of_two_that_start_in_one_folder_one_runs_and_the_other_is_told(tmp_path
     first, second = settings(tmp_path), settings(tmp_path, method="fpl")
     prepare_output(first)
     prepare_output(second)
-    summary = conduct(first, InlineEngine(first))
+    summary = run_federation(first, InlineEngine(first))
     assert read_config(tmp_path / "config.yaml")["method"]["_target_"] == "strategies.fedavg.FedAvg"
     with pytest.raises(ConfigError, match="already holds a run; add resume=true"):
-        conduct(second, InlineEngine(second))
+        run_federation(second, InlineEngine(second))
     assert Run.open(tmp_path).summary == summary
     assert run(settings(tmp_path, 2, resume=True)).summary["rounds"] == 2
 
@@ -56,10 +56,10 @@ def test_a_start_between_check_and_end_is_told(tmp_path: Path) -> None:
 
     def start(name: str, entry: Mapping[str, Any]) -> None:
         with pytest.raises(ConfigError, match="another process is writing a run"):
-            conduct(second, InlineEngine(second))
+            run_federation(second, InlineEngine(second))
 
     prepare_output(first)
-    conduct(first, InlineEngine(first), [start])
+    run_federation(first, InlineEngine(first), [start])
     assert Run.open(tmp_path).summary["method"] == "fedavg"
 
 
@@ -88,7 +88,7 @@ def test_more_rounds_are_recorded_and_a_run_that_is_continued_is_not_finished(tm
 
     again = settings(tmp_path, 4, resume=True)
     with pytest.raises(Crash):
-        conduct(again, InlineEngine(again), [crash])
+        run_federation(again, InlineEngine(again), [crash])
     assert read_config(tmp_path / "config.yaml")["train"]["rounds"] == 4
     assert Run(tmp_path).status == "unfinished"
     with pytest.raises(ConfigError, match=r"no finished run"):

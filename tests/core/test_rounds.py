@@ -23,7 +23,7 @@ from server.run.checkpoint import Checkpoints
 from server.run.conduct import prepare_output
 from server.run.engine import Admit, Failure
 from server.run.history import read_rows
-from server.run.rounds import Rounds
+from server.run.rounds import RoundLoop
 from strategies.core.federation import Reply
 from strategies.core.method import ClientContext, ServerContext, Update, Upload, UploadSpec
 from strategies.fedavg import FedAvg
@@ -306,7 +306,7 @@ def test_a_round_that_fails_in_its_second_exchange_is_undone_whole(tmp_path: Pat
         settings,
         failing=lambda request: request.round == 2 and request.exchange == "again" and request.client != "dark-0",
     )
-    rounds = Rounds(settings, engine)
+    rounds = RoundLoop(settings, engine)
     prepare_output(settings)
     state = rounds.run()
     assert state.extra["seen"].tolist() == [3 * (3 + 1)]

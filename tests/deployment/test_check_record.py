@@ -17,7 +17,7 @@ from support.federation import ROOT
 from common.settings import load_settings
 from common.wire.messages import TRAINED_STATUSES
 from server.engines.inline import InlineEngine
-from server.run.conduct import conduct, prepare_output
+from server.run.conduct import prepare_output, run_federation
 
 ROUNDS = 6
 CLIENTS = 4
@@ -41,7 +41,7 @@ def whole_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tiny = ["protocol.samples=12", "train.local_steps=1", "rounds.test_samples=4", "rounds.evaluate_every=6"]
     settings = load_settings(["method=fedavg", f"train.rounds={ROUNDS}", *tiny, f"output={folder}"])
     prepare_output(settings)
-    conduct(settings, InlineEngine(settings))
+    run_federation(settings, InlineEngine(settings))
     return folder
 
 

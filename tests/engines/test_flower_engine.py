@@ -34,7 +34,7 @@ from common.wire.payload import TENSOR_TYPE, Payload, decode, encode
 from server.engines import flower as flower_engine
 from server.engines.flower import FlowerEngine
 from server.engines.inline import InlineEngine
-from server.run.conduct import conduct, prepare_output
+from server.run.conduct import prepare_output, run_federation
 from server.trackers.events import describe
 from strategies.core.flower import properties_to_registrations, request_to_fit_ins
 
@@ -372,4 +372,4 @@ def test_other_code_is_refused_on_both_sides(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setitem(vars(settings), "own_packages", ("support",))
     prepare_output(settings)
     with pytest.raises(EngineError, match="install the same Goldfinch and the same support on both"):
-        conduct(settings, FlowerEngine(Deployment(node)))
+        run_federation(settings, FlowerEngine(Deployment(node)))

@@ -25,7 +25,7 @@ from server.engines.inline import InlineEngine
 from server.flower.processes import Child, Processes
 from server.flower.submit import ROOT, run_on_ray
 from server.results.run import Run
-from server.run.conduct import conduct, prepare_output
+from server.run.conduct import prepare_output, run_federation
 from server.run.history import read_rows
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
@@ -46,7 +46,7 @@ def inline(tmp_path_factory: pytest.TempPathFactory) -> Any:
         if method not in found:
             settings = load_settings(chosen(method, tmp_path_factory.mktemp("inline")))
             prepare_output(settings)
-            found[method] = conduct(settings, InlineEngine(settings))
+            found[method] = run_federation(settings, InlineEngine(settings))
         return found[method]
 
     return of

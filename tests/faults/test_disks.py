@@ -20,7 +20,7 @@ from common.settings import RunSettings
 from server.engines.inline import InlineEngine
 from server.results.run import Run as FinishedRun
 from server.run.checkpoint import Checkpoints
-from server.run.conduct import conduct, prepare_output, run_lock
+from server.run.conduct import prepare_output, run_federation, run_lock
 
 ROUNDS = 4
 
@@ -95,7 +95,7 @@ def listening(chosen: RunSettings, act: Callable[[], None]) -> None:
             act()
 
     prepare_output(chosen)
-    conduct(chosen, InlineEngine(chosen), [listen])
+    run_federation(chosen, InlineEngine(chosen), [listen])
 
 
 def test_a_client_s_full_disk_is_named(tmp_path: Path) -> None:

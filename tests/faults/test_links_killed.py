@@ -18,7 +18,7 @@ from common.settings import load_settings
 from server.commands.deployment import LocalDeployment, one_node_per_client
 from server.engines.inline import InlineEngine
 from server.results.run import Run
-from server.run.conduct import conduct, prepare_output
+from server.run.conduct import prepare_output, run_federation
 
 pytestmark = [pytest.mark.slow, pytest.mark.processes, pytest.mark.timeout(6 * 3600)]
 ROUNDS = 3
@@ -67,7 +67,7 @@ def test_killed_servers_and_superlinks(tmp_path: Path) -> None:
     """Alternately the server process and the SuperLink, each at a random instant of a random round."""
     settings = load_settings([*TWO, f"output={tmp_path / 'inline'}"])
     prepare_output(settings)
-    expected: Any = conduct(settings, InlineEngine(settings))
+    expected: Any = run_federation(settings, InlineEngine(settings))
     with LocalDeployment(tmp_path / "flower", one_node_per_client(settings), secure=False) as deployment:
         for trial in range(trials(2)):
             draw = random.Random(trial)

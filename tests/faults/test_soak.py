@@ -20,7 +20,7 @@ from support.federation import ROOT
 from support.toy import toy_settings
 
 from server.engines.inline import InlineEngine
-from server.run.conduct import conduct, prepare_output
+from server.run.conduct import prepare_output, run_federation
 
 MAX_SLOPE, MAX_SLOPE_SHORT = 1.0, 5.0
 """MB of resident memory per 100 rounds: over a thousand, and over one or two hundred, where a step of the allocator by
@@ -54,7 +54,7 @@ def soak(folder: str, rounds: int, said: str) -> None:
             notes.append((entry["round"], pages * os.sysconf("SC_PAGE_SIZE") / 1e6, files))
 
     prepare_output(settings)
-    conduct(settings, InlineEngine(settings), [note])
+    run_federation(settings, InlineEngine(settings), [note])
     Path(said).write_text(json.dumps(notes))
 
 

@@ -15,7 +15,7 @@ from common.settings import load_settings
 from common.storage.state import GlobalState
 from server.engines.inline import InlineEngine
 from server.results.run import Run
-from server.run.conduct import conduct, prepare_output
+from server.run.conduct import prepare_output, run_federation
 
 FILE = Path(__file__).resolve().parents[2] / "docs" / "fpl_in_one_file.py"
 
@@ -40,7 +40,7 @@ def command_in_the_file() -> list[str]:
 def test_scores_and_tensors_are_those_of_goldfinch(one_file: ModuleType, tmp_path: Path) -> None:
     settings = load_settings([*command_in_the_file(), f"output={tmp_path}"])
     prepare_output(settings)
-    summary = conduct(settings, InlineEngine(settings))
+    summary = run_federation(settings, InlineEngine(settings))
     state = Run(tmp_path).checkpoint.state
 
     scores, weights, prototypes = one_file.run()
@@ -103,7 +103,7 @@ def test_the_state_has_the_same_hash(one_file: ModuleType, monkeypatch: pytest.M
     monkeypatch.setattr(one_file, "ROUNDS", 1)
     settings = load_settings([*command_in_the_file(), "train.rounds=1", f"output={tmp_path}"])
     prepare_output(settings)
-    summary = conduct(settings, InlineEngine(settings))
+    summary = run_federation(settings, InlineEngine(settings))
     _, weights, found = one_file.run()
     counts = Run(tmp_path).checkpoint.state.prototypes.weights  # how many class means each cluster has
     state = GlobalState(1, weights, PrototypeSet(found.vectors, found.labels, counts))

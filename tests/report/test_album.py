@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from common.prototypes import PrototypeSet
-from server.run.lines import read_lines
 from server.run.prototype_log import (
     MAX_ROUNDS,
     MAX_VALUES,
@@ -15,6 +14,7 @@ from server.run.prototype_log import (
     kept_rounds,
     read_pages,
 )
+from server.run.schema import read_lines
 
 GOOD = {"domain": "dark", "count": 6, "correct": 3, "confusion": [[1, 2], [1, 2]]}
 

@@ -11,14 +11,14 @@ from common.settings import RunSettings
 from server.cli import main
 from server.commands import demo as demo_module
 from server.engines.inline import InlineEngine
-from server.run.conduct import conduct
+from server.run.conduct import run_federation
 from server.trackers.events import Listener
 
 
 def inline(settings: RunSettings, overrides: Sequence[str], listeners: Sequence[Listener]) -> None:
     """The demonstration's runs in this process instead of on Ray."""
     here = replace(settings, engine={"name": "inline", "device": "client.local.local_device"})
-    conduct(here, InlineEngine(here), listeners)
+    run_federation(here, InlineEngine(here), listeners)
 
 
 def test_the_demonstration_ends_with_a_table_and_a_report(

@@ -15,7 +15,7 @@ from support.runs import TouchedEngine, run
 from support.toy import toy_settings
 
 from common.errors import ConfigError
-from server.run.conduct import conduct, prepare_output
+from server.run.conduct import prepare_output, run_federation
 
 prometheus_client = pytest.importorskip("prometheus_client", reason="prometheus-client is not installed")
 from prometheus_client.parser import text_string_to_metric_families  # noqa: E402  # after the check above
@@ -51,7 +51,7 @@ def test_a_run_can_be_watched_over_http(tmp_path: Path) -> None:
             )
 
     prepare_output(settings)
-    summary = conduct(settings, engine, [look])
+    summary = run_federation(settings, engine, [look])
     at_end = seen[-1]  # the listener looks before the exporter hears of the same event
     assert at_end["goldfinch_round", ()] == 2
     assert at_end["goldfinch_rounds", ()] == 2

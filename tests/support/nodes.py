@@ -12,7 +12,7 @@ from flwr.common import FitIns, FitRes, GetPropertiesIns, GetPropertiesRes
 from client.app import FlowerClient, app
 from common.settings import load_settings
 from common.wire.messages import Request
-from server.run.conduct import conduct, prepare_output
+from server.run.conduct import prepare_output, run_federation
 
 OVERRIDES = [
     "data.domains=[printed,sketch,handwritten]",
@@ -85,7 +85,7 @@ def deployment(folder: Path, overrides: list[str]) -> Manager:
 def through(engine: Any, overrides: list[str], output: Path) -> dict[str, Any]:
     settings = load_settings([*overrides, f"output={output}"])
     prepare_output(settings)
-    return conduct(settings, engine(settings))
+    return run_federation(settings, engine(settings))
 
 
 def request(client: str) -> Request:

@@ -13,7 +13,7 @@ from common.settings import RunSettings
 from common.wire.messages import Answer, Request, read_header
 from common.wire.payload import Payload, encoded_size
 from server.engines.inline import InlineEngine
-from server.run.conduct import conduct, prepare_output
+from server.run.conduct import prepare_output, run_federation
 from server.run.engine import Admit, Failure
 from strategies.core.federation import Reply
 
@@ -138,6 +138,6 @@ def run(
             done = int(entry["round"])
 
     prepare_output(settings)
-    summary = conduct(settings, engine, [listen], lambda: stop_after is not None and done >= stop_after)
+    summary = run_federation(settings, engine, [listen], lambda: stop_after is not None and done >= stop_after)
     messages = engine.messages if isinstance(engine, TouchedEngine) else []
     return Run(summary, settings.output_folder, events, messages)

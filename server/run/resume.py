@@ -13,7 +13,7 @@ from common.metrics import RoundScore
 from common.storage.files import write_json
 from common.versions import code_files, package_versions
 from common.wire.messages import Registration, printable
-from server.run.lines import read_lines
+from server.run.schema import read_lines
 
 MAX_NAMED = 5
 """Files and packages that are named of those that changed."""
@@ -22,7 +22,7 @@ _DATA = ("samples", "class_counts", "split", "content")
 
 
 @dataclass
-class Earlier:
+class ResumeCheck:
     """The registrations of the rounds that are done.
 
     Args:
@@ -36,7 +36,7 @@ class Earlier:
     changed: list[str] = field(default_factory=list)
 
     @classmethod
-    def of(cls, folder: Path, *, anyway: bool) -> Earlier:
+    def of(cls, folder: Path, *, anyway: bool) -> ResumeCheck:
         """Those in a run's folder."""
         found = read_lines(folder / "events.jsonl")
         return cls({entry.get("client", ""): entry for entry in found if entry["event"] == "registered"}, anyway)
