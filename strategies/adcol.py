@@ -25,7 +25,6 @@ from strategies.core.method import (
     Upload,
     UploadSpec,
 )
-from strategies.parts.protected_features import feature_pass
 from strategies.parts.server_nets import (
     NetTraining,
     initial_net,
@@ -38,6 +37,11 @@ from strategies.parts.server_nets import (
 from strategies.single_set import SingleSet
 
 NET = "discriminator"
+
+
+def feature_pass(local: ClientContext, mode: Literal["train", "eval"]) -> tuple[Tensor, Tensor]:
+    """Features and labels of the training split: augmented with batch statistics, or plain in evaluation mode."""
+    return local.features(augmented=1, training_mode=True) if mode == "train" else local.features()
 
 
 @checked

@@ -5,6 +5,7 @@ arXiv:2111.04263.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
@@ -14,7 +15,18 @@ from common.config import NonNegative, Positive, Search, checked
 from common.prototypes import PrototypeSet
 from common.storage.state import GlobalState, under_prefix, with_prefix
 from strategies.core.method import Averaging, ClientContext, Download, ServerContext, Trained, Update, Upload, Weighting
-from strategies.parts import dynamics
+from strategies.parts.edits import add_linear, pull_towards
+
+CLIENT_PREFIX = "lambda/"
+"""Prefix of ``lambda_k``, the gradient of a client's own loss at its last solution, among the tensors that it keeps."""
+
+SERVER_PREFIX = "h/"
+"""Prefix of ``h``, the mean of what all clients have moved so far times ``-alpha``, among the server's tensors."""
+
+SCORED_PREFIX = "scored/"
+"""Prefix of the mean model's parameters in a download."""
+
+# ---- the method ------------------------------------------------------------------------------------------------------
 
 
 @checked
@@ -64,11 +76,11 @@ class FedDyn(Averaging):
 
     def adapt(self, local: ClientContext) -> None:
         """Put the mean's parameters in; buffers are the mean's anyway."""
-        local.model.load_state_dict(under_prefix(dynamics.SCORED_PREFIX, local.extra), strict=False)
+        local.model.load_state_dict(under_prefix(SCORED_PREFIX, local.extra), strict=False)
 
     def scored_weights(self, state: GlobalState) -> Mapping[str, Tensor]:
         """The mean of the client models, or the cloud model."""
-        return dynamics.clients_mean(state, self.alpha) if self.adapts else state.weights
+        return clients_mean(state, self.alpha) if self.adapts else state.weights
 
     def _alpha(self, local: ClientContext) -> float:
         if not self.adaptive_alpha:
@@ -77,29 +89,107 @@ class FedDyn(Averaging):
 
     def edit_gradients(self, local: ClientContext) -> None:
         """``g <- g - lambda_k + alpha (w - w^t)``, clipped if asked for."""
-        dynamics.edit_gradients(local, local.cached("alpha", lambda: self._alpha(local)))
+        add_dynamic_terms(local, local.cached("alpha", lambda: self._alpha(local)))
         if self.clip is not None:
             nn.utils.clip_grad_norm_(local.model.parameters(), self.clip)
 
     def upload(self, local: ClientContext, trained: Trained) -> Upload:  # noqa: ARG002
         """The model; the client keeps its new lambda."""
-        return Upload(local=dynamics.next_multipliers(local, self._alpha(local)))
+        return Upload(local=next_multipliers(local, self._alpha(local)))
 
     def initial_state(self, weights: Mapping[str, Tensor], server: ServerContext) -> GlobalState:
         """``h = 0``."""
-        return GlobalState(0, weights, PrototypeSet.empty(server.feature_size), dynamics.initial_h(server))
+        return GlobalState(0, weights, PrototypeSet.empty(server.feature_size), initial_h(server))
 
     def download(self, state: GlobalState, server: ServerContext) -> Download:
         """The model; what is scored if it is another; and the clients' mean size where alpha depends on it."""
         extra = {}
         if self.adapts and server.scoring:
             scored = self.scored_weights(state)
-            extra = with_prefix(dynamics.SCORED_PREFIX, {name: scored[name] for name in sorted(server.parameters)})
+            extra = with_prefix(SCORED_PREFIX, {name: scored[name] for name in sorted(server.parameters)})
         if self.adaptive_alpha:
             mean = sum(client.samples for client in server.clients) / len(server.clients)
             extra["mean_samples"] = torch.tensor(mean, dtype=torch.float64)
         return Download(state.weights, extra=extra)
 
     def aggregate(self, state: GlobalState, updates: Sequence[Update], server: ServerContext) -> GlobalState:
-        """See :func:`strategies.parts.dynamics.server_step`."""
-        return dynamics.server_step(state, self.average(updates, server), updates, server, self.alpha)
+        """Average, then Algorithm 1's step of the server; see :func:`server_step`."""
+        return server_step(state, self.average(updates, server), updates, server, self.alpha)
+
+
+# ---- its steps, as functions -----------------------------------------------------------------------------------------
+
+
+def add_dynamic_terms(local: ClientContext, alpha: float) -> None:
+    """``g <- g - lambda_k + alpha (w - w^t)``, between backward and step."""
+    pull_towards(local.model, local.reference(), alpha)
+    multipliers = local.cached("multipliers", lambda: under_prefix(CLIENT_PREFIX, local.kept))
+    add_linear(local.model, multipliers, -1.0)
+
+
+@torch.no_grad()
+def next_multipliers(local: ClientContext, alpha: float) -> dict[str, Tensor]:
+    """``lambda_k <- lambda_k - alpha (w_k - w^t)`` after local training, under the names to keep (Upload.local)."""
+    reference, before = local.reference(), under_prefix(CLIENT_PREFIX, local.kept)
+    after = {}
+    for name, parameter in local.model.named_parameters():
+        moved = parameter.detach() - reference[name]
+        previous = before[name] if name in before else torch.zeros_like(moved)
+        after[CLIENT_PREFIX + name] = previous - alpha * moved
+    return after
+
+
+def initial_h(server: ServerContext) -> dict[str, Tensor]:
+    """``h = 0`` for every shared parameter, float64, under the names it has in ``GlobalState.extra``."""
+    return {
+        SERVER_PREFIX + name: torch.zeros_like(tensor, dtype=torch.float64)
+        for name, tensor in server.shared.items()
+        if name in server.parameters
+    }
+
+
+def server_step(
+    state: GlobalState, mean: dict[str, Tensor], updates: Sequence[Update], server: ServerContext, alpha: float
+) -> GlobalState:
+    """The next global state.
+
+    ``h <- h - (alpha / C) sum_{k in S} (w_k - w^t)`` and ``w^{t+1} = mean_{k in S} w_k - h / alpha`` for parameters,
+    with C all clients of the federation; buffers are the mean. With ``alpha = 0`` the server averages and ``h`` stays.
+
+    Args:
+        state: its weights are ``w^t``; of its extra tensors those named ``h/...`` are replaced, the others kept.
+        mean: of the participants' models; it becomes the next weights.
+        updates: of the participants S.
+        server: gives C and which names are parameters.
+        alpha: >= 0.
+    """
+    if alpha == 0:
+        return replace(state, weights=mean)
+    following, weights = dict(state.extra), state.weights
+    for key, h in under_prefix(SERVER_PREFIX, state.extra).items():
+        moved = torch.zeros_like(h, dtype=torch.float64)
+        if server.aggregation.robust:  # h must not learn from those whom the rule leaves out
+            moved += len(updates) * (mean[key].double() - weights[key].double())
+        else:
+            for update in updates:
+                moved += update.weights[key].double() - weights[key].double()
+        h = h.double() - alpha / server.client_count * moved
+        following[SERVER_PREFIX + key] = h
+        mean[key] = (mean[key].double() - h / alpha).to(mean[key].dtype)
+    return replace(state, weights=mean, extra=following)
+
+
+def clients_mean(state: GlobalState, alpha: float) -> dict[str, Tensor]:
+    """``w^t + h / alpha``: the mean of the last participants' models that :func:`server_step` made the state from.
+
+    It is exact but for one rounding to the weights' own type, and needs no second copy of the model on the server.
+
+    Args:
+        state: after any round, or the initial one, whose h is 0.
+        alpha: > 0.
+    """
+    offsets = under_prefix(SERVER_PREFIX, state.extra)
+    return {
+        name: (tensor.double() + offsets[name] / alpha).to(tensor.dtype) if name in offsets else tensor
+        for name, tensor in state.weights.items()
+    }

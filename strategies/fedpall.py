@@ -3,20 +3,34 @@
 Yong Zhang, Feng Liang, Guanghu Yuan, Min Yang, Chengming Li, Xiping Hu. ICCV 2025. arXiv:2507.04781.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 from typing import Annotated, ClassVar, Literal
 
+import torch
 from torch import Tensor
 
-from common.config import NonNegative, Positive, Search, checked
+from common.config import NonNegative, Positive, Search, Share, ZeroToOne, checked
+from common.errors import PayloadError
 from common.losses import cross_entropy, prototype_contrast, uniform_divergence
-from common.prototypes import PrototypeSet
+from common.prototypes import PrototypeSet, class_means
 from common.storage.state import GlobalState, under_prefix
-from strategies.adcol import owners_of
-from strategies.core.method import Batch, ClientContext, Download, Losses, ServerContext, Update
+from strategies.adcol import feature_pass, owners_of
+from strategies.core.method import (
+    Batch,
+    ClientContext,
+    Download,
+    Losses,
+    ServerContext,
+    Shape,
+    Trained,
+    Update,
+    Upload,
+    UploadSpec,
+)
 from strategies.fedbn import norm_state_names
-from strategies.parts.protected_features import ProtectedFeatures
+from strategies.parts.edits import running_statistics_kept
 from strategies.parts.sent_prototypes import class_means_of
 from strategies.parts.server_nets import (
     NetTraining,
@@ -33,7 +47,7 @@ AMPLIFIER, CLASSIFIER = "amplifier", "classifier"
 
 
 @checked
-class FedPall(ProtectedFeatures, SingleSet):
+class FedPall(SingleSet):
     """Clients keep their bodies, deceive a server's amplifier, agree on prototypes and take over a global classifier.
 
     Two exchanges a round. ``train``: each client takes over the global classifier but for its batch norm, trains on
@@ -44,6 +58,12 @@ class FedPall(ProtectedFeatures, SingleSet):
     ``swap_classifier`` is SingleSet. Paper, code, payload and privacy: docs/methods.md.
 
     Args:
+        fidelity: ``released`` draws one share of two decimals and one mask with exactly ``mask_share`` ones per client
+            and round; ``paper`` a share and an independent Bernoulli mask per sample.
+        feature_mode: augmented batches with their own statistics (``train``, released), or plain in evaluation mode.
+        protection: what happens to features before they leave: nothing, Gaussian noise N(0, 1), mixture, mask, both.
+        mix_low: smallest share of the own feature in a mixture, in [0, 1]; the largest is 1.
+        mask_share: beta, share of feature dimensions that are sent, in (0, 1].
         temperature: tau > 0 (released: 3).
         contrast: delta, weight of InfoNCE, >= 0. Office-10, PACS: 0.1; Digits: 0.7 (the paper says 0.3, see #30).
         divergence: mu, weight of the KL term, >= 0. Office-10, PACS: 0.1; Digits: 0.3 (the paper says 0.7).
@@ -56,6 +76,11 @@ class FedPall(ProtectedFeatures, SingleSet):
 
     exchanges: ClassVar[tuple[str, ...]] = ("train", "mix")
 
+    fidelity: Literal["released", "paper"] = "released"
+    feature_mode: Literal["train", "eval"] = "train"
+    protection: Literal["none", "gaussian", "mix", "mask", "both"] = "both"
+    mix_low: ZeroToOne = 0.8
+    mask_share: Share = 0.9
     temperature: Annotated[Positive, Search(0.3, 10.0)] = 3.0
     contrast: Annotated[NonNegative, Search(0.01, 1.0)] = 0.1
     divergence: Annotated[NonNegative, Search(0.01, 1.0)] = 0.1
@@ -94,6 +119,38 @@ class FedPall(ProtectedFeatures, SingleSet):
             terms["divergence"] = self.divergence * kl
         return Losses(terms)
 
+    def upload(self, local: ClientContext, trained: Trained) -> Upload:  # noqa: ARG002
+        """The client's class means (Eq. 3)."""
+        return Upload(prototypes=class_means(*feature_pass(local, self.feature_mode), local.class_count))
+
+    def respond(self, local: ClientContext) -> Upload:
+        """Features of the same pass, protected, and their labels."""
+        with running_statistics_kept(local.model):  # they moved in the first pass already
+            features, labels = feature_pass(local, self.feature_mode)
+        protected = self.protect(features, labels, local.prototypes, local.generator("protection"))
+        return Upload(weights={}, extra={"features": protected, "labels": labels})
+
+    def protect(self, features: Tensor, labels: Tensor, prototypes: PrototypeSet, draws: torch.Generator) -> Tensor:
+        """``mask * (share * z + (1 - share) * G^y)`` (Eq. 8-9), ``[N, D]``; share in [mix_low, 1], mask of 0 and 1."""
+        count, size = features.shape
+        per_sample = self.fidelity == "paper"
+        if self.protection == "gaussian":
+            return features + torch.randn(count, size, generator=draws).to(features)
+        if self.protection in ("mix", "both"):
+            table, _ = prototypes.rows_per_class(1 + max([*prototypes.classes, int(labels.max())]))
+            share = self.mix_low + (1 - self.mix_low) * torch.rand(count if per_sample else 1, 1, generator=draws)
+            share = (share if per_sample else (100 * share).round() / 100).to(features)
+            features = share * features + (1 - share) * table[labels]
+        if self.protection in ("mask", "both"):
+            if per_sample:
+                mask = torch.rand(count, size, generator=draws) < self.mask_share
+            else:
+                ones = math.floor(self.mask_share * size + 1e-9)  # 0.29 * 100 is 28.999999999999996
+                mask = torch.zeros(1, size, dtype=torch.bool)
+                mask[0, torch.randperm(size, generator=draws)[:ones]] = True
+            features = features * mask.to(features)
+        return features
+
     def initial_state(self, weights: Mapping[str, Tensor], server: ServerContext) -> GlobalState:
         """An amplifier with weights of the seed; the classifier is the initial model's."""
         nets = initial_net(AMPLIFIER, new_discriminator(AMPLIFIER, server))
@@ -108,6 +165,24 @@ class FedPall(ProtectedFeatures, SingleSet):
         classifier = sent_net(CLASSIFIER, state.extra) if self.swap_classifier else {}
         taken = {name: tensor for name, tensor in classifier.items() if name.partition("/")[2] not in own}
         return Download(prototypes=state.prototypes, extra={**sent_net(AMPLIFIER, state.extra), **taken})
+
+    def expects(self, server: ServerContext) -> UploadSpec:
+        """``train``: class means. ``mix``: one feature and label per training sample."""
+        if server.exchange == "train":
+            return UploadSpec(weights=False, prototypes=True)
+        rows: Mapping[str, tuple[torch.dtype, Shape]] = {
+            "features": (torch.float32, ("samples", server.feature_size)),
+            "labels": (torch.int64, ("samples",)),
+        }
+        return UploadSpec(weights=False, extra=rows)
+
+    def inspect(self, update: Update, server: ServerContext) -> None:
+        """The labels are as many of each class as the client registered."""
+        labels = update.extra.get("labels")
+        if labels is not None:
+            known = labels[(labels >= 0) & (labels < server.class_count)]
+            if tuple(torch.bincount(known, minlength=server.class_count).tolist()) != update.client.class_counts:
+                raise PayloadError("the features' labels are not those of the classes that the client registered")
 
     def aggregate(self, state: GlobalState, updates: Sequence[Update], server: ServerContext) -> GlobalState:
         """``train``: prototypes (Eq. 4). ``mix``: classifier by label, then amplifier by client."""

@@ -29,8 +29,8 @@ from server.trackers.events import Listener
 def prepare_output(settings: RunSettings) -> None:
     """Make the output folder and write ``config.yaml``; a run that is there already is never overwritten silently.
 
-    :func:`run_federation` does the same once more before it begins, under the lock that it keeps: somebody else may have begun
-    in between. Here it is said before anything is started.
+    :func:`run_federation` checks the same once more, under the lock that it keeps, because another process may have
+    begun a run here in between. This check is made before anything is started.
 
     Raises:
         ConfigError: the folder holds a run and neither ``resume`` nor ``overwrite`` was said, or another process is at

@@ -11,9 +11,9 @@ from torch import nn
 
 from client.store import Store
 from server.results.run import Run as Opened
+from strategies import feddyn
 from strategies.core.aggregation import Mean
 from strategies.feddyn import FedDyn
-from strategies.parts import dynamics
 
 ALPHA = 0.05
 ROUNDS = [updates(1), updates(2, who=(0, 2)), updates(3)]  # in the second one client is missing: C stays 3
@@ -142,7 +142,7 @@ def test_the_gradient_is_that_of_the_regularised_loss(with_lambda):
     )
     wanted = torch.autograd.grad(loss + penalty, list(local.model.parameters()), retain_graph=True)
     loss.backward()
-    dynamics.edit_gradients(local, ALPHA)
+    feddyn.add_dynamic_terms(local, ALPHA)
     for p, gradient in zip(local.model.parameters(), wanted, strict=True):
         torch.testing.assert_close(p.grad, gradient, rtol=1e-12, atol=1e-12)
 
@@ -150,7 +150,7 @@ def test_the_gradient_is_that_of_the_regularised_loss(with_lambda):
 @pytest.mark.parametrize("with_lambda", [True, False], ids=["later", "first participation"])
 def test_lambda_takes_off_what_the_client_moved(with_lambda):
     local = stand(with_lambda)
-    after = dynamics.next_multipliers(local, ALPHA)
+    after = feddyn.next_multipliers(local, ALPHA)
     for name, p in local.model.named_parameters():
         previous = elements(local.kept["lambda/" + name]) if with_lambda else [0.0] * p.numel()
         moved = zip(elements(p), elements(local.before[name]), strict=True)
@@ -187,7 +187,7 @@ def test_every_option_changes_the_result(hyper, tmp_path):
 
 
 def test_h_starts_at_zero_for_parameters_only():
-    h = dynamics.initial_h(Half())
+    h = feddyn.initial_h(Half())
     assert set(h) == {"h/" + name for name in PARAMETERS}
     assert all(not bool(tensor.any()) and tensor.dtype == torch.float64 for tensor in h.values())
 
