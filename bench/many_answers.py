@@ -170,7 +170,7 @@ def one(clients: int, memory: float, folder: Path) -> dict[str, Any]:
     requests = federation.requests("bench", federation.registry.clients())
     start, watch, began = anonymous(), Watch(), time.perf_counter()
     watch.start()
-    replies, failures = engine.exchange(federation.message(state), requests, 1e6, keep=federation.shelf.keep)
+    replies, failures = engine.exchange(federation.message(state), requests, 1e6, keep=federation.answer_store.keep)
     came = time.perf_counter()
     closed = federation.close(state, replies)
     done = time.perf_counter()

@@ -94,7 +94,7 @@ def with_tuned(overrides: Sequence[str]) -> list[str]:
     if not path.is_file():
         raise ConfigError(f"tuned={names[-1]}: no such file; goldfinch tune writes one; {nearest(names[-1], known)}")
     try:
-        content = made(Tuned, dict(OmegaConf.to_container(OmegaConf.load(path))))  # type: ignore[arg-type]  # checked
+        content = construct(Tuned, dict(OmegaConf.to_container(OmegaConf.load(path))))  # type: ignore[arg-type]  # checked
     except (OSError, ValueError, TypeError, YAMLError, OmegaConfBaseException, ConfigError) as error:
         raise ConfigError(f"{path} is not what goldfinch tune writes: {error}") from error
     for key, value in (("method", content.method), ("data", content.data)):
@@ -358,10 +358,10 @@ def build(node: Mapping[str, Any], where: str, target: type | None = None) -> An
     hints = get_type_hints(target)
     given = {str(key): value for key, value in node.items() if key != "_target_"}
     values = {key: _read(value, hints.get(key), f"{where}.{key}") for key, value in given.items()}
-    return made(target, values, where)
+    return construct(target, values, where)
 
 
-def made(target: type[T], values: Mapping[str, Any], where: str = "") -> T:
+def construct(target: type[T], values: Mapping[str, Any], where: str = "") -> T:
     """``target(**values)``, with a ``ConfigError`` that names every mistake below the key ``where``."""
     try:
         return target(**values)
@@ -369,17 +369,17 @@ def made(target: type[T], values: Mapping[str, Any], where: str = "") -> T:
         raise ConfigError(mistakes(error, target, where)) from error
 
 
-def described(value: Any, hint: Any = None) -> Any:
+def to_config(value: Any, hint: Any = None) -> Any:
     """What :func:`build` makes ``value`` of again: an object has a ``_target_`` unless ``hint`` names its class."""
     if dataclasses.is_dataclass(value):
         hints = get_type_hints(type(value))
-        node = {each.name: described(getattr(value, each.name), hints[each.name]) for each in dataclasses.fields(value)}
+        node = {each.name: to_config(getattr(value, each.name), hints[each.name]) for each in dataclasses.fields(value)}
         target = f"{type(value).__module__}.{type(value).__qualname__}"
         return node if type(value) in (hint, *get_args(hint)) else {"_target_": target, **node}
     if isinstance(value, Mapping):
-        return {key: described(item, hint) for key, item in value.items()}
+        return {key: to_config(item, hint) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [described(item, hint) for item in value]
+        return [to_config(item, hint) for item in value]
     return str(value) if isinstance(value, Path) else value
 
 

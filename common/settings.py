@@ -28,8 +28,8 @@ from common.config import (
     check,
     checked,
     compose_config,
-    described,
-    made,
+    construct,
+    to_config,
 )
 from common.errors import ConfigError, nearest
 from common.privacy import GaussianPrivacy, NoPrivacy
@@ -360,7 +360,7 @@ class RunSettings:
 
 def with_method(settings: RunSettings, method: Any) -> RunSettings:
     """The same run with another method object; the record says so."""
-    node = described(method)
+    node = to_config(method)
     trust(str(name) for _, name in imports_of(node, "method"))  # objects of the caller's own process
     return replace(settings, method=method, raw={**settings.raw, "method": node})
 
@@ -392,7 +392,7 @@ def settings_of(raw: Mapping[str, Any]) -> RunSettings:
     if values["output"] is None:
         chosen = raw["choices"]
         values["output"] = str(Path("outputs", chosen["data"], chosen["method"], f"seed-{raw['seed']}"))
-    settings = made(RunSettings, {**values, "raw": raw})
+    settings = construct(RunSettings, {**values, "raw": raw})
     clients = settings.protocol.clients(settings.data)  # the protocol's domains must exist in the data set
     settings.aggregation.check(settings.method.name, settings.method.averages, settings.rounds.sampled(len(clients)))
     _check_validation(settings)

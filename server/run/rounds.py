@@ -361,7 +361,7 @@ class RoundLoop:
             message,
             requests,
             self.settings.rounds.deadline,
-            keep=self.federation.shelf.keep,
+            keep=self.federation.answer_store.keep,
             closing=None if self.engine.simulated else closing,
         )
         if closing and self.engine.simulated:

@@ -91,11 +91,11 @@ class Mean:
     """Whether clients count the same whatever samples they registered, and some may be left out."""
 
     @property
-    def least(self) -> int:
+    def min_answers(self) -> int:
         """How many answers the rule needs; a round with fewer is skipped."""
         return 1
 
-    def knowing(self, refused: int, answers: int) -> Mean:  # noqa: ARG002
+    def after_refusals(self, refused: int, answers: int) -> Mean:  # noqa: ARG002
         """The rule for an exchange in which the gate let in ``answers`` answers and refused ``refused`` others.
 
         Where too few are left, a refused one counts as one of those to bear. Without it a hostile client could stop a
@@ -168,7 +168,7 @@ def largest(samples: Sequence[int], share: float) -> float:
     return float(ordered[0])
 
 
-def counted(updates: Sequence[Update], clients: Sequence[Client], share: float) -> list[Update]:
+def cap_samples(updates: Sequence[Update], clients: Sequence[Client], share: float) -> list[Update]:
     """The updates as they count: the clients' samples as ``clients`` has them, and of the sum no more than ``share``.
 
     The weights of a client's prototypes, which are samples too, are reduced alike.

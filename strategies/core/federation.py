@@ -23,7 +23,7 @@ from common.storage.files import read_tensors, safetensors_pieces
 from common.storage.state import GlobalState, named_tensors, split_tensors
 from common.wire.messages import Answer, Request
 from common.wire.payload import Payload, cast_down, cast_up
-from strategies.core.aggregation import at_most, counted
+from strategies.core.aggregation import at_most, cap_samples
 from strategies.core.bounds import Bounds
 from strategies.core.gate import Gate, Registry
 from strategies.core.method import Client, Method, ServerContext, Update, build_model, feature_size
@@ -100,7 +100,7 @@ class Outcome:
         return len(self.updates) < self.needed
 
 
-class Shelf:
+class AnswerStore:
     """Where an exchange's answers wait for the last one: in memory up to a limit, beyond it in files that are mapped.
 
     A mapped tensor is read from its file when it is looked at, and the kernel takes its memory back whenever it needs
@@ -165,7 +165,7 @@ class Federation:
         self.method: Method = settings.method
         self.registry = Registry(settings)
         self.server = self._server_side()
-        self.shelf = Shelf(settings.output_folder, settings.rounds.memory * 2**30)
+        self.answer_store = AnswerStore(settings.output_folder, settings.rounds.memory * 2**30)
         self._requests: dict[str, Request] = {}
         self._answered: set[str] = set()
         self._asked = 0
@@ -217,7 +217,7 @@ class Federation:
         self.server.round, self.server.exchange, self.server.scoring = round_number, exchange, score
         self.server.aggregation = self.settings.aggregation
         self._requests, self._answered, self._asked = {}, set(), 0
-        self.shelf.clear()
+        self.answer_store.clear()
 
     def message(self, state: GlobalState) -> Payload:
         """The tensors every participant of the present exchange is sent."""
@@ -272,7 +272,7 @@ class Federation:
         registered = self._clients[client]
         gate = Gate(self.method.expects(self.server), self.server, self._asked)
         if self.settings.rounds.transport != "float32":
-            payload = self.shelf.keep(cast_up(payload, self.settings.rounds.transport))
+            payload = self.answer_store.keep(cast_up(payload, self.settings.rounds.transport))
         update = gate.admit(request, answer, payload, registered)
         if update is not None:
             self.method.inspect(update, self.server)
@@ -337,8 +337,8 @@ class Federation:
         updates, too_long, clipped = self._bounded(state, updates)
         refusals += too_long.items()
         admitted = [arrived for arrived in admitted if arrived.client not in too_long]
-        updates = counted(updates, self.server.clients, self.settings.rounds.largest_share)
-        self.server.aggregation = self.settings.aggregation.knowing(refused + len(refusals), len(updates))
+        updates = cap_samples(updates, self.server.clients, self.settings.rounds.largest_share)
+        self.server.aggregation = self.settings.aggregation.after_refusals(refused + len(refusals), len(updates))
         asked = min(self._asked, enough or self._asked)
         needed, by = self.needed(asked) if asked else (0, "")
         if needed and len(updates) >= needed:
@@ -357,7 +357,9 @@ class Federation:
             bounds = {client: {name: bound for name, (_, bound, _) in parts.items()} for client, parts in found.items()}
             return (
                 [
-                    self.shelf.keep(self.bounds.clip(update, state, expected, self.server, bounds[update.client.id]))
+                    self.answer_store.keep(
+                        self.bounds.clip(update, state, expected, self.server, bounds[update.client.id])
+                    )
                     if update.client.id in bounds
                     else update
                     for update in updates
@@ -379,5 +381,5 @@ class Federation:
 
     def needed(self, asked: int) -> tuple[int, str]:
         """How many of ``asked`` participants must have answered for an exchange to count, >= 1, and who says so."""
-        quorum, least = math.ceil(self.settings.rounds.quorum * asked), self.server.aggregation.least
+        quorum, least = math.ceil(self.settings.rounds.quorum * asked), self.server.aggregation.min_answers
         return (quorum, "rounds.quorum") if quorum >= least else (least, "aggregation")

@@ -42,10 +42,11 @@ class RobustRule(Mean, ABC):
                 f"method={method}: the server makes other things than averages of what it is sent, "
                 f"or nothing, and aggregation={self._name} would not protect it; set aggregation=mean"
             )
-        if participants < self.least:
+        if participants < self.min_answers:
             raise ConfigError(
-                f"aggregation={self._name} needs {self.least} answers a round and {participants} clients are asked: "
-                "take more clients, a larger rounds.participation, a smaller aggregation.attackers, or aggregation=mean"
+                f"aggregation={self._name} needs {self.min_answers} answers a round "
+                f"and {participants} clients are asked: take more clients, a larger rounds.participation, "
+                "a smaller aggregation.attackers, or aggregation=mean"
             )
 
     @property
@@ -61,8 +62,8 @@ class RobustRule(Mean, ABC):
         """``[D]``: one row for ``table [n, D]`` float64, n >= 1, whatever the rule needs otherwise."""
 
     def _need(self, states: Sequence[Mapping[str, Tensor]]) -> None:
-        if len(states) < self.least:
-            raise ValueError(f"{self._name} needs {self.least} states; got {len(states)}")
+        if len(states) < self.min_answers:
+            raise ValueError(f"{self._name} needs {self.min_answers} states; got {len(states)}")
 
     def totals(self, states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
         """See :meth:`strategies.core.aggregation.Mean.totals`."""
@@ -143,7 +144,7 @@ class Median(CoordinateRule):
     """
 
     @property
-    def least(self) -> int:
+    def min_answers(self) -> int:
         """Of two answers the median is the mean."""
         return 3
 
@@ -190,12 +191,12 @@ class TrimmedMean(CoordinateRule):
         return "trimmed_mean"
 
     @property
-    def least(self) -> int:
+    def min_answers(self) -> int:
         """One value must be left."""
         return 2 * self.attackers + 1
 
-    def knowing(self, refused: int, answers: int) -> TrimmedMean:
-        """See :meth:`strategies.core.aggregation.Mean.knowing`."""
+    def after_refusals(self, refused: int, answers: int) -> TrimmedMean:
+        """See :meth:`strategies.core.aggregation.Mean.after_refusals`."""
         return replace(self, attackers=max(0, self.attackers - refused, self._trimmed(answers)))
 
     def _trimmed(self, count: int) -> int:
@@ -230,12 +231,12 @@ class Krum(RobustRule):
         return "krum" if self.keep == 1 else "multi_krum"
 
     @property
-    def least(self) -> int:
+    def min_answers(self) -> int:
         """Blanchard et al.'s ``2 f + 2 < n``."""
         return 2 * self.attackers + 3
 
-    def knowing(self, refused: int, answers: int) -> Krum:
-        """See :meth:`strategies.core.aggregation.Mean.knowing`."""
+    def after_refusals(self, refused: int, answers: int) -> Krum:
+        """See :meth:`strategies.core.aggregation.Mean.after_refusals`."""
         return replace(self, attackers=max(0, self.attackers - refused, self._borne(answers)))
 
     def _borne(self, count: int) -> int:

@@ -21,7 +21,7 @@ from common.wire.messages import Registration, Request
 from common.wire.payload import Payload
 from strategies.adcol import owners_of
 from strategies.core import gate
-from strategies.core.aggregation import average, counted, largest
+from strategies.core.aggregation import average, cap_samples, largest
 from strategies.core.federation import Federation
 from strategies.core.gate import MAX_CLASS_ROWS, MAX_CLUSTERED, MAX_PASSES, MAX_ROWS, Gate
 from strategies.core.method import Client, UploadSpec
@@ -191,7 +191,7 @@ def test_no_published_protocol_counts_otherwise(name: str) -> None:
     sizes, share = HONEST[name]
     everyone = clients(sizes)
     sent = [replace(updates()[0], client=client) for client in everyone]
-    found = counted(sent, everyone, share)
+    found = cap_samples(sent, everyone, share)
     assert all(one is other for one, other in zip(found, sent, strict=True))
     assert max(sizes) <= 10 * sorted(sizes)[(len(sizes) - 1) // 2]
 
@@ -236,7 +236,7 @@ def test_a_liar_about_samples_has_no_more_than_half_of_the_average(tmp_path: Pat
         replace(update, client=client, prototypes=mass)
         for update, client in zip(updates(), made.registry.clients(), strict=True)
     ]
-    found = counted(sent, made.server.clients, made.settings.rounds.largest_share)
+    found = cap_samples(sent, made.server.clients, made.settings.rounds.largest_share)
     assert [update.samples for update in found] == [25, 42, 17]
     assert found[1].prototypes.weights.item() == pytest.approx(42)
     weights = made.server.aggregation.average(found)["layer.weight"]
@@ -249,7 +249,7 @@ def test_a_liar_about_samples_gives_the_servers_nets_no_more_rows_than_it_counts
     tables = {index: {"features": torch.arange(size * 1.0)[:, None]} for index, size in enumerate((10, 30, 20))}
     sent = updates(extra=tables)
     assert torch.equal(sent_rows(sent, "features"), torch.cat([tables[index]["features"] for index in range(3)]))
-    found = counted(sent, clients(), 0.4)
+    found = cap_samples(sent, clients(), 0.4)
     assert [update.samples for update in found] == [10, 20, 20]
     assert sent_rows(found[1:2], "features").flatten().tolist() == [index * 30 // 20 for index in range(20)]
     assert owners_of(found).tolist() == [0] * 10 + [1] * 20 + [2] * 20

@@ -195,26 +195,26 @@ def test_more_than_that_do(rule: Mean, hostile: int) -> None:
 def test_what_was_refused_counts_as_borne_where_answers_are_short(
     attackers: int, refused: int, admitted: int, trimmed: int, krum: int
 ) -> None:
-    assert TrimmedMean(attackers).knowing(refused, admitted) == TrimmedMean(trimmed)
-    assert Krum(attackers, keep=None).knowing(refused, admitted) == Krum(krum, keep=None)
-    assert [rule.knowing(refused, admitted) for rule in (Mean(), Median())] == [Mean(), Median()]
+    assert TrimmedMean(attackers).after_refusals(refused, admitted) == TrimmedMean(trimmed)
+    assert Krum(attackers, keep=None).after_refusals(refused, admitted) == Krum(krum, keep=None)
+    assert [rule.after_refusals(refused, admitted) for rule in (Mean(), Median())] == [Mean(), Median()]
 
 
 @given(attackers=draw.integers(0, 6), refused=draw.integers(0, 20), admitted=draw.integers(0, 20))
 def test_a_rule_never_bears_more_than_told_nor_less_than_it_must(attackers: int, refused: int, admitted: int) -> None:
     for rule in (TrimmedMean(attackers), Krum(attackers)):
-        found = rule.knowing(refused, admitted)
+        found = rule.after_refusals(refused, admitted)
         assert isinstance(found, TrimmedMean | Krum)
         assert max(0, attackers - refused) <= found.attackers <= attackers
         if found.attackers > max(0, attackers - refused):
-            assert found.least <= admitted
+            assert found.min_answers <= admitted
         if found.attackers < attackers:
-            assert replace(rule, attackers=found.attackers + 1).least > admitted
+            assert replace(rule, attackers=found.attackers + 1).min_answers > admitted
 
 
 def test_too_few_states_are_an_error() -> None:
     for rule, least in ((Median(), 3), (TrimmedMean(2), 5), (Krum(1), 5), (Krum(2, keep=None), 7)):
-        assert rule.least == least
+        assert rule.min_answers == least
         rule.combine(states(least), [1.0] * least)
         with pytest.raises(ValueError, match=f"needs {least} states; got {least - 1}"):
             rule.combine(states(least - 1), [1.0] * (least - 1))
