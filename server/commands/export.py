@@ -157,7 +157,7 @@ def _images(
 def _notes(method: Method, prototypes: int) -> tuple[str, ...]:
     """What a reader of the score, or of the files, should know besides."""
     adapted = method.adapts and type(method).scored_weights is Method.scored_weights
-    earlier = method.scored_at != method.exchanges[0] and not method.personal
+    earlier = method.scores_new_state and not method.personal
     notes = {
         "The score is of models that were adapted to each client's training images; this one was not.": adapted,
         "The score was taken within the round, before its last exchange changed the model.": earlier,

@@ -210,6 +210,48 @@ def privacy_report(settings: RunSettings, ledger: Ledger | None, samples: Mappin
     }
 
 
+class PrivacyAccount:
+    """What a run's clients release; does nothing in a run without differential privacy.
+
+    Args:
+        settings: the run's settings.
+        sent: whether clients send ``prototypes`` and ``weights``.
+    """
+
+    def __init__(self, settings: RunSettings, sent: Mapping[str, bool]) -> None:
+        self.settings = settings
+        self.ledger: Ledger | None = None
+        if isinstance(settings.privacy, GaussianPrivacy):
+            self.ledger = Ledger(settings.output_folder, sent, anew=not settings.resume)
+
+    def asked(self, run: str, clients: Iterable[str]) -> None:
+        """See :meth:`Ledger.asked`."""
+        if self.ledger is not None:
+            self.ledger.asked(run, clients)
+
+    def answered(self, run: str, rows: Iterable[Mapping[str, Any]]) -> None:
+        """See :meth:`Ledger.answered`."""
+        if self.ledger is not None:
+            self.ledger.answered(run, rows)
+
+    def warnings(self, samples: Mapping[str, int]) -> list[str]:
+        """Return what the settings do not protect, one sentence each; ``samples`` are each client's."""
+        privacy = self.settings.privacy
+        if self.ledger is None or not isinstance(privacy, GaussianPrivacy):
+            return []
+        unmet = conditions(unprotected(privacy, self.ledger.sent), ())
+        return [f"no epsilon: {reason}" for reason in unmet] + warnings_of(privacy, samples)
+
+    def report(self, samples: Mapping[str, int]) -> dict[str, Any] | None:
+        """See :func:`privacy_report`."""
+        return privacy_report(self.settings, self.ledger, samples)
+
+    def summary(self, samples: Mapping[str, int]) -> str:
+        """Return one line about what was spent; empty without differential privacy."""
+        report = self.report(samples)
+        return spoken(report) if report else ""
+
+
 def with_conditions(report: Mapping[str, Any]) -> dict[str, Any]:
     """Return a report as it is, or without epsilon if a version made it that did not look at the conditions."""
     if "conditions" in report:

@@ -1,4 +1,4 @@
-"""What a run was before it was resumed: whose data its rounds had, what code they ran, how well it did."""
+"""How a run begins in its folder: new, or resumed from its checkpoint after the checks that nothing has changed."""
 
 from __future__ import annotations
 
@@ -10,10 +10,14 @@ from typing import Any
 
 from common.errors import CheckpointError
 from common.metrics import RoundScore
-from common.storage.files import write_json
+from common.settings import RunSettings, differing, yaml_of
+from common.storage.files import write_json, write_text
 from common.versions import code_files, package_versions
 from common.wire.messages import Registration, printable
+from server.run.checkpoint import Checkpoint, Checkpoints, check_belongs, check_length
+from server.run.history import History
 from server.run.schema import read_lines
+from server.trackers.events import Listener
 
 MAX_NAMED = 5
 """Files and packages that are named of those that changed."""
@@ -21,14 +25,90 @@ MAX_NAMED = 5
 _DATA = ("samples", "class_counts", "split", "content")
 
 
-@dataclass
-class ResumeCheck:
-    """The registrations of the rounds that are done.
+@dataclass(frozen=True, eq=False)
+class RunStart:
+    """Where a run begins.
 
     Args:
-        registrations: the last of each client; none for a new run.
-        anyway: let clients in whose data have changed.
-        changed: these clients, as they come, and what of their data.
+        history: the run's files; of a resumed run, without the rounds after the checkpoint.
+        checkpoint: the checkpoint that the run is resumed from; ``None`` if it is new.
+        check: what the clients registered before; empty if the run is new.
+    """
+
+    history: History
+    checkpoint: Checkpoint | None
+    check: ResumeCheck
+
+
+def open_run(
+    settings: RunSettings, checkpoints: Checkpoints, best: Checkpoints, listeners: Sequence[Listener]
+) -> RunStart:
+    """Open a run's folder: resume from its newest checkpoint if there is one and ``resume`` is set, else begin anew.
+
+    Args:
+        settings: the run's settings.
+        checkpoints: the folder's checkpoints; removed if the run is new.
+        best: the checkpoint of the best round; removed likewise.
+        listeners: called with every event of the history.
+
+    Raises:
+        CheckpointError: no checkpoint can be read, or they belong to another run.
+    """
+    checkpoint = checkpoints.load() if settings.resume else None
+    folder = settings.output_folder
+    if checkpoint is None:
+        checkpoints.clear()
+        best.clear()
+        changed_code(folder, settings.own_packages, resumed=False)
+        return RunStart(_history(settings, listeners, -1, -1), None, ResumeCheck())
+    differ = differing(settings.raw, folder / "config.yaml")
+    check_belongs(checkpoint, settings.method.name, settings.identity, settings.seed, differ)
+    if settings.method.scheduled:
+        check_length(checkpoint, settings.train.rounds)
+    done = checkpoint.state.round
+    scored = done if settings.method.scores_new_state else done - 1
+    history = _history(settings, listeners, done, scored)
+    check = ResumeCheck.of(folder, anyway=settings.resume == "anyway")
+    changed = changed_code(folder, settings.own_packages, resumed=True)
+    if changed:
+        history.event("code changed", round=done, reason=changed)
+    return RunStart(history, checkpoint, check)
+
+
+def _history(settings: RunSettings, listeners: Sequence[Listener], keep_until: int, scores_until: int) -> History:
+    return History(
+        settings.output_folder,
+        keep_until,
+        scores_until,
+        listeners,
+        scorers=settings.test_scorers,
+        validators=settings.validation_scorers,
+    )
+
+
+def take_over(settings: RunSettings, done: int) -> None:
+    """Make a resumed run's folder describe the run from here on: its settings, and no end that is no longer its end.
+
+    Args:
+        settings: the run's settings; nothing happens unless they resume a run.
+        done: rounds that are done.
+    """
+    if not settings.resume:
+        return
+    folder = settings.output_folder
+    write_text(folder / "config.yaml", yaml_of(settings.raw))
+    if done < settings.train.rounds:
+        (folder / "summary.json").unlink(missing_ok=True)
+
+
+@dataclass
+class ResumeCheck:
+    """Compares what clients register with what they registered in the rounds that are done.
+
+    Args:
+        registrations: the last registration of each client, by client id; none for a new run.
+        anyway: accept clients with changed data.
+        changed: clients with changed data that have registered so far, and the fields that differ.
     """
 
     registrations: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -37,12 +117,15 @@ class ResumeCheck:
 
     @classmethod
     def of(cls, folder: Path, *, anyway: bool) -> ResumeCheck:
-        """Those in a run's folder."""
-        found = read_lines(folder / "events.jsonl")
-        return cls({entry.get("client", ""): entry for entry in found if entry["event"] == "registered"}, anyway)
+        """Return the check for the run in ``folder``, from its event log."""
+        registrations: dict[str, Mapping[str, Any]] = {}
+        for entry in read_lines(folder / "events.jsonl"):
+            if entry["event"] == "registered":
+                registrations[entry.get("client", "")] = entry
+        return cls(registrations, anyway)
 
     def refuses(self, registration: Registration) -> str:
-        """Why a client cannot go on: its data are not what they were; empty if it can."""
+        """Return why a client cannot go on, because its data have changed; empty if it can."""
         known = self.registrations.get(registration.client, {})
         other = [key for key in _DATA if known.get(key, "") not in ("", getattr(registration, key))]
         if not other:
@@ -51,43 +134,53 @@ class ResumeCheck:
         return "" if self.anyway else f"its data are not what they were in the rounds that are done: {', '.join(other)}"
 
     def check(self) -> None:
-        """Refuse to go on with other data, unless that is asked for.
+        """Refuse to go on with changed data, unless ``anyway`` is set.
 
         Raises:
-            CheckpointError: whose data have changed.
+            CheckpointError: clients have changed data.
         """
         if self.changed and not self.anyway:
             raise CheckpointError(
-                f"the rounds that are done had other data of {', '.join(self.changed)}: bring them back, start anew "
+                f"the rounds that are done had other data of {', '.join(self.changed)}: restore them, begin anew "
                 "with overwrite=true, or go on all the same with resume=anyway"
             )
 
 
 def changed_code(folder: Path, own: tuple[str, ...] = (), *, resumed: bool) -> str:
-    """What of code, that of the user's ``own`` packages too, and of installed versions is not as in the part before.
+    """Return which code files and package versions differ from those of the run so far; write ``code.json`` anew.
 
-    ``code.json`` is written for the next.
+    Args:
+        folder: the run's folder.
+        own: the user's own packages, whose code counts too.
+        resumed: whether the run is resumed; otherwise nothing differs.
     """
     path, now = folder / "code.json", {**code_files(own), **package_versions()}
     try:
         before = dict(json.loads(path.read_text())) if resumed and path.exists() else {}
     except (ValueError, TypeError, RecursionError):
-        return "code.json, which would tell, cannot be read"
+        return "code.json, which records the code of the rounds that are done, cannot be read"
     finally:
         write_json(path, now)
-    changed = sorted(name for name in before | now if before and before.get(name) != now.get(name))
+    if not before:
+        return ""
     versions = package_versions()
-    named = [
-        f"{name} {before.get(name)} -> {now.get(name)}" if name in versions else name for name in changed[:MAX_NAMED]
-    ]
-    return printable(", ".join(named + [f"{len(changed) - MAX_NAMED} more"] * (len(changed) > MAX_NAMED)))
+    changed = [name for name in sorted({*before, *now}) if before.get(name) != now.get(name)]
+    parts = []
+    for name in changed[:MAX_NAMED]:
+        parts.append(f"{name} {before.get(name)} -> {now.get(name)}" if name in versions else name)
+    if len(changed) > MAX_NAMED:
+        parts.append(f"{len(changed) - MAX_NAMED} more")
+    return printable(", ".join(parts))
 
 
 def best_of(scores: Sequence[RoundScore]) -> dict[str, float]:
-    """The highest accuracy of each domain, of the average and of the worst, over rounds; means of whole scores only."""
-    each = [
-        score.accuracy if score.missing else {**score.accuracy, "average": score.average, "worst": score.worst}
-        for score in scores
-    ]
-    names = dict.fromkeys(name for score in each for name in score)
-    return {name: max(score[name] for score in each if name in score) for name in names}
+    """Return the highest accuracy over ``scores`` of each domain, and of ``average`` and ``worst`` of whole scores."""
+    best: dict[str, float] = {}
+    for score in scores:
+        values = dict(score.accuracy)
+        if not score.missing:
+            values["average"] = score.average
+            values["worst"] = score.worst
+        for name, value in values.items():
+            best[name] = max(value, best.get(name, value))
+    return best

@@ -87,6 +87,11 @@ class Method:
         return "train"
 
     @property
+    def scores_new_state(self) -> bool:
+        """Whether a round scores the state that it makes itself, and not that of the round before."""
+        return self.scored_at != self.exchanges[0]
+
+    @property
     def personal(self) -> bool:
         """Whether a client's own model is scored on its own domain, instead of the global model on every domain."""
         return False

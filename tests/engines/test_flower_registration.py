@@ -250,7 +250,7 @@ def test_keys_are_asked_for_where_flower_can_know_them(
     grid: Any, expected: tuple[bool, bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engines: list[FlowerEngine] = []
-    monkeypatch.setattr(server_app, "conduct", lambda settings, engine, listeners: engines.append(engine))
+    monkeypatch.setattr(server_app, "run_federation", lambda settings, engine, listeners: engines.append(engine))
     chosen = {"overrides": f"method=fedavg output={tmp_path / 'run'}"}
     server_app.main(grid(), Context(1, 1, {}, RecordDict(), chosen))
     assert [(engine.simulated, engine.enrolled) for engine in engines] == [expected]

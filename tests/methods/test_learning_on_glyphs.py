@@ -65,7 +65,7 @@ def test_ten_rounds(method, tmp_path):
     ]
     settings = load_settings([*overrides, f"output={tmp_path}"])
     averages = run(settings).averages()
-    if settings.method.scored_at != settings.method.exchanges[0]:
+    if settings.method.scores_new_state:
         averages = [CHANCE, *averages]  # whose first score is of round 1
     assert averages[-1] >= LEAST[method] > 5 * CHANCE
     assert averages[-1] >= averages[1] + 30

@@ -1,0 +1,249 @@
+"""What each exchange of a run came to, as rows and events of its history; and the best round by validation."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from common.metrics import Coverage, RoundScore, best_round, states
+from common.settings import RunSettings
+from common.wire.messages import CLIPPED, Request, completed_status
+from common.wire.payload import Payload
+from server.run.accounting import PrivacyAccount
+from server.run.engine import MAX_REASON, Failure
+from server.run.history import History, exchange_rows
+from strategies.core.federation import Federation, Outcome, Reply
+
+PHASES = ("load", "score", "train", "save")
+"""What a device does in an exchange, in this order, with a column of seconds each."""
+
+
+class Recorder:
+    """Writes the records of a run's exchanges.
+
+    Scores that the history holds already, because the run was resumed, are taken into account first.
+
+    Args:
+        settings: the run's settings.
+        federation: the exchange that is recorded; ``federation.best`` is set to the best round by validation.
+        history: the run's files.
+        account: what clients have released under differential privacy.
+        run_id: the run's id.
+    """
+
+    def __init__(
+        self, settings: RunSettings, federation: Federation, history: History, account: PrivacyAccount, run_id: str
+    ) -> None:
+        self.settings, self.federation, self.history = settings, federation, history
+        self.account, self.run_id = account, run_id
+        self.registry, self.server = federation.registry, federation.server
+        self.scores_new_state = settings.method.scores_new_state
+        self._capped: set[str] = set()
+        """Clients that count for fewer samples than they registered, each reported once."""
+        self._unscored: set[str] = set()
+        """Domains that no client was asked to score in the last exchange."""
+        self._skipped = set(history.rounds("round skipped"))
+        self._tested = Coverage(settings.test_scorers)
+        self._validated = Coverage(settings.validation_scorers)
+        self._validation = history.validation_scores()
+        for score in history.round_scores():
+            self._tested.take(score)
+        for score in self._validation:
+            self._validated.take(score)
+        best = self._best()
+        federation.best = best.round if best else -1
+
+    def _best(self) -> RoundScore | None:
+        return best_round(states(self._validation, self._skipped))
+
+    def skipped(self, number: int, outcome: Outcome) -> None:
+        """Write that round ``number`` missed its quorum."""
+        self._skipped.add(number)
+        self.history.event(
+            "round skipped", round=number, answered=len(outcome.updates), needed=outcome.needed, by=outcome.by
+        )
+
+    def record(
+        self,
+        message: Payload,
+        requests: Mapping[str, Request],
+        replies: Sequence[Reply],
+        outcome: Outcome,
+        failures: Sequence[Failure],
+    ) -> None:
+        """Write what an exchange came to.
+
+        Args:
+            message: the tensors that every client was sent.
+            requests: what each client was asked, by client id.
+            replies: the replies that could be read.
+            outcome: what was accepted of them.
+            failures: clients without a reply, and replies that were not accepted.
+        """
+        self.history.add_bytes(exchange_rows(message, requests, replies, failures))
+        self._write_activity(outcome, failures)
+        self._write_clipped(outcome)
+        self._write_capped(outcome)
+        self._write_failures(failures)
+        discarded = self.scores_new_state and outcome.skipped  # the state that was scored is thrown away
+        if self.server.scoring and not discarded:
+            self._write_scores(outcome, requests, failures)
+
+    # ---- activity --------------------------------------------------------------------------------------------------
+
+    def _write_activity(self, outcome: Outcome, failures: Sequence[Failure]) -> None:
+        rows: list[dict[str, Any]] = []
+        for reply in outcome.admitted:
+            row = self._activity_row(reply)
+            if reply.client in outcome.clipped:
+                row["status"] = CLIPPED
+                row["reason"] = _clip_reason(outcome.clipped[reply.client])
+            rows.append(row)
+        for failure in failures:
+            row = {
+                "round": self.server.round,
+                "exchange": self.server.exchange,
+                "client": failure.client,
+                "status": failure.status,
+                "domain": self.registry.domain(failure.client),
+                "reason": failure.reason,
+            }
+            rows.append(row)
+        self.history.add_activity(rows)
+        self.account.answered(self.run_id, rows)
+
+    def _activity_row(self, reply: Reply) -> dict[str, Any]:
+        answer = reply.answer
+        row: dict[str, Any] = {
+            "round": self.server.round,
+            "exchange": self.server.exchange,
+            "client": reply.client,
+            "domain": self.registry.domain(reply.client),
+            "status": completed_status(train=answer.trained),
+            "samples": answer.samples,
+            "steps": answer.steps,
+            "losses": json.dumps({name: round(value, 6) for name, value in answer.losses.items()}),
+            "bytes_down": reply.bytes_down,
+            "bytes_up": reply.bytes_up,
+            "peak_bytes": answer.peak_bytes,
+            "releases": answer.releases or "",
+            "randomness": answer.randomness,
+        }
+        for phase in PHASES:
+            row[f"seconds_{phase}"] = answer.seconds.get(phase, "")
+        for part, size in reply.payload.part_bytes().items():
+            row[f"bytes_up_{part}"] = size
+        return row
+
+    def _write_clipped(self, outcome: Outcome) -> None:
+        for client, factors in outcome.clipped.items():
+            rounded = {name: round(factor, 6) for name, factor in factors.items()}
+            self._client_event("client clipped", client, reason=_clip_reason(factors), factors=rounded)
+
+    def _write_capped(self, outcome: Outcome) -> None:
+        """Report once each client that counts for fewer samples than it registered."""
+        for update in outcome.updates:
+            client = update.client.id
+            registered = self.registry.registrations[client].samples
+            if update.samples < registered and client not in self._capped:
+                self._capped.add(client)
+                reason = f"as {update.samples} of {registered} samples (rounds.largest_client, rounds.largest_share)"
+                self.history.event("client counts less", round=self.server.round, client=client, reason=reason)
+
+    def _write_failures(self, failures: Sequence[Failure]) -> None:
+        late = sorted(failure.client for failure in failures if failure.status == "late")
+        if late:
+            self.history.event("late", round=self.server.round, exchange=self.server.exchange, clients=late)
+        for failure in failures:
+            if failure.status != "late":
+                self._client_event(
+                    f"client {failure.status}", failure.client, reason=failure.reason, traceback=failure.traceback
+                )
+
+    def _client_event(self, name: str, client: str, **content: Any) -> None:
+        self.history.event(name, round=self.server.round, exchange=self.server.exchange, client=client, **content)
+
+    # ---- scores ----------------------------------------------------------------------------------------------------
+
+    def _write_scores(self, outcome: Outcome, requests: Mapping[str, Request], failures: Sequence[Failure]) -> None:
+        scored_round = self.server.round if self.scores_new_state else self.server.round - 1
+        rows: list[dict[str, Any]] = []
+        validated: list[dict[str, Any]] = []
+        for reply in outcome.admitted:
+            for entry in reply.answer.scores:
+                rows.append(self._score_row(scored_round, reply, entry))
+                self.history.confusions.add(scored_round, reply.client, entry, self.server.class_count)
+            if reply.answer.validation is not None:
+                validated.append(self._score_row(scored_round, reply, reply.answer.validation))
+        self.history.add_scores(rows)
+        self.history.add_validation(validated)
+        if self.settings.rounds.test:
+            self._report_missing(scored_round, requests, rows, failures)
+        if rows:
+            self._score_event("score", self._tested.score(scored_round, _entries(rows)))
+        if validated:
+            score = self._validated.score(scored_round, _entries(validated))
+            self._validation.append(score)
+            self._score_event("validation", score)
+            if self._best() is score:
+                self.federation.best = scored_round
+
+    def _score_row(self, number: int, reply: Reply, entry: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            "round": number,
+            "client": reply.client,
+            "client_domain": self.registry.domain(reply.client),
+            "domain": entry["domain"],
+            "count": entry["count"],
+            "correct": entry["correct"],
+            "accuracy": round(100.0 * entry["correct"] / max(1, entry["count"]), 4),
+            "loss": round(entry["loss"], 6),
+        }
+
+    def _score_event(self, name: str, score: RoundScore) -> None:
+        self.history.event(
+            name,
+            round=score.round,
+            accuracy=dict(score.accuracy),
+            average=score.average,
+            worst=score.worst,
+            missing=dict(score.missing),
+        )
+
+    def _report_missing(
+        self,
+        scored_round: int,
+        requests: Mapping[str, Request],
+        rows: Sequence[Mapping[str, Any]],
+        failures: Sequence[Failure],
+    ) -> None:
+        """Report every score that was asked for and is missing, and once each domain that no client can score."""
+        scored = {(row["client"], row["domain"]) for row in rows}
+        failed = {failure.client: failure for failure in failures}
+        asked: set[str] = set()
+        for client, request in requests.items():
+            asked.update(request.score)
+            status, reason = "silent", "it answered without the score that it was asked for"
+            if client in failed:
+                status, reason = failed[client].status, failed[client].reason
+            for domain in request.score:
+                if (client, domain) not in scored:
+                    content = {"domain": domain, "client": client, "status": status, "reason": reason}
+                    self.history.event("score missing", round=scored_round, **content)
+        unscored = set(self.settings.test_scorers) - asked
+        for domain in sorted(unscored - self._unscored):
+            reason = "no client that takes part can score it"
+            self.history.event("score missing", round=scored_round, domain=domain, status="unasked", reason=reason)
+        self._unscored = unscored
+
+
+def _entries(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, int, int]]:
+    return [(row["domain"], row["correct"], row["count"]) for row in rows]
+
+
+def _clip_reason(factors: Mapping[str, float]) -> str:
+    """Return what a client's update was scaled by, the smallest factor first."""
+    ascending = sorted(factors.items(), key=lambda item: item[1])
+    parts = [f"{name} by {factor:.3g}" for name, factor in ascending]
+    return ("longer than the bound, scaled: " + ", ".join(parts))[:MAX_REASON]
