@@ -1,4 +1,4 @@
-"""A device: answers the server's requests for one client, on whatever engine brought them."""
+"""A device: registers one client and answers the server's requests for it, on every engine."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from client.ledger import Budget, Ledger, check_accountant
-from client.privacy import Protection
+from client.ledger import Ledger
+from client.privacy import DevicePrivacy, GaussianDevicePrivacy, Unprotected
 from client.store import Store
 from client.trainer import LocalExchange, choose_device, memory_format
 from common.data.domain import Split
-from common.data.protocols import ClientSpec, content_hash, public_split_hash, split_hash, test_subset
-from common.errors import ConfigError, DataError, PayloadError, PrivacyError
+from common.data.protocols import ClientSpec, content_hash, split_hash, test_subset
+from common.errors import DataError, PayloadError
 from common.metrics import peak_bytes
 from common.privacy import GaussianPrivacy
 from common.prototypes import PrototypeSet
@@ -29,7 +29,6 @@ from common.versions import package_versions
 from common.wire.messages import Answer, Registration, Request, header_of
 from common.wire.payload import Payload, cast_down, cast_up
 from strategies.core.method import Client, ClientContext, Method, Trained, Upload, build_model, feature_size
-from strategies.core.protection import check_nothing_else, check_scores
 
 _MODELS = threading.local()
 """The model of this thread with its initial state, so that a Ray actor or an inline worker builds its net once."""
@@ -73,8 +72,8 @@ class Device:
     ) -> None:
         self.settings, self.spec, self.data_root, self.simulated = settings, spec, data_root, simulated
         self.method: Method = settings.method
-        self.ledger, self.allows_keyed = ledger, allows_keyed
-        self.private = isinstance(settings.privacy, GaussianPrivacy)
+        self.ledger = ledger
+        self.privacy = device_privacy(settings, ledger, simulated=simulated, allows_keyed=allows_keyed)
         self.torch_device = choose_device(settings.train.device)
         self.scores = scores if scores is not None else (spec.domain,)
         self._store = store
@@ -93,13 +92,12 @@ class Device:
         Raises:
             PrivacyError: this device's own configuration forbids what the run would send.
         """
-        self._check_privacy()
+        self.privacy.check_settings(self._new_model)
         split, validation = self._own_data()
         counts = split.class_counts(self.settings.data.class_count).tolist()
-        known, content = self._split_sha256, content_hash(split)
-        if self.private and self.ledger is not None:  # a plain hash would confirm a guess of images or labels
-            content = self.ledger.keyed_hash("content", self.spec.id, known, content)
-            known = public_split_hash(self.settings.data.name, self.spec, counts, len(validation))
+        known, content = self.privacy.registered_hashes(
+            self.spec, self._split_sha256, content_hash(split), counts, len(validation)
+        )
         return Registration(
             client=self.spec.id,
             domain=self.spec.domain,
@@ -155,134 +153,63 @@ class Device:
             PrivacyError: the privacy budget is spent, or this device's own configuration forbids the update.
         """
         self._check(request)
-        self._check_privacy()
+        self.privacy.check_settings(self._new_model)
+        self.privacy.check_request(request)
         torch.set_num_threads(self.settings.train.threads)  # a setting of the calling thread
         clock = Clock()
         split, validation = self._own_data()
         for domain in request.score:
             self._test_data(domain)
-        client = Client(
-            self.spec.id,
-            self.spec.domain,
-            len(split),
-            tuple(split.class_counts(self.settings.data.class_count).tolist()),
-            request.client_index,
-            request.client_count,
-        )
-        position = request.round * len(self.method.exchanges) + self.method.exchanges.index(request.exchange)
-        store = self._store(request.run)
-        kept = {name: tensor.to(self.torch_device) for name, tensor in store.load(position).items()}
-        local = self._install(cast_up(message, self.settings.rounds.transport), request, client, split, kept)
+        store, position = self._store(request.run), self._position(request)
+        local = self._install(cast_up(message, self.settings.rounds.transport), request, split, store, position)
         clock.lap("load")
         scores, validated = self._score(local, request, validation)
         clock.lap("score")
-        upload, trained = Upload(weights={}), None
-        protection = self._protection(local) if request.train else None
+        protection = self.privacy.protection(local) if request.train else Unprotected()
+        upload, trained = Upload(weights={}), Trained(local.prototypes, 0, {})
         if request.train:
-            self._check_budget(local.model)
+            self.privacy.check_budget(local.model)
             upload, trained = self._take_part(local, request, protection)
         clock.lap("train")
         if request.train:
             self._keep(store, position, local, upload, (request.keep + 1) * len(self.method.exchanges))
         clock.lap("save")
-        shared = self.method.shared_names(local.model)
-        weights = upload.weights
-        if weights is None:
-            weights = {name: tensor.contiguous() for name, tensor in local.model.state_dict().items() if name in shared}
-        if protection is not None:
-            weights = protection.weights(weights)
+        weights = protection.weights(self._uploaded_weights(local, upload))
+        seconds, memory = self.privacy.measurements(clock.seconds, peak_bytes())
         answer = Answer(
             run=request.run,
             method=request.method,
             round=request.round,
             exchange=request.exchange,
             client=request.client,
-            samples=client.samples,
-            class_counts=list(client.class_counts),
+            samples=local.client.samples,
+            class_counts=list(local.client.class_counts),
             trained=request.train,
             scores=scores,
-            losses=dict(trained.losses) if trained and protection is None else {},  # they tell of the training data
-            steps=trained.steps if trained else 0,
-            seconds={} if self.private else clock.seconds,  # time and memory may depend on images
-            peak_bytes=0 if self.private else peak_bytes(),
+            losses=protection.losses(trained.losses),
+            steps=trained.steps,
+            seconds=seconds,
+            peak_bytes=memory,
             device=describe_device(self.torch_device),
-            releases=self._count_release(request, local.model) if request.train else 0,
+            releases=self.privacy.count_release(request.run, self.spec.id, local.model) if request.train else 0,
             validation=validated,
-            randomness=protection.randomness if protection is not None else "",
+            randomness=protection.randomness,
         )
         prototypes = upload.prototypes.to("cpu") if upload.prototypes is not None else None
         sent = Payload(header_of(answer), _on_cpu(weights), prototypes, _on_cpu(upload.extra))
         return cast_down(sent, self.settings.rounds.transport)
 
-    # ---- what may leave --------------------------------------------------------------------------------------------
+    def _position(self, request: Request) -> int:
+        """The number of the exchange in the run, under which the client keeps its own state."""
+        return request.round * len(self.method.exchanges) + self.method.exchanges.index(request.exchange)
 
-    def _check_privacy(self) -> None:
-        """Refuse settings that this device does not allow, whatever the server asks for.
-
-        Raises:
-            PrivacyError: the noise would be one that the server can repeat, or a part of an update would carry none.
-            ConfigError: a budget needs an accountant that is not installed, or there is no place for the ledger.
-        """
-        privacy, ledger = self.settings.privacy, self.ledger
-        if isinstance(privacy, GaussianPrivacy):
-            if ledger is None:
-                raise ConfigError("privacy=gaussian: this device has no place for its ledger; pass Device a ledger")
-            if privacy.randomness == "keyed" and not self.simulated and not self.allows_keyed:
-                raise PrivacyError(
-                    "privacy.randomness=keyed: whoever knows the run's seed could subtract this device's noise; choose "
-                    "privacy.randomness=auto, or allow it on the device by --node-config 'privacy-randomness=\"keyed\"'"
-                )
-        check_accountant(self._budgets)
-        limits = [budget for budget in self._budgets if budget.max_epsilon is not None]
-        if not limits:
-            return
-        clients = len(self.settings.protocol.clients(self.settings.data))
-        bare = [part for part, noise in self._multipliers(self._model(clients)[0]).items() if not noise]
-        if bare:
-            raise PrivacyError(
-                f"{limits[0].epsilon_key}={limits[0].max_epsilon:g} allows no update without noise, and this run's "
-                f"would have: {', '.join(bare)}. Choose privacy=gaussian with privacy.update_clip and both noise "
-                "multipliers above 0, and privacy.randomness=auto"
-            )
-
-    @property
-    def _budgets(self) -> list[Budget]:
-        """The device's own budget and the run's."""
-        privacy = self.settings.privacy
-        found = [self.ledger.budget] if self.ledger is not None else []
-        if isinstance(privacy, GaussianPrivacy):
-            found.append(Budget(privacy.max_releases, privacy.max_epsilon, privacy.delta))
-        return found
-
-    @property
-    def _counts(self) -> bool:
-        """Whether updates are counted: those of private runs, and all where the device has a budget of its own."""
-        return self.ledger is not None and (self.private or bool(self.ledger.budget))
-
-    def _multipliers(self, model: nn.Module) -> dict[str, float]:
-        """The noise multiplier of each part of an update; 0 for a part whose noise is none, or known to the server."""
-        privacy = self.settings.privacy
-        if not isinstance(privacy, GaussianPrivacy):
-            return {"everything": 0.0}
-        prototypes, weights = self.method.prototypes_from != "none", bool(self.method.shared_names(model))
-        noised = privacy.noised(prototypes=prototypes, weights=weights)
-        if privacy.randomness == "keyed" and not self.simulated:
-            noised = {}
-        return {
-            part: noised.get(part, 0.0) for part, sent in (("prototypes", prototypes), ("weights", weights)) if sent
-        }
-
-    def _check_budget(self, model: nn.Module) -> None:
-        """Refuse before the work what would not be sent after it."""
-        if self._counts and self.ledger is not None:
-            self.ledger.check(self._multipliers(model), self._budgets)
-
-    def _count_release(self, request: Request, model: nn.Module) -> int:
-        """Count an update before it is sent; how many there are of this client in this run, if they carry noise."""
-        if not self._counts or self.ledger is None:
-            return 0
-        count = self.ledger.spend(request.run, self.spec.id, self._multipliers(model), self._budgets)
-        return count if self.private else 0
+    def _uploaded_weights(self, local: LocalExchange, upload: Upload) -> Mapping[str, Tensor]:
+        """The weights that the method uploads: its own choice, or the shared part of the trained model."""
+        if upload.weights is not None:
+            return upload.weights
+        shared = self.method.shared_names(local.model)
+        state = local.model.state_dict()
+        return {name: tensor.contiguous() for name, tensor in state.items() if name in shared}
 
     def _check(self, request: Request) -> None:
         if request.code != self.settings.code:
@@ -302,16 +229,18 @@ class Device:
             raise PayloadError(f"the request is for {request.client}; this is {self.spec.id}")
         if request.exchange not in self.method.exchanges:
             raise PayloadError(f"{self.method.name} has no exchange {request.exchange!r}: {self.method.exchanges}")
-        if self.private and request.train and request.exchange != "train":
-            raise PayloadError(
-                f"privacy=gaussian covers the exchange train; {self.method.name}'s {request.exchange} would send what "
-                "carries no noise, and nothing was sent"
-            )
 
-    def _install(
-        self, message: Payload, request: Request, client: Client, split: Split, kept: Mapping[str, Tensor]
-    ) -> LocalExchange:
-        """The model with the received shared state and the kept own state."""
+    def _install(self, message: Payload, request: Request, split: Split, store: Store, position: int) -> LocalExchange:
+        """Load the received shared state and the client's own state into the model."""
+        kept = {name: tensor.to(self.torch_device) for name, tensor in store.load(position).items()}
+        client = Client(
+            self.spec.id,
+            self.spec.domain,
+            len(split),
+            tuple(split.class_counts(self.settings.data.class_count).tolist()),
+            request.client_index,
+            request.client_count,
+        )
         model, initial = self._model(client.client_count)
         shared = self.method.shared_names(model)
         if message.weights and set(message.weights) != shared:
@@ -320,7 +249,7 @@ class Device:
         order = [name for name in model.state_dict() if name in message.weights]  # a message's is not the model's
         weights = {name: message.weights[name].to(self.torch_device) for name in order}
         own = {name[len(MODEL_PREFIX) :]: kept[name] for name in kept if name.startswith(MODEL_PREFIX)}
-        model.train().requires_grad_(True)  # whatever a client of this thread left that failed half-way
+        model.train().requires_grad_(True)  # an earlier client of this thread may have failed half-way
         model.zero_grad(set_to_none=True)
         try:
             model.load_state_dict({**initial, **own, **weights})
@@ -345,6 +274,10 @@ class Device:
             data_root=self.data_root,
         )
 
+    def _new_model(self) -> nn.Module:
+        """The run's model as it is before the first round."""
+        return self._model(len(self.settings.protocol.clients(self.settings.data)))[0]
+
     def _model(self, client_count: int) -> tuple[nn.Module, dict[str, Tensor]]:
         key = (self.settings.identity, self.settings.seed, client_count, str(self.torch_device))
         if getattr(_MODELS, "key", None) != key:
@@ -355,13 +288,7 @@ class Device:
         return _MODELS.model, _MODELS.initial
 
     def _score(self, local: LocalExchange, request: Request, validation: Split) -> tuple[list[Any], Any]:
-        """The scores that were asked for, of the model as it was received or as the method adapts it.
-
-        Raises:
-            ConfigError: the run is private, and a score would tell of the client's own images.
-        """
-        if request.score or request.validate:
-            check_scores(self.settings.privacy, self.method, validates=request.validate)
+        """Score the model as it was received, or as the method adapts it, on what the request names."""
         adapts = self.method.adapts and (bool(request.score) or request.validate)
         before = {name: tensor.clone() for name, tensor in local.model.state_dict().items()} if adapts else {}
         if adapts:
@@ -372,25 +299,17 @@ class Device:
             local.model.load_state_dict(before)
         return scores, validated
 
-    def _protection(self, local: LocalExchange) -> Protection | None:
-        privacy = self.settings.privacy
-        return Protection(privacy, local, simulated=self.simulated) if isinstance(privacy, GaussianPrivacy) else None
-
-    def _take_part(
-        self, local: LocalExchange, request: Request, protection: Protection | None
-    ) -> tuple[Upload, Trained | None]:
-        typed: ClientContext = local
+    def _take_part(self, local: LocalExchange, request: Request, protection: Unprotected) -> tuple[Upload, Trained]:
+        """Train, or reply to a later exchange; return the method's upload and what training left."""
+        context: ClientContext = local
         if request.exchange != "train":
-            return self.method.respond(typed), None
-        if protection is not None:
-            protection.before_training()
-        self.method.begin(typed)
+            return self.method.respond(context), Trained(local.prototypes, 0, {})
+        protection.before_training()
+        self.method.begin(context)
         trained = local.run()
-        if protection is not None:
-            trained = replace(trained, prototypes=protection.prototypes(trained.prototypes))
-        upload = self.method.upload(typed, trained)
-        if protection is not None:
-            check_nothing_else(upload, trained.prototypes, local.weights)
+        trained = replace(trained, prototypes=protection.prototypes(trained.prototypes))
+        upload = self.method.upload(context, trained)
+        protection.check_upload(upload, trained.prototypes)
         return upload, trained
 
     def _keep(self, store: Store, position: int, local: LocalExchange, upload: Upload, best_before: int) -> None:
@@ -414,6 +333,15 @@ class Clock:
         now = time.perf_counter()
         self.seconds[phase] = round(now - self._last, 4)
         self._last = now
+
+
+def device_privacy(
+    settings: RunSettings, ledger: Ledger | None, *, simulated: bool, allows_keyed: bool
+) -> DevicePrivacy:
+    """Return how this device treats privacy in a run with ``settings``; see :class:`Device` for the arguments."""
+    if isinstance(settings.privacy, GaussianPrivacy):
+        return GaussianDevicePrivacy(settings, settings.privacy, ledger, simulated=simulated, allows_keyed=allows_keyed)
+    return DevicePrivacy(settings, ledger)
 
 
 def _on_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -1,22 +1,261 @@
-"""Differential privacy on the device: what is clipped and noised before anything is encoded.
+"""Differential privacy on the device: what is clipped, noised, counted or withheld before anything is encoded.
 
 See :mod:`common.privacy` for what neighbouring data sets are and why the sensitivities hold.
+
+:class:`DevicePrivacy` holds for a whole run and :class:`Unprotected` for one exchange of a run without differential
+privacy; :class:`GaussianDevicePrivacy` and :class:`Protection` are their counterparts with ``privacy=gaussian``.
 """
 
+from __future__ import annotations
+
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from client.ledger import Budget, Ledger, check_accountant
 from client.trainer import LocalExchange
+from common.data.protocols import ClientSpec, public_split_hash
+from common.errors import ConfigError, PayloadError, PrivacyError
 from common.privacy import GaussianPrivacy, clip_factor, clip_rows, finite, gaussian
 from common.prototypes import PrototypeSet, class_means
+from common.settings import RunSettings
+from common.wire.messages import Request
+from strategies.core.method import Method, Upload
+from strategies.core.protection import check_nothing_else, check_scores
 
 
-class Protection:
-    """The mechanism for one exchange.
+class DevicePrivacy:
+    """Privacy of one device in a run without differential privacy: only the device's own budget applies.
+
+    Args:
+        settings: the run's settings.
+        ledger: what was released of the client's data, and the device's own budget; ``None`` counts nothing.
+    """
+
+    def __init__(self, settings: RunSettings, ledger: Ledger | None) -> None:
+        self.settings, self.ledger = settings, ledger
+        self.method: Method = settings.method
+
+    @property
+    def budgets(self) -> list[Budget]:
+        """The budgets that an update must fit in."""
+        return [] if self.ledger is None else [self.ledger.budget]
+
+    @property
+    def counts(self) -> bool:
+        """Whether updates are counted in the ledger."""
+        return self.ledger is not None and bool(self.ledger.budget)
+
+    def multipliers(self, model: nn.Module) -> dict[str, float]:  # noqa: ARG002
+        """Return the noise multiplier of each part of an update of ``model``; 0 for a part without noise."""
+        return {"everything": 0.0}
+
+    def check_settings(self, new_model: Callable[[], nn.Module]) -> None:
+        """Refuse settings that this device does not allow, whatever the server asks for.
+
+        Args:
+            new_model: builds the run's model; called only if a budget limits epsilon.
+
+        Raises:
+            PrivacyError: the server could repeat the noise, or a part of an update would carry none.
+            ConfigError: a budget needs an accountant that is not installed, or the ledger has no place.
+        """
+        check_accountant(self.budgets)
+        limits = [budget for budget in self.budgets if budget.max_epsilon is not None]
+        if not limits:
+            return
+        bare = [part for part, multiplier in self.multipliers(new_model()).items() if not multiplier]
+        if bare:
+            raise PrivacyError(
+                f"{limits[0].epsilon_key}={limits[0].max_epsilon:g} allows no update without noise, and this run's "
+                f"would have: {', '.join(bare)}. Choose privacy=gaussian with privacy.update_clip and both noise "
+                "multipliers above 0, and privacy.randomness=auto"
+            )
+
+    def check_request(self, request: Request) -> None:
+        """Refuse an exchange whose upload or scores differential privacy does not cover."""
+
+    def check_budget(self, model: nn.Module) -> None:
+        """Refuse, before training, an update that could not be sent after it.
+
+        Raises:
+            PrivacyError: a budget is spent.
+        """
+        if self.counts and self.ledger is not None:
+            self.ledger.check(self.multipliers(model), self.budgets)
+
+    def count_release(self, run: str, client: str, model: nn.Module) -> int:
+        """Count an update in the ledger before it is sent.
+
+        Returns:
+            The client's noised updates in this run, this one included; 0 without differential privacy.
+        """
+        if self.counts and self.ledger is not None:
+            self.ledger.spend(run, client, self.multipliers(model), self.budgets)
+        return 0
+
+    def registered_hashes(
+        self,
+        spec: ClientSpec,  # noqa: ARG002
+        split: str,
+        content: str,
+        counts: Sequence[int],  # noqa: ARG002
+        validation: int,  # noqa: ARG002
+    ) -> tuple[str, str]:
+        """Return the hashes of the split and of its images that the client registers.
+
+        Args:
+            spec: the client.
+            split: SHA-256 of the split.
+            content: SHA-256 of its images.
+            counts: training samples per class.
+            validation: validation samples.
+        """
+        return split, content
+
+    def measurements(self, seconds: Mapping[str, float], peak_bytes: int) -> tuple[dict[str, float], int]:
+        """Return the seconds by phase and the peak memory that the answer holds."""
+        return dict(seconds), peak_bytes
+
+    def protection(self, local: LocalExchange) -> Unprotected:  # noqa: ARG002
+        """Return what protects the upload of one exchange."""
+        return Unprotected()
+
+
+class GaussianDevicePrivacy(DevicePrivacy):
+    """Privacy of one device in a run with ``privacy=gaussian``.
+
+    Args:
+        settings: as in :class:`DevicePrivacy`.
+        privacy: the settings of the mechanism.
+        ledger: as in :class:`DevicePrivacy`; required.
+        simulated: whether this machine plays other clients too, so that noise may be repeatable.
+        allows_keyed: whether this device itself, and not only the server's settings, allows noise that can be
+            repeated by anyone who knows the run's seed.
+    """
+
+    def __init__(
+        self,
+        settings: RunSettings,
+        privacy: GaussianPrivacy,
+        ledger: Ledger | None,
+        *,
+        simulated: bool,
+        allows_keyed: bool,
+    ) -> None:
+        super().__init__(settings, ledger)
+        self.privacy, self.simulated, self.allows_keyed = privacy, simulated, allows_keyed
+
+    @property
+    def budgets(self) -> list[Budget]:
+        """The device's own budget and the run's."""
+        privacy = self.privacy
+        return [*super().budgets, Budget(privacy.max_releases, privacy.max_epsilon, privacy.delta)]
+
+    @property
+    def counts(self) -> bool:
+        """Whether updates are counted in the ledger."""
+        return True
+
+    @property
+    def _required_ledger(self) -> Ledger:
+        if self.ledger is None:
+            raise ConfigError("privacy=gaussian: this device has no place for its ledger; pass Device a ledger")
+        return self.ledger
+
+    def multipliers(self, model: nn.Module) -> dict[str, float]:
+        """Return the noise multiplier of each part of an update; 0 for noise that is absent or known to the server."""
+        sent = {
+            "prototypes": self.method.prototypes_from != "none",
+            "weights": bool(self.method.shared_names(model)),
+        }
+        noised = self.privacy.noised(**sent)
+        if self.privacy.randomness == "keyed" and not self.simulated:
+            noised = {}
+        return {part: noised.get(part, 0.0) for part in sent if sent[part]}
+
+    def check_settings(self, new_model: Callable[[], nn.Module]) -> None:
+        """See :meth:`DevicePrivacy.check_settings`."""
+        _ = self._required_ledger
+        if self.privacy.randomness == "keyed" and not self.simulated and not self.allows_keyed:
+            raise PrivacyError(
+                "privacy.randomness=keyed: anyone who knows the run's seed could subtract this device's noise; choose "
+                "privacy.randomness=auto, or allow it on the device by --node-config 'privacy-randomness=\"keyed\"'"
+            )
+        super().check_settings(new_model)
+
+    def check_request(self, request: Request) -> None:
+        """Refuse an exchange whose upload or scores differential privacy does not cover.
+
+        Raises:
+            PayloadError: the exchange would send tensors without noise.
+            ConfigError: a score would depend on the client's own images.
+        """
+        if request.train and request.exchange != "train":
+            raise PayloadError(
+                f"privacy=gaussian covers the exchange train; {self.method.name}'s {request.exchange} would send what "
+                "carries no noise, and nothing was sent"
+            )
+        if request.score or request.validate:
+            check_scores(self.privacy, self.method, validates=request.validate)
+
+    def count_release(self, run: str, client: str, model: nn.Module) -> int:
+        """See :meth:`DevicePrivacy.count_release`."""
+        return self._required_ledger.spend(run, client, self.multipliers(model), self.budgets)
+
+    def registered_hashes(
+        self, spec: ClientSpec, split: str, content: str, counts: Sequence[int], validation: int
+    ) -> tuple[str, str]:
+        """Return hashes that do not confirm a guess of images or labels: one keyed with the device's secret."""
+        keyed = self._required_ledger.keyed_hash("content", spec.id, split, content)
+        return public_split_hash(self.settings.data.name, spec, list(counts), validation), keyed
+
+    def measurements(
+        self,
+        seconds: Mapping[str, float],  # noqa: ARG002
+        peak_bytes: int,  # noqa: ARG002
+    ) -> tuple[dict[str, float], int]:
+        """Return no measurements: time and memory may depend on images."""
+        return {}, 0
+
+    def protection(self, local: LocalExchange) -> Unprotected:
+        """Return the Gaussian mechanism for one exchange."""
+        return Protection(self.privacy, local, simulated=self.simulated)
+
+
+class Unprotected:
+    """The upload of one exchange without differential privacy: it is sent as it is.
+
+    Attributes:
+        randomness: where the noise comes from; empty without noise.
+    """
+
+    randomness: Literal["", "keyed", "system"] = ""
+
+    def before_training(self) -> None:
+        """Compute what must not depend on local training."""
+
+    def prototypes(self, trained: PrototypeSet) -> PrototypeSet:
+        """Return the prototypes that are sent in place of the class means that training left."""
+        return trained
+
+    def check_upload(self, upload: Upload, prototypes: PrototypeSet) -> None:
+        """Refuse an upload that holds tensors which were not protected."""
+
+    def weights(self, trained: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Return the weights that are sent in place of the trained ones."""
+        return trained
+
+    def losses(self, losses: Mapping[str, float]) -> dict[str, float]:
+        """Return the training losses that the answer holds."""
+        return dict(losses)
+
+
+class Protection(Unprotected):
+    """The Gaussian mechanism for one exchange.
 
     Args:
         local: the exchange, with the model as it was received.
@@ -29,7 +268,7 @@ class Protection:
     def __init__(self, privacy: GaussianPrivacy, local: LocalExchange, *, simulated: bool) -> None:
         self.privacy, self.local = privacy, local
         keyed = privacy.randomness == "keyed" or (privacy.randomness == "auto" and simulated)
-        self.randomness: Literal["keyed", "system"] = "keyed" if keyed else "system"
+        self.randomness = "keyed" if keyed else "system"
         self._clean: PrototypeSet | None = None
 
     def before_training(self) -> None:
@@ -65,6 +304,18 @@ class Protection:
         noise = gaussian(tuple(clean.vectors.shape), self._draws("prototypes")) * deviations
         noised = clean.vectors.double().cpu() + noise
         return PrototypeSet(clip_rows(noised, privacy.clip).float(), clean.labels.cpu(), clean.weights.cpu())
+
+    def check_upload(self, upload: Upload, prototypes: PrototypeSet) -> None:
+        """Refuse an upload that holds tensors which were not protected.
+
+        Raises:
+            PayloadError: it does; see :func:`strategies.core.protection.check_nothing_else`.
+        """
+        check_nothing_else(upload, prototypes, self.local.weights)
+
+    def losses(self, losses: Mapping[str, float]) -> dict[str, float]:  # noqa: ARG002
+        """Return none: they depend on the training data and carry no noise."""
+        return {}
 
     def weights(self, trained: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """The received weights plus a clipped, noised update; ``trained`` itself where updates are not protected.

@@ -20,7 +20,7 @@ from scipy.stats import beta
 from support.runs import Recorded, TouchedEngine, run
 from support.toy import CLASSES, Toy, toy_settings
 
-import client.device
+import client.privacy
 import strategies.core.federation
 import strategies.core.protection
 from client.device import Device
@@ -215,7 +215,7 @@ LEAKS = {
 def unrefused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Switch the refusals off, as if the methods were accepted."""
     monkeypatch.setattr(strategies.core.federation, "check_protects", lambda *rest: None)
-    monkeypatch.setattr(client.device, "check_scores", lambda *rest, **more: None)
+    monkeypatch.setattr(client.privacy, "check_scores", lambda *rest, **more: None)
 
 
 @pytest.mark.parametrize("case", LEAKS)

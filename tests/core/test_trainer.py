@@ -379,12 +379,8 @@ def test_a_failure_leaves_no_trace_for_the_next_client_of_the_thread(tmp_path: P
     with pytest.raises(RuntimeError, match="out of memory"):
         made.answer(request(settings), message(settings))
     assert store.load(99) == {}
-    other, _ = device(settings, "dark")
-    local = other._install(message(settings), request(settings, client="dark-0"), *_held(other), {})
+    other, own = device(settings, "dark")
+    split, _ = other._own_data()
+    local = other._install(message(settings), request(settings, client="dark-0"), split, own, 0)
     assert all(parameter.requires_grad and parameter.grad is None for parameter in local.model.parameters())
     assert all(module.training for module in local.model.modules())
-
-
-def _held(made: Device) -> tuple[Client, Any]:
-    split = made._own_data()[0]
-    return Client("dark-0", "dark", len(split), tuple(split.class_counts(CLASSES).tolist()), 1, 3), split
