@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout,
 from bench.measuring import arguments, start
 from bench.ratios import Ratio, append, compare, in_turn
 from common.data.augmentation import Augmentation
-from common.data.domain import split_batches
+from common.data.batches import split_batches
 from common.seeding import generator
 
 BATCH = 64

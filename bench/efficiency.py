@@ -33,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout,
 from bench.measuring import arguments, start
 from bench.ratios import Ratio, append, compare, quantity
 from client.trainer import memory_format
-from common.data.domain import split_batches
+from common.data.batches import split_batches
 from common.seeding import generator
 from common.settings import RunSettings, load_settings
 from server.engines.inline import InlineEngine

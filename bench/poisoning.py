@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout,
 
 from bench.measuring import arguments, environment, start
 from bench.rows import append_rows
-from common.data.domain import Split
+from common.data.batches import Split
 from common.metrics import RoundScore
 from common.prototypes import PrototypeSet
 from common.seeding import generator

@@ -39,7 +39,7 @@ from torch import Tensor
 from bench.measuring import arguments, start
 from bench.rows import append_rows, circumstances
 from common.accounting import epsilon
-from common.data.domain import Split
+from common.data.batches import Split
 from common.models.base import Model
 from common.privacy import clip_rows, gaussian
 from common.prototypes import class_means

@@ -34,7 +34,8 @@ from bench.measuring import arguments, peak_kib, start
 from bench.ratios import RESULTS, Ratio, append, class_of, compare, in_turn, machine_class, quantity, read
 from common.choices import trust
 from common.config import checked, compose_config
-from common.data.domain import DataSource, Domain, Split
+from common.data.batches import Split
+from common.data.domain import DataSource, Domain
 from common.prototypes.finch import partition
 from common.seeding import generator
 from common.settings import RunSettings, settings_of

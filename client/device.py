@@ -17,7 +17,7 @@ from client.ledger import Ledger
 from client.privacy import DevicePrivacy, GaussianDevicePrivacy, Unprotected
 from client.store import Store
 from client.trainer import LocalExchange, choose_device, memory_format
-from common.data.domain import Split
+from common.data.batches import Split
 from common.data.protocols import ClientSpec, content_hash, split_hash, test_subset
 from common.errors import DataError, PayloadError
 from common.metrics import peak_bytes

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from common.data.domain import EVALUATION_BATCH, Split, split_batches
+from common.data.batches import EVALUATION_BATCH, Split, split_batches
 from common.errors import ConfigError
 from common.prototypes import ClassSums, PrototypeSet, class_means
 from common.seeding import generator

@@ -32,7 +32,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from common.data.augmentation import Augmentation
-from common.data.domain import Split
+from common.data.batches import Split
 from common.data.glyphs import Glyphs
 from common.seeding import derive, generator
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from common.config import Natural, NonNegative, Positive, checked
-from common.data.domain import split_batches
+from common.data.batches import split_batches
 from strategies.core.method import ClientContext, Losses, Method
 from strategies.parts.edits import displace, restore
 

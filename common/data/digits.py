@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from common.config import Names, checked
+from common.data.batches import Split
 from common.data.cache import cached
 from common.data.digit_files import (
     Arrays,
@@ -19,7 +20,7 @@ from common.data.digit_files import (
     read_mnist,
     read_usps,
 )
-from common.data.domain import DataSource, Domain, Split, search_roots
+from common.data.domain import DataSource, Domain, search_roots
 from common.errors import DataError, libraries_of
 
 _VERSION = 1  # raise when reading changes

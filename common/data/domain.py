@@ -1,4 +1,4 @@
-"""What a domain is, and what every data set offers: images and labels, split into train and test, kept as uint8."""
+"""What a domain is, and what every data set offers: domains, each with a train and a test split."""
 
 from __future__ import annotations
 
@@ -14,90 +14,18 @@ from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
-from torch import Tensor
 
 from common.config import Names, check, checked
 from common.data.augmentation import Augmentation
+from common.data.batches import Split
 from common.errors import DataError, nearest
 
 ImageSize = Annotated[int, Field(ge=8, le=512)]
 """Side of square images, pixels."""
 
 DATA_VARIABLE = "GOLDFINCH_DATA"
-EVALUATION_BATCH = 256
-"""Images in a batch that is only scored, on devices and on the server."""
 
 _load_lock = threading.Lock()
-
-
-@dataclass(frozen=True, eq=False)
-class Split:
-    """Images and their labels.
-
-    Attributes:
-        images: uint8 [N, 3, H, W], 0..255.
-        labels: int64 [N], 0..K-1.
-    """
-
-    images: Tensor
-    labels: Tensor
-    _copies: dict[torch.device, Split] = field(default_factory=dict, init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        check(self.images.dtype == torch.uint8, f"images must be uint8; got {self.images.dtype}")
-        size, count = list(self.images.shape), list(self.labels.shape)
-        check(len(size) == 4 and size[1] == 3, f"images must be [N, 3, H, W]; got {size}")
-        check(self.labels.dtype == torch.int64, f"labels must be int64; got {self.labels.dtype}")
-        check(count == size[:1], f"{size[0]} images need as many labels; got {count}")
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def subset(self, indices: Tensor) -> Split:
-        """The samples at ``indices`` (int64 [M]), in that order: a copy, or itself if they are all, as they are."""
-        indices = indices.to(self.labels.device)
-        if len(indices) == len(self) and torch.equal(indices, torch.arange(len(self), device=indices.device)):
-            return self
-        return Split(self.images_at(indices), self.labels[indices])
-
-    def images_at(self, indices: Tensor) -> Tensor:
-        """A copy of the images at ``indices`` (int64 [M], on the images' device), in that order.
-
-        Whole images are copied, twenty times as fast on the CPU as ``images[indices]``, which picks bytes.
-        """
-        return self.images.index_select(0, indices)
-
-    def to(self, device: torch.device | str) -> Split:
-        """The same samples on ``device``; itself when they are already there.
-
-        The copy is made once and kept as long as this split, so that all clients of a process share it.
-        """
-        device = torch.device(device)
-        if self.images.device == device:
-            return self
-        if device not in self._copies:
-            self._copies[device] = Split(self.images.to(device), self.labels.to(device))
-        return self._copies[device]
-
-    def class_counts(self, class_count: int) -> Tensor:
-        """Samples per class, int64 [class_count], on the labels' device."""
-        return torch.bincount(self.labels, minlength=class_count)
-
-
-def split_batches(order: Tensor, size: int, last: str) -> list[Tensor]:
-    """``order`` cut into batches of ``size``; what becomes of a short last one is ``last`` (keep, drop or merge).
-
-    A last batch of one sample joins the batch before it, since batch normalisation cannot train on it.
-    """
-    batches = list(order.split(size))
-    if len(batches) > 1:
-        short = len(batches[-1])
-        if short < size and last == "drop":
-            batches.pop()
-        elif short == 1 or (short < size and last == "merge"):
-            tail = batches.pop()
-            batches[-1] = torch.cat([batches[-1], tail])
-    return batches
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,7 +7,8 @@ from typing import ClassVar
 import torch
 
 from common.config import Fraction, Names, checked
-from common.data.domain import DATA_VARIABLE, DataSource, Domain, ImageSize, Split, search_roots
+from common.data.batches import Split
+from common.data.domain import DATA_VARIABLE, DataSource, Domain, ImageSize, search_roots
 from common.data.image_files import (
     SUFFIXES,
     check_within,

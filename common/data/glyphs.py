@@ -10,8 +10,9 @@ from PIL import features
 from torch import Tensor
 
 from common.config import Names, check, checked
+from common.data.batches import Split
 from common.data.cache import cached
-from common.data.domain import DataSource, Domain, Split
+from common.data.domain import DataSource, Domain
 from common.data.glyph_rendering import SIZE, blur, font_glyphs, neighbourhood, noise_field, sample, warp
 from common.errors import libraries_of
 from common.seeding import numpy_generator

@@ -7,7 +7,8 @@ from typing import ClassVar, Literal
 import torch
 
 from common.config import Fraction, checked
-from common.data.domain import DataSource, Domain, Split, search_roots
+from common.data.batches import Split
+from common.data.domain import DataSource, Domain, search_roots
 from common.data.image_files import (
     check_within,
     class_folders,

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from common.config import Names, checked
+from common.data.batches import Split
 from common.data.cache import cached
-from common.data.domain import DataSource, Domain, Split
+from common.data.domain import DataSource, Domain
 from common.data.glyph_rendering import SIZE, noise_field, sample
 from common.seeding import numpy_generator
 

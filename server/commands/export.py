@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from common.config import build
-from common.data.domain import Split
+from common.data.batches import Split
 from common.errors import ConfigError, DataError, nearest
 from common.exports.description import NO_LICENCE, Description
 from common.exports.formats import BATCH, Content, chosen_formats, write_export

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from torch import Tensor
 
-from common.data.domain import Split
+from common.data.batches import Split
 from common.errors import ConfigError
 from common.prototypes import PrototypeSet, normalise_rows
 from server.plots.figures import CLASS_COLOURS, HEAT, MARKERS, new_figure

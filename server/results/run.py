@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from torch import Tensor, nn
 
 from common.config import build
-from common.data.domain import EVALUATION_BATCH, Split
+from common.data.batches import EVALUATION_BATCH, Split
 from common.data.protocols import ClientSpec, test_subset
 from common.errors import CheckpointError, ConfigError, GoldfinchError
 from common.exports.model import kept_part, without_training_parts

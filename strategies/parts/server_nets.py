@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from common.config import BelowOne, Count, NonNegative, Positive, checked
-from common.data.domain import split_batches
+from common.data.batches import split_batches
 from common.losses import cross_entropy
 from common.models.base import MultilayerHead, initialised
 from common.storage.state import under_prefix, with_prefix

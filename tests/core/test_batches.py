@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from common.data.domain import split_batches
+from common.data.batches import split_batches
 
 
 def lengths(count: int, size: int, last: str) -> list[int]:

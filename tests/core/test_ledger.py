@@ -28,7 +28,7 @@ from client.node import NODE_KEYS, Node, answer_question
 from client.resident.frames import Question
 from client.store import Store
 from common.accounting import composed, epsilon
-from common.data.domain import Split
+from common.data.batches import Split
 from common.data.protocols import ClientSpec, content_hash, split_hash
 from common.errors import ConfigError, DataError, EngineError, PayloadError, PrivacyError
 from common.settings import RunSettings

@@ -29,7 +29,8 @@ from client.store import Store
 from common.accounting import epsilon
 from common.choices import choices_of
 from common.config import checked
-from common.data.domain import Domain, Split
+from common.data.batches import Split
+from common.data.domain import Domain
 from common.data.protocols import ClientSpec, content_hash
 from common.errors import ConfigError
 from common.privacy import GaussianPrivacy

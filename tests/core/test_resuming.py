@@ -14,7 +14,8 @@ from rich.console import Console
 from support.runs import run
 from support.toy import Toy, toy_settings
 
-from common.data.domain import Domain, Split, _load
+from common.data.batches import Split
+from common.data.domain import Domain, _load
 from common.errors import CheckpointError, ConfigError
 from common.settings import RunSettings, load_settings, read_config
 from common.versions import code_files, package_versions

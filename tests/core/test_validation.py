@@ -14,7 +14,8 @@ from support.toy import DOMAINS, Toy, composed, toy_settings
 
 from client.device import Device
 from client.store import Store
-from common.data.domain import Domain, Split
+from common.data.batches import Split
+from common.data.domain import Domain
 from common.data.protocols import ClientSpec, OneClientPerDomain, split_hash
 from common.errors import ConfigError, DataError
 from common.metrics import RoundScore, best_round, summarise

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-from common.data.domain import Domain, Split
+from common.data.batches import Split
+from common.data.domain import Domain
 
 
 def write_image(path: Path, level: int, size: int = 8, mode: str = "RGB") -> Path:

@@ -14,9 +14,9 @@ import torch
 from data_makers import even_labels, levels, write_image
 from PIL import Image
 
+from common.data.batches import Split
 from common.data.digit_files import read_idx
 from common.data.digits import Digits, pooled
-from common.data.domain import Split
 from common.errors import DataError
 
 LABELS = even_labels(20).astype(np.uint8)

@@ -7,7 +7,8 @@ from typing import ClassVar
 import pytest
 import torch
 
-from common.data.domain import DataSource, Domain, Split
+from common.data.batches import Split
+from common.data.domain import DataSource, Domain
 from common.errors import DataError
 
 

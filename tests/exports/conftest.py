@@ -10,7 +10,7 @@ from PIL import Image
 from support.runs import run
 from support.toy import CLASSES, DOMAINS, Toy, toy_settings
 
-from common.data.domain import Split
+from common.data.batches import Split
 from server.commands.export import export
 from server.results.run import Run
 

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from common.data.leave_out import LeaveOut
-from common.data.protocols import Dirichlet, test_subset
+from common.data.protocols import Dirichlet, LeaveOut, test_subset
 from common.errors import ConfigError
 from common.settings import RoundSettings, RunSettings, load_settings
 from common.wire.messages import Registration

@@ -12,7 +12,7 @@ from support.halves import CLASSES, FEATURES, SIZES, Half
 from torch import Tensor, nn
 
 from client.store import Store
-from common.data.domain import split_batches
+from common.data.batches import split_batches
 from common.models.base import Model, initialised
 from common.prototypes import PrototypeSet
 from common.seeding import generator

@@ -16,7 +16,8 @@ import yaml
 from common.choices import CONF, trust
 from common.config import checked
 from common.data.augmentation import Augmentation
-from common.data.domain import DataSource, Domain, Split
+from common.data.batches import Split
+from common.data.domain import DataSource, Domain
 from common.seeding import generator
 from common.settings import RunSettings, load_settings, with_method
 
