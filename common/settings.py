@@ -203,7 +203,7 @@ class RoundSettings:
         transport: what float32 tensors of the model and a method's further tensors are rounded to on the wire, both
             ways; prototypes and other dtypes travel as they are. See :mod:`common.wire.payload`.
         memory: GiB of an exchange's answers that stay in the server's memory, >= 0. What is beyond lies in mapped files
-            in the run's folder until it is averaged; see :mod:`strategies.core.federation`.
+            in the run's folder until it is averaged; see :mod:`common.storage.answer_store`.
         joins: first round, >= 1, of the domains and clients that are not there from the beginning, by name.
     """
 

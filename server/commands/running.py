@@ -111,12 +111,13 @@ def bytes_of_a_round(federation: Federation) -> Mapping[str, int]:
     A prototype set is counted as one row per class, unless the method allows more; what only the data determine (such
     as the number of clusters) is not.
     """
-    server, method, settings = federation.server, federation.method, federation.settings
+    method, settings = federation.method, federation.settings
     state = federation.initial_state()
     samples = [client.samples for client in federation.registry.clients()] or [0]
     sizes = {"down": 0, "up": 0}
     for exchange in method.exchanges:
         federation.begin(1, exchange, score=exchange == method.scored_at)
+        server = federation.server
         expected = method.expects(server)
         rows = server.class_count * (expected.max_rows or 1)
         shared = PrototypeSet(

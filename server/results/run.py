@@ -346,7 +346,7 @@ class Run:
 
     def shared_model(self) -> tuple[Model, dict[str, Tensor]]:
         """The net that classifies, with initial weights, and those of the chosen state that are shared, as scored."""
-        model = without_training_parts(self.federation.server.new_model())
+        model = without_training_parts(self.federation.new_model())
         scored = self.method.scored_weights(self.checkpoint.state)
         return model, {name: scored[name] for name in model.state_dict() if name in scored}
 

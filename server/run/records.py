@@ -14,6 +14,7 @@ from server.run.accounting import PrivacyAccount
 from server.run.engine import MAX_REASON, Failure
 from server.run.history import History, exchange_rows
 from strategies.core.federation import Federation, Outcome, Reply
+from strategies.core.method import ServerContext
 
 PHASES = ("load", "score", "train", "save")
 """What a device does in an exchange, in this order, with a column of seconds each."""
@@ -37,7 +38,7 @@ class Recorder:
     ) -> None:
         self.settings, self.federation, self.history = settings, federation, history
         self.account, self.run_id = account, run_id
-        self.registry, self.server = federation.registry, federation.server
+        self.registry = federation.registry
         self.scores_new_state = settings.method.scores_new_state
         self._capped: set[str] = set()
         """Clients that count for fewer samples than they registered, each reported once."""
@@ -53,6 +54,11 @@ class Recorder:
             self._validated.take(score)
         best = self._best()
         federation.best = best.round if best else -1
+
+    @property
+    def server(self) -> ServerContext:
+        """The present exchange."""
+        return self.federation.server
 
     def _best(self) -> RoundScore | None:
         return best_round(states(self._validation, self._skipped))

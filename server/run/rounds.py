@@ -26,7 +26,7 @@ from server.run.records import Recorder
 from server.run.resume import ResumeCheck, best_of, open_run, take_over
 from server.trackers.events import Listener
 from strategies.core.federation import Closing, Federation, Outcome, Reply
-from strategies.core.method import Client, Method
+from strategies.core.method import Client, Method, ServerContext
 
 MAX_LINES = 40
 """Lines of a traceback that end a run's error message."""
@@ -62,7 +62,6 @@ class RoundLoop:
         self.method: Method = settings.method
         self.federation = Federation(settings)
         self.registry = self.federation.registry
-        self.server = self.federation.server
         folder = settings.output_folder
         self.checkpoints = Checkpoints(folder / "checkpoint", settings.rounds.checkpoints)
         self.best_checkpoint = Checkpoints(folder / BEST)
@@ -76,6 +75,11 @@ class RoundLoop:
         self._failures: Sequence[Failure] = ()
         """Failures of the last exchange, if it admitted no reply at all."""
         self._started = time.perf_counter()
+
+    @property
+    def server(self) -> ServerContext:
+        """What the method's server half may use in the present exchange."""
+        return self.federation.server
 
     # ---- the run ---------------------------------------------------------------------------------------------------
 

@@ -24,8 +24,8 @@ BLOCK_ELEMENTS = 2**18
 STACKED_ELEMENTS = 2**23
 """Of all participants together, that are compared at a time."""
 
-LEAST = 3
-"""Of fewer clients either may be the honest one."""
+MIN_CLIENTS = 3
+"""Fewest clients for a limit on one client's share: two have no majority."""
 
 
 def average(states: Sequence[Mapping[str, Tensor]], weights: Sequence[float]) -> dict[str, Tensor]:
@@ -175,7 +175,7 @@ def cap_samples(updates: Sequence[Update], clients: Sequence[Client], share: flo
     """
     known = {client.id: client for client in clients}
     senders = [known[update.client.id] for update in updates]
-    if len(senders) >= LEAST:
+    if len(senders) >= MIN_CLIENTS:
         senders = at_most(senders, largest([client.samples for client in senders], share))
     found = []
     for update, client in zip(updates, senders, strict=True):

@@ -1,23 +1,24 @@
-"""How long an update may be: what is longer is scaled down to the bound, and the client still counts.
+"""How long an update may be: a longer one is scaled down to its bound, and the client still counts.
 
-A hostile client can scale its update until it outvotes everybody else in an average. Norm clipping takes that from it
-(Sun et al., "Can You Really Backdoor Federated Learning?", 2019) and, unlike refusal, costs the honest client of a hard
-domain no more than a shorter step.
+A hostile client can scale its update until it dominates the average. Norm clipping prevents that (Sun et al., "Can You
+Really Backdoor Federated Learning?", 2019). Unlike refusal, it costs the honest client of a hard domain no more than a
+shorter step.
 
 The bound of a client is
 
-    min(MOST * factor * usual, max(factor * middle * ratio, GROWTH * own))
+    min(MAX_HISTORY * factor * usual, max(factor * median * ratio, GROWTH * own))
 
-with ``middle`` the median length of the exchange, which fewer than half of the clients cannot move beyond the honest
-ones'; ``usual`` the larger of it and its own median over the last :data:`MEMORY` exchanges of the kind; ``ratio`` how
-many more batches the client has than the median one, at most :data:`MAX_RATIO`, since the samples are its own word;
-and ``own`` the median of the client's last :data:`MEMORY` lengths *as they were let in*.
+- ``median`` is the median length of the exchange. Fewer than half of the clients cannot move it beyond honest lengths.
+- ``usual`` is the larger of ``median`` and the median of the medians of the last :data:`MEMORY` exchanges of this kind.
+- ``ratio`` is the client's number of batches over the median number, at most :data:`MAX_RATIO`, because the server
+  cannot check how many samples a client has.
+- ``own`` is the median of the client's last :data:`MEMORY` lengths after clipping.
 
-So who moves as it did before is not cut when the others have finished, and a client that is long by nature is cut less
-every third round until it is not cut at all. One that turns hostile is held to what it did before. History cannot be
-talked up: what it holds was let in, so that a patient liar climbs as slowly as an honest client, by :data:`GROWTH` in
-three rounds, and never beyond :data:`MOST` times the bound of the others. That much is the price of not telling a hard
-domain from a hostile one.
+A client that moves as it did before is not clipped when the others have converged. A client with long updates is
+clipped less every third round, until it is not clipped at all. A client that turns hostile is held to its own past.
+The history holds clipped lengths, so a hostile client raises its bound as slowly as an honest one: by :data:`GROWTH` in
+three rounds, and never beyond :data:`MAX_HISTORY` times the bound of the others. A hard domain and a hostile client
+cannot be told apart, and this is the cost.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,24 +39,24 @@ from common.storage.state import GlobalState
 from strategies.core.context import ServerContext
 from strategies.core.exchange import Client, Update, UploadSpec
 
-LEAST = 3
-"""With two answers the median lies half-way to the hostile one."""
+MIN_UPDATES = 3
+"""Fewest updates that give a bound. With two, the median lies half-way to the hostile one."""
 
 MEMORY = 5
-"""Exchanges that are remembered. Missing ones count as 0: an own length says nothing before the third."""
+"""Exchanges that are remembered. Missing ones count as 0, so a client's own median is 0 before its third."""
 
-MOST = 4.0
-"""How much its history may raise a client's bound above the others' at most."""
+MAX_HISTORY = 4.0
+"""Largest factor by which its history raises a client's bound above that of the others."""
 
 GROWTH = 1.25
 """How much longer than its own median length a client may go."""
 
 MAX_RATIO = 2.0
-"""How much more registered batches may raise the bound at most; the rest is earned by history."""
+"""Largest factor by which registered batches raise a bound; beyond it, only history does."""
 
 STILL = 0.02
-"""Parameters that moved by less than this share of their own length did not go far, whatever the others did: near the
-end, when most clients have learned all they can, an honest one that has not would stand out."""
+"""The median counts as at least this share of the parameters' own norm. Otherwise, when most clients have converged, an
+honest client that has not would be clipped."""
 
 BLOCK_ELEMENTS = 2**20
 """Elements that are compared at a time: four MiB. Smaller ones cost more in calls than they save in the cache."""
@@ -78,9 +80,23 @@ class Part:
     moved: bool = False
 
 
+class Excess(NamedTuple):
+    """A part of an update that is too long.
+
+    Args:
+        length: its length.
+        bound: the length that is accepted.
+        median: the median length of the exchange.
+    """
+
+    length: float
+    bound: float
+    median: float
+
+
 @dataclass
 class Bounds:
-    """The lengths that are let in, and what they were in earlier exchanges.
+    """Finds updates that are too long, and remembers the lengths of earlier exchanges.
 
     Args:
         factor: > 1, see the module; of everything but parameters a domain has a scale of its own, so that it is
@@ -96,51 +112,66 @@ class Bounds:
 
     def find(
         self, updates: Sequence[Update], state: GlobalState, expected: UploadSpec, server: ServerContext
-    ) -> dict[str, dict[str, tuple[float, float, float]]]:
-        """Length, bound and median of every part that is too long, by client id and part.
+    ) -> dict[str, dict[str, Excess]]:
+        """Return every part that is too long, by client id and part; remember the lengths of this exchange.
 
-        Parts are the parameters, by their distance from the shared state; each tensor of running statistics, by its
-        norm, since a domain's are its own from the first batch on, however near the others lie together (scaled, a
-        variance stays positive); prototypes and tables with a row per sample, by the longest row; further tensors,
-        those of one net or kind together, by their norm. Integers have no length. A part
-        that fewer than :data:`LEAST` clients sent, or whose median is 0, gives no scale and is not bounded.
+        The parts are
+
+        - the parameters, by the norm of their difference from the shared state;
+        - each tensor of running statistics by its norm, because every domain has statistics of its own from the first
+          batch on, even if all clients' are close to each other (a scaled variance stays positive);
+        - prototypes, and tables with one row per sample, by the norm of the longest row;
+        - further tensors, those of one net or kind together, by their norm.
+
+        Integers have no length. A part that fewer than :data:`MIN_UPDATES` clients sent, or with median 0, is not
+        bounded.
 
         Args:
             updates: of all participants that passed the gate.
-            state: what they were sent.
+            state: the state that the participants were sent.
             expected: what the exchange's uploads carry.
             server: names of parameters, the training settings and the exchange's name.
         """
         batches = {update.client.id: _batches(update.client, server.train) for update in updates}
-        found: dict[str, dict[str, tuple[float, float, float]]] = {}
+        found: dict[str, dict[str, Excess]] = {}
         for name, part in _parts(expected, server).items():
-            measured = {update.client: _length(update, part, state) for update in updates if _sent(update, part)}
-            if len(measured) < LEAST:
+            lengths = {update.client: _length(update, part, state) for update in updates if _sent(update, part)}
+            if len(lengths) < MIN_UPDATES:
                 continue
-            middle = statistics.median(measured.values())
+            median = statistics.median(lengths.values())
             if name == "parameters":
-                middle = max(middle, STILL * _norm([state.weights[each] for each in part.names]))
-            key = f"{server.exchange}/{name}"
-            past = self.lengths.setdefault(key, torch.zeros(self.clients + 1, MEMORY, dtype=torch.float64))
-            if not middle:
+                median = max(median, STILL * _norm([state.weights[each] for each in part.names]))
+            if not median:
                 continue
-            own = past.median(1).values.tolist()  # of an odd number: the middle one
-            most = MOST * max(middle, own[-1])
-            factor = self.factor ** (1 if name == "parameters" else 2)
-            usual = statistics.median(batches[client.id] for client in measured)
-            past[-1] = _push(past[-1], middle)
-            for client, length in measured.items():
-                ratio = min(MAX_RATIO, max(1.0, batches[client.id] / usual)) if name == "parameters" else 1.0
-                bound = min(factor * most, max(factor * middle * ratio, GROWTH * own[client.index]))
-                past[client.index] = _push(past[client.index], min(length, bound))
-                if length > bound:
-                    found.setdefault(client.id, {})[name] = (length, bound, middle)
+            for client, excess in self._compare(name, f"{server.exchange}/{name}", lengths, median, batches).items():
+                found.setdefault(client, {})[name] = excess
+        return found
+
+    def _compare(
+        self, name: str, key: str, lengths: Mapping[Client, float], median: float, batches: Mapping[str, int]
+    ) -> dict[str, Excess]:
+        """Return the clients that exceed their bounds on one part; remember the lengths under ``key``."""
+        past = self.lengths.setdefault(key, torch.zeros(self.clients + 1, MEMORY, dtype=torch.float64))
+        own = past.median(1).values.tolist()  # MEMORY is odd, so this is the middle value
+        limit = MAX_HISTORY * max(median, own[-1])
+        usual_batches = statistics.median(batches[client.id] for client in lengths)
+        factor = self.factor if name == "parameters" else self.factor**2
+        past[-1] = _push(past[-1], median)
+        found: dict[str, Excess] = {}
+        for client, length in lengths.items():
+            ratio = 1.0
+            if name == "parameters":
+                ratio = min(MAX_RATIO, max(1.0, batches[client.id] / usual_batches))
+            bound = min(factor * limit, max(factor * median * ratio, GROWTH * own[client.index]))
+            past[client.index] = _push(past[client.index], min(length, bound))
+            if length > bound:
+                found[client.id] = Excess(length, bound, median)
         return found
 
     def clip(
         self, update: Update, state: GlobalState, expected: UploadSpec, server: ServerContext, most: Mapping[str, float]
     ) -> Update:
-        """The update with the parts that ``most`` names scaled down to the lengths that it gives."""
+        """Return the update with each part that ``most`` names scaled down to the length given there."""
         parts = _parts(expected, server)
         weights, extra, prototypes = dict(update.weights), dict(update.extra), update.prototypes
         for name, bound in most.items():

@@ -83,9 +83,12 @@ class ClientContext(Protocol):
         """Training batches of one epoch: images, augmented and formatted, and labels; order keyed by ``purpose``."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class ServerContext:
-    """The server's side of one exchange: what a method's server half may use besides state and updates."""
+    """The server's side of one exchange: what a method's server half may use besides state and updates.
+
+    Every exchange has an object of its own.
+    """
 
     rounds: int
     seed: int

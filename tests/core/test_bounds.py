@@ -21,7 +21,7 @@ from common.storage.state import GlobalState
 from common.wire.messages import Request
 from common.wire.payload import Payload
 from server.trackers.events import describe
-from strategies.core.bounds import GROWTH, MAX_RATIO, MEMORY, MOST, STILL, Bounds
+from strategies.core.bounds import GROWTH, MAX_HISTORY, MAX_RATIO, MEMORY, STILL, Bounds
 from strategies.core.method import Client, Update, UploadSpec
 
 MEAN, VARIANCE = "norm.running_mean", "norm.running_var"
@@ -223,7 +223,7 @@ def test_who_is_long_by_nature_is_soon_let_in_whole() -> None:
 def test_who_still_learns_when_the_others_have_keeps_its_way_for_a_while() -> None:
     let_in = rounds_of(Bounds(FACTOR, 3), lambda number: [1.9, 2.0, 3.0] if number <= 5 else [0.2, 0.2, 3.0], 9)
     middle = max(0.2, STILL * OWN)
-    assert [row[2] for row in let_in] == pytest.approx([3.0] * 8 + [FACTOR * MOST * middle], rel=1e-4)
+    assert [row[2] for row in let_in] == pytest.approx([3.0] * 8 + [FACTOR * MAX_HISTORY * middle], rel=1e-4)
 
 
 def test_who_turns_hostile_is_held_to_what_it_did_before() -> None:
@@ -236,7 +236,7 @@ def test_a_patient_liar_climbs_slowly_and_never_beyond_the_cap() -> None:
     let_in = [row[4] for row in rounds_of(Bounds(FACTOR, 5), lambda _: [1.0, 1.0, 1.0, 1.0, 1e6], 60)]
     for earlier, later in zip(let_in, let_in[3:], strict=False):
         assert later <= GROWTH * earlier * 1.0001
-    assert max(let_in) == pytest.approx(FACTOR * MOST, rel=1e-4)
+    assert max(let_in) == pytest.approx(FACTOR * MAX_HISTORY, rel=1e-4)
 
 
 def test_what_is_remembered_is_small_and_can_be_put_back() -> None:

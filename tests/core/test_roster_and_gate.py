@@ -18,7 +18,7 @@ from common.settings import RunSettings
 from common.wire.messages import Answer, Registration, Request, header_of, read_header
 from common.wire.payload import Payload, decode, encode
 from strategies.core.federation import Federation
-from strategies.core.gate import Registry
+from strategies.core.registry import Registry
 
 COUNTS = {"bright-0": [7, 6, 6, 6], "dark-0": [6, 6, 6, 6], "noisy-0": [6, 6, 6, 0]}
 

@@ -26,7 +26,7 @@ from server.engines.inline import InlineEngine
 from server.results.run import Run
 from server.run.checkpoint import BEST, Checkpoint, Checkpoints
 from server.run.history import read_rows
-from strategies.core.gate import Registry
+from strategies.core.registry import Registry
 
 CLIENTS = [ClientSpec(domain, 0) for domain in DOMAINS]
 

@@ -10,7 +10,7 @@ from common.data.protocols import Dirichlet, LeaveOut, test_subset
 from common.errors import ConfigError
 from common.settings import RoundSettings, RunSettings, load_settings
 from common.wire.messages import Registration
-from strategies.core.gate import Registry
+from strategies.core.registry import Registry
 from tests.support.runs import Run, run
 from tests.support.toy import CLASSES, DOMAINS, Toy, toy_settings
 

@@ -1,0 +1,100 @@
+"""Where an exchange's replies wait for the last one: in memory up to a limit, beyond it in mapped files."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from threading import Lock
+from typing import Any, ClassVar, Protocol, TypeVar
+
+from torch import Tensor
+
+from common.prototypes import PrototypeSet
+from common.storage.files import read_tensors, safetensors_pieces
+from common.storage.state import named_tensors, split_tensors
+
+PREFIX = ".answer-"
+"""Begins the names of the files."""
+
+MMAP_THRESHOLD, LARGE = -3, 2**20
+"""Option and value for glibc's ``mallopt``: blocks of a MiB or more are returned to the system when they are freed.
+Otherwise each reply would leave memory behind that is never returned."""
+
+
+class Tensors(Protocol):
+    """A dataclass with the three groups of tensors of a message."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def weights(self) -> Mapping[str, Tensor]:
+        """Model state by name."""
+
+    @property
+    def prototypes(self) -> PrototypeSet | None:
+        """The prototype set, if the message has one."""
+
+    @property
+    def extra(self) -> Mapping[str, Tensor]:
+        """Further tensors by name."""
+
+
+Kept = TypeVar("Kept", bound=Tensors)
+
+
+class AnswerStore:
+    """Keeps replies in memory up to a limit, and beyond it in files that are mapped into memory.
+
+    A mapped tensor is read from its file when its values are used, and the kernel can reclaim its memory at any time.
+    Sums over many replies read them block by block (:mod:`strategies.core.aggregation`), so no whole reply is copied.
+
+    A file is unlinked as soon as it is mapped. Its disk space is free when its last tensor is deleted or the process
+    ends.
+
+    Args:
+        folder: where files are made; it should be on a disk, because files of a memory file system are in memory.
+        most: bytes that stay in memory, >= 0.
+    """
+
+    def __init__(self, folder: Path, most: float) -> None:
+        self.folder, self.most = folder, most
+        self._held = 0
+        self._lock = Lock()  # engines keep replies from several threads
+
+    def clear(self) -> None:
+        """Forget the replies of the last exchange, and delete files that a killed process left while writing them."""
+        self._held = 0
+        for left in self.folder.glob(f"{PREFIX}*"):
+            left.unlink(missing_ok=True)
+
+    def keep(self, answer: Kept) -> Kept:
+        """Return the same reply with the same values, in memory or in a file.
+
+        Raises:
+            OSError: the disk is full, or the folder cannot be written.
+        """
+        tensors = named_tensors(answer.weights, answer.prototypes, answer.extra)
+        size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+        with self._lock:
+            if not size or self._held + size <= self.most:
+                self._held += size
+                return answer
+        with contextlib.suppress(OSError, AttributeError):  # other C libraries have no mallopt and need none
+            ctypes.CDLL(None).mallopt(MMAP_THRESHOLD, LARGE)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with NamedTemporaryFile(dir=self.folder, prefix=PREFIX) as file:
+            file.writelines(safetensors_pieces(tensors))
+            file.flush()
+            mapped, _ = read_tensors(Path(file.name))
+        weights, prototypes, extra = split_tensors(mapped)
+        changes: dict[str, Any] = {
+            "weights": {name: weights[name] for name in answer.weights},  # in the reply's own order
+            "extra": {name: extra[name] for name in answer.extra},
+        }
+        if answer.prototypes is not None:
+            changes["prototypes"] = prototypes
+        return replace(answer, **changes)
