@@ -1,8 +1,8 @@
-"""Averaging of model states, in client-id order and float64, so that the result does not depend on arrival.
+"""Averages over clients, in client-id order and float64, so that the result does not depend on the order of arrival.
 
-What a method weighs by samples, a client could decide alone by registering a billion of them. So a client counts for at
-most ``rounds.largest_client`` times the median client's samples, which fewer than half of the clients cannot move
-beyond the honest ones', and in an average for at most the share ``rounds.largest_share`` of all that are averaged.
+A client that registers a billion samples would dominate an average by samples. Therefore a client counts for at most
+``rounds.largest_client`` times the median client's samples, and in an average for at most the share
+``rounds.largest_share``. Fewer than half of the clients cannot move the median beyond honest numbers.
 """
 
 from __future__ import annotations
@@ -19,20 +19,24 @@ from common.prototypes import PrototypeSet, unbiased_prototypes
 from strategies.core.exchange import Client, Update
 
 BLOCK_ELEMENTS = 2**18
-"""Elements that are summed at a time: two MiB of float64."""
+"""Elements that are summed at a time: 2 MiB of float64."""
 
 STACKED_ELEMENTS = 2**23
-"""Of all participants together, that are compared at a time."""
+"""Elements of all participants together that are combined at a time."""
 
 MIN_CLIENTS = 3
 """Fewest clients for a limit on one client's share: two have no majority."""
 
 
 def average(states: Sequence[Mapping[str, Tensor]], weights: Sequence[float]) -> dict[str, Tensor]:
-    """``sum_k weights_k * states_k / sum_k weights_k`` over named tensors.
+    """Return ``sum_k weights_k * states_k / sum_k weights_k`` over named tensors.
 
-    Floating-point tensors are accumulated in float64 one state at a time and returned in their own dtype. Of integers
-    (batch-norm counters), which cannot be averaged, the result is the lower median.
+    Floating-point tensors are accumulated in float64, one state at a time, and returned in their own dtype. Integers
+    (batch norm's counters) cannot be averaged; their result is the lower median.
+
+    Args:
+        states: the clients' tensors by name.
+        weights: one number per state, >= 0.
 
     Raises:
         ValueError: no states, names that differ, or weights that do not sum to a positive number.
@@ -53,9 +57,9 @@ def average(states: Sequence[Mapping[str, Tensor]], weights: Sequence[float]) ->
 
 
 def _weighted_sum(parts: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
-    """``sum_k shares_k * parts_k`` in float64, block by block, so that the sums stay in the processor's cache.
+    """Return ``sum_k shares_k * parts_k`` in float64, block by block, so that the sums stay in the processor's cache.
 
-    Every element sees the same operations in the same order as without blocks: the result is the same to the last bit.
+    Every element goes through the same operations in the same order as without blocks, so the result is bit-equal.
     """
     first = parts[0]
     rows = [part.reshape(-1) for part in parts]
@@ -72,52 +76,68 @@ def _weighted_sum(parts: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
 
 
 def number_by_number(parts: Sequence[Tensor], combine: Callable[[Tensor], Tensor]) -> Tensor:
-    """What ``combine`` makes of the ``n`` parts, by blocks, ``[n, block]`` to ``[block]``: each number by itself."""
+    """Combine ``n`` tensors of one shape element by element.
+
+    Args:
+        parts: the tensors.
+        combine: maps ``[n, block]`` to ``[block]``; called for one block of elements after the other.
+    """
     rows = [part.reshape(-1) for part in parts]
     size = max(1, STACKED_ELEMENTS // len(rows))
-    blocks = [combine(torch.stack([row[at : at + size] for row in rows])) for at in range(0, len(rows[0]), size)]
+    blocks: list[Tensor] = []
+    for start in range(0, len(rows[0]), size):
+        stacked = torch.stack([row[start : start + size] for row in rows])
+        blocks.append(combine(stacked))
     return torch.cat(blocks).view(parts[0].shape) if blocks else parts[0].clone()
 
 
 @checked
 class Mean:
-    """The average: what a method does unless a rule of :mod:`strategies.core.robust` stands in for it.
+    """The average, which every method uses unless a rule of :mod:`strategies.core.robust` replaces it.
 
-    A rule combines what the participants of an exchange sent, in client-id order. It is reached by a method's server
-    half as ``server.aggregation``, so that one setting serves every method whose uploads are averaged.
+    A rule combines what the participants of an exchange sent, in client-id order. A method's server half uses it as
+    ``server.aggregation``, so that one setting serves every method whose uploads are averaged.
     """
 
     robust: ClassVar[bool] = False
-    """Whether clients count the same whatever samples they registered, and some may be left out."""
+    """Whether all clients count the same, regardless of their samples, and some may be left out."""
 
     @property
     def min_answers(self) -> int:
-        """How many answers the rule needs; a round with fewer is skipped."""
+        """Fewest answers that the rule needs; a round with fewer is skipped."""
         return 1
 
     def after_refusals(self, refused: int, answers: int) -> Mean:  # noqa: ARG002
-        """The rule for an exchange in which the gate let in ``answers`` answers and refused ``refused`` others.
+        """Return the rule for an exchange in which some answers were refused.
 
-        Where too few are left, a refused one counts as one of those to bear. Without it a hostile client could stop a
-        federation of just as many clients as the rule needs: by being refused. Where enough are left nothing changes,
-        since the refused one may have been honest.
+        If too few answers are left for the rule, a refused answer counts as one of the attackers that it tolerates.
+        Otherwise a hostile client could stop a federation that has just as many clients as the rule needs, by being
+        refused. If enough are left nothing changes, because the refused client may be honest.
+
+        Args:
+            refused: answers that the gate refused.
+            answers: answers that it accepted.
         """
         return self
 
     def check(self, method: str, averages: bool, participants: int) -> None:
-        """Whether the rule means anything for a method of this name with so many participants a round.
+        """Check that the rule can be combined with a method.
 
         Args:
-            method: its name.
-            averages: whether averages are all that its server makes of uploads.
+            method: the method's name.
+            averages: whether the method's server only averages uploads; see :attr:`Method.averages`.
             participants: clients that are asked in a round.
 
         Raises:
-            ConfigError: it does not; the message says why and what to set.
+            ConfigError: it cannot; the message says why and what to set.
         """
 
     def average(self, updates: Sequence[Update], *, uniform: bool = False) -> dict[str, Tensor]:
-        """The average of the updates' model states: by samples N_k (FedAvg), or every client equal.
+        """Return the average of the updates' model states.
+
+        Args:
+            updates: the updates, by client id.
+            uniform: weigh every client equally instead of by its samples N_k (FedAvg).
 
         Raises:
             ValueError: there are fewer updates than the rule needs.
@@ -126,40 +146,56 @@ class Mean:
         return self.combine([update.weights for update in updates], shares)
 
     def combine(self, states: Sequence[Mapping[str, Tensor]], shares: Sequence[float]) -> dict[str, Tensor]:
-        """One state of the participants' states; ``shares`` are their weights in an average. See :func:`average`."""
+        """Return one state of the participants' states, weighed by ``shares``. See :func:`average`."""
         return average(states, shares)
 
     def totals(self, states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-        """The sum of the participants' tensors, float64: how many participate times what the rule makes of them."""
-        return {
-            name: number_by_number([state[name] for state in states], lambda stacked: stacked.double().sum(0))
-            for name in states[0]
-        }
+        """Return the sum of the participants' tensors in float64: their number times the rule's average."""
+        totals: dict[str, Tensor] = {}
+        for name in states[0]:
+            totals[name] = number_by_number([state[name] for state in states], _float64_sum)
+        return totals
 
     def class_means(self, sets: Sequence[PrototypeSet], *, sample_weighted: bool = False) -> PrototypeSet:
-        """One row per class of the participants' sets: the mean over all rows, see :func:`unbiased_prototypes`."""
+        """Return one prototype per class: the mean over all rows of the sets, see :func:`unbiased_prototypes`."""
         return unbiased_prototypes(PrototypeSet.concatenate(sets), sample_weighted=sample_weighted)
 
     def rows(self, sets: Sequence[PrototypeSet]) -> PrototypeSet:
-        """The participants' rows that a clustering is made of: all of them, by class and then in client order."""
+        """Return the rows that a clustering uses: all rows of the sets, by class and then in client order."""
         return PrototypeSet.concatenate(sets)
+
+
+def _float64_sum(stacked: Tensor) -> Tensor:
+    return stacked.double().sum(0)
 
 
 # ---- how many samples a client counts for ----------------------------------------------------------------------------
 
 
 def at_most(clients: Sequence[Client], most: float) -> list[Client]:
-    """The clients, those with more samples than ``most`` with so many."""
-    return [client if client.samples <= most else replace(client, samples=max(1, int(most))) for client in clients]
+    """Return the clients; the samples of those that have more than ``most`` are set to ``most``."""
+    capped: list[Client] = []
+    for client in clients:
+        if client.samples > most:
+            client = replace(client, samples=max(1, int(most)))
+        capped.append(client)
+    return capped
 
 
 def largest(samples: Sequence[int], share: float) -> float:
-    """The number c that makes ``max_k min(N_k, c) <= share * sum_k min(N_k, c)``, as large as can be.
+    """Return the largest c with ``max_k min(N_k, c) <= share * sum_k min(N_k, c)``.
 
-    Where there is none, since there are fewer numbers than ``1 / share``, it is the smallest one: all count the same.
+    If there are fewer numbers than ``1 / share`` there is no such c; the smallest number is returned, so that all
+    clients count the same.
+
+    Args:
+        samples: the clients' samples N_k.
+        share: largest share of one client, in (0, 1].
     """
     ordered = sorted(samples)
-    for capped in range(len(ordered) if len(ordered) * share >= 1 else 0):
+    if len(ordered) * share < 1:
+        return float(ordered[0])
+    for capped in range(len(ordered)):
         rest, left = ordered[: len(ordered) - capped], 1 - share * capped
         if left <= 0:
             break
@@ -169,9 +205,14 @@ def largest(samples: Sequence[int], share: float) -> float:
 
 
 def cap_samples(updates: Sequence[Update], clients: Sequence[Client], share: float) -> list[Update]:
-    """The updates as they count: the clients' samples as ``clients`` has them, and of the sum no more than ``share``.
+    """Return the updates with the samples that they count for.
 
-    The weights of a client's prototypes, which are samples too, are reduced alike.
+    The weights of a client's prototypes are numbers of samples too, and are reduced by the same factor.
+
+    Args:
+        updates: the updates, by client id.
+        clients: the clients with the samples that they count for at most.
+        share: largest share of one client in the sum of all samples.
     """
     known = {client.id: client for client in clients}
     senders = [known[update.client.id] for update in updates]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,32 +16,33 @@ from common.wire.payload import Payload
 from strategies.core.method import Client, ServerContext, Shape, Update, UploadSpec
 
 MAX_CLASS_ROWS, MAX_ROWS = 2_000, 20_000
-"""Prototypes of a class, and of a message. FINCH made 1,800 of 7,300 samples."""
+"""Largest numbers of prototypes of a class and of a message. FINCH made 1,800 prototypes of 7,300 samples."""
 
 MAX_CLUSTERED, MAX_PAIRS = 10_000, 10**9
-"""Prototypes of a class, and pairs of the same class in all, of those who are asked together: each may send its equal
-part, and one of each class in any case. FINCH compares all pairs of a class. So many of 512 features took 16 to 21 s of
-one core, and of longer ones fewer are let in; finch-clust gets no more than 10,000 of a class."""
+"""Largest numbers of prototypes of a class, and of pairs of the same class, over all clients that are asked together.
+Each client may send an equal part of them, and one prototype of each class in any case. FINCH compares all pairs of a
+class: that many with 512 features took 16 to 21 s on one core, so longer ones have a lower limit. finch-clust takes at
+most 10,000 of a class."""
 
 MAX_REPEATS = 100
-"""How often a client can have released something per round: a round has few exchanges, and is repeated on resume."""
+"""Most releases of a client per round: a round has few exchanges, and resuming a run repeats a round."""
 
 MAX_PASSES = 100
-"""How often local training sends a sample through the net in an epoch: a counter cannot have moved further."""
+"""Most forward passes of a sample in a local epoch, which limits how far batch norm's counters can move."""
 
 MAX_LOSS = 1e30
-"""A diverged net's mean loss is below it; what is not finite cannot be written down."""
+"""Largest mean loss that is accepted; even a diverged net stays below it."""
 
 
 @dataclass(frozen=True)
 class Gate:
-    """Checks one exchange's answers.
+    """Checks the answers of one exchange.
 
     Args:
-        expected: what the method's uploads carry.
-        server: names, shapes and dtypes of the shared state; feature size and classes.
-        asked: clients that are asked for updates in the exchange, >= 1.
-        max_norm: largest L2 norm of a floating-point tensor that is let in.
+        expected: what the method's uploads must carry.
+        server: the exchange: names, shapes and dtypes of the shared state, feature size and classes.
+        asked: clients that are asked for updates, >= 1.
+        max_norm: largest accepted L2 norm of a floating-point tensor.
     """
 
     expected: UploadSpec
@@ -50,20 +51,26 @@ class Gate:
     max_norm: float = 1e8
 
     def admit(self, request: Request, answer: Answer, payload: Payload, client: Client) -> Update | None:
-        """The update, if everything about it is as it must be; ``None`` if only a score was asked for.
+        """Check an answer and return its update; ``None`` if the client was only asked for scores.
 
-        Its tensors come in the order of the shared state, whatever order the message had, so that sums over them are
-        the same on every engine.
+        The update's tensors are in the order of the shared state, so that sums over them are equal on every engine.
+
+        Args:
+            request: what the client was asked.
+            answer: what it answered.
+            payload: the answer's tensors.
+            client: the client as it registered.
 
         Raises:
-            PayloadError: the first thing that is not, in words for the round's record.
+            PayloadError: the first check that failed; the message goes into the round's record.
         """
         self._check_sender(request, answer, client)
         self._check_scores(request, answer, client)
         if not request.train:
             return None
         if self.expected.weights:
-            check_tensors("weights", payload.weights, {name: _spec(tensor) for name, tensor in self._shared.items()})
+            shapes = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in self._shared.items()}
+            check_tensors("weights", payload.weights, shapes)
         elif payload.weights:
             raise PayloadError(f"weights came that were not asked for: {', '.join(sorted(payload.weights)[:3])}")
         check_tensors("extra", payload.extra, self.expected.extra, client.samples)
@@ -79,34 +86,43 @@ class Gate:
         return self.server.shared
 
     def _check_sender(self, request: Request, answer: Answer, client: Client) -> None:
-        said = (answer.run, answer.method, answer.round, answer.exchange, answer.client)
+        """Check that the answer belongs to the request and repeats the client's registration."""
+        sender = (answer.run, answer.method, answer.round, answer.exchange, answer.client)
         asked = (request.run, request.method, request.round, request.exchange, request.client)
-        if said != asked:
-            raise PayloadError(f"the answer belongs to {said}, not to {asked}: stale, replayed or of another run")
+        if sender != asked:
+            raise PayloadError(f"the answer belongs to {sender}, not to {asked}: stale, replayed or of another run")
         if answer.samples != client.samples or tuple(answer.class_counts) != client.class_counts:
             raise PayloadError(
                 f"the answer claims {answer.samples} samples in classes {answer.class_counts}; the client registered "
                 f"{client.samples} in {list(client.class_counts)}"
             )
-
-        for name, count in {"steps": answer.steps, "peak_bytes": answer.peak_bytes, **answer.seconds}.items():
-            if count < 0:
-                raise PayloadError(f"the answer's {name} is {count:g}; it measures what was spent")
+        measurements = {"steps": answer.steps, "peak_bytes": answer.peak_bytes, **answer.seconds}
+        for name, value in measurements.items():
+            if value < 0:
+                raise PayloadError(f"the answer's {name} is {value:g}; it cannot be negative")
         if not 0 <= answer.releases <= MAX_REPEATS * request.round:
-            raise PayloadError(f"{answer.releases} releases in {request.round} rounds cannot be")
+            raise PayloadError(f"the answer claims {answer.releases} releases in {request.round} rounds")
 
     def _check_scores(self, request: Request, answer: Answer, client: Client) -> None:
-        """Scores are what was asked for, and arithmetically possible."""
-        if answer.trained != request.train:
-            raise PayloadError("the answer carries no update" if request.train else "an update came unasked")
+        """Check that the scores are those that were asked for, and arithmetically possible."""
+        if request.train and not answer.trained:
+            raise PayloadError("the answer carries no update")
+        if answer.trained and not request.train:
+            raise PayloadError("the answer carries an update that was not asked for")
         domains = [entry["domain"] for entry in answer.scores]
-        if domains != [domain for domain in request.score if domain in domains]:  # one that is not there is reported
-            raise PayloadError(f"scores of {domains} came; asked for {request.score}")
-        if (answer.validation is not None) != request.validate:
-            raise PayloadError("the validation score is missing" if request.validate else "a validation came unasked")
-        if answer.validation is not None and answer.validation["domain"] != client.domain:
-            raise PayloadError(f"the validation is of {answer.validation['domain']}; the client holds {client.domain}")
-        for entry in [*answer.scores, *([answer.validation] if answer.validation is not None else [])]:
+        if domains != [domain for domain in request.score if domain in domains]:  # the records report missing ones
+            raise PayloadError(f"the answer scores {domains}; asked for were {request.score}")
+        if request.validate and answer.validation is None:
+            raise PayloadError("the validation score is missing")
+        if answer.validation is not None and not request.validate:
+            raise PayloadError("the answer carries a validation score that was not asked for")
+        entries = list(answer.scores)
+        if answer.validation is not None:
+            entries.append(answer.validation)
+            if answer.validation["domain"] != client.domain:
+                domain = answer.validation["domain"]
+                raise PayloadError(f"the validation is of {domain}; the client holds {client.domain}")
+        for entry in entries:
             count, correct, loss = entry["count"], entry["correct"], entry["loss"]
             if not 0 <= correct <= count or count < 1:
                 raise PayloadError(f"the score of {entry['domain']} claims {correct} correct of {count}")
@@ -114,6 +130,7 @@ class Gate:
                 raise PayloadError(f"the score of {entry['domain']} has loss {loss}")
 
     def _check_prototypes(self, prototypes: PrototypeSet | None, client: Client) -> PrototypeSet:
+        """Check the prototype set; return it, or an empty one if none is expected."""
         if not self.expected.prototypes:
             if prototypes is not None:
                 raise PayloadError("a prototype set came that was not asked for")
@@ -126,59 +143,62 @@ class Gate:
             return prototypes
         if prototypes.classes[-1] >= self.server.class_count:
             raise PayloadError(f"a prototype is of class {prototypes.classes[-1]} of {self.server.class_count}")
-        if not bool((prototypes.weights > 0).all()):  # a cluster of nobody: its logarithm would be -inf in every loss
+        if not bool((prototypes.weights > 0).all()):  # losses take the logarithm of a weight
             raise PayloadError("a prototype's weight is not a positive number of samples")
         if len(prototypes) > MAX_ROWS:
-            raise PayloadError(f"{len(prototypes)} prototypes came; at most {MAX_ROWS} are let in")
-        rows = torch.bincount(prototypes.labels, minlength=self.server.class_count)
-        mass = torch.zeros(self.server.class_count, dtype=torch.float64)
-        mass.index_add_(0, prototypes.labels, prototypes.weights.double())
-        let_in = max(1, min(self.expected.max_rows or MAX_CLASS_ROWS, MAX_CLUSTERED // self.asked))
-        for label in prototypes.classes:
-            held, sent = client.class_counts[label], int(rows[label])
-            most = min(held, let_in)
-            if sent > most:
-                raise PayloadError(
-                    f"{sent} prototypes of class {label}; at most {most} can be from each of {self.asked} clients"
-                )
-            if float(mass[label]) > held * (1 + 1e-6):
-                raise PayloadError(f"prototypes of class {label} weigh {float(mass[label]):g}; {held} samples exist")
-        pairs, share = int(rows.square().sum()), MAX_PAIRS * min(1.0, 512 / prototypes.feature_size) / self.asked**2
-        if pairs > max(self.server.class_count, share):
-            raise PayloadError(f"prototypes of {pairs} pairs; at most {share:.0f} from each of {self.asked} clients")
+            raise PayloadError(f"the answer carries {len(prototypes)} prototypes; at most {MAX_ROWS} are accepted")
+        self._check_rows(prototypes, client)
         self._check_values("prototypes", prototypes.vectors)
         return prototypes
 
+    def _check_rows(self, prototypes: PrototypeSet, client: Client) -> None:
+        """Check how many prototypes there are of each class, and how many samples they stand for."""
+        rows = torch.bincount(prototypes.labels, minlength=self.server.class_count)
+        mass = torch.zeros(self.server.class_count, dtype=torch.float64)
+        mass.index_add_(0, prototypes.labels, prototypes.weights.double())
+        accepted = max(1, min(self.expected.max_rows or MAX_CLASS_ROWS, MAX_CLUSTERED // self.asked))
+        for label in prototypes.classes:
+            samples, sent = client.class_counts[label], int(rows[label])
+            limit = min(samples, accepted)
+            if sent > limit:
+                raise PayloadError(
+                    f"{sent} prototypes of class {label}; "
+                    f"at most {limit} are accepted from each of {self.asked} clients"
+                )
+            if float(mass[label]) > samples * (1 + 1e-6):
+                raise PayloadError(f"prototypes of class {label} weigh {float(mass[label]):g}; {samples} samples exist")
+        pairs, share = int(rows.square().sum()), MAX_PAIRS * min(1.0, 512 / prototypes.feature_size) / self.asked**2
+        if pairs > max(self.server.class_count, share):
+            raise PayloadError(f"prototypes of {pairs} pairs; at most {share:.0f} from each of {self.asked} clients")
+
     def _check_model(self, weights: Mapping[str, Tensor]) -> None:
-        """What no training leaves: runaway counters, variances that are not positive, a net of zeros: no gradient."""
+        """Refuse a model that no training leaves: runaway counters, variances <= 0, or parameters that are all zero."""
         trained = [tensor for name, tensor in weights.items() if name in self.server.parameters]
         if trained and not any(bool(tensor.any()) for tensor in trained):
             raise PayloadError("all parameters are zero")
         for name, tensor in weights.items():
             if not tensor.is_floating_point():
                 if bool((tensor < 0).any()):
-                    raise PayloadError(f"{name} has negative values; it counts")
+                    raise PayloadError(f"{name} has negative values; it is a counter")
                 largest = max(client.samples for client in self.server.clients)
                 most = self.server.round * self.server.train.epochs * largest * MAX_PASSES
                 if bool((tensor.long() - self._shared[name].long() > most).any()):
-                    raise PayloadError(f"{name} is {int(tensor.max())}; {self.server.round} rounds cannot count so far")
+                    raise PayloadError(
+                        f"{name} is {int(tensor.max())}, which {self.server.round} rounds of training cannot reach"
+                    )
             if name.endswith("running_var") and bool((tensor <= 0).any()):
-                raise PayloadError(f"{name} has values that are not positive; it measures a variance")
+                raise PayloadError(f"{name} has values that are not positive; it is a variance")
 
     def _check_values(self, name: str, tensor: Tensor) -> None:
         if not tensor.is_floating_point() or not tensor.numel():
             return
         if float(torch.linalg.vector_norm(tensor)) <= self.max_norm / 1000:
-            return  # far below the bound, however its float32 sum was rounded; NaN and infinity are not
+            return  # far below the bound, even if the float32 sum was rounded; NaN and infinity fail this test
         norm = float(torch.linalg.vector_norm(tensor, dtype=torch.float64))
-        if not math.isfinite(norm):  # one look at the values serves both: a single one spoils the sum
+        if not math.isfinite(norm):  # a single value that is not finite makes the norm so
             raise PayloadError(f"{name} has values that are not finite")
         if norm > self.max_norm:
             raise PayloadError(f"{name} has norm {norm:.3g}; the bound is {self.max_norm:g}")
-
-
-def _spec(tensor: Tensor) -> tuple[torch.dtype, Shape]:
-    return tensor.dtype, tuple(tensor.shape)
 
 
 def check_tensors(
@@ -187,7 +207,14 @@ def check_tensors(
     expected: Mapping[str, tuple[torch.dtype, Shape]],
     samples: int = 0,
 ) -> None:
-    """Names, dtypes and shapes must be exactly the expected ones; a length ``samples`` is the client's.
+    """Check that names, dtypes and shapes are exactly the expected ones.
+
+    Args:
+        part: what the tensors are, for messages.
+        tensors: the tensors by name.
+        expected: dtype and shape by name. In a shape ``None`` allows any length, and ``"samples"`` stands for
+            ``samples``.
+        samples: the client's training samples.
 
     Raises:
         PayloadError: the first difference.
@@ -198,9 +225,12 @@ def check_tensors(
     for name, (dtype, lengths) in expected.items():
         tensor = tensors[name]
         shape = tuple(samples if length == "samples" else length for length in lengths)
-        fits = len(shape) == tensor.ndim and all(
-            want in (None, have) for want, have in zip(shape, tensor.shape, strict=True)
-        )
-        if tensor.dtype != dtype or not fits:
+        if tensor.dtype != dtype or not _fits(tensor, shape):
             wanted = tuple("any" if length is None else length for length in shape)
             raise PayloadError(f"{name} is {tensor.dtype} {tuple(tensor.shape)}; expected {dtype} {wanted}")
+
+
+def _fits(tensor: Tensor, shape: Sequence[int | None]) -> bool:
+    if len(shape) != tensor.ndim:
+        return False
+    return all(wanted in (None, length) for wanted, length in zip(shape, tensor.shape, strict=True))

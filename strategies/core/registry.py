@@ -19,6 +19,11 @@ class Registry:
 
     Args:
         settings: the run's settings.
+        registrations: each client's registration, by client id.
+
+    Attributes:
+        expected: ids of the protocol's clients, ascending.
+        test_domains: the domains that are scored.
     """
 
     settings: RunSettings
@@ -35,58 +40,86 @@ class Registry:
         """Expected clients that have not registered."""
         return [client for client in self.expected if client not in self.registrations]
 
+    # ---- registration ------------------------------------------------------------------------------------------------
+
     def admit(self, registration: Registration) -> str:
-        """Take note of a client; the reason if it cannot belong to this run, else an empty string."""
-        data = self.settings.data
+        """Register a client.
+
+        Returns:
+            Why the client cannot belong to this run; empty if it is registered.
+        """
+        reason = self._wrong_run(registration) or self._wrong_data(registration)
+        if not reason and self._has_other_data(registration):
+            reason = f"client {registration.client} is registered already, with other data"
+        if not reason:
+            self.registrations[registration.client] = registration
+        return reason
+
+    def _has_other_data(self, registration: Registration) -> bool:
+        """Whether the client registered before, with another split or other class counts."""
+        known = self.registrations.get(registration.client)
+        if known is None:
+            return False
+        return (known.split, known.class_counts) != (registration.split, registration.class_counts)
+
+    def _wrong_run(self, registration: Registration) -> str:
+        """Return in what the client's name, code or settings differ from the run's; empty if in nothing."""
+        code = self.settings.code
         if registration.client not in self.expected:
             return f"the protocol has no client {registration.client}; it has {', '.join(self.expected)}"
-        code = self.settings.code
         if registration.code != code:
             return f"it runs code {registration.code}, the server {code}: install {self.settings.software} on both"
         if registration.identity != self.settings.identity:
             return "it was configured with other overrides than the server"
         if registration.domain != self._domains[registration.client]:
             return f"it holds domain {registration.domain}, not {self._domains[registration.client]}"
-        if len(registration.class_counts) != data.class_count or min(registration.class_counts) < 0:
-            return f"it registered classes {registration.class_counts}; {data.class_count} exist"
-        if sum(registration.class_counts) != registration.samples or registration.samples < 2:
-            return f"it registered {registration.samples} samples in classes {registration.class_counts}"
-        if registration.samples > self.settings.rounds.max_samples:
-            return f"it registered {registration.samples} samples; at most rounds.max_samples are let in"
+        return ""
+
+    def _wrong_data(self, registration: Registration) -> str:
+        """Return which of the registered numbers are impossible; empty if none is."""
+        class_count = self.settings.data.class_count
+        samples, counts = registration.samples, registration.class_counts
+        if len(counts) != class_count or min(counts) < 0:
+            return f"it registered classes {counts}; {class_count} exist"
+        if sum(counts) != samples or samples < 2:
+            return f"it registered {samples} samples in classes {counts}"
+        if samples > self.settings.rounds.max_samples:
+            return (
+                f"it registered {samples} samples; rounds.max_samples={self.settings.rounds.max_samples} is the limit"
+            )
         share = self.settings.protocol.validation
-        least, most = (1, share / (1 - share) * registration.samples + 1) if share else (0, 0)
-        if not least <= registration.validation <= most:
-            return f"it registered {registration.validation} validation samples; {least} to {most:.0f} can be"
-        known = self.registrations.get(registration.client)
-        if known and (known.split, known.class_counts) != (registration.split, registration.class_counts):
-            return f"client {registration.client} is registered already, with other data"
-        self.registrations[registration.client] = registration
+        lowest, highest = 0.0, 0.0
+        if share:
+            lowest, highest = 1.0, share / (1 - share) * samples + 1
+        if not lowest <= registration.validation <= highest:
+            return (
+                f"it registered {registration.validation} validation samples; "
+                f"protocol.validation={share:g} gives {lowest:.0f} to {highest:.0f}"
+            )
         return ""
 
     def clients(self) -> list[Client]:
-        """The registered clients, by id; indices count all expected clients, so that they never change."""
-        return [
-            Client(
-                client,
-                self.registrations[client].domain,
-                self.registrations[client].samples,
-                tuple(self.registrations[client].class_counts),
-                index,
-                len(self.expected),
-            )
-            for index, client in enumerate(self.expected)
-            if client in self.registrations
-        ]
+        """Return the registered clients, by id. Indices count all expected clients, so they never change."""
+        clients: list[Client] = []
+        for index, client in enumerate(self.expected):
+            if client not in self.registrations:
+                continue
+            known = self.registrations[client]
+            counts = tuple(known.class_counts)
+            clients.append(Client(client, known.domain, known.samples, counts, index, len(self.expected)))
+        return clients
 
     def domain(self, client: str) -> str:
-        """The domain of an expected client; empty for any other."""
+        """Return the domain of an expected client; empty for any other."""
         return self._domains.get(client, "")
 
-    def sample(self, number: int) -> list[Client]:
-        """The participants of round ``number``, keyed by (seed, round), sorted by id: never empty.
+    # ---- participation -----------------------------------------------------------------------------------------------
 
-        Of the clients that have joined by then a share of ``participation`` is drawn; of these, those stay that are not
-        absent, or the one that was least likely to be, if all are.
+    def sample(self, number: int) -> list[Client]:
+        """Return the participants of round ``number``, by id; never empty.
+
+        A share ``rounds.participation`` of the clients that have joined by then is drawn, keyed by seed and round. Of
+        these, absent clients (``rounds.absence``) are left out; if all are absent, the one with the largest draw stays.
         """
         clients = self._joined(number)
         count = self.settings.rounds.asked(len(clients))
@@ -96,40 +129,49 @@ class Registry:
         return self._present(drawn, number) if self.settings.rounds.absence else drawn
 
     def enough(self, number: int) -> int:
-        """How many of the participants of round ``number`` must have answered before its first exchange may close."""
+        """Return how many participants of round ``number`` must have replied before its first exchange may close."""
         return self.settings.rounds.sampled(len(self._joined(number)))
 
     def _joined(self, number: int) -> list[Client]:
-        return [client for client in self.clients() if self._joins(client) <= number] or self.clients()
+        clients = self.clients()
+        return [client for client in clients if self._first_round(client) <= number] or clients
 
-    def _joins(self, client: Client) -> int:
-        """The first round of a client: what is said of it or of its domain, whichever is later."""
+    def _first_round(self, client: Client) -> int:
+        """The first round of a client: that of ``rounds.joins`` for it or for its domain, the later of the two."""
         joins = self.settings.rounds.joins or {}
         return max(joins.get(client.id, 1), joins.get(client.domain, 1))
 
     def _present(self, clients: Sequence[Client], number: int) -> list[Client]:
-        """Those of ``clients`` that are not absent in round ``number``, keyed by (seed, round, client)."""
-        draws = {
-            client.id: float(torch.rand(1, generator=generator(self.settings.seed, "absence", number, client.id)))
-            for client in clients
-        }
-        there = [client for client in clients if draws[client.id] >= self.settings.rounds.absence]
-        return there or [max(clients, key=lambda client: draws[client.id])]
+        """The clients that are not absent in round ``number``, keyed by seed, round and client."""
+        draws: dict[str, float] = {}
+        for client in clients:
+            draw = torch.rand(1, generator=generator(self.settings.seed, "absence", number, client.id))
+            draws[client.id] = float(draw)
+        present = [client for client in clients if draws[client.id] >= self.settings.rounds.absence]
+        return present or [max(clients, key=lambda client: draws[client.id])]
 
     def scorers(self, participants: Sequence[Client], *, personal: bool) -> dict[str, list[str]]:
-        """Which client scores which domains.
+        """Return the domains that each client scores, by client id.
 
         Personal models are scored by each client on its own domain. The global model is scored once on every domain: by
-        a participant that holds the domain, else by one that can, else by a client that is asked for the score alone.
+        a participant that holds the domain, else by a participant that can score it, else by any client that can.
+
+        Args:
+            participants: the round's participants.
+            personal: whether clients have models of their own.
         """
         if personal:
             return {client.id: [client.domain] for client in participants if client.domain in self.test_domains}
         duties: dict[str, list[str]] = {}
         for domain in self.test_domains:
-            able = [client for client in participants if domain in self.registrations[client.id].scores]
-            able = able or [client for client in self.clients() if domain in self.registrations[client.id].scores]
-            if able:
-                own = [client for client in able if client.domain == domain]
-                chosen = min(own or able, key=lambda client: (len(duties.get(client.id, [])), client.id))
-                duties.setdefault(chosen.id, []).append(domain)
+            able = self._able(participants, domain) or self._able(self.clients(), domain)
+            if not able:
+                continue
+            own = [client for client in able if client.domain == domain]
+            chosen = min(own or able, key=lambda client: (len(duties.get(client.id, [])), client.id))
+            duties.setdefault(chosen.id, []).append(domain)
         return duties
+
+    def _able(self, clients: Sequence[Client], domain: str) -> list[Client]:
+        """The clients that can score a domain."""
+        return [client for client in clients if domain in self.registrations[client.id].scores]
