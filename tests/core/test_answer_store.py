@@ -18,9 +18,9 @@ from support.toy import toy_settings
 from common.errors import GoldfinchError
 from common.prototypes import PrototypeSet
 from common.seeding import generator
+from common.storage import answer_store as module
 from common.storage.answer_store import PREFIX, AnswerStore
 from common.wire.payload import Payload
-from strategies.core import federation as module
 from strategies.core.aggregation import Mean
 from strategies.core.exchange import Update
 from strategies.core.robust import Median, StatisticsMedian, TrimmedMean

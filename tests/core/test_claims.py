@@ -52,7 +52,7 @@ def test_a_client_sends_no_more_rows_than_the_server_can_cluster() -> None:
     with pytest.raises(PayloadError, match=f"{MAX_CLASS_ROWS + 1} prototypes of class 1; at most {MAX_CLASS_ROWS}"):
         admit_rows(rows([1, MAX_CLASS_ROWS + 1, 1]), 3)
     many = MAX_ROWS // 1000 + 1
-    with pytest.raises(PayloadError, match=f"{many * 1000} prototypes came; at most {MAX_ROWS}"):
+    with pytest.raises(PayloadError, match=f"{many * 1000} prototypes; at most {MAX_ROWS}"):
         admit_rows(rows([1000] * many), many)
     with pytest.raises(PayloadError, match="2 prototypes of class 1; at most 1 can be"):
         admit_rows(rows([1, 2, 1]), 3, max_rows=1)
@@ -63,7 +63,7 @@ def test_many_clients_share_what_is_clustered_of_a_class(asked: int, most: int) 
     """And each may send one of each of DomainNet's 345 classes, as most methods do."""
     assert len(admit_rows(rows([most, 0, 0]), 3, asked=asked)) == most
     assert len(admit_rows(rows([1] * 345), 345, asked=asked)) == 345
-    with pytest.raises(PayloadError, match=f"at most {most} can be from each of {asked} clients"):
+    with pytest.raises(PayloadError, match=f"at most {most} are accepted from each of {asked} clients"):
         admit_rows(rows([most + 1, 0, 0]), 3, asked=asked)
 
 
@@ -115,7 +115,8 @@ def test_the_rows_of_a_run_are_shared_by_those_who_are_asked(tmp_path: Path, mon
     settings = toy_settings("fedplvm", tmp_path, train={"rounds": 1})
     done = run(settings, TouchedEngine(settings, edit=edit))
     refused = {row["client"]: row["reason"] for row in done.rows("activity.csv") if row["status"] == "refused"}
-    assert refused == {"bright-0": "5 prototypes of class 0; at most 4 can be from each of 3 clients"}
+    assert list(refused) == ["bright-0"]
+    assert "5 prototypes of class 0; at most 4" in refused["bright-0"]
 
 
 # ---- counters --------------------------------------------------------------------------------------------------------
@@ -139,7 +140,7 @@ def test_a_counter_counts_no_more_than_the_rounds_so_far_could() -> None:
     made, most = Gate(UploadSpec(), half), 4 + 3 * 2 * 30 * MAX_PASSES
     made._check_model(model_state("client") | {COUNTER: torch.tensor(most)})
     for claim in (most + 1, ENDLESS):
-        with pytest.raises(PayloadError, match=f"{COUNTER} is {claim}; 3 rounds cannot count so far"):
+        with pytest.raises(PayloadError, match=f"{COUNTER} is {claim}, which 3 rounds"):
             made._check_model(model_state("client") | {COUNTER: torch.tensor(claim)})
 
 
@@ -258,7 +259,7 @@ def test_a_liar_about_samples_gives_the_servers_nets_no_more_rows_than_it_counts
 def test_a_billion_samples_are_not_registered(tmp_path: Path) -> None:
     _, reasons = federation(tmp_path, {"bright-0": 10**9, "dark-0": 25})
     assert len(reasons) == 1
-    assert "1000000000 samples; at most rounds.max_samples" in reasons[0]
+    assert "1000000000 samples; rounds.max_samples=" in reasons[0]
 
 
 def test_who_counts_less_is_told_once_and_only_then(tmp_path: Path) -> None:

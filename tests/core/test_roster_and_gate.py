@@ -262,7 +262,7 @@ FURTHER: dict[str, tuple[Change, str]] = {
     "losses are NaN": (header(losses={"ce": float("nan")}), "losses"),
     "seconds are a list": (header(seconds={"train": [1]}), "seconds"),
     "steps are endless": (header(steps=10**30), "steps"),
-    "releases without end": (header(releases=2**62), "releases in 1 rounds cannot be"),
+    "releases without end": (header(releases=2**62), "releases in 1 rounds"),
     "releases below none": (header(releases=-1), "-1 releases"),
     "seconds below none": (header(seconds={"train": -1.0}), "train is -1"),
     "steps below none": (header(steps=-3), "steps is -3"),
@@ -353,7 +353,7 @@ def test_a_score_alone_brings_no_update(asked: Asked) -> None:
     only = Payload({**asked.answer().header, "trained": False})
     assert asked.admit(only) is None
     asked.ask(train=False)
-    with pytest.raises(PayloadError, match="unasked"):
+    with pytest.raises(PayloadError, match="not asked for"):
         asked.admit(Payload({**asked.answer().header, "trained": True}))
 
 
