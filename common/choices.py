@@ -1,71 +1,124 @@
-"""What can be chosen: the folders that hold the files of every group, and the classes that may be imported for them."""
+"""What can be chosen: the folders with the files of every group, and the classes that a configuration may import."""
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
+
+import yaml
 
 from common.errors import ConfigError
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
 
 FOLDERS = [CONF]
-"""Where the choices of the groups are; :func:`search` adds to it."""
+"""Folders with the choices of the groups. :func:`search` adds to it."""
 
-_SAID: set[str] = set()
-"""What the user of this process has named to be imported, besides what the files of :data:`FOLDERS` name."""
+ALLOWED: dict[str, tuple[str, ...]] = {
+    "aggregation": ("strategies.core",),
+    "data": ("common.data",),
+    "engine": ("client.local.local_device",),
+    "method": ("strategies",),
+    "model": ("common.models",),
+    "privacy": ("common.privacy",),
+    "protocol": ("common.data.protocols",),
+    "tracker": ("server.trackers",),
+    "views": ("common.data.views",),
+}
+"""Goldfinch's packages and modules that a configuration may import from, by group."""
+
+_OWN_NAMES: set[str] = set()
+"""Dotted names the user of this process allowed, besides those in the files of :data:`FOLDERS`."""
 
 
 def search(folder: Path) -> None:
-    """Look for choices in ``folder`` too, which is laid out as ``conf/``; its user trusts the classes that it names.
+    """Add ``folder``, laid out as ``conf/``, to the folders with choices, and allow the classes that its files name.
 
     Raises:
-        ConfigError: it is not there, holds no choice of any group, or one whose name is taken.
+        ConfigError: the folder does not exist, holds no choice of any group, or one that exists already.
     """
     if folder.resolve() in FOLDERS:
         return
-    found = {path.name: choices_of(path.name, [folder]) for path in CONF.iterdir() if path.is_dir()}
+    found = {group: choices_of(group, [folder]) for group in _groups()}
     if not any(found.values()):
         raise ConfigError(f"--config-dir {folder}: it has no file such as method/NAME.yaml; see conf/ for the groups")
     for group, choices in found.items():
-        for name in choices.keys() & choices_of(group).keys():
-            raise ConfigError(f"{choices[name]}: there is a {group}={name} already; choose another name")
+        known = choices_of(group)
+        for name, path in choices.items():
+            if name in known:
+                raise ConfigError(f"{path}: there is a {group}={name} already; choose another name")
     FOLDERS.append(folder.resolve())
-    _named_in.cache_clear()
+    _names_in_files.cache_clear()
 
 
 def choices_of(group: str, folders: Sequence[Path] | None = None) -> dict[str, Path]:
-    """The file of each choice of a group in ``folders``, by default :data:`FOLDERS`; none if there is no such group."""
-    places = [folder / group for folder in (FOLDERS if folders is None else folders)] if group.isidentifier() else []
-    return {path.stem: path for place in places for path in sorted(place.glob("*.yaml"))}
+    """Return the file of each choice of a group by the choice's name; empty if there is no such group.
+
+    Args:
+        group: the group's name, such as ``method``.
+        folders: the folders to search, by default :data:`FOLDERS`.
+    """
+    found: dict[str, Path] = {}
+    if not group.isidentifier():
+        return found
+    for folder in FOLDERS if folders is None else folders:
+        for path in sorted((folder / group).glob("*.yaml")):
+            found[path.stem] = path
+    return found
+
+
+def _groups() -> list[str]:
+    return [path.name for path in sorted(CONF.iterdir()) if path.is_dir()]
 
 
 def trust(names: Iterable[str]) -> None:
-    """Let these dotted names be imported in this process: its user has named them, not a file from elsewhere."""
-    _SAID.update(names)
+    """Allow this process to import these dotted names: its user named them, not a file from elsewhere."""
+    _OWN_NAMES.update(names)
 
 
 def trusted(name: object, where: str) -> bool:
-    """Whether the dotted ``name`` may be imported for the key ``where``.
+    """Return whether the dotted ``name`` may be imported for the key ``where``.
 
-    That is what the files of its group name, below a group's own keys data sets too (a method's public images), and
-    what the user has named: :func:`trust`.
+    Goldfinch's own classes are allowed by group (:data:`ALLOWED`). A class of the user's is allowed if a file of the
+    group names it (:data:`FOLDERS`) or the user does (:func:`trust`). Below a group's own keys, data sets are allowed
+    too, such as a method's public images.
     """
+    if not isinstance(name, str):
+        return False
+    if name in _OWN_NAMES:
+        return True
     group, _, deeper = where.partition(".")
-    known = _named_in(group, "") | _named_in("data") if deeper else _named_in(group)
-    return isinstance(name, str) and (name in _SAID or name in known)
+    groups = [group, "data"] if deeper else [group]
+    for each in groups:
+        for place in ALLOWED.get(each, ()):
+            if name == place or name.startswith(f"{place}."):
+                return True
+    return any(name in _names_in_files(each) for each in groups)
 
 
 @lru_cache
-def _named_in(group: str, start: str = "^") -> frozenset[str]:
-    """What the files of a group name to be imported: at the beginning of a line, or anywhere if ``start`` is empty."""
-    pattern = start + r"\b(?:_target_|device): (\w+(?:\.\w+)+)"
-    texts = [path.read_text() for path in choices_of(group).values()]
-    return frozenset(name for text in texts for name in re.findall(pattern, text, re.MULTILINE))
+def _names_in_files(group: str) -> frozenset[str]:
+    """Return the dotted names in the files of a group.
+
+    Raises:
+        ConfigError: a file is not valid YAML.
+    """
+    found: set[str] = set()
+    for path in choices_of(group).values():
+        try:
+            content = yaml.safe_load(path.read_text())
+        except (OSError, ValueError, yaml.YAMLError) as error:
+            raise ConfigError(f"{path} cannot be read: {error}; correct or remove the file") from error
+        found.update(str(name) for _, name in imports_of(content, group))
+    return frozenset(found)
 
 
 def imports_of(node: object, where: str = "") -> Iterator[tuple[str, object]]:
-    """What a configuration has imported: each dotted name, with the key that it is for."""
+    """Yield every dotted name that a configuration would import, after the key it is imported for.
+
+    Args:
+        node: a configuration, or a part of it.
+        where: the key of ``node`` in the whole configuration.
+    """
     if isinstance(node, Mapping):
         for key, value in node.items():
             if key == "_target_" or (where, key) == ("engine", "device"):

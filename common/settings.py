@@ -31,7 +31,11 @@ from common.config import (
     construct,
     to_config,
 )
+from common.data.domain import DataSource
+from common.data.protocols import Protocol
+from common.data.views import Views
 from common.errors import ConfigError, nearest
+from common.models.specs import ModelSpec
 from common.privacy import GaussianPrivacy, NoPrivacy
 from common.versions import CODE, code_sha256
 from common.wire.messages import printable
@@ -253,14 +257,33 @@ Resume = Annotated[Any, AfterValidator(_true_or_anyway)]
 """A bool or ``anyway``."""
 
 
+def _method(value: Any) -> Any:
+    is_method = hasattr(value, "exchanges") and hasattr(value, "aggregate")
+    check(is_method, f"must be a method (strategies.core.method.Method); got {type(value).__name__}")
+    return value
+
+
+def _aggregation(value: Any) -> Any:
+    is_rule = hasattr(value, "average") and hasattr(value, "after_refusals")
+    check(is_rule, f"must be a rule of averaging (strategies.core.aggregation.Mean); got {type(value).__name__}")
+    return value
+
+
 @checked
 class RunSettings:
     """One run: what is trained on what, how, and where its output goes.
 
-    ``method``, ``data``, ``protocol``, ``model``, ``views`` and ``aggregation`` are the objects that their groups'
-    ``_target_`` names.
+    ``method`` to ``views``, ``aggregation`` and ``privacy`` are the objects that their groups' ``_target_`` names.
 
     Args:
+        method: a ``strategies.core.method.Method``, a class that this package cannot import.
+        data: the data set.
+        protocol: the clients, the samples of each, and the domains that are scored.
+        model: the network to build.
+        views: the views of an image that a method compares.
+        train: rounds and local training.
+        rounds: how the server runs rounds.
+        aggregation: the server's rule of averaging, a ``strategies.core.aggregation.Mean``.
         seed: seed of model initialisation, shuffling, augmentation and client sampling, >= 0.
         output: folder of everything the run writes; absolute, or relative to where ``goldfinch`` was called.
         resume: go on from the checkpoint in ``output`` if there is one; ``anyway``: even if clients' data have changed.
@@ -270,14 +293,14 @@ class RunSettings:
         raw: the composed configuration as plain containers, for the record.
     """
 
-    method: Any
-    data: Any
-    protocol: Any
-    model: Any
-    views: Any
+    method: Annotated[Any, AfterValidator(_method)]
+    data: DataSource
+    protocol: Protocol
+    model: ModelSpec
+    views: Views
     train: TrainSettings
     rounds: RoundSettings
-    aggregation: Any
+    aggregation: Annotated[Any, AfterValidator(_aggregation)]
     seed: Natural
     output: str
     resume: Resume

@@ -50,7 +50,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(choices, "_SAID", set())
+    monkeypatch.setattr(choices, "_OWN_NAMES", set())
     return Path(shutil.copytree(original, tmp_path / "run"))
 
 
@@ -60,7 +60,7 @@ def stranger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "modules").mkdir()
     (tmp_path / "modules" / "stranger.py").write_text(SPEAKING)
     monkeypatch.syspath_prepend(tmp_path / "modules")
-    monkeypatch.setattr(choices, "_SAID", set())
+    monkeypatch.setattr(choices, "_OWN_NAMES", set())
     monkeypatch.delitem(sys.modules, "stranger", raising=False)
     return tmp_path / "modules" / "stranger.imported"
 
@@ -118,12 +118,19 @@ def test_a_class_is_not_imported_wherever_a_folder_names_it(
     assert not stranger.exists()
 
 
-def test_a_class_of_goldfinch_s_stands_only_where_conf_names_it(
-    folder: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("target", "reason"),
+    [
+        ("common.data.glyphs.Glyphs", "is not one of Goldfinch's own"),
+        ("strategies.core.robust.Median", "error: method"),
+    ],
+)
+def test_a_class_of_goldfinch_is_used_only_for_its_own_group(
+    target: str, reason: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    changed(folder, lambda content: content["method"].update(_target_="common.data.glyphs.Glyphs"))
+    changed(folder, lambda content: content["method"].update(_target_=target))
     assert main(words_for("resume", folder)) == 1
-    assert "is not one of Goldfinch's own" in capsys.readouterr().err
+    assert reason in capsys.readouterr().err
 
 
 def test_a_method_of_one_s_own_goes_on_when_it_is_named_again(
@@ -132,10 +139,10 @@ def test_a_method_of_one_s_own_goes_on_when_it_is_named_again(
     folder = tmp_path / "own"
     assert main(["run", "--quiet", "method=fedavg", "method._target_=stranger.Mine", *TINY, f"output={folder}"]) == 0
     assert stranger.exists()
-    monkeypatch.setattr(choices, "_SAID", set())  # another process
+    monkeypatch.setattr(choices, "_OWN_NAMES", set())  # another process
     assert main(words_for("resume", folder)) == 1
     assert main([*words_for("resume", folder), "method._target_=stranger.Mine"]) == 0
-    monkeypatch.setattr(choices, "_SAID", set())
+    monkeypatch.setattr(choices, "_OWN_NAMES", set())
     assert main(["table", str(folder)]) == 1
     assert "goldfinch --own stranger.Mine table" in capsys.readouterr().err
     assert main(["--own", "stranger.Mine", "table", str(folder)]) == 0
@@ -143,7 +150,7 @@ def test_a_method_of_one_s_own_goes_on_when_it_is_named_again(
 
 
 def test_what_a_program_s_caller_names_is_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choices, "_SAID", set())
+    monkeypatch.setattr(choices, "_OWN_NAMES", set())
     assert not choices.trusted("mine.Mine", "method")
     trust(["mine.Mine"])
     assert choices.trusted("mine.Mine", "method")

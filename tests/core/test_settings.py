@@ -168,7 +168,7 @@ def test_the_record_of_a_method_object_makes_it_again(
     chosen = load_settings([f"method={name}", "views=randconv"])
     given = with_method(chosen, chosen.method)
     (tmp_path / "config.yaml").write_text(yaml_of(given.raw))
-    monkeypatch.setattr(choices, "_SAID", set())  # another process
+    monkeypatch.setattr(choices, "_OWN_NAMES", set())  # another process
     assert settings_of(read_config(tmp_path / "config.yaml")).method == chosen.method
 
 
@@ -253,7 +253,7 @@ def test_a_wrong_node_is_named_with_its_place(node: Mapping[str, Any], reason: s
     ],
 )
 def test_only_dataclasses_are_built(target: object, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choices, "_SAID", {target})
+    monkeypatch.setattr(choices, "_OWN_NAMES", {target})
     with pytest.raises(ConfigError, match=reason):
         build({"_target_": target}, "method")
 
@@ -289,3 +289,19 @@ def test_settings_are_frozen() -> None:
     with pytest.raises(AttributeError):
         settings.seed = 3  # type: ignore[misc]  # that is the point
     assert replace(settings, seed=3).seed == 3
+
+
+@pytest.mark.parametrize(
+    ("override", "reason"),
+    [
+        ("data._target_=common.data.augmentation.Augmentation", "data=Augmentation.*must be .*DataSource"),
+        ("protocol._target_=common.models.specs.Small", "protocol=Small.*must be .*Protocol"),
+        ("model._target_=common.data.views.NoViews", "model=NoViews.*must be .*ModelSpec"),
+        ("views._target_=common.models.specs.Small", "views=Small.*must be .*Views"),
+        ("method._target_=strategies.core.robust.Median", "method: must be a method .*; got Median"),
+        ("aggregation._target_=strategies.fedavg.FedAvg", "aggregation: must be a rule of averaging .*; got FedAvg"),
+    ],
+)
+def test_an_object_of_another_group_is_refused_at_its_key(override: str, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        load_settings([override])

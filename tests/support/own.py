@@ -14,7 +14,7 @@ def forget(package: str) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == package]:
         del sys.modules[name]
     del FOLDERS[1:]
-    choices._SAID.difference_update([name for name in choices._SAID if name.partition(".")[0] == package])
-    choices._named_in.cache_clear()
+    choices._OWN_NAMES.difference_update([name for name in choices._OWN_NAMES if name.partition(".")[0] == package])
+    choices._names_in_files.cache_clear()
     code_sha256.cache_clear()
     code_files.cache_clear()
