@@ -38,7 +38,8 @@ def search(folder: Path) -> None:
     """
     if folder.resolve() in FOLDERS:
         return
-    found = {group: choices_of(group, [folder]) for group in _groups()}
+    groups = [path.name for path in sorted(CONF.iterdir()) if path.is_dir()]
+    found = {group: choices_of(group, [folder]) for group in groups}
     if not any(found.values()):
         raise ConfigError(f"--config-dir {folder}: it has no file such as method/NAME.yaml; see conf/ for the groups")
     for group, choices in found.items():
@@ -60,14 +61,12 @@ def choices_of(group: str, folders: Sequence[Path] | None = None) -> dict[str, P
     found: dict[str, Path] = {}
     if not group.isidentifier():
         return found
-    for folder in FOLDERS if folders is None else folders:
+    if folders is None:
+        folders = FOLDERS
+    for folder in folders:
         for path in sorted((folder / group).glob("*.yaml")):
             found[path.stem] = path
     return found
-
-
-def _groups() -> list[str]:
-    return [path.name for path in sorted(CONF.iterdir()) if path.is_dir()]
 
 
 def trust(names: Iterable[str]) -> None:
@@ -87,12 +86,16 @@ def trusted(name: object, where: str) -> bool:
     if name in _OWN_NAMES:
         return True
     group, _, deeper = where.partition(".")
-    groups = [group, "data"] if deeper else [group]
+    groups = [group]
+    if deeper:
+        groups.append("data")
     for each in groups:
         for place in ALLOWED.get(each, ()):
             if name == place or name.startswith(f"{place}."):
                 return True
-    return any(name in _names_in_files(each) for each in groups)
+        if name in _names_in_files(each):
+            return True
+    return False
 
 
 @lru_cache

@@ -1,6 +1,6 @@
-"""Overrides as words: ``key=value`` in Hydra's grammar, and what is done about the letters that it does not know.
+"""Overrides: ``key=value`` in Hydra's grammar, with an escape for the characters that the grammar does not know.
 
-For a process that imports no torch.
+This module imports neither torch nor Hydra when it is loaded, for processes that start quickly.
 """
 
 from __future__ import annotations
@@ -17,7 +17,11 @@ if TYPE_CHECKING:
 
 
 def split_overrides(text: str) -> list[str]:
-    """The overrides in one string, split as a shell splits words."""
+    """Return the overrides in one string, split as a shell splits words.
+
+    Raises:
+        ConfigError: a quote is not closed.
+    """
     try:
         return shlex.split(text)
     except ValueError as error:
@@ -25,31 +29,38 @@ def split_overrides(text: str) -> list[str]:
 
 
 def quoted_override(key: str, value: object) -> str:
-    """``key='value'`` with the value quoted for Hydra's grammar, which reads ``=``, commas and spaces otherwise."""
-    text = escaped(str(value), r"\\|\$(?=u[0-9a-f]+\$)")  # what looks like an escape is none
-    return "{}='{}'".format(key, text.replace("'", "\\'"))
+    """Return ``key='value'`` with the value quoted, since Hydra's grammar gives ``=``, commas and spaces a meaning."""
+    text = escaped(str(value), r"\\|\$(?=u[0-9a-f]+\$)")  # also escapes what would be read as an escape
+    quoted = text.replace("'", "\\'")
+    return f"{key}='{quoted}'"
 
 
 def escaped(text: str, letters: str = r"[^\x00-\x7f]") -> str:
-    """``text`` with ``letters``, by default those that Hydra's grammar knows in quotes only, as ``$u<number>$``.
+    """Return ``text`` with some characters written as ``$u<number>$``.
 
-    >>> escaped("Zürich"), restored(escaped("Zürich"))
+    Args:
+        text: any text.
+        letters: a regular expression of the characters; by default those that Hydra's grammar knows in quotes only.
+
+    >>> escaped("Zürich"), unescaped(escaped("Zürich"))
     ('Z$ufc$rich', 'Zürich')
     """
     return re.sub(letters, lambda found: f"$u{ord(found[0]):x}$", text)
 
 
-def restored(value: Any) -> Any:
-    """``value``, a text or containers of them, with the letters that :func:`escaped` wrote otherwise."""
+def unescaped(value: Any) -> Any:
+    """Return ``value``, a text or containers of texts, with the characters that :func:`escaped` replaced."""
     if isinstance(value, str):
         return re.sub(r"\$u([0-9a-f]+)\$", lambda found: chr(int(found[1], 16)), value)
     if isinstance(value, Mapping):
-        return {restored(key): restored(item) for key, item in value.items()}
-    return [restored(item) for item in value] if isinstance(value, list) else value
+        return {unescaped(key): unescaped(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return list(map(unescaped, value))
+    return value
 
 
 def parse_overrides(overrides: Sequence[str]) -> list[Override]:
-    """Hydra's reading of ``overrides``, in which letters that its grammar does not know are :func:`escaped`.
+    """Return Hydra's parse of ``overrides``. Characters that its grammar does not know are :func:`escaped` in it.
 
     Raises:
         ConfigError: one cannot be read.
@@ -61,10 +72,10 @@ def parse_overrides(overrides: Sequence[str]) -> list[Override]:
         if "=" not in item and not item.startswith("~"):
             raise ConfigError(f"override {item!r} is not of the form key=value")
     try:
-        return OverridesParser.create().parse_overrides([escaped(item) for item in overrides])
+        return OverridesParser.create().parse_overrides(list(map(escaped, overrides)))
     except (HydraException, RecursionError) as error:
-        advice = "a value with other signs than letters, digits, - _ . / is quoted: 'data.domains=[\"A & B\",C]'"
-        raise ConfigError(f"an override cannot be read: {restored(str(error))}\n{advice}") from error
+        advice = "quote a value with characters other than letters, digits, - _ . /: 'data.domains=[\"A & B\",C]'"
+        raise ConfigError(f"an override cannot be read: {unescaped(str(error))}\n{advice}") from error
 
 
 # ---- Flower's run configuration (flwr run --run-config) -------------------------------------------------------------
@@ -79,15 +90,25 @@ RUN_CONFIG = {
     "seed": "seed",
     "output": "output",
 }
-"""Settings with a key of their own in ``[tool.flwr.app.config]``; an empty text there leaves the setting as it is."""
+"""Settings by their keys in ``[tool.flwr.app.config]``; an empty text there leaves the setting unchanged."""
 
 
 def overrides_in(run_config: Mapping[str, object]) -> str:
-    """The overrides, as a shell would write them: those of the plain keys, then ``overrides``, which wins.
+    """Return the overrides of a run configuration as one shell-quoted text.
+
+    Those of the plain keys come first, then ``overrides``, which wins.
 
     >>> overrides_in({"method": "fpl", "rounds": 5, "seed": "", "overrides": "train.epochs=2"})
     'method=fpl train.rounds=5 train.epochs=2'
     """
-    plain = {key: run_config[name] for name, key in RUN_CONFIG.items() if run_config.get(name, "") != ""}
-    words = [quoted_override(key, value) if key == "output" else f"{key}={value}" for key, value in plain.items()]
-    return " ".join([*map(shlex.quote, words), str(run_config.get("overrides", ""))]).strip()
+    parts: list[str] = []
+    for name, key in RUN_CONFIG.items():
+        value = run_config.get(name, "")
+        if value == "":
+            continue
+        if key == "output":
+            parts.append(shlex.quote(quoted_override(key, value)))
+        else:
+            parts.append(shlex.quote(f"{key}={value}"))
+    parts.append(str(run_config.get("overrides", "")))
+    return " ".join(parts).strip()

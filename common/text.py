@@ -15,19 +15,29 @@ def size(count: float) -> str:
 
 def duration(seconds: float) -> str:
     """Return seconds as text with its unit: ``12.0 s`` below 10 minutes, then ``35 min`` and ``2 h 30 min``."""
+    if seconds < 100:
+        return f"{seconds:.1f}\u00a0s"
     if seconds < 600:
-        return f"{seconds:.{1 if seconds < 100 else 0}f}\u00a0s"
+        return f"{seconds:.0f}\u00a0s"
     minutes = round(seconds / 60)
-    return f"{minutes}\u00a0min" if minutes < 120 else f"{minutes // 60}\u00a0h {minutes % 60}\u00a0min"
+    if minutes < 120:
+        return f"{minutes}\u00a0min"
+    return f"{minutes // 60}\u00a0h {minutes % 60}\u00a0min"
 
 
 def listing(items: Sequence[object]) -> str:
     """Return the items as ``a, b and c``."""
-    words = [str(item) for item in items]
-    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+    parts = list(map(str, items))
+    if len(parts) < 2:
+        return "".join(parts)
+    return f"{', '.join(parts[:-1])} and {parts[-1]}"
 
 
 def counted(count: int, noun: str) -> str:
     """Return a count with its noun: ``three clients``, ``13 clients``."""
-    word = NUMBERS[count] if count < len(NUMBERS) else str(count)
-    return f"{word} {noun}{'' if count == 1 else 's'}"
+    number = str(count)
+    if count < len(NUMBERS):
+        number = NUMBERS[count]
+    if count != 1:
+        noun = f"{noun}s"
+    return f"{number} {noun}"

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from omegaconf import OmegaConf
 
-from common.config import compose_config, trust_said, with_printed, with_tuned
+from common.config import compose_config, trust_overrides, with_printed, with_tuned
 from common.errors import ConfigError, DataError, nearest
 from common.metrics import named_missing
 from common.models.pretrained import same_classes
@@ -74,11 +74,11 @@ def _warn_if_partial(folder: Path) -> None:
 
 def resume(folder: Path, overrides: Sequence[str], *, quiet: bool = False) -> None:
     """Go on with the run in ``folder``, by its own configuration and what ``overrides`` have otherwise."""
-    trust_said(overrides)  # a class that the user names, not one of the folder's
+    trust_overrides(overrides)  # a class that the user names, not one of the folder's
     own = overrides_of(Run(folder))
     other = tuple(f"{word.partition('=')[0]}." for word in overrides if word not in own)  # what another choice replaces
     again = [word for word in own if not word.startswith(other)] + ["resume=true", "overwrite=false", *overrides]
-    run(settings_of(compose_config(again, said=overrides)), again, quiet=quiet)
+    run(settings_of(compose_config(again, own=overrides)), again, quiet=quiet)
 
 
 # ---- before it: goldfinch run --dry-run ------------------------------------------------------------------------------

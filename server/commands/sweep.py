@@ -25,7 +25,7 @@ from common.choices import FOLDERS, choices_of
 from common.config import compose_config, with_tuned
 from common.errors import ConfigError, GoldfinchError
 from common.metrics import PARTIAL, named_missing
-from common.overrides import parse_overrides, quoted_override, restored
+from common.overrides import parse_overrides, quoted_override, unescaped
 from common.settings import RunSettings, settings_of
 from common.storage.files import write_json, write_text
 from common.text import duration
@@ -106,10 +106,10 @@ def plan(arguments: Sequence[str], output: Path) -> tuple[list[Job], dict[str, s
     """
     parsed = parse_overrides([all_options(item) for item in with_tuned(arguments)])
     axes = [item for item in parsed if item.is_sweep_override()]
-    fixed = [restored(item.input_line) for item in parsed if not item.is_sweep_override()]
+    fixed = [unescaped(item.input_line) for item in parsed if not item.is_sweep_override()]
     jobs, skipped = [], {}
     for values in itertools.product(*(axis.sweep_string_iterator() for axis in axes)):
-        chosen = [restored(f"{axis.key_or_group}={value}") for axis, value in zip(axes, values, strict=True)]
+        chosen = [unescaped(f"{axis.key_or_group}={value}") for axis, value in zip(axes, values, strict=True)]
         folder = output.joinpath(*(re.sub(r"[^\w.+-]+", "-", item) for item in chosen))
         overrides = (*fixed, *chosen, quoted_override("output", folder.absolute()))
         label, composed = " ".join(chosen) or "run", compose_config(overrides)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console
 
-from common.config import Search, Tuned, compose_config, printed_values, searched, with_printed, with_tuned
+from common.config import Search, Tuned, compose_config, printed_values, search_ranges, with_printed, with_tuned
 from common.errors import CheckpointError, ConfigError, GoldfinchError, libraries_of
 from common.metrics import named_missing
 from common.overrides import quoted_override
@@ -54,7 +54,7 @@ def space_of(settings: RunSettings) -> dict[str, Search]:
     """
     rate = settings.train.learning_rate
     space = {RATE: Search(rate / RATE_FACTOR, rate * RATE_FACTOR)}
-    for name, (low, high, log) in searched(type(settings.method)).items():
+    for name, (low, high, log) in search_ranges(type(settings.method)).items():
         start = getattr(settings.method, name)
         if low < high and (start > 0 or not log):
             low, high = min(low, start), max(high, start)

@@ -34,7 +34,7 @@ def repeat_command(config: Mapping[str, Any]) -> str:
     base: dict[str, Any] | None = None
     while base is None:
         try:
-            base = flat(compose_config(groups, said=()))
+            base = flat(compose_config(groups, own=()))
         except GoldfinchError:  # an option of another version's conf/
             if not groups:
                 return "goldfinch run"

@@ -16,7 +16,7 @@ from support.own import forget
 from common.choices import CONF, FOLDERS, search
 from common.config import build, compose_config
 from common.errors import ConfigError
-from common.overrides import escaped, quoted_override, restored
+from common.overrides import escaped, quoted_override, unescaped
 from common.settings import load_settings
 from common.versions import code_files, code_sha256, place_of
 from server.cli import main
@@ -87,7 +87,7 @@ def test_a_class_of_ones_own_replaces_the_choice(words: list[str], package: Path
         (["method=ownlib.fair.QFair", "method.p=2"], "method.p: no such key; did you mean 'q'?|choices: power, q"),
         (["method=ownlib.fair.QFair", "method.q=-2"], "method.q=-2: must be greater than or equal to 0"),
         (["method=ownlib.fair.QFare"], "has no attribute 'QFare'"),
-        (["method=nolib.fair.QFair"], "No module named 'nolib'; is it installed beside Goldfinch"),
+        (["method=nolib.fair.QFair"], "No module named 'nolib'; install it"),
         (["train=ownlib.fair.QFair"], "train=ownlib.fair.QFair: no such choice"),
         (["train._target_=ownlib.fair.QFair"], "train._target_: no such key in train"),
     ],
@@ -215,7 +215,7 @@ def test_a_package_is_found_without_importing_it(package: Path) -> None:
 
 @pytest.mark.parametrize("text", ["Zürich-东京", "a$u41$b", "it's C:\\x", "a, b=c (d)", "😀"])
 def test_any_letter_comes_through_hydras_grammar(text: str) -> None:
-    assert restored(escaped(text)) == text or "$u" in text
+    assert unescaped(escaped(text)) == text or "$u" in text
     assert compose_config([quoted_override("output", text)])["output"] == text
 
 
@@ -230,7 +230,7 @@ def test_names_need_no_quotes_for_letters_of_any_language() -> None:
 
 
 def test_what_has_to_be_quoted_is_said_with_an_example() -> None:
-    with pytest.raises(ConfigError, match=r"is quoted: 'data\.domains=\[\"A & B\",C\]'"):
+    with pytest.raises(ConfigError, match=r"quote a value .*: 'data\.domains=\[\"A & B\",C\]'"):
         compose_config(["data=folder", "data.domains=[New York (A&B),b]"])
     assert compose_config(["data=folder", 'data.domains=["A & B",C]'])["data"]["domains"] == ["A & B", "C"]
 

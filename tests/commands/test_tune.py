@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 from rich.console import Console
 
 from common.choices import CONF
-from common.config import Search, build, compose_config, printed_values, searched, with_tuned
+from common.config import Search, build, compose_config, printed_values, search_ranges, with_tuned
 from common.errors import CheckpointError, ConfigError
 from common.settings import flat, load_settings
 from server.cli import main
@@ -59,7 +59,7 @@ QUIET = Console(quiet=True)
 def test_a_method_s_space_lies_within_its_ranges_and_around_its_printed_values(name: str) -> None:
     raw = compose_config([f"method={name}", "views=randconv"])
     settings = load_settings([f"method={name}", "views=randconv"])
-    space = searched(type(settings.method))
+    space = search_ranges(type(settings.method))
     assert len(space) <= 3
     for field, (low, high, log) in space.items():
         assert low <= getattr(settings.method, field) <= high
@@ -295,7 +295,7 @@ def test_bad_input_is_refused(words: list[str], trials: int, message: str, tmp_p
 
 
 def test_a_space_of_one_value_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tune, "searched", lambda target: {"mu": Search(0.1, 0.1)})
+    monkeypatch.setattr(tune, "search_ranges", lambda target: {"mu": Search(0.1, 0.1)})
     with pytest.raises(ConfigError, match=r"method.mu is searched from 0.1 to 0.1"):
         new_search(tmp_path, 3)
 
