@@ -1,4 +1,4 @@
-"""A run's settings as frozen dataclasses: what ``conf/`` composes to, checked."""
+"""A run's settings: the composed configuration as checked, frozen dataclasses."""
 
 import hashlib
 import json
@@ -40,48 +40,58 @@ from common.privacy import GaussianPrivacy, NoPrivacy
 from common.versions import CODE, code_sha256
 from common.wire.messages import printable
 
-PLACES = ("output", "resume", "overwrite", "data.root", "choices", "experiment", "tracker")
-"""Settings, and groups of them, that say where a run lies and who is told of it, or what others say already."""
+LOCATION_KEYS = ("output", "resume", "overwrite", "data.root", "choices", "experiment", "tracker")
+"""Settings, and groups of them, of a run's folders and trackers, or that repeat others."""
 
 NOT_THE_RESULT = (
-    *(*PLACES, "engine", "train.device"),
+    *(*LOCATION_KEYS, "engine", "train.device"),
     *("rounds.deadline", "rounds.registration", "rounds.failures", "rounds.checkpoints", "rounds.memory"),
 )
-"""Settings, and groups of them, that do not change what comes out of a run."""
+"""Settings, and groups of them, that do not change a run's results."""
 
-LARGEST_RECORD = 100_000
-"""Bytes of a ``config.yaml`` that is read; ours have 3,000."""
+MAX_CONFIG_LENGTH = 100_000
+"""Characters of the longest ``config.yaml`` that is read; those of our runs have about 3,000."""
 
 _SCORING = ("rounds.last_rounds", "rounds.evaluate_every", "rounds.test_samples", "rounds.test")
-MAY_GO_ON_OTHERWISE = ("train.rounds", *_SCORING)
-"""Settings that change the result, but not the rounds that are done: a run may go on with other values."""
+CHANGEABLE_ON_RESUME = ("train.rounds", *_SCORING)
+"""Settings that change the result, but not the rounds already done: a run may be resumed with other values."""
 
 
 def flat(settings: Mapping[str, Any], without: Sequence[str] = (), prefix: str = "") -> dict[str, Any]:
-    """Nested settings as ``a.b.c`` keys, but those, and the groups, that ``without`` names; lists stay values."""
+    """Return nested settings by ``a.b.c`` keys; lists stay values.
+
+    Args:
+        settings: nested mappings.
+        without: keys of settings, and of groups of them, to leave out.
+        prefix: the key of ``settings`` itself, with a dot at its end.
+    """
     found: dict[str, Any] = {}
     for key, value in settings.items():
         name = f"{prefix}{key}"
-        if name not in without:
-            found |= flat(value, without, f"{name}.") if isinstance(value, Mapping) else {name: value}
+        if name in without:
+            continue
+        if isinstance(value, Mapping):
+            found |= flat(value, without, f"{name}.")
+        else:
+            found[name] = value
     return found
 
 
 def yaml_of(raw: Mapping[str, Any]) -> str:
-    """The composed configuration as ``config.yaml`` has it."""
+    """Return the composed configuration as the text of a ``config.yaml``."""
     return OmegaConf.to_yaml(OmegaConf.create(dict(raw)))
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """What a run's ``config.yaml`` says. Nothing that it names is imported here, and later only what is trusted.
+    """Return the content of a run's ``config.yaml``. No class that it names is imported here.
 
     Raises:
-        ConfigError: it cannot be read, is no run's, or names for import what neither ``conf/`` nor the user names.
+        ConfigError: the file cannot be read, is no run's configuration, or names a class that may not be imported
+            (:func:`common.choices.trusted`).
     """
     try:
         text = path.read_text()
-        aliases = "*" in text and any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text))
-        if aliases or len(text) > LARGEST_RECORD:
+        if len(text) > MAX_CONFIG_LENGTH or _has_aliases(text):
             raise ValueError("it is too large, or refers to parts of itself, which no run writes")
         content: Any = OmegaConf.to_container(OmegaConf.create(text))
     except (OSError, ValueError, RecursionError, OmegaConfBaseException, yaml.YAMLError) as error:
@@ -91,46 +101,64 @@ def read_config(path: Path) -> dict[str, Any]:
     for where, name in imports_of(content):
         if not trusted(name, where):
             shown = printable(str(name))[:200]
-            key = "engine.device" if where == "engine" else f"{where}._target_"
+            key = f"{where}._target_"
+            if where == "engine":
+                key = "engine.device"
             raise ConfigError(
-                f"{path}: {key}={shown} is not one of Goldfinch's own, and what only a folder names is not imported. "
-                f"If it is yours, name it yourself: goldfinch resume {path.parent} {key}={shown}, or "
+                f"{path}: {key}={shown} is not one of Goldfinch's own, and a class that only a folder names is not "
+                f"imported. If it is yours, name it yourself: goldfinch resume {path.parent} {key}={shown}, or "
                 f"goldfinch --own {shown} table, report, figure ..., or --config-dir with the folder that names it"
             )
     return {str(key): value for key, value in content.items()}
 
 
-def _is_record(content: Any) -> bool:
-    """Whether all is there that is read from a record as it stands."""
-    groups = ("method", "data", "protocol", "model", "train", "rounds", "choices")
-    if not isinstance(content, dict) or not all(isinstance(content.get(group), dict) for group in groups):
+def _has_aliases(text: str) -> bool:
+    """Return whether a YAML text refers to parts of itself, which can make a short text a huge object."""
+    if "*" not in text:
         return False
-    numbers = (content.get("seed"), content["train"].get("rounds"), content["rounds"].get("last_rounds"))
-    words = (content["method"].get("_target_"), *content["choices"], *filter(None, content["choices"].values()))
-    domains = content["data"].get("domains")
-    return (
-        all(isinstance(number, int) for number in numbers)
-        and all(isinstance(word, str) and printable(word) == word for word in words)
-        and isinstance(domains, list | None)
-    )
+    return any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text))
+
+
+def _is_record(content: Any) -> bool:
+    """Return whether ``content`` has all entries that are read from a run's configuration without further checks."""
+    if not isinstance(content, dict):
+        return False
+    for group in ("method", "data", "protocol", "model", "train", "rounds", "choices"):
+        if not isinstance(content.get(group), dict):
+            return False
+    for number in (content.get("seed"), content["train"].get("rounds"), content["rounds"].get("last_rounds")):
+        if not isinstance(number, int):
+            return False
+    names = [content["method"].get("_target_"), *content["choices"]]
+    names += filter(None, content["choices"].values())
+    for name in names:
+        if not isinstance(name, str) or printable(name) != name:
+            return False
+    return isinstance(content["data"].get("domains"), list | None)
 
 
 def differing(raw: Mapping[str, Any], path: Path) -> list[str]:
-    """The settings that change the rounds which are done, and are not as ``config.yaml`` at ``path`` has them."""
+    """Return the settings that change the rounds already done and differ from the ``config.yaml`` at ``path``."""
     if not path.exists():
         return []
-    same: Any = OmegaConf.to_container(OmegaConf.create(yaml_of(raw)))
-    before, now = (result_settings(content, MAY_GO_ON_OTHERWISE) for content in (read_config(path), same))
-    return sorted(key for key in before | now if before.get(key) != now.get(key))
+    written: Any = OmegaConf.to_container(OmegaConf.create(yaml_of(raw)))
+    before = result_settings(read_config(path), CHANGEABLE_ON_RESUME)
+    now = result_settings(written, CHANGEABLE_ON_RESUME)
+    found: list[str] = []
+    for key in sorted(before | now):
+        if before.get(key) != now.get(key):
+            found.append(key)
+    return found
 
 
 def result_settings(raw: Mapping[str, Any], without: Sequence[str] = ()) -> dict[str, Any]:
-    """Every setting that changes what comes out of a run, as ``a.b.c`` keys, but those that ``without`` names."""
+    """Return every setting that changes a run's results, by ``a.b.c`` keys, without those that ``without`` names."""
     found = flat(raw, (*NOT_THE_RESULT, *without))
+    # Settings that came later are left out at the value that changes nothing: older runs keep their identity.
     if not found.get("protocol.validation"):
-        found.pop("protocol.validation", None)  # runs without are what they were before there was any
+        found.pop("protocol.validation", None)
     if found.get("data.duplicates") == "keep":
-        found.pop("data.duplicates")  # likewise
+        found.pop("data.duplicates")
     return found
 
 
@@ -141,19 +169,19 @@ class TrainSettings:
     Args:
         rounds: communication rounds, >= 1.
         epochs: local epochs E per round, >= 1.
-        local_steps: stop each local epoch after so many batches; ``None`` runs whole epochs.
+        local_steps: batches after which each local epoch stops; ``None`` runs whole epochs.
         batch_size: samples per batch, >= 2.
         last_batch: a short last batch is kept, dropped, or merged into the one before, as a single sample always is.
-        optimizer: ``sgd`` or ``adam``; made fresh for each client and round.
+        optimizer: ``sgd`` or ``adam``; a new one for each client and round.
         learning_rate: > 0.
         momentum: SGD's momentum, in [0, 1).
         weight_decay: L2 coefficient, >= 0.
         clip_norm: largest norm of the gradient over all parameters; ``None`` does not clip.
-        device: ``auto`` (CUDA where there is one), ``cpu``, ``cuda`` or ``cuda:0`` ...
-        threads: CPU threads of one client. Another number may round differently, so it is part of what is reproducible.
+        device: ``auto`` (CUDA if available), ``cpu``, ``cuda`` or ``cuda:0`` ...
+        threads: CPU threads of one client. Another number may round differently and so change the result.
         precision: ``float32``, or ``bfloat16`` autocast.
-        channels_last: memory format of images and convolutions; ``None``: what the network's spec says was faster.
-        deterministic: on CUDA, only deterministic algorithms.
+        channels_last: memory format of images and convolutions; ``None`` takes the faster one of the network's spec.
+        deterministic: use only deterministic algorithms on CUDA.
     """
 
     rounds: Count = 10
@@ -180,35 +208,37 @@ class TrainSettings:
 
 @checked
 class RoundSettings:
-    """How the server conducts rounds (conf/rounds/).
+    """How the server runs rounds (conf/rounds/).
 
     Args:
         participation: share of clients sampled each round, in (0, 1]; at least one client.
-        oversample: ask so many times as many, >= 1, with a participation below 1; whoever comes after enough have
-            answered, and all who score (they are waited for), is late and does not count. Further exchanges ask those
-            in time; in simulations the seed draws.
+        oversample: clients that are asked, as a multiple of the clients that a round needs, >= 1; above 1 only with a
+            participation below 1. A client that answers after enough others is late and does not count; clients
+            that score are waited for. Further exchanges ask the clients that were in time. In simulations the seed
+            decides who is in time.
         quorum: share of the sampled clients that must answer for the round to count, in (0, 1].
-        deadline: seconds a round's exchange may take; later clients are left out. Flower's default is twelve hours.
-        registration: seconds to wait for all clients of the protocol to appear before the first round.
-        failures: rounds in a row that may miss the quorum before the run stops.
-        last_rounds: how many of the last rounds the ``last`` score averages (the papers: 5).
-        checkpoints: rounds whose checkpoints are kept, >= 2.
-        evaluate_every: score the test sets every so many rounds (the last round always).
-        test_samples: score at most so many random images of each test split, always the same; ``None`` scores all.
-        test: whether test sets are scored; ``False`` leaves them alone, as a search for settings must.
-        absence: probability, in [0, 1), that a client is away, drawn for each round; one at least is always there.
-        outliers: what becomes of an update that is too long: ``clip`` scales it down to the bound, ``refuse`` leaves it
-            out, ``off`` lets any length in. See :mod:`strategies.core.bounds`.
-        outlier_factor: the bound in lengths of the exchange's median update, > 1; a client's own history raises it.
-        max_samples: registrations of more training samples are refused.
-        largest_client: a client counts for at most so many times the samples of the federation's median client, >= 1.
-        largest_share: a client's largest share of an average over three clients or more, in (0, 1]. A half: no client
-            alone decides. FedPall's published digits need more (66 %). See :mod:`strategies.core.aggregation`.
-        transport: what float32 tensors of the model and a method's further tensors are rounded to on the wire, both
-            ways; prototypes and other dtypes travel as they are. See :mod:`common.wire.payload`.
-        memory: GiB of an exchange's answers that stay in the server's memory, >= 0. What is beyond lies in mapped files
-            in the run's folder until it is averaged; see :mod:`common.storage.answer_store`.
-        joins: first round, >= 1, of the domains and clients that are not there from the beginning, by name.
+        deadline: seconds that an exchange may take; clients that answer later are left out.
+        registration: seconds to wait before the first round for all clients of the protocol to register.
+        failures: consecutive rounds that may miss the quorum before the run stops.
+        last_rounds: number of last rounds that the ``last`` score averages (the papers: 5).
+        checkpoints: number of last rounds with a checkpoint, >= 2.
+        evaluate_every: score the test sets each time this number of rounds is done, and after the last round.
+        test_samples: random images of each test split that are scored at most, always the same; ``None`` scores all.
+        test: whether test sets are scored; a search for settings must not use them.
+        absence: probability, in [0, 1), that a client is absent, drawn for each round; at least one client is present.
+        outliers: how an update with a norm above the bound is treated: ``clip`` scales it down to the bound,
+            ``refuse`` leaves it out, ``off`` sets no bound. See :mod:`strategies.core.bounds`.
+        outlier_factor: the bound as a multiple of the norm of the exchange's median update, > 1; a client's own history
+            raises it.
+        max_samples: training samples above which a registration is refused.
+        largest_client: the samples that a client counts for at most, as a multiple of the median client's, >= 1.
+        largest_share: a client's largest share of an average over three clients or more, in (0, 1]. With 0.5 no client
+            decides alone. FedPall's published digits need more (66 %). See :mod:`strategies.core.aggregation`.
+        transport: dtype to which float32 tensors of the model and of the method are rounded on the wire, both ways;
+            prototypes and other dtypes are sent unchanged. See :mod:`common.wire.payload`.
+        memory: GiB of an exchange's updates that stay in the server's memory, >= 0. Further updates are stored in
+            memory-mapped files in the run's folder until they are averaged; see :mod:`common.storage.answer_store`.
+        joins: first round, >= 1, of the domains and clients that join later, by name.
     """
 
     participation: Share = 1.0
@@ -240,11 +270,11 @@ class RoundSettings:
         )
 
     def sampled(self, clients: int) -> int:
-        """How many of so many clients a round needs: at least one."""
+        """Return the number of clients that a round needs, of ``clients``: at least one."""
         return max(1, round(self.participation * clients))
 
     def asked(self, clients: int) -> int:
-        """How many of so many clients are asked for it."""
+        """Return the number of clients that a round asks, of ``clients``."""
         return min(clients, math.ceil(round(self.oversample * self.sampled(clients), 6)))  # 1.1 * 10 is above 11
 
 
@@ -271,7 +301,7 @@ def _aggregation(value: Any) -> Any:
 
 @checked
 class RunSettings:
-    """One run: what is trained on what, how, and where its output goes.
+    """Settings of one run: method, data, training, and the folder of its output.
 
     ``method`` to ``views``, ``aggregation`` and ``privacy`` are the objects that their groups' ``_target_`` names.
 
@@ -284,13 +314,13 @@ class RunSettings:
         train: rounds and local training.
         rounds: how the server runs rounds.
         aggregation: the server's rule of averaging, a ``strategies.core.aggregation.Mean``.
-        seed: seed of model initialisation, shuffling, augmentation and client sampling, >= 0.
-        output: folder of everything the run writes; absolute, or relative to where ``goldfinch`` was called.
-        resume: go on from the checkpoint in ``output`` if there is one; ``anyway``: even if clients' data have changed.
-        overwrite: replace a run that ``output`` holds already.
-        engine: the chosen engine's own settings; read by that engine only.
-        tracker: where rows go besides the CSV; read by the trackers only.
-        raw: the composed configuration as plain containers, for the record.
+        seed: seed of initialisation, shuffling, augmentation and client sampling, >= 0.
+        output: folder that the run writes to; absolute, or relative to the working directory.
+        resume: continue from the checkpoint in ``output`` if it exists; ``anyway``: even if clients' data have changed.
+        overwrite: replace an existing run in ``output``.
+        engine: the chosen engine's settings, which that engine reads.
+        tracker: the chosen tracker's settings, which the trackers read.
+        raw: the composed configuration as plain containers, written to ``config.yaml``.
     """
 
     method: Annotated[Any, AfterValidator(_method)]
@@ -312,9 +342,9 @@ class RunSettings:
 
     @cached_property
     def identity(self) -> str:
-        """16 hex digits over everything that changes the result; a checkpoint of another identity is refused.
+        """16 hex digits over the settings that change the result, without :data:`CHANGEABLE_ON_RESUME`.
 
-        What a run may go on with another value of is left out.
+        A checkpoint of another identity is refused.
         """
         return self._digest(())
 
@@ -326,48 +356,66 @@ class RunSettings:
     @cached_property
     def scoring(self) -> str:
         """16 hex digits over the settings that change which scores a run has, but not its state."""
-        found = {key: value for key, value in flat(self.raw).items() if key in _SCORING}
+        found: dict[str, Any] = {}
+        for key, value in flat(self.raw).items():
+            if key in _SCORING:
+                found[key] = value
         return hashlib.sha256(json.dumps(found, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
     @cached_property
     def own_packages(self) -> tuple[str, ...]:
-        """Packages of the user's that the settings name classes of."""
-        return tuple(sorted({str(name).partition(".")[0] for _, name in imports_of(self.raw)} - set(CODE)))
+        """The user's own packages with classes that the settings name, sorted."""
+        found: set[str] = set()
+        for _, name in imports_of(self.raw):
+            package = str(name).partition(".")[0]
+            if package not in CODE:
+                found.add(package)
+        return tuple(sorted(found))
 
     @cached_property
     def code(self) -> str:
-        """:func:`common.versions.code_sha256` of all that the run's classes are made of."""
+        """:func:`common.versions.code_sha256` of Goldfinch and the user's own packages."""
         return code_sha256(self.own_packages)
 
     @property
     def software(self) -> str:
-        """What has to be the same on server and devices, in words."""
-        return " and ".join(["the same Goldfinch", *(f"the same {package}" for package in self.own_packages)])
+        """The software that server and devices must have in the same version, as text for messages."""
+        text = "the same Goldfinch"
+        for package in self.own_packages:
+            text += f" and the same {package}"
+        return text
 
     def _digest(self, without: tuple[str, ...]) -> str:
-        relevant = result_settings(self.raw, MAY_GO_ON_OTHERWISE + without)
+        relevant = result_settings(self.raw, CHANGEABLE_ON_RESUME + without)
         return hashlib.sha256(json.dumps(relevant, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
     @cached_property
     def test_scorers(self) -> dict[str, int]:
-        """The domains whose test sets are scored, in their order, and how many clients score each in a round.
+        """The number of clients that score each test domain in a round, by domain, in the data's order.
 
-        One client scores a shared model on a domain. Models of their own are scored by every client on its own domain.
+        One client scores a shared model on a domain. If every client has a model of its own, all score theirs.
         """
-        held = Counter(spec.domain for spec in self.protocol.clients(self.data)) if self.method.personal else Counter()
-        return {domain: max(1, held[domain]) for domain in self.protocol.test_domains(self.data)}
+        found = dict.fromkeys(self.protocol.test_domains(self.data), 1)
+        if self.method.personal:
+            for domain, count in self._clients_by_domain().items():
+                if domain in found:
+                    found[domain] = count
+        return found
 
     @cached_property
     def validation_scorers(self) -> dict[str, int]:
-        """The domains with validation samples, in their order, and how many clients hold some of each; may be empty."""
+        """The number of clients with validation samples by domain, in the data's order; empty without validation."""
         if not self.protocol.validation:
             return {}
+        return self._clients_by_domain()
+
+    def _clients_by_domain(self) -> dict[str, int]:
         return dict(Counter(spec.domain for spec in self.protocol.clients(self.data)))
 
     @cached_property
     def unseen_domains(self) -> tuple[str, ...]:
-        """The domains whose test sets are scored and of which no client holds training samples."""
-        held = {spec.domain for spec in self.protocol.clients(self.data)}
+        """The test domains without a client, so without training samples."""
+        held = self._clients_by_domain()
         return tuple(domain for domain in self.protocol.test_domains(self.data) if domain not in held)
 
     @property
@@ -382,44 +430,51 @@ class RunSettings:
 
 
 def with_method(settings: RunSettings, method: Any) -> RunSettings:
-    """The same run with another method object; the record says so."""
+    """Return the settings with another method object, also in ``raw``."""
     node = to_config(method)
     trust(str(name) for _, name in imports_of(node, "method"))  # objects of the caller's own process
     return replace(settings, method=method, raw={**settings.raw, "method": node})
 
 
 def load_settings(overrides: Sequence[str] = ()) -> RunSettings:
-    """Compose ``conf/`` with ``overrides`` and check every value.
+    """Return the checked settings of ``conf/`` composed with ``overrides``.
 
     Raises:
-        ConfigError: what is wrong, at which key, and the nearest valid choice.
+        ConfigError: a value is wrong; the message names the key and the nearest valid choice.
     """
     return settings_of(compose_config(overrides))
 
 
 def settings_of(raw: Mapping[str, Any]) -> RunSettings:
-    """The settings that a composed configuration describes, such as a run's ``config.yaml``, checked.
+    """Return the checked settings of a composed configuration, such as a run's ``config.yaml``.
 
     Raises:
-        ConfigError: what is wrong, at which key, and the nearest valid choice.
+        ConfigError: a value is wrong; the message names the key and the nearest valid choice.
     """
     groups = ("method", "data", "protocol", "model", "views", "aggregation", "privacy", "train", "rounds")
     for key in (*groups, "engine", "tracker"):
         if not isinstance(raw.get(key), Mapping):
             raise ConfigError(f"no {key} chosen; add {key}=NAME (see conf/{key}/)")
-    if isinstance(raw["data"].get("root"), str):  # it means something else where the run is resumed
+    if isinstance(raw["data"].get("root"), str):  # relative to the present folder, not to that of a later resume
         raw = {**raw, "data": {**raw["data"], "root": str(Path(raw["data"]["root"]).expanduser().absolute())}}
     targets = {"train": TrainSettings, "rounds": RoundSettings}
-    values = {key: build(raw[key], key, targets.get(key)) for key in groups}
-    values |= {each.name: raw[each.name] for each in fields(RunSettings) if each.name not in (*groups, "raw")}
+    values: dict[str, Any] = {"raw": raw}
+    for key in groups:
+        values[key] = build(raw[key], key, targets.get(key))
+    for each in fields(RunSettings):
+        if each.name not in values:
+            values[each.name] = raw[each.name]
     if values["output"] is None:
         chosen = raw["choices"]
         values["output"] = str(Path("outputs", chosen["data"], chosen["method"], f"seed-{raw['seed']}"))
-    settings = construct(RunSettings, {**values, "raw": raw})
+    settings = construct(RunSettings, values)
     clients = settings.protocol.clients(settings.data)  # the protocol's domains must exist in the data set
     settings.aggregation.check(settings.method.name, settings.method.averages, settings.rounds.sampled(len(clients)))
     _check_validation(settings)
-    _check_joins(settings, [name for spec in clients for name in (spec.domain, spec.id)])
+    names: list[str] = []
+    for spec in clients:
+        names += [spec.domain, spec.id]
+    _check_joins(settings, names)
     if getattr(settings.method, "multi_view", False) and settings.views.count < 1:
         raise ConfigError(
             f"method={raw['choices']['method']} compares views of an image, and views={raw['choices']['views']} gives "
@@ -434,14 +489,15 @@ def _check_validation(settings: RunSettings) -> None:
         raise ConfigError("rounds.test=false leaves nothing to score: set protocol.validation to a share such as 0.1")
     if validation and settings.rounds.oversample > 1:
         raise ConfigError(
-            f"rounds.oversample={settings.rounds.oversample:g} goes on without the clients that answer last, and "
+            f"rounds.oversample={settings.rounds.oversample:g} leaves out the clients that answer last, and "
             f"protocol.validation={validation:g} compares rounds by the samples of every client: choose one of the two"
         )
-    own = settings.data.domains if public is not None and public.source.name == settings.data.name else ()
-    if validation and public is not None and public.domain in own:
+    if not validation or public is None or public.source.name != settings.data.name:
+        return
+    if public.domain in settings.data.domains:
         raise ConfigError(
-            f"method.public takes training images of {public.domain}, of which protocol.validation={validation:g} "
-            "holds some out: choose another public set"
+            f"method.public takes training images of {public.domain}, and protocol.validation={validation:g} "
+            "holds some of these out: choose another public set"
         )
 
 

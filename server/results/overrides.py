@@ -9,7 +9,7 @@ from common.choices import choices_of
 from common.config import compose_config
 from common.errors import ConfigError, GoldfinchError
 from common.overrides import escaped, quoted_override
-from common.settings import PLACES, flat
+from common.settings import LOCATION_KEYS, flat
 from server.results.run import Run
 
 _NO_NAME = r"^\d|[^\w-]"
@@ -42,7 +42,7 @@ def repeat_command(config: Mapping[str, Any]) -> str:
     own = [group for group, choice in choices.items() if "." in str(choice)]  # a class that no file describes
     values = [
         _override(key, value)
-        for key, value in flat(config, PLACES).items()
+        for key, value in flat(config, LOCATION_KEYS).items()
         if (key in base or key.partition(".")[0] in own) and base.get(key) != value and not key.endswith("_target_")
     ]
     return " ".join(["goldfinch run", *(shlex.quote(item) for item in [*sorted(groups), *values])])
