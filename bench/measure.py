@@ -5,7 +5,7 @@
 
 Every figure is counted, none is written down here:
 
-- product lines: all lines of client/, common/, server/ and strategies/.
+- product lines: all lines of client/, common/, goldfinch/, server/ and strategies/.
 - files and functions of an FPL round: the project's functions that run between the events ``round`` and ``round done``
   of the second round of FPL on the inline engine, and the files they are in: what someone opens who follows a round
   with a debugger. A function's lines are counted from ``def`` to its end, without its docstring.
@@ -37,7 +37,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout,
 from bench.measuring import arguments, start
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("client", "common", "server", "strategies")
+PACKAGES = ("client", "common", "goldfinch", "server", "strategies")
 RUN_FILES = ("config.yaml", "summary.json", "history.csv", "activity.csv")
 SMALL = ["method=fpl", "engine=inline", "train.device=cpu", "train.rounds=2", "train.local_steps=2"]
 SMALL += ["protocol.samples=24", "rounds.test_samples=8"]

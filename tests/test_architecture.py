@@ -23,7 +23,7 @@ from common.settings import load_settings
 from strategies.core.method import Method
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("common", "strategies", "client", "server")
+PACKAGES = ("common", "strategies", "client", "server", "goldfinch")
 SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 METHODS = sorted((CONF / "method").glob("*.yaml"))
 

@@ -32,10 +32,10 @@ def blocks(page: str, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", (ROOT / "docs" / page).read_text(), flags=re.DOTALL)
 
 
-@pytest.mark.parametrize("number", range(3))
+@pytest.mark.parametrize("number", range(6))
 def test_python_api_blocks_run(number: int, tmp_path: Path) -> None:
     source = blocks("python-api.md", "python")
-    assert len(source) == 4  # the last is below
+    assert len(source) == 7  # the last is below
     exec(compile(source[number], f"python-api.md block {number}", "exec"), {"folder": str(tmp_path / "run")})
 
 
@@ -61,7 +61,7 @@ def test_the_way_from_a_run_to_its_users(
     assert len(Path("said.csv").read_text().splitlines()) == 41
     assert Path("outputs/second/summary.json").exists()
     spaces = []
-    for source in [*blocks("use-the-model.md", "python"), blocks("python-api.md", "python")[3]]:
+    for source in [*blocks("use-the-model.md", "python"), blocks("python-api.md", "python")[-1]]:
         spaces.append({"folder": "models/first"})
         exec(compile(source, "use-the-model.md", "exec"), spaces[-1])
     model, service = spaces[0]["model"], TestClient(spaces[1]["app"])

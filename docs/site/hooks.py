@@ -15,7 +15,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("strategies", "common", "client", "server")
+PACKAGES = ("goldfinch", "strategies", "common", "client", "server")
 ROOT_PAGES = {"README.md": "index.md", "SECURITY.md": "SECURITY.md", "CHANGELOG.md": "CHANGELOG.md"}
 ROOT_PAGES |= {"CONTRIBUTING.md": "CONTRIBUTING.md", "LICENSE": "LICENSE.md"}
 ONE_FILE = "fpl_in_one_file"

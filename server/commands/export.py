@@ -14,7 +14,7 @@ from common.data.batches import Split
 from common.errors import ConfigError, DataError, nearest
 from common.exports.description import NO_LICENCE, Description
 from common.exports.formats import BATCH, Content, chosen_formats, write_export
-from common.exports.model import kept_part, read_export
+from common.exports.model import TrainedModel, kept_part, read_export
 from common.metrics import RoundScore, domain_accuracy
 from common.seeding import generator
 from server.commands.evaluate import domains_of
@@ -112,6 +112,26 @@ def _of_run(run: Run, client: str | None, data: Sequence[str]) -> Content:
     with torch.no_grad():
         expected = torch.cat([inference(prepare(part))[1].softmax(1) for part in images.split(BATCH)])
     return Content(description, run.model(client).state_dict(), state.prototypes, images, images_are, expected)
+
+
+def trained_model(folder: Path, *, client: str | None = None, chosen: str = "last") -> TrainedModel:
+    """Return the model of the run in ``folder``, on the CPU, in evaluation mode.
+
+    Args:
+        folder: the run's folder.
+        client: the client whose model it is, for methods with a model for each client.
+        chosen: ``last``, ``best`` by validation, or the number of a round.
+
+    Raises:
+        ConfigError: the run has no such model.
+        CheckpointError: the checkpoint is damaged.
+    """
+    content = _of_run(Run(folder, chosen), client, ())
+    if not content.description.complete:
+        raise ConfigError(
+            f"{folder}: devices keep a part of the net of {content.description.method}; export the model on a device"
+        )
+    return TrainedModel(content.description, content.weights, content.prototypes)
 
 
 def _of_device(state: Path, shared: Path, client: str | None, data: Sequence[str]) -> Content:

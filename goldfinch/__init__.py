@@ -1,0 +1,59 @@
+"""Goldfinch from Python: train federated methods, read and compare runs, and use the parts.
+
+Example::
+
+    import goldfinch as gf
+
+    run = gf.run(method="fpl", data="glyphs", rounds=10, seed=0)
+    run.average, run.worst
+    run.history  # a pandas.DataFrame
+    gf.compare(gf.load_runs("outputs/sweep"))
+
+A name is imported when it is first used; ``import goldfinch`` alone imports neither torch nor Flower.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from common import losses, prototypes
+    from common.errors import GoldfinchError
+    from common.exports.model import TrainedModel, load_model
+    from common.prototypes import PrototypeSet
+    from common.settings import RunSettings, load_settings
+    from goldfinch.comparison import compare
+    from goldfinch.runs import Run, load_run, load_runs, resume, run, sweep, tune
+    from strategies.core.context import ClientContext, ServerContext
+    from strategies.core.exchange import Batch, Download, Losses, Update, Upload, UploadSpec
+    from strategies.core.flower import FlowerStrategy
+    from strategies.core.method import Method
+
+_NAMES = {
+    "common": ["losses", "prototypes"],
+    "common.errors": ["GoldfinchError"],
+    "common.exports.model": ["TrainedModel", "load_model"],
+    "common.prototypes": ["PrototypeSet"],
+    "common.settings": ["RunSettings", "load_settings"],
+    "goldfinch.comparison": ["compare"],
+    "goldfinch.runs": ["Run", "load_run", "load_runs", "resume", "run", "sweep", "tune"],
+    "strategies.core.context": ["ClientContext", "ServerContext"],
+    "strategies.core.exchange": ["Batch", "Download", "Losses", "Update", "Upload", "UploadSpec"],
+    "strategies.core.flower": ["FlowerStrategy"],
+    "strategies.core.method": ["Method"],
+}
+_HOMES = {name: module for module, names in _NAMES.items() for name in names}
+__all__ = ["Batch", "ClientContext", "Download", "FlowerStrategy", "GoldfinchError", "Losses", "Method"]
+__all__ += ["PrototypeSet", "Run", "RunSettings", "ServerContext", "TrainedModel", "Update", "Upload", "UploadSpec"]
+__all__ += ["compare", "load_model", "load_run", "load_runs", "load_settings", "losses", "prototypes", "resume"]
+__all__ += ["run", "sweep", "tune"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'goldfinch' has no attribute {name!r}; it has {', '.join(sorted(_HOMES))}")
+    home = _HOMES[name]
+    return import_module(f"common.{name}") if home == "common" else getattr(import_module(home), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

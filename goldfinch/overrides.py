@@ -1,0 +1,62 @@
+"""Keyword arguments as the overrides that ``goldfinch run`` takes."""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from common.errors import ConfigError, nearest
+from common.overrides import quoted_override
+
+KEPT = ["method", "data", "protocol", "model", "engine", "aggregation", "privacy", "views", "experiment", "tracker"]
+KEPT += ["tuned", "seed", "output", "overwrite"]
+TRAIN = ["rounds", "epochs", "batch_size", "learning_rate", "device"]
+SETTINGS = {**{name: name for name in KEPT}, **{name: f"train.{name}" for name in TRAIN}}
+"""Keyword arguments, and the settings of ``conf/`` that they stand for."""
+
+WORD = re.compile(r"[A-Za-z_][\w.-]*")
+OTHER_WORDS = frozenset({"true", "false", "null", "nan", "inf"})
+"""Words that Hydra does not read as texts."""
+
+
+def overrides_of(settings: Mapping[str, Any] | None, keywords: Mapping[str, Any], *, sweep: bool = False) -> list[str]:
+    """Return one override for each keyword argument that is not ``None``, and for each entry of ``settings``.
+
+    Args:
+        settings: values by the key that ``goldfinch run`` takes, such as ``{"method.temperature": 0.05}``.
+        keywords: values by the names of :data:`SETTINGS`.
+        sweep: whether a list or range is several values, with a run for each, and not one value.
+
+    Raises:
+        ConfigError: a keyword is unknown; what it may be.
+    """
+    values: dict[str, Any] = {}
+    for name, value in keywords.items():
+        if name not in SETTINGS:
+            remedy = nearest(name, list(SETTINGS))
+            raise ConfigError(f"unknown argument {name!r}: {remedy}; other settings go into settings={{'key': value}}")
+        if value is not None:
+            values[SETTINGS[name]] = value
+    values.update(settings or {})
+    overrides: list[str] = []
+    for key, value in values.items():
+        if sweep and isinstance(value, Sequence) and not isinstance(value, str):
+            overrides.append(f"{key}={','.join(_literal(item) for item in value)}")
+        else:
+            overrides.append(f"{key}={_literal(value)}")
+    return overrides
+
+
+def _literal(value: Any) -> str:
+    """A value in the grammar of Hydra's overrides; a text is quoted unless it can only be read as a text."""
+    if isinstance(value, str) and WORD.fullmatch(value) and value.lower() not in OTHER_WORDS:
+        return value
+    if isinstance(value, str | Path):
+        return quoted_override("", value).removeprefix("=")
+    if isinstance(value, bool):
+        return str(value).lower()
+    if value is None:
+        return "null"
+    if isinstance(value, Sequence):
+        return f"[{','.join(_literal(item) for item in value)}]"
+    return str(value)

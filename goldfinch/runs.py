@@ -1,0 +1,339 @@
+"""Training and reading runs from Python."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from common.errors import ConfigError
+from goldfinch.frames import frame, library
+from goldfinch.overrides import overrides_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+    from common.exports.model import TrainedModel
+    from server.results.run import Run as Records
+
+NUMBERS = ("round", "count", "correct", "accuracy", "loss", "samples", "steps", "peak_bytes", "releases")
+"""Columns of records that hold numbers, besides those that begin with ``seconds`` or ``bytes``."""
+
+
+class Run:
+    """A run's folder.
+
+    Args:
+        folder: the folder that ``output`` named.
+
+    Raises:
+        ConfigError: the folder holds no run.
+    """
+
+    def __init__(self, folder: Path | str) -> None:
+        from server.results.run import Run as Records
+
+        self.folder = Path(folder)
+        self.records: Records = Records(self.folder)
+        if not self.records.config_file.exists():
+            raise ConfigError(f"{folder} holds no run: config.yaml is missing; give the folder that output= named")
+
+    def __repr__(self) -> str:
+        if not self.finished:
+            return f"<Run {self.folder}: {self.records.status}>"
+        partial = " (partial)" if self.missing else ""
+        return f"<Run {self.folder}: {self.method}, seed {self.seed}, average {self.average:.2f} %{partial}>"
+
+    def _repr_html_(self) -> str:
+        """Show the last score of every domain in a notebook."""
+        head = f"<p><b>{self.method}</b>, seed {self.seed}, {self.records.status}: <code>{self.folder}</code></p>"
+        scores = self.scores
+        return head + str(scores.tail(1).to_html(float_format="%.2f")) if len(scores) else head
+
+    # ---- the result ------------------------------------------------------------------------------------------------
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run came to its end and has a summary."""
+        return bool(self.records.summary)
+
+    @property
+    def summary(self) -> Mapping[str, Any]:
+        """``summary.json``; empty while the run is not finished."""
+        return self.records.summary
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """The whole configuration, nested as in ``conf/``."""
+        return self.records.config
+
+    @property
+    def method(self) -> str:
+        """The method's name."""
+        return self.records.method_name
+
+    @property
+    def seed(self) -> int:
+        """The run's seed."""
+        return self.records.seed
+
+    @property
+    def accuracy(self) -> dict[str, float]:
+        """The final accuracy of each domain, in per cent."""
+        return dict(self._final["accuracy"])
+
+    @property
+    def average(self) -> float:
+        """The final accuracy in per cent, averaged over domains. It lacks the domains in :attr:`missing`."""
+        return float(self._final["average"])
+
+    @property
+    def worst(self) -> float:
+        """The lowest final accuracy of a domain, in per cent. It lacks the domains in :attr:`missing`."""
+        return float(self._final["worst"])
+
+    @property
+    def missing(self) -> dict[str, int | None]:
+        """Domains that the final score lacks, with the last round that scored each; empty for a whole score."""
+        return dict(self._final["missing"])
+
+    @property
+    def sha256(self) -> str | None:
+        """SHA-256 of the last state; ``None`` while the run is not finished."""
+        return self.records.state_sha256
+
+    @property
+    def _final(self) -> Mapping[str, Any]:
+        rules = self.records.rules
+        if "final" not in rules:
+            raise ConfigError(f"{self.folder} has no score yet; its state is: {self.records.status}")
+        return rules["final"]
+
+    # ---- records as DataFrames -------------------------------------------------------------------------------------
+
+    @property
+    def history(self) -> pd.DataFrame:
+        """One row per round, client and scored domain: count, correct, accuracy in per cent, loss."""
+        return frame(self.records.scores, NUMBERS)
+
+    @property
+    def scores(self) -> pd.DataFrame:
+        """One row per scored round: accuracy of each domain in per cent, average, worst, and the missing domains."""
+        pandas = library()
+        rows: dict[int, dict[str, Any]] = {}
+        for score in self.records.round_scores:
+            rows[score.round] = {
+                **score.accuracy,
+                "average": score.average,
+                "worst": score.worst,
+                "missing": ", ".join(score.missing),
+            }
+        table = pandas.DataFrame.from_dict(rows, orient="index")
+        table.index.name = "round"
+        return table
+
+    @property
+    def activity(self) -> pd.DataFrame:
+        """One row per round, exchange and client: status, samples, steps, losses, seconds, bytes."""
+        return frame(self.records.activity, NUMBERS)
+
+    def confusion(self, domain: str, round_number: int | None = None) -> pd.DataFrame:
+        """Return the confusion counts of a domain: a row per true class, a column per predicted class.
+
+        Args:
+            domain: the domain.
+            round_number: the scored round; ``None`` is the last.
+
+        Raises:
+            ConfigError: no confusion counts were recorded for the domain in that round.
+        """
+        found = [line for line in self.records.confusions if line["domain"] == domain]
+        rounds = sorted({int(line["round"]) for line in found})
+        chosen = round_number if round_number is not None else max(rounds, default=-1)
+        if chosen not in rounds:
+            domains = sorted({str(line["domain"]) for line in self.records.confusions})
+            raise ConfigError(
+                f"{self.folder} has no confusion counts of {domain!r} in round {chosen}; domains: "
+                f"{', '.join(domains) or 'none'}; rounds of {domain!r}: {', '.join(map(str, rounds)) or 'none'}"
+            )
+        names = self.records.class_names
+        table = library().DataFrame(0, index=names, columns=names)
+        table.index.name, table.columns.name = "true", "predicted"
+        for line in found:
+            if line["round"] == chosen:
+                for true, predicted, count in zip(line["true"], line["predicted"], line["count"], strict=True):
+                    table.iloc[true, predicted] += count
+        return table
+
+    # ---- what can be made of it ------------------------------------------------------------------------------------
+
+    def plot(self) -> Figure:
+        """Return a figure of the accuracy over rounds: the average and each domain, in per cent.
+
+        The average has no point in a round that lacks a domain.
+        """
+        from server.plots.figures import draw_curves, legend, new_figure, plain
+        from server.results.report.plots import accuracy_curves
+        from server.results.seeds import Value
+
+        curves: dict[str, dict[int, Value]] = {}
+        for name, points in accuracy_curves(self.records).items():
+            curves[name] = {number: Value(accuracy, None) for number, accuracy in points.items()}
+        figure = new_figure(7.2, 4.2, f"{self.method} on {self.records.names[0]}, seed {self.seed}")
+        axes = plain(figure.add_subplot())
+        draw_curves(axes, curves)
+        axes.set_ylabel("test accuracy, %")
+        legend(axes)
+        return figure
+
+    def report(self, path: Path | str | None = None) -> Path:
+        """Write the run's report, one HTML file, and return its path.
+
+        Args:
+            path: where to write it; ``None`` writes ``report.html`` into the run's folder.
+        """
+        from server.results.report.page import write_report
+
+        return write_report([str(self.folder)], Path(path) if path is not None else None)
+
+    def model(self, *, client: str | None = None, chosen: str = "last") -> TrainedModel:
+        """Return the trained model, on the CPU, in evaluation mode.
+
+        Args:
+            client: the client whose model it is, for methods with a model for each client.
+            chosen: ``last``, ``best`` by validation, or the number of a round whose checkpoint is kept.
+        """
+        from server.commands.export import trained_model
+
+        return trained_model(self.folder, client=client, chosen=chosen)
+
+
+def run(*overrides: str, settings: Mapping[str, Any] | None = None, quiet: bool = False, **keywords: Any) -> Run:
+    """Train one run and return it.
+
+    It shows its progress as ``goldfinch run`` does, and leaves the same files in the same folder.
+
+    Example::
+
+        gf.run(method="fpl", data="glyphs", rounds=10, seed=0, settings={"method.temperature": 0.05})
+
+    Args:
+        overrides: settings as ``goldfinch run`` takes them, such as ``"method.temperature=0.05"``.
+        settings: the same by key.
+        quiet: show nothing.
+        keywords: ``method``, ``data``, ``protocol``, ``model``, ``engine``, ``aggregation``, ``privacy``, ``views``,
+            ``experiment``, ``tracker``, ``tuned``, ``seed``, ``output``, ``overwrite``; ``rounds``, ``epochs``,
+            ``batch_size``, ``learning_rate`` and ``device`` of ``train``.
+
+    Raises:
+        ConfigError: a setting is wrong, or the output folder holds a run already.
+        EngineError: the run could not be completed.
+    """
+    from common.config import compose_config
+    from common.settings import settings_of
+    from server.commands import running
+
+    given = [*overrides_of(settings, keywords), *overrides]
+    chosen = settings_of(compose_config(given))
+    running.run(chosen, given, quiet=quiet)
+    return Run(chosen.output_folder)
+
+
+def resume(folder: Path | str, *overrides: str, quiet: bool = False, **keywords: Any) -> Run:
+    """Go on with a run by its own configuration, and return it.
+
+    Args:
+        folder: the run's folder.
+        overrides: settings that change from here on, such as ``"train.rounds=20"``.
+        quiet: show nothing.
+        keywords: as in :func:`run`.
+
+    Raises:
+        CheckpointError: the run cannot be resumed.
+    """
+    from server.commands import running
+
+    running.resume(Path(folder), [*overrides_of(None, keywords), *overrides], quiet=quiet)
+    return Run(folder)
+
+
+def load_run(folder: Path | str) -> Run:
+    """Return the run in ``folder``.
+
+    Raises:
+        ConfigError: the folder holds none.
+    """
+    return Run(folder)
+
+
+def load_runs(*folders: Path | str, finished: bool = True) -> list[Run]:
+    """Return the runs in and below ``folders``.
+
+    Args:
+        folders: run folders, or folders with runs below them.
+        finished: leave out runs that are not finished.
+
+    Raises:
+        ConfigError: a folder is missing or holds no run.
+    """
+    from server.results.run import find_runs
+
+    return [Run(records.folder) for records in find_runs([str(folder) for folder in folders], finished=finished)]
+
+
+def sweep(
+    *overrides: str,
+    settings: Mapping[str, Any] | None = None,
+    output: Path | str | None = None,
+    jobs: int = 1,
+    **keywords: Any,
+) -> list[Run]:
+    """Train one run for every combination of values, each in a process of its own, and return the runs.
+
+    Example::
+
+        gf.sweep(method=["fedavg", "fpl"], data="glyphs", seed=range(3))
+
+    Args:
+        overrides: settings as ``goldfinch sweep`` takes them.
+        settings: the same by key; a list or range has one run for each value.
+        output: folder of the runs; ``None`` takes one that is named after the settings. Finished runs are kept.
+        jobs: runs at a time.
+        keywords: as in :func:`run`; a list or range has one run for each value.
+    """
+    from server.commands import sweep as command
+
+    given = [*overrides_of(settings, keywords, sweep=True), *overrides]
+    folder = Path(output) if output is not None else command.default_output("sweep", given)
+    command.sweep(given, folder, jobs)
+    return load_runs(folder)
+
+
+def tune(
+    *overrides: str,
+    trials: int = 20,
+    seeds: Sequence[int] = (0,),
+    output: Path | str | None = None,
+    jobs: int = 1,
+    **keywords: Any,
+) -> Path:
+    """Search the hyper-parameters of a method on validation samples; return the file with the best values.
+
+    Use the file by ``gf.run(tuned=file)``.
+
+    Args:
+        overrides: settings as ``goldfinch tune`` takes them.
+        trials: settings that are tried.
+        seeds: seeds of the runs that compare the best setting with the defaults, on test images.
+        output: folder of the search; ``None`` takes one that is named after the settings.
+        jobs: trials at a time.
+        keywords: as in :func:`run`.
+    """
+    from server.commands import sweep as sweeps
+    from server.commands import tune as command
+
+    given = [*overrides_of(None, keywords), *overrides]
+    folder = Path(output) if output is not None else sweeps.default_output("tune", given)
+    command.tune(given, folder, trials, list(seeds), jobs)
+    return folder / "best.yaml"

@@ -1,0 +1,201 @@
+"""``import goldfinch``: a run, its records as DataFrames, comparisons, and what is imported when."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+
+import goldfinch as gf
+from common.errors import ConfigError
+from goldfinch.overrides import overrides_of
+from server.results.table import RULES
+
+SMALL = {"protocol.samples": 40, "rounds.test_samples": 30, "train.batch_size": 16, "train.device": "cpu"}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    """FPL and FedAvg with one seed, and FPL with another."""
+    folder = tmp_path_factory.mktemp("runs with spaces")
+    common: dict[str, Any] = {"data": "glyphs", "rounds": 2, "quiet": True, "settings": SMALL}
+    fpl = gf.run(method="fpl", seed=0, output=folder / "fpl", **common)
+    gf.run("method=fpl", "seed=1", output=folder / "fpl 1", **common)
+    gf.run(method="fedavg", seed=0, output=str(folder / "fedavg"), **common)
+    return SimpleNamespace(folder=folder, fpl=fpl)
+
+
+# ---- names -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_package_alone_imports_neither_torch_nor_flower() -> None:
+    code = "import sys, goldfinch; print(sorted({'torch', 'flwr', 'pandas'} & set(sys.modules)))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("name", gf.__all__)
+def test_every_public_name_can_be_imported_and_is_documented(name: str) -> None:
+    assert getattr(gf, name).__doc__
+
+
+def test_an_unknown_name_lists_the_known_ones() -> None:
+    with pytest.raises(AttributeError, match=r"'nothing'.*compare"):
+        _ = gf.nothing  # type: ignore[attr-defined]
+
+
+# ---- settings --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("keywords", "settings", "expected"),
+    [
+        ({"method": "fpl", "rounds": 3}, None, ["method=fpl", "train.rounds=3"]),
+        ({"seed": None}, {"method.temperature": 0.05}, ["method.temperature=0.05"]),
+        ({"overwrite": True}, {"rounds.joins": None}, ["overwrite=true", "rounds.joins=null"]),
+        ({"output": Path("a b,c=d")}, None, ["output='a b,c=d'"]),
+        ({"output": "null"}, None, ["output='null'"]),
+        ({}, {"data.domains": ["a", "b c"]}, ["data.domains=[a,'b c']"]),
+    ],
+    ids=["aliases", "none is left out", "bool and null", "path", "a text that looks like null", "list"],
+)
+def test_keywords_become_overrides(keywords: dict[str, Any], settings: dict[str, Any], expected: list[str]) -> None:
+    assert overrides_of(settings, keywords) == expected
+
+
+def test_a_list_of_a_sweep_is_several_values() -> None:
+    given = overrides_of(None, {"method": ["fedavg", "fpl"], "seed": range(3)}, sweep=True)
+    assert given == ["method=fedavg,fpl", "seed=0,1,2"]
+
+
+def test_an_unknown_keyword_is_refused_with_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"'metod'.*method.*settings="):
+        gf.run(metod="fpl")
+
+
+# ---- a run -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_has_the_numbers_of_its_summary(trained: SimpleNamespace) -> None:
+    run = trained.fpl
+    summary = json.loads((trained.folder / "fpl" / "summary.json").read_text())
+    assert (run.average, run.worst) == (summary["average"], summary["worst"])
+    assert run.accuracy == summary["accuracy"]
+    assert run.sha256 == summary["state_sha256"]
+    assert (run.method, run.seed, run.missing, run.finished) == ("fpl", 0, {}, True)
+    assert run.settings["train"]["rounds"] == 2
+    assert "fpl, seed 0, average" in repr(run)
+    assert "<table" in run._repr_html_()
+
+
+def test_records_are_data_frames_with_numbers(trained: SimpleNamespace) -> None:
+    run = trained.fpl
+    last = run.history[run.history["round"] == 2]
+    assert dict(zip(last["domain"], last["accuracy"], strict=True)) == pytest.approx(run.accuracy, abs=1e-4)
+    assert list(run.scores.index) == [0, 1, 2]
+    assert run.scores.loc[2, "average"] == run.average
+    trained_rows = run.activity[run.activity["status"].isin(["trained", "clipped"])]
+    assert trained_rows.groupby("round")["client"].nunique().tolist() == [4, 4]
+    assert pd.api.types.is_numeric_dtype(run.activity["bytes_up"])
+    assert pd.api.types.is_numeric_dtype(run.activity["seconds_train"])
+
+
+def test_confusion_counts_are_those_of_the_score(trained: SimpleNamespace) -> None:
+    run = trained.fpl
+    table = run.confusion("sketch")
+    correct = sum(table.iloc[index, index] for index in range(len(table)))
+    assert 100 * correct / table.to_numpy().sum() == pytest.approx(run.accuracy["sketch"])
+    with pytest.raises(ConfigError, match=r"'moon'.*domains: handwritten"):
+        run.confusion("moon")
+    with pytest.raises(ConfigError, match=r"round 9.*rounds of 'sketch': 0, 1, 2"):
+        run.confusion("sketch", 9)
+
+
+def test_a_run_draws_its_accuracies_and_writes_its_report(trained: SimpleNamespace, tmp_path: Path) -> None:
+    axes = trained.fpl.plot().axes[0]
+    labels = [str(line.get_label()) for line in axes.get_lines()]
+    assert "sketch" in labels
+    assert any(label.startswith("average") for label in labels)
+    path = trained.fpl.report(tmp_path / "page.html")
+    assert path == tmp_path / "page.html"
+    assert path.read_text().startswith("<!doctype html>")
+
+
+def test_the_model_of_a_run_is_the_exported_one(trained: SimpleNamespace, tmp_path: Path) -> None:
+    from server.commands.export import export
+
+    model = trained.fpl.model()
+    export(trained.folder / "fpl", tmp_path / "model")
+    images = torch.rand(4, 3, model.image_size, model.image_size, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(model(images)["probabilities"], gf.load_model(tmp_path / "model")(images)["probabilities"])
+
+
+def test_a_run_goes_on_from_python(trained: SimpleNamespace, tmp_path: Path) -> None:
+    common: dict[str, Any] = {"method": "fedavg", "data": "glyphs", "quiet": True, "settings": SMALL}
+    gf.run(rounds=1, output=tmp_path / "run", **common)
+    longer = gf.resume(tmp_path / "run", rounds=2, quiet=True)
+    assert longer.sha256 == gf.load_run(trained.folder / "fedavg").sha256
+
+
+@pytest.mark.parametrize("load", [gf.load_run, gf.Run, gf.load_runs], ids=["load_run", "Run", "load_runs"])
+def test_a_folder_without_a_run_is_refused(load: Any, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"holds no"):
+        load(tmp_path)
+
+
+# ---- comparisons -----------------------------------------------------------------------------------------------------
+
+
+def test_a_comparison_has_the_cells_of_the_printed_table(trained: SimpleNamespace) -> None:
+    runs = gf.load_runs(trained.folder)
+    table = gf.compare(runs)
+    fpl = next(label for label in table.index if label.startswith("fpl"))
+    assert sorted(table.index) == ["fedavg", fpl]
+    assert table.loc[fpl, "seeds"] == "0, 1"
+    means = gf.compare(runs, values="mean")
+    deviations = gf.compare(runs, values="std")
+    averages = [run.average for run in runs if run.method == "fpl"]
+    assert means.loc[fpl, "average"] == pytest.approx(sum(averages) / 2)
+    assert deviations.loc[fpl, "average"] == pytest.approx(abs(averages[0] - averages[1]) / 2**0.5)
+    assert pd.isna(deviations.loc["fedavg", "average"])
+    mean, deviation = means.loc[fpl, "average"], deviations.loc[fpl, "average"]
+    assert table.loc[fpl, "average"].startswith(f"{mean:.2f} ± {deviation:.2f}")
+    assert r"\toprule" in table.to_latex()
+
+
+def test_partial_numbers_are_marked_and_no_numbers(trained: SimpleNamespace, tmp_path: Path) -> None:
+    import shutil
+
+    shutil.copytree(trained.folder / "fedavg", tmp_path / "run")
+    path = tmp_path / "run" / "summary.json"
+    summary = json.loads(path.read_text())
+    for rule in summary["scores"].values():
+        rule["missing"] = {"sketch": 1}
+        rule["accuracy"].pop("sketch")
+    path.write_text(json.dumps(summary))
+    runs = [gf.load_run(tmp_path / "run")]
+    table = gf.compare(runs)
+    assert "†" in table.loc["fedavg", "average"]
+    assert pd.isna(gf.compare(runs, values="mean").loc["fedavg", "average"])
+    assert any("sketch" in note for note in table.attrs["notes"])
+
+
+def test_runs_under_other_conditions_are_in_tables_of_their_own(trained: SimpleNamespace, tmp_path: Path) -> None:
+    other = gf.run(
+        method="fedavg", data="glyphs", rounds=1, quiet=True, output=tmp_path / "more",
+        settings={**SMALL, "rounds.test_samples": 20},
+    )  # fmt: skip
+    table = gf.compare([other, gf.load_run(trained.folder / "fedavg")])
+    assert table.index.names == ["table", "method"]
+    assert len(table) == 2
+
+
+def test_an_unknown_rule_names_the_known_ones(trained: SimpleNamespace) -> None:
+    with pytest.raises(ConfigError, match=r"best_round"):
+        gf.compare([trained.fpl], rule="best")
+    assert gf.compare([trained.fpl], rule="last_n").attrs["rule"] in RULES
