@@ -1,6 +1,6 @@
-"""Decoded or generated tensors kept on disk: safetensors files, checked by CRC, mapped into memory when read.
+"""A cache of decoded or generated tensors: safetensors files, checked by CRC, memory-mapped when read.
 
-A cache file is never needed: what is missing, damaged or cannot be written is simply made again.
+Missing or damaged tensors are built again; a cache that cannot be written is not an error.
 """
 
 import hashlib
@@ -20,18 +20,20 @@ _log = logging.getLogger(__name__)
 
 
 def cache_directory() -> Path:
-    """$GOLDFINCH_CACHE, else ~/.cache/goldfinch."""
+    """Return $GOLDFINCH_CACHE, or ~/.cache/goldfinch if it is not set."""
     chosen = os.environ.get(CACHE_VARIABLE)
-    return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "goldfinch"
+    if chosen:
+        return Path(chosen).expanduser()
+    return Path.home() / ".cache" / "goldfinch"
 
 
 def cached(kind: str, key: Sequence[str | int], build: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
-    """The tensors of ``build()``, from the cache when they are there.
+    """Return the tensors of ``build()``, from the cache if they are in it.
 
     Args:
-        kind: what they are; begins the file's name.
-        key: everything they depend on, such as file names, sizes, times and options.
-        build: makes them; whatever it raises is passed on and nothing is stored.
+        kind: the prefix of the file's name.
+        key: everything the tensors depend on, such as file names, sizes, times and options.
+        build: builds the tensors. If it raises, the error is passed on and nothing is stored.
     """
     digest = hashlib.sha256(json.dumps(list(key)).encode()).hexdigest()[:32]
     try:
@@ -46,8 +48,8 @@ def cached(kind: str, key: Sequence[str | int], build: Callable[[], dict[str, Te
     return tensors
 
 
-def _checksum(tensor: Tensor) -> str:
-    return f"{zlib.crc32(tensor.numpy().data):08x}"
+def _checksums(tensors: dict[str, Tensor]) -> dict[str, str]:
+    return {name: f"{zlib.crc32(tensor.numpy().data):08x}" for name, tensor in tensors.items()}
 
 
 def _read(path: Path) -> dict[str, Tensor] | None:
@@ -55,16 +57,16 @@ def _read(path: Path) -> dict[str, Tensor] | None:
         tensors, sums = read_tensors(path)
     except (OSError, ValueError) as error:
         if path.exists():
-            _log.warning("the cache file %s cannot be read (%s); making it again", path, error)
+            _log.warning("the cache file %s cannot be read (%s); building it again", path, error)
         return None
-    if any(sums.get(name) != _checksum(tensor) for name, tensor in tensors.items()) or not tensors:
-        _log.warning("the cache file %s is damaged; making it again", path)
+    if not tensors or sums != _checksums(tensors):
+        _log.warning("the cache file %s is damaged; building it again", path)
         return None
     return tensors
 
 
 def _write(path: Path, tensors: dict[str, Tensor]) -> None:
     try:
-        write_tensors(path, tensors, {name: _checksum(tensor) for name, tensor in tensors.items()})
+        write_tensors(path, tensors, _checksums(tensors))
     except OSError as error:
-        _log.info("the cache file %s cannot be written (%s); it will be made again next time", path, error)
+        _log.info("the cache file %s cannot be written (%s); it will be built again next time", path, error)

@@ -17,33 +17,40 @@ Arrays = tuple[np.ndarray, np.ndarray]
 
 
 def existing(directory: Path, names: Iterable[str]) -> Path | None:
-    """The first of ``names`` that is in ``directory``."""
-    return next((directory / name for name in names if (directory / name).exists()), None)
+    """Return the path of the first of ``names`` that exists in ``directory``; ``None`` if none does."""
+    for name in names:
+        if (directory / name).exists():
+            return directory / name
+    return None
 
 
 def damaged(path: Path, reason: object) -> DataError:
-    """The error for a file that cannot be read as what it should be."""
+    """Return the error for a file that is not of the expected format."""
     return DataError(f"{path} is damaged ({reason}); fetch it again")
 
 
 def read_idx(path: Path) -> np.ndarray:
-    """An IDX file of unsigned bytes (the MNIST format), gzipped or not, with as many dimensions as it says."""
+    """Return the array in an IDX file of bytes (the MNIST format), gzipped or not: uint8, 1 to 4 dimensions."""
     try:
-        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        data = path.read_bytes()
+        if path.suffix == ".gz":
+            data = gzip.decompress(data)
     except (OSError, EOFError, zlib.error) as error:
         raise damaged(path, error) from error
     if len(data) < 4 or data[:3] != b"\0\0\x08" or not 1 <= data[3] <= 4 or len(data) < 4 + 4 * data[3]:
-        raise damaged(path, "it does not begin as an IDX file of bytes")
+        raise damaged(path, "it has no header of an IDX file of bytes")
     shape = [int.from_bytes(data[4 + 4 * axis : 8 + 4 * axis], "big") for axis in range(data[3])]
     start = 4 + 4 * data[3]
     if len(data) - start != int(np.prod(shape, dtype=object)):
-        raise damaged(path, f"{len(data) - start} bytes where {shape} are announced")
+        raise damaged(path, f"{len(data) - start} bytes instead of the {shape} in its header")
     return np.frombuffer(data, np.uint8, offset=start).reshape(shape)
 
 
 def read_mnist(directory: Path, train: bool) -> Arrays:
     """``{train,t10k}-{images-idx3,labels-idx1}-ubyte[.gz]``: grey 28x28."""
-    prefix = "train" if train else "t10k"
+    prefix = "t10k"
+    if train:
+        prefix = "train"
     arrays = []
     for stem in (f"{prefix}-images-idx3-ubyte", f"{prefix}-labels-idx1-ubyte"):
         path = existing(directory, (stem + ".gz", stem, stem.replace("-idx", ".idx")))
@@ -56,9 +63,11 @@ def read_mnist(directory: Path, train: bool) -> Arrays:
 def read_usps(directory: Path, train: bool) -> Arrays:
     """``usps[.t].bz2`` in LIBSVM's text format: 256 values in -1..1 (grey 16x16), classes 1..10 for the digits 0..9."""
     with libraries_of("datasets", "usps"):
-        from sklearn.datasets import load_svmlight_file  # slow to import: only who decodes pays for it
+        from sklearn.datasets import load_svmlight_file  # slow to import, and needed only to decode
 
-    path = directory / ("usps.bz2" if train else "usps.t.bz2")
+    path = directory / "usps.t.bz2"
+    if train:
+        path = directory / "usps.bz2"
     try:
         values, classes = load_svmlight_file(io.BytesIO(bz2.decompress(path.read_bytes())), n_features=256)
     except FileNotFoundError as error:
@@ -72,14 +81,14 @@ def read_usps(directory: Path, train: bool) -> Arrays:
 def read_mat(path: Path) -> Arrays:
     """A MATLAB file with X uint8 [32, 32, 3, N] and y [N, 1], where SVHN writes 10 for the digit 0."""
     with libraries_of("datasets", "a MATLAB file"):
-        import scipy.io  # slow to import: only who decodes pays for it
+        import scipy.io  # slow to import, and needed only to decode
 
     try:
         content = scipy.io.loadmat(str(path), variable_names=["X", "y"])
         images, labels = content["X"], content["y"].reshape(-1).astype(np.int64)
     except FileNotFoundError as error:
         raise DataError(f"{path} is missing; put the data set's two .mat files there") from error
-    except Exception as error:  # scipy raises whatever a damaged byte leads to
+    except Exception as error:  # scipy raises errors of many kinds for damaged files
         raise damaged(path, error) from error
     if images.dtype != np.uint8 or images.ndim != 4 or images.shape[2] != 3 or images.shape[3] != len(labels):
         raise damaged(path, f"X is {images.dtype} {list(images.shape)}, y has {len(labels)} labels")
@@ -91,7 +100,9 @@ def read_class_folders(directory: Path, image_size: int) -> Arrays:
     images, labels = [], []
     for digit in range(10):
         folder = directory / str(digit)
-        files = image_files(folder) if folder.is_dir() else []
+        files: list[Path] = []
+        if folder.is_dir():
+            files = image_files(folder)
         if not files:
             raise DataError(f"class folder {folder} is missing or has no images; put the images of that digit there")
         check_within(files, directory)
@@ -121,7 +132,9 @@ def read_listed(place: Path, list_name: str, image_size: int, locate: Callable[[
     try:
         with tarfile.open(place) as archive:
             for member in archive:
-                content = archive.extractfile(member) if member.isfile() else None
+                if not member.isfile():
+                    continue
+                content = archive.extractfile(member)
                 if content is not None:
                     found[str(PurePosixPath(member.name))] = content.read()
     except (OSError, EOFError, tarfile.TarError, zlib.error) as error:

@@ -100,27 +100,31 @@ class Digits(DataSource):
             return found
 
         arrays = cached(f"digits-{domain}", key, build)
-        splits = [Split(_rgb(arrays[f"{part}_images"]), arrays[f"{part}_labels"]) for part in ("train", "test")]
-        return Domain(domain, *(splits if self.split == "standard" else pooled(*splits)))
+        train = Split(_rgb(arrays["train_images"]), arrays["train_labels"])
+        test = Split(_rgb(arrays["test_images"]), arrays["test_labels"])
+        if self.split == "pooled":
+            train, test = pooled(train, test)
+        return Domain(domain, train, test)
 
     def _place(self, domain: str) -> Path:
-        """The directory or archive of ``domain``: in the root, in its ``digits``, or the root itself."""
+        """Return the directory or archive of ``domain``: in the root, in its ``digits``, or the root itself."""
         names, wanted = _PLACES[domain]
         roots = list(search_roots(self, ("digits", "Digits")))
         for root in roots:
             found = existing(root, names)
             if found is not None:
                 return found
-        if roots[0].name in {part for name in names for part in name.split("/")}:
-            return roots[0]
+        for name in names:
+            if roots[0].name in name.split("/"):
+                return roots[0]
         hint = ""
         if domain in ("syn", "synth_digits") and any(existing(root, _PLACES["computer_fonts"][0]) for root in roots):
-            hint = " The computer-font digits that are there are another domain, computer_fonts in data.domains."
+            hint = " The computer-font digits found there are another domain: computer_fonts in data.domains."
         raise DataError(f"digits: {domain} is not in {' or '.join(map(str, roots))}; put {wanted} there.{hint}")
 
 
 def resized(images: np.ndarray, image_size: int) -> Tensor:
-    """uint8 [N, H, W] or [N, H, W, 3] to uint8 [N, 1 or 3, image_size, image_size], bilinear with antialiasing."""
+    """Return uint8 [N, 1 or 3, S, S], S = ``image_size``, of uint8 [N, H, W] or [N, H, W, 3]: bilinear, antialiased."""
     if images.ndim == 3:
         tensor = torch.from_numpy(images.copy())[:, None]
     else:
@@ -135,9 +139,9 @@ def resized(images: np.ndarray, image_size: int) -> Tensor:
 
 
 def pooled(train: Split, test: Split) -> tuple[Split, Split]:
-    """Train and test joined and divided again, 80/20, stratified by class with seed 0."""
+    """Return train and test joined and split again, 80/20, stratified by class with seed 0."""
     with libraries_of("datasets", "data.split=pooled"):
-        from sklearn.model_selection import train_test_split  # slow to import: only who pools pays for it
+        from sklearn.model_selection import train_test_split  # slow to import, and needed only here
 
     images, labels = torch.cat([train.images, test.images]), torch.cat([train.labels, test.labels])
     places = np.arange(len(labels))
@@ -150,13 +154,15 @@ def pooled(train: Split, test: Split) -> tuple[Split, Split]:
 
 
 def _rgb(images: Tensor) -> Tensor:
-    """Grey is kept once: its three channels are views of the same bytes until samples are taken out."""
+    """Return three channels; those of grey images are views of the same bytes until samples are copied."""
     return images.expand(-1, 3, -1, -1)
 
 
 def _state(place: Path) -> list[str | int]:
-    """Name, size and time of every file of the domain, for the cache's key."""
-    files = sorted(path for path in place.rglob("*") if path.is_file()) if place.is_dir() else [place]
+    """Return name, size and time of every file of the domain, for the cache's key."""
+    files = [place]
+    if place.is_dir():
+        files = sorted(path for path in place.rglob("*") if path.is_file())
     state: list[str | int] = [str(place)]
     for path in files:
         status = path.stat()
@@ -165,7 +171,9 @@ def _state(place: Path) -> list[str | int]:
 
 
 def _arrays(domain: str, place: Path, train: bool, image_size: int) -> Arrays:
-    part = "train" if train else "test"
+    part = "test"
+    if train:
+        part = "train"
     if domain == "mnist":
         return read_mnist(place, train)
     if domain == "usps":
@@ -175,7 +183,9 @@ def _arrays(domain: str, place: Path, train: bool, image_size: int) -> Arrays:
     if domain == "synth_digits":
         return read_mat(place / f"synth_{part}_32x32.mat")
     if domain == "syn":
-        names = ("imgs_train", "train") if train else ("imgs_valid", "imgs_val", "imgs_test", "valid", "val", "test")
+        names: tuple[str, ...] = ("imgs_valid", "imgs_val", "imgs_test", "valid", "val", "test")
+        if train:
+            names = ("imgs_train", "train")
         folder = existing(place, names)
         if folder is None:
             raise DataError(f"syn: {place / names[0]} is missing; put {_PLACES['syn'][1]} there")
@@ -184,9 +194,12 @@ def _arrays(domain: str, place: Path, train: bool, image_size: int) -> Arrays:
         place = existing(place, ("mnist_m.tar.gz", "mnist_m.tar", "mnist_m_unpacked")) or place
         if place.is_dir() and (place / "mnist_m").is_dir():
             place = place / "mnist_m"
-        inside = "" if place.is_dir() else "mnist_m/"
-        folder_name = f"{inside}mnist_m_{part}"
+        folder_name = f"mnist_m_{part}"
+        if not place.is_dir():  # in the archive
+            folder_name = f"mnist_m/{folder_name}"
         return read_listed(place, f"{folder_name}_labels.txt", image_size, lambda name: f"{folder_name}/{name}")
     place = existing(place, ("EnglishFnt_digits_28x28.tar.gz",)) or place
-    inside = "" if place.is_dir() and not (place / "English").is_dir() else "English/"
+    inside = "English/"
+    if place.is_dir() and not (place / "English").is_dir():
+        inside = ""
     return read_listed(place, f"{inside}{part}.txt", image_size, lambda name: f"{inside}{name}")

@@ -1,4 +1,4 @@
-"""Data sets kept as ``<domain>/<class>/<image>`` with a rule, or list files, that divides them into train and test."""
+"""Data sets in folders ``<domain>/<class>/<image>``; a rule, or list files, splits them into train and test."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,7 +10,6 @@ from common.config import Fraction, checked
 from common.data.batches import Split
 from common.data.domain import DataSource, Domain, search_roots
 from common.data.image_files import (
-    check_within,
     class_folders,
     decode,
     normal_name,
@@ -22,7 +21,7 @@ from common.errors import DataError
 Files = list[tuple[Path, int]]
 SplitRule = Literal["index_rule", "lists", "per_class_fraction"]
 Duplicates = Literal["keep", "drop"]
-"""``drop``: a domain's test split loses the images that have the same bytes as one of its training images."""
+"""``drop``: remove the test images that have the same bytes as a training image of the domain; ``keep``: all."""
 
 
 @checked
@@ -30,21 +29,21 @@ class ImageFolders(DataSource):
     """Base of the data sets in class folders.
 
     Attributes:
-        split: how a domain divides into train and test. ``index_rule``: the i-th image of the domain (class folders
-            and files sorted, counted through) is train if i % 10 <= 7 (FPL's Office code). ``lists``: the data set's
-            list files. ``per_class_fraction``: the leading share of each class is train (FedPall).
-        train_fraction: that share, in (0, 1).
-        rounding: how many images that share of a class is: FedPall rounds for Office and floors for PACS.
-        duplicates: ``keep``: all images, as in the papers. ``drop``: without the test images that are, byte for byte,
-            training images of the same domain. The train split, and so every client's share of it, stays the same.
+        split: how a domain is split into train and test. ``index_rule``: image i of the domain, in the order of class
+            folders and file names, is train if i % 10 <= 7 (FPL's Office code). ``lists``: the data set's list files.
+            ``per_class_fraction``: the first images of each class are train (FedPall).
+        train_fraction: the share of each class that ``per_class_fraction`` trains on, in (0, 1).
+        rounding: how that number of images is rounded: FedPall rounds for Office and floors for PACS.
+        duplicates: ``keep``: all images, as in the papers. ``drop``: without the test images that have the same bytes
+            as a training image of the domain. The train split, and every client's share of it, stays the same.
     """
 
     known_classes: ClassVar[tuple[str, ...]] = ()
-    wanted: ClassVar[str] = ""  # what to put where, a sentence
+    wanted: ClassVar[str] = ""  # where to put which files, a sentence
     class_aliases: ClassVar[Mapping[str, Sequence[str]]] = {}
-    folders: ClassVar[tuple[str, ...]] = ()  # names the data set's own directory may have under the root
+    folders: ClassVar[tuple[str, ...]] = ()  # possible names of the data set's own directory under the root
     list_files: ClassVar[tuple[tuple[str, str], ...]] = (("train_list.txt", "test_list.txt"),)
-    list_folders: ClassVar[tuple[str, ...]] = ()  # beside the domains, may hold the list files
+    list_folders: ClassVar[tuple[str, ...]] = ()  # folders next to the domains that may hold the list files
 
     split: SplitRule = "index_rule"
     train_fraction: Fraction = 0.8
@@ -61,26 +60,33 @@ class ImageFolders(DataSource):
         return self.wanted
 
     def lists(self, directory: Path, domain: str) -> tuple[Path, Path]:
-        """The list files of the train and of the test split of ``domain``, around its directory.
+        """Return the list files of the train and of the test split of ``domain``, near its directory.
 
         Raises:
-            DataError: there are none.
+            DataError: no list files were found.
         """
         above = directory.parent
-        places = [above, *(base / name for base in (above, above.parent) for name in self.list_folders), directory]
-        names = [(train.format(domain=domain), test.format(domain=domain)) for train, test in self.list_files]
+        places = [above]
+        for base in (above, above.parent):
+            places += [base / name for name in self.list_folders]
+        places.append(directory)
+        wanted: list[str] = []
+        for train_pattern, test_pattern in self.list_files:
+            wanted.append(f"{train_pattern} and {test_pattern}".format(domain=domain))
         for place in places:
-            for train, test in names:
-                if (place / train).is_file() and (place / test).is_file():
-                    return place / train, place / test
-        wanted = " or ".join(f"{train} and {test}" for train, test in names)
-        raise DataError(f"{self.name}: split=lists needs {wanted} in {above}; put them there, or choose another split")
+            for train_pattern, test_pattern in self.list_files:
+                train, test = place / train_pattern.format(domain=domain), place / test_pattern.format(domain=domain)
+                if train.is_file() and test.is_file():
+                    return train, test
+        raise DataError(
+            f"{self.name}: split=lists needs {' or '.join(wanted)} in {above}; put them there, or choose another split"
+        )
 
     def directory(self, domain: str) -> Path:
-        """The domain's directory: under the root, under one of ``folders`` in it, or the root itself.
+        """Return the domain's directory: under the root, under one of ``folders`` in it, or the root itself.
 
         Raises:
-            DataError: it is nowhere.
+            DataError: the directory was not found.
         """
         candidates = list(search_roots(self, self.folders))
         for candidate in candidates:
@@ -88,10 +94,11 @@ class ImageFolders(DataSource):
             if found is not None:
                 return found
         root = candidates[0]
-        if normal_name(root.name) == normal_name(domain) or any(
-            subdirectory(root, name) is not None for name in self.class_names
-        ):
+        if normal_name(root.name) == normal_name(domain):
             return root
+        for name in self.class_names:
+            if subdirectory(root, name) is not None:
+                return root
         searched = ", ".join(str(path / domain) for path in candidates)
         raise DataError(f"{self.name}: domain {domain!r} is not there; looked for {searched}. {self.layout()}")
 
@@ -99,36 +106,38 @@ class ImageFolders(DataSource):
         directory = self.directory(domain)
         train, test = self._divide(directory, domain)
         if self.duplicates == "drop":
-            check_within([path for path, _ in (*train, *test)], directory)
-            test = without_duplicates(test, train)
+            test = without_duplicates(test, train, directory)
         for part, files in (("train", train), ("test", test)):
             if not files:
-                rule = f"split={self.split}" if self.split != "lists" else "its list files"
+                rule = f"split={self.split}"
+                if self.split == "lists":
+                    rule = "its list files"
                 raise DataError(f"{self.name}: domain {domain!r} in {directory} has no {part} images by {rule}")
-        images = decode([path for path, _ in (*train, *test)], self.image_size, directory)
-        labels = torch.tensor([label for _, label in (*train, *test)], dtype=torch.int64)
-        count = len(train)
-        return Domain(domain, Split(images[:count], labels[:count]), Split(images[count:], labels[count:]))
+        return read_images(domain, train, test, self.image_size, directory)
 
     def _divide(self, directory: Path, domain: str) -> tuple[Files, Files]:
         if self.split == "lists":
-            train, test = (self._listed(directory, domain, path) for path in self.lists(directory, domain))
-            return train, test
+            train_list, test_list = self.lists(directory, domain)
+            return self._listed(directory, domain, train_list), self._listed(directory, domain, test_list)
         files = class_folders(directory, self.class_names, aliases=self.class_aliases)
         if self.split == "index_rule":
             return index_rule(files)
         return per_class_fraction(files, self.train_fraction, self.rounding)
 
     def _listed(self, directory: Path, domain: str, path: Path) -> Files:
-        """The files of ``domain`` in a list file whose lines are ``domain/class/file`` with an optional label."""
+        """Return the files of ``domain`` in a list file with lines ``domain/class/file`` and an optional label."""
         labels: dict[str, int] = {}
         for label, name in enumerate(self.class_names):
-            labels.update({normal_name(each): label for each in (name, *self.class_aliases.get(name, ()))})
+            for each in (name, *self.class_aliases.get(name, ())):
+                labels[normal_name(each)] = label
         found: Files = []
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
             # File names may contain spaces: only a last word that is a number is the label.
-            words = line.strip().rsplit(maxsplit=1)
-            parts = (words[0] if len(words) == 2 and words[1].isdigit() else line.strip()).split("/")
+            text = line.strip()
+            words = text.rsplit(maxsplit=1)
+            if len(words) == 2 and words[1].isdigit():
+                text = words[0]
+            parts = text.split("/")
             if parts == [""]:
                 continue
             if len(parts) < 3 or ".." in parts:
@@ -138,19 +147,55 @@ class ImageFolders(DataSource):
         return sorted(found, key=lambda item: (item[1], item[0].name))
 
 
+def read_images(name: str, train: Files, test: Files, image_size: int, directory: Path) -> Domain:
+    """Return the domain with the decoded images of ``train`` and ``test``; see :func:`~.image_files.decode`.
+
+    Args:
+        name: the domain's name.
+        train: files with their labels.
+        test: likewise.
+        image_size: height and width of the images, pixels.
+        directory: the domain's directory, which holds all files.
+
+    Raises:
+        DataError: a file is not an image, or lies outside ``directory``.
+    """
+    paths: list[Path] = []
+    labels: list[int] = []
+    for path, label in (*train, *test):
+        paths.append(path)
+        labels.append(label)
+    images = decode(paths, image_size, directory)
+    targets = torch.tensor(labels, dtype=torch.int64)
+    count = len(train)
+    return Domain(name, Split(images[:count], targets[:count]), Split(images[count:], targets[count:]))
+
+
 def index_rule(files: Files) -> tuple[Files, Files]:
-    """Train: the images whose place in ``files`` is 0..7 modulo 10; test: 8 and 9 (FPL's code for Office-Caltech)."""
-    train = [item for index, item in enumerate(files) if index % 10 <= 7]
-    return train, [item for index, item in enumerate(files) if index % 10 > 7]
+    """Return train and test: an image is train if its position in ``files`` is 0..7 modulo 10 (FPL's Office code)."""
+    train: Files = []
+    test: Files = []
+    for index, item in enumerate(files):
+        if index % 10 <= 7:
+            train.append(item)
+        else:
+            test.append(item)
+    return train, test
 
 
 def per_class_fraction(files: Files, fraction: float, rounding: str) -> tuple[Files, Files]:
-    """Train: the leading ``fraction`` of each class, rounded or floored; test: the rest (FedPall's code)."""
+    """Return train and test: the leading ``fraction`` of each class, rounded or floored, is train (FedPall's code)."""
+    by_class: dict[int, Files] = {}
+    for item in files:
+        by_class.setdefault(item[1], []).append(item)
     train: Files = []
     test: Files = []
-    for label in sorted({label for _, label in files}):
-        members = [item for item in files if item[1] == label]
-        count = round(fraction * len(members)) if rounding == "round" else int(fraction * len(members) + 1e-9)
+    for label in sorted(by_class):
+        members = by_class[label]
+        if rounding == "round":
+            count = round(fraction * len(members))
+        else:
+            count = int(fraction * len(members) + 1e-9)
         train += members[:count]
         test += members[count:]
     return train, test

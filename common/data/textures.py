@@ -1,4 +1,4 @@
-"""Textures: coloured noise with sharp-edged patches, made on the spot. Images of nothing, for methods that need any."""
+"""Textures: generated images of coloured noise with sharp-edged patches, for methods that need unlabelled images."""
 
 from typing import ClassVar
 
@@ -13,16 +13,16 @@ from common.data.domain import DataSource, Domain
 from common.data.glyph_rendering import SIZE, noise_field, sample
 from common.seeding import numpy_generator
 
-_VERSION = 1  # raise when a pixel changes: it is the seed, and part of the cache's key
+_VERSION = 1  # the seed, and part of the cache's key; raise it when a pixel changes
 _COUNT = {"train": 1024, "test": 64}
 
 
 @checked
 class Textures(DataSource):
-    """1024 (and 64 test) images of two coloured textures, one seen through the random patches of the other.
+    """1024 training and 64 test images of two coloured textures, one seen through random patches of the other.
 
-    Procedurally generated, of no class (every label is 0) and from no camera: a public, unlabelled set that every
-    device can make by itself, equal on all of them. Any size; drawn at 32x32 and enlarged or reduced.
+    A public, unlabelled set that every device generates by itself, equal on all devices. Every label is 0. The images
+    are drawn at 32x32 and resized.
     """
 
     name: ClassVar[str] = "textures"
@@ -33,18 +33,19 @@ class Textures(DataSource):
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """One class that means nothing."""
+        """One class, without a meaning."""
         return ("texture",)
 
     def _read(self, domain: str) -> Domain:
         key = [_VERSION, self.image_size, *_COUNT.values()]
-        tensors = cached(f"textures-{self.image_size}", key, lambda: {part: self.draw(part) for part in _COUNT})
-        parts = (tensors["train"], tensors["test"])
-        train, test = (Split(images, torch.zeros(len(images), dtype=torch.int64)) for images in parts)
-        return Domain(domain, train, test)
+        tensors = cached(f"textures-{self.image_size}", key, self._draw_all)
+        return Domain(domain, _unlabelled(tensors["train"]), _unlabelled(tensors["test"]))
+
+    def _draw_all(self) -> dict[str, Tensor]:
+        return {part: self.draw(part) for part in _COUNT}
 
     def draw(self, part: str) -> Tensor:
-        """uint8 [N, 3, H, W]: the images of ``train`` or ``test``, not from the cache."""
+        """Return the images of ``train`` or ``test``, not from the cache: uint8 [N, 3, H, W]."""
         draws, count = numpy_generator(_VERSION, "textures", part), _COUNT[part]
         ground, figure = _texture(draws, count), _texture(draws, count)
         height = noise_field(draws, count, 3) + 0.3 * noise_field(draws, count, 8)
@@ -54,8 +55,12 @@ class Textures(DataSource):
         return torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous()
 
 
+def _unlabelled(images: Tensor) -> Split:
+    return Split(images, torch.zeros(len(images), dtype=torch.int64))
+
+
 def _texture(draws: np.random.Generator, count: int) -> np.ndarray:
-    """Two colours mixed by noise of a random scale: float64 [count, 32, 32, 3] in 0..1."""
+    """Return two colours mixed by noise of a random scale: float64 [count, 32, 32, 3] in 0..1."""
     first, second = draws.random((count, 1, 1, 3)), draws.random((count, 1, 1, 3))
     scales = np.stack([noise_field(draws, count, cells) for cells in (1, 4, 9, 16)])
     chosen = draws.integers(len(scales), size=count)
@@ -64,7 +69,7 @@ def _texture(draws: np.random.Generator, count: int) -> np.ndarray:
 
 
 def _resized(images: np.ndarray, size: int) -> np.ndarray:
-    """Float64 [N, size, size, 3] of float64 [N, 32, 32, 3], bilinear."""
+    """Return float64 [N, size, size, 3] of float64 [N, 32, 32, 3], bilinear."""
     if size == SIZE:
         return images
     place = np.clip((np.arange(size) + 0.5) * SIZE / size - 0.5, 0, SIZE - 1)

@@ -128,7 +128,7 @@ def test_the_two_synthetic_sets_are_not_taken_for_each_other_or_for_fonts(tmp_pa
         write_mat(tmp_path / "SynthDigits" / f"synth_{part}_32x32.mat", zero=0)
     (tmp_path / "CHARS74K-FNT").mkdir()
     source = digits(tmp_path, "syn", "synth_digits")
-    with pytest.raises(DataError, match=r"syn is not in .*10,000 \+ 2,000 images.*another domain, computer_fonts"):
+    with pytest.raises(DataError, match=r"syn is not in .*10,000 \+ 2,000 images.*another domain.*computer_fonts"):
         source.load("syn")
     assert len(source.load("synth_digits").train) == 20
 
@@ -185,8 +185,8 @@ def test_pooled_tenths_have_fedpalls_sizes(total: int) -> None:
     ("content", "message"),
     [
         (b"rubbish", "damaged"),
-        (gzip.compress(b"\0\0\x08\x01\0\0\0\x05abc", mtime=0), r"3 bytes where \[5\]"),
-        (gzip.compress(b"\0\0\x0d\x01\0\0\0\x01abcd", mtime=0), "does not begin as an IDX"),
+        (gzip.compress(b"\0\0\x08\x01\0\0\0\x05abc", mtime=0), r"3 bytes .*\[5\]"),
+        (gzip.compress(b"\0\0\x0d\x01\0\0\0\x01abcd", mtime=0), "no header of an IDX"),
         (gzip.compress(idx(LABELS), mtime=0)[:-9], "damaged"),
     ],
     ids=["not packed", "fewer values than it says", "values of another type", "cut short"],

@@ -62,7 +62,7 @@ def test_a_nodes_directory_may_be_the_domains_own(tmp_path: Path) -> None:
 def test_labels_are_never_guessed_from_one_domain(tmp_path: Path) -> None:
     wards(tmp_path)
     source = Folder(domains=("ward_a", "ward_b", "ward_c"), image_size=8)
-    with pytest.raises(DataError, match=r"ward_c is not there.*data\.classes"):
+    with pytest.raises(DataError, match=r"ward_c does not exist.*data\.classes"):
         source.load("ward_b", root=str(tmp_path))
 
 
@@ -158,7 +158,7 @@ def test_without_any_directory_the_message_says_what_to_set(monkeypatch: pytest.
     monkeypatch.delenv("GOLDFINCH_DATA", raising=False)
     with pytest.raises(ValueError, match=r"data\.domains=\[a,b\]"):
         Folder()
-    with pytest.raises(ValueError, match="is not there"):
+    with pytest.raises(ValueError, match="does not exist"):
         folder(tmp_path / "nowhere")
     source = Folder(domains=("ward",))
     with pytest.raises(DataError, match="node's data-dir"):

@@ -114,7 +114,7 @@ def test_an_unknown_domain_is_named_with_the_nearest() -> None:
     ("fields", "message"),
     [
         ({"domains": ()}, "at least one"),
-        ({"domains": ("sketch", "sketch")}, "twice"),
+        ({"domains": ("sketch", "sketch")}, "repeated"),
         ({"image_size": 64}, "32x32"),
         ({"image_size": 4}, "greater than or equal to 8"),
     ],
