@@ -169,7 +169,7 @@ def test_mistakes_in_what_is_left_out() -> None:
         LeaveOut(leave_out=("drak",)).clients(Toy())
     with pytest.raises(ConfigError, match="no domain is left to train on"):
         LeaveOut(leave_out=DOMAINS).clients(Toy())
-    with pytest.raises(ValueError, match="names one twice"):
+    with pytest.raises(ValueError, match="a name is repeated"):
         LeaveOut(leave_out=("dark", "dark"))
     with pytest.raises(ValueError, match="needs leave_out"):
         LeaveOut(unseen="whole")
