@@ -48,11 +48,11 @@ class Augmentation:
             check(len(values) in (1, 3), f"{name} must have one or three values; got {list(values)}")
 
     def train(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        """A randomly changed, normalised copy.
+        """Return a randomly augmented, normalised copy.
 
         Args:
             images: uint8 [B, 3, H, W] on any device.
-            generator: a CPU generator; ``9 * B`` uniform numbers are drawn from it whatever is switched on.
+            generator: a CPU generator; ``9 * B`` uniform numbers are always drawn from it, also for parts that are off.
 
         Returns:
             float32 [B, 3, H, W] on the images' device.
@@ -66,10 +66,12 @@ class Augmentation:
             grid = F.affine_grid(parameters[:, _MATRIX].reshape(-1, 2, 3), list(scaled.shape), align_corners=False)
             scaled = F.grid_sample(scaled, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
         normalised = self._normalise(scaled)
-        return self._erase(normalised, parameters) if self.erasing else normalised
+        if self.erasing:
+            return self._erase(normalised, parameters)
+        return normalised
 
     def test(self, images: Tensor) -> Tensor:
-        """uint8 [B, 3, H, W] to normalised float32 [B, 3, H, W] on the same device; nothing random."""
+        """Return uint8 [B, 3, H, W] as normalised float32 [B, 3, H, W] on the same device, without augmentation."""
         return self._normalise(images.float().div_(255))
 
     def _normalise(self, scaled: Tensor) -> Tensor:
@@ -77,16 +79,17 @@ class Augmentation:
         return scaled.sub_(mean).div_(std)
 
     def _parameters(self, draws: Tensor, height: int, width: int) -> Tensor:
-        """What happens to each sample: float32 [B, 13], columns as named above."""
+        """Return the parameters of each sample: float32 [B, 13], columns as named above."""
         span = 2 * self.crop_padding + 1
-        top, left = ((draws[:, column] * span).floor().clamp_(max=span - 1) for column in (_TOP, _LEFT))
+        top = (draws[:, _TOP] * span).floor().clamp_(max=span - 1)
+        left = (draws[:, _LEFT] * span).floor().clamp_(max=span - 1)
         angle = (2 * draws[:, _ANGLE] - 1) * math.radians(self.rotation)
         cosine, sine, zero = torch.cos(angle), torch.sin(angle), torch.zeros_like(angle)
         # grid_sample's coordinates run from -1 to 1 on both axes, so the off-diagonal terms carry the aspect ratio.
         matrix = (cosine, -sine * height / width, zero, sine * width / height, cosine, zero)
         low, high = _ERASED_AREA
         area = (low + (high - low) * draws[:, _AREA]) * height * width
-        low, high = (math.log(bound) for bound in _ERASED_RATIO)
+        low, high = math.log(_ERASED_RATIO[0]), math.log(_ERASED_RATIO[1])
         ratio = torch.exp(low + (high - low) * draws[:, _RATIO])
         tall = (area * ratio).sqrt().round().clamp_(1, height) * (draws[:, _ERASE] < self.erasing)
         wide = (area / ratio).sqrt().round().clamp_(1, width)
@@ -107,21 +110,22 @@ class Augmentation:
 
     @staticmethod
     def _flip(images: Tensor, chosen: Tensor) -> Tensor:
-        """``images`` with those of ``chosen`` (bool [B, 1]) mirrored; never changed in place."""
-        if images.is_cuda:  # looking up which they are would wait for the device
+        """Return a copy of ``images`` with those of ``chosen`` (bool [B, 1]) mirrored left to right."""
+        if images.is_cuda:  # nonzero() would wait for the device
             return torch.where(chosen[:, :, None, None], images.flip(3), images)
         rows = chosen.flatten().nonzero().flatten()
         return images.index_copy(0, rows, images.index_select(0, rows).flip(3))
 
     def _erase(self, normalised: Tensor, parameters: Tensor) -> Tensor:
-        rows, columns = (torch.arange(size, device=normalised.device) for size in normalised.shape[2:])
+        height, width = normalised.shape[2:]
+        rows, columns = torch.arange(height, device=normalised.device), torch.arange(width, device=normalised.device)
         top, bottom, left, right = parameters[:, _BOX].unsqueeze(2).unbind(1)
         mask = ((rows >= top) & (rows < bottom))[:, :, None] & ((columns >= left) & (columns < right))[:, None, :]
         return normalised.masked_fill_(mask[:, None], 0.0)
 
 
 def _windows(padded: Tensor, corners: Tensor, height: int, width: int) -> Tensor:
-    """The window of each image whose top and left are its row of ``corners``: [B, 3, height, width]."""
+    """Return one window of each image, [B, 3, height, width]; its top and left are the image's row of ``corners``."""
     if padded.is_cuda:
         windows = padded.unfold(2, height, 1).unfold(3, width, 1)  # a view: [B, 3, span, span, H, W]
         return windows[torch.arange(len(padded), device=padded.device), :, corners[:, 0], corners[:, 1]]

@@ -37,23 +37,23 @@ class Split:
         return len(self.labels)
 
     def subset(self, indices: Tensor) -> Split:
-        """The samples at ``indices`` (int64 [M]), in that order: a copy, or itself if they are all, as they are."""
+        """Return the samples at ``indices`` (int64 [M]), in that order: a copy, or itself if all are taken in order."""
         indices = indices.to(self.labels.device)
         if len(indices) == len(self) and torch.equal(indices, torch.arange(len(self), device=indices.device)):
             return self
         return Split(self.images_at(indices), self.labels[indices])
 
     def images_at(self, indices: Tensor) -> Tensor:
-        """A copy of the images at ``indices`` (int64 [M], on the images' device), in that order.
+        """Return a copy of the images at ``indices`` (int64 [M], on the images' device), in that order.
 
-        Whole images are copied, twenty times as fast on the CPU as ``images[indices]``, which picks bytes.
+        Whole images are copied: on the CPU twenty times as fast as ``images[indices]``, which copies byte by byte.
         """
         return self.images.index_select(0, indices)
 
     def to(self, device: torch.device | str) -> Split:
-        """The same samples on ``device``; itself when they are already there.
+        """Return the same samples on ``device``; itself if they are already there.
 
-        The copy is made once and kept as long as this split, so that all clients of a process share it.
+        The copy lives as long as this split, so that all clients of a process share it.
         """
         device = torch.device(device)
         if self.images.device == device:
@@ -63,14 +63,18 @@ class Split:
         return self._copies[device]
 
     def class_counts(self, class_count: int) -> Tensor:
-        """Samples per class, int64 [class_count], on the labels' device."""
+        """Return the number of samples per class, int64 [class_count], on the labels' device."""
         return torch.bincount(self.labels, minlength=class_count)
 
 
 def split_batches(order: Tensor, size: int, last: str) -> list[Tensor]:
-    """``order`` cut into batches of ``size``; what becomes of a short last one is ``last`` (keep, drop or merge).
+    """Return ``order`` cut into batches.
 
-    A last batch of one sample joins the batch before it, since batch normalisation cannot train on it.
+    Args:
+        order: int64 [N], indices of samples.
+        size: samples per batch, >= 1.
+        last: ``keep``, ``drop`` or ``merge`` a last batch with fewer samples. ``merge`` joins it to the batch before
+            it. A last batch of one sample is joined also with ``keep``: batch normalisation cannot train on it.
     """
     batches = list(order.split(size))
     if len(batches) > 1:

@@ -38,25 +38,25 @@ class Domain:
 
     @cached_property
     def whole(self) -> Split:
-        """Train and test split together, in this order."""
+        """The train split followed by the test split."""
         return Split(torch.cat([self.train.images, self.test.images]), torch.cat([self.train.labels, self.test.labels]))
 
 
 @checked
 class DataSource(ABC):
-    """A data set made of domains; its fields say which, how large, and where the files are.
+    """Base of the data sets. A data set has domains; its fields name them, the image size and the folder of the files.
 
     Attributes:
         domains: names of the domains in use, in client order.
         image_size: height and width of the images, pixels, 8..512.
-        augmentation: applied in batches by the trainer; not part of what is loaded.
+        augmentation: applied to batches by the trainer, not when images are loaded.
         root: directory of the files; ``None`` means the environment variable GOLDFINCH_DATA.
     """
 
     name: ClassVar[str]
     known_domains: ClassVar[tuple[str, ...]] = ()
     generated: ClassVar[bool] = False
-    """Whether there is nowhere to look."""
+    """True if the images are generated and need no files."""
 
     domains: Names
     image_size: ImageSize = 32
@@ -67,8 +67,8 @@ class DataSource(ABC):
         check(len(self.domains) > 0, "domains must name at least one domain")
         for domain in self.domains:
             # Domain names become client ids and folder names.
-            plain = domain.strip() == domain != "" and not domain.startswith(".") and not set(domain) & set("/\\:\n")
-            check(plain, f"domains: {domain!r} cannot be a name; use letters, digits, - and _")
+            allowed = domain.strip() == domain != "" and not domain.startswith(".") and not set(domain) & set("/\\:\n")
+            check(allowed, f"domains: {domain!r} cannot be a name; use letters, digits, - and _")
             if self.known_domains and domain not in self.known_domains:
                 raise ValueError(f"domains: {self.name} has no {domain!r}; {nearest(domain, self.known_domains)}")
 
@@ -83,13 +83,13 @@ class DataSource(ABC):
         return len(self.class_names)
 
     def load(self, domain: str, root: str | None = None) -> Domain:
-        """The domain's images and labels, read once per process and cached on disk where decoding costs time.
+        """Return the domain's images and labels, read once per process, and cached on disk if decoding takes time.
 
-        Only this domain's files are read, so that a device needs no other domain's data.
+        Only this domain's files are read, so a device needs the data of no other domain.
 
         Args:
             domain: one of ``domains``.
-            root: where to look instead of ``self.root`` (a node's data-dir).
+            root: the folder of the files instead of ``self.root`` (a node's data-dir).
 
         Raises:
             DataError: unknown domain, missing or damaged files, or an empty split.
@@ -101,16 +101,18 @@ class DataSource(ABC):
             return _load(dataclasses.replace(self, augmentation=Augmentation(), root=self._root(root)), domain)
 
     def layout(self) -> str:
-        """Which files are expected where, in a sentence for error messages; empty for generated data."""
+        """Return a sentence for error messages that says where to put which files; empty for generated data."""
         return ""
 
     def _root(self, root: str | None = None) -> str | None:
         chosen = root or self.root or os.environ.get(DATA_VARIABLE)
-        return None if self.generated or not chosen else str(Path(chosen).expanduser().absolute())
+        if self.generated or not chosen:
+            return None
+        return str(Path(chosen).expanduser().absolute())
 
     @abstractmethod
     def _read(self, domain: str) -> Domain:
-        """Read ``domain`` from ``self.root``, which is already resolved."""
+        """Return ``domain`` read from ``self.root``, an absolute path."""
 
 
 @lru_cache(maxsize=32)
@@ -118,8 +120,12 @@ def _load(source: DataSource, domain: str) -> Domain:
     found = source._read(domain)
     for part, split in (("train", found.train), ("test", found.test)):
         if not len(split):
-            place = f" under {source.root}" if source.root else ""
-            raise DataError(f"{source.name}: domain {domain!r}{place} has no {part} images; add some, or drop it")
+            place = ""
+            if source.root:
+                place = f" under {source.root}"
+            raise DataError(
+                f"{source.name}: domain {domain!r}{place} has no {part} images; add some, or leave the domain out"
+            )
         if int(split.labels.min()) < 0 or int(split.labels.max()) >= source.class_count:
             worst = int(split.labels.max())
             raise DataError(f"{source.name}: domain {domain!r} has the label {worst}, of {source.class_count} classes")
@@ -127,10 +133,10 @@ def _load(source: DataSource, domain: str) -> Domain:
 
 
 def search_roots(source: DataSource, folders: tuple[str, ...]) -> Iterator[Path]:
-    """Directories where the files of ``source`` may lie: the root itself, then ``folders`` in it.
+    """Yield the directories that may hold the files of ``source``: the root, then the existing ``folders`` in it.
 
     Raises:
-        DataError: no root is set, or it is not a directory.
+        DataError: no root is set, or the root is not a directory.
     """
     if source.root is None:
         raise DataError(
@@ -141,4 +147,6 @@ def search_roots(source: DataSource, folders: tuple[str, ...]) -> Iterator[Path]
     if not root.is_dir():
         raise DataError(f"{source.name}: {root} is not a directory. {source.layout()}")
     yield root
-    yield from (root / folder for folder in folders if (root / folder).is_dir())
+    for folder in folders:
+        if (root / folder).is_dir():
+            yield root / folder

@@ -1,4 +1,4 @@
-"""Protocols: which clients there are, which samples of their domain each holds, and which domains are scored."""
+"""Protocols: the clients, the samples of each client's domain that it holds, and the domains that are scored."""
 
 import hashlib
 from abc import ABC, abstractmethod
@@ -34,7 +34,7 @@ class ClientSpec:
 
 @checked
 class Protocol(ABC):
-    """Who holds what. The same protocol, seed and data give the same split on every machine.
+    """Base of the protocols. The same protocol, seed and data give the same split on every machine.
 
     Attributes:
         partition_seed: seed of the split. The papers fix the split and vary only the model's seed over runs;
@@ -47,7 +47,7 @@ class Protocol(ABC):
 
     @abstractmethod
     def clients(self, data: DataSource) -> tuple[ClientSpec, ...]:
-        """All clients, by domain in the data's order, then by number.
+        """Return all clients, by domain in the data's order, then by number.
 
         Raises:
             ConfigError: the protocol names a domain that ``data`` does not use.
@@ -55,7 +55,7 @@ class Protocol(ABC):
 
     @abstractmethod
     def split(self, domain: Domain, client: ClientSpec, seed: int) -> Tensor:
-        """The indices of ``client``'s samples in ``domain.train``: int64 [n], distinct, in ascending order.
+        """Return the indices of ``client``'s samples in ``domain.train``: int64 [n], distinct, in ascending order.
 
         Args:
             domain: the client's domain.
@@ -67,13 +67,13 @@ class Protocol(ABC):
         """
 
     def parts(self, domain: Domain, client: ClientSpec, seed: int) -> tuple[Tensor, Tensor]:
-        """What of :meth:`split` the client trains on, and what it validates with: int64, distinct, in ascending order.
+        """Return the indices of :meth:`split` to train on and those to validate with: int64, distinct, ascending.
 
-        The samples are ordered by class, at random within each, and every so many-th is taken. So each class gives its
-        share, rounded up or down, and never its last sample.
+        The samples are ordered by class, at random within each, and validation samples are taken at equal distances.
+        So each class gives its share, rounded up or down, and never its last sample.
 
         Raises:
-            DataError: the client has too few samples to train on, or to give any away.
+            DataError: the client has too few samples to train on, or to validate with.
         """
         held = self.split(domain, client, seed)
         if not self.validation:
@@ -101,11 +101,11 @@ class Protocol(ABC):
         return trained, validated
 
     def test_domains(self, data: DataSource) -> tuple[str, ...]:
-        """The domains whose test splits are scored."""
+        """Return the domains with a test split that is scored."""
         return data.domains
 
     def test_split(self, domain: Domain) -> Split:
-        """What is scored of a test domain: its test split."""
+        """Return the images of a test domain that are scored: its test split."""
         return domain.test
 
     def _check(self, domain: Domain, client: ClientSpec, clients: int) -> None:
@@ -113,10 +113,12 @@ class Protocol(ABC):
         check(0 <= client.index < clients, f"client {client.id}: the domain has {clients} clients")
 
     def _seed(self, seed: int) -> int:
-        return seed if self.partition_seed is None else self.partition_seed
+        if self.partition_seed is None:
+            return seed
+        return self.partition_seed
 
     def _order(self, domain: Domain, seed: int) -> Tensor:
-        """A random order of the domain's train samples, the same for each of its clients."""
+        """Return a random order of the domain's train samples, the same for each of its clients."""
         return torch.randperm(len(domain.train), generator=generator(self._seed(seed), "partition", domain.name))
 
 
@@ -125,9 +127,9 @@ class OneClientPerDomain(Protocol):
     """One client per domain (FedPLCC, FedPall): ``min(samples, available)`` samples of its train split.
 
     Attributes:
-        samples: at most so many, >= 1; ``None`` is no limit. FedPLCC: 300, DomainNet 400.
-        fraction: at most this share of the train split, in (0, 1], rounded down. FedPall's digits: 0.1.
-        balanced: draw from the classes in turn, so that they are as equal as the domain allows.
+        samples: the most samples of a client, >= 1; ``None`` is no limit. FedPLCC: 300, DomainNet 400.
+        fraction: the largest share of the train split, in (0, 1], rounded down. FedPall's digits: 0.1.
+        balanced: draw from the classes in turn, so that their counts are as equal as the domain allows.
         order: ``random``, or ``first``: the leading samples of the train split, as FedPall's digits.
     """
 
@@ -137,7 +139,7 @@ class OneClientPerDomain(Protocol):
     order: Literal["random", "first"] = "random"
 
     def clients(self, data: DataSource) -> tuple[ClientSpec, ...]:
-        """One client for each domain."""
+        """Return one client for each domain."""
         return tuple(ClientSpec(domain, 0) for domain in data.domains)
 
     def split(self, domain: Domain, client: ClientSpec, seed: int) -> Tensor:
@@ -145,7 +147,9 @@ class OneClientPerDomain(Protocol):
         self._check(domain, client, 1)
         available = len(domain.train)
         count = min(share(domain, self.fraction), self.samples or available)
-        order = self._order(domain, seed) if self.order == "random" else torch.arange(available)
+        order = torch.arange(available)
+        if self.order == "random":
+            order = self._order(domain, seed)
         if self.balanced:
             order = _by_turns(order, domain.train.labels)
         return order[:count].sort().values
@@ -153,12 +157,12 @@ class OneClientPerDomain(Protocol):
 
 @checked
 class LeaveOut(OneClientPerDomain):
-    """One client for each domain but those left out, which are scored all the same.
+    """One client for each domain except those left out, which are scored as unseen domains.
 
     Attributes:
-        leave_out: the unseen domains; empty leaves out the data's last one.
+        leave_out: the unseen domains; empty leaves out the data's last domain.
         score: ``unseen`` scores the domains that were left out, ``all`` the others as well.
-        unseen: what is scored of an unseen domain: its ``test`` split, or the ``whole`` domain.
+        unseen: the images of an unseen domain that are scored: its ``test`` split, or the ``whole`` domain.
     """
 
     leave_out: Names = ()
@@ -169,10 +173,10 @@ class LeaveOut(OneClientPerDomain):
         check(self.unseen == "test" or bool(self.leave_out), "unseen=whole needs leave_out to name the domains")
 
     def left_out(self, data: DataSource) -> tuple[str, ...]:
-        """The unseen domains.
+        """Return the unseen domains.
 
         Raises:
-            ConfigError: one is not a domain of ``data``, or none is left to train on.
+            ConfigError: a name is not a domain of ``data``, or no domain is left to train on.
         """
         for domain in self.leave_out:
             if domain not in data.domains:
@@ -180,21 +184,25 @@ class LeaveOut(OneClientPerDomain):
                 raise ConfigError(f"protocol.leave_out: {domain!r} is not in data.domains of {data.name}; {close}")
         chosen = self.leave_out or data.domains[-1:]
         if len(chosen) == len(data.domains):
-            raise ConfigError(f"protocol.leave_out: no domain is left to train on beside {', '.join(chosen)}")
+            raise ConfigError(f"protocol.leave_out: no domain is left to train on besides {', '.join(chosen)}")
         return chosen
 
     def clients(self, data: DataSource) -> tuple[ClientSpec, ...]:
-        """One client for each domain that is not left out."""
+        """Return one client for each domain that is not left out."""
         unseen = self.left_out(data)
         return tuple(ClientSpec(domain, 0) for domain in data.domains if domain not in unseen)
 
     def test_domains(self, data: DataSource) -> tuple[str, ...]:
         """See ``score``."""
-        return self.left_out(data) if self.score == "unseen" else data.domains
+        if self.score == "unseen":
+            return self.left_out(data)
+        return data.domains
 
     def test_split(self, domain: Domain) -> Split:
         """See ``unseen``."""
-        return domain.whole if self.unseen == "whole" and domain.name in self.leave_out else domain.test
+        if self.unseen == "whole" and domain.name in self.leave_out:
+            return domain.whole
+        return domain.test
 
 
 @checked
@@ -202,12 +210,12 @@ class Allocation(Protocol):
     """An explicit number of clients per domain, each with a share of it, without replacement (FPL, FedAPC).
 
     Attributes:
-        counts: clients per domain; a domain that is not named has none but is still scored.
+        counts: clients per domain; a domain without a count has no client but is still scored.
         fraction: share of the domain's train split each client takes, in (0, 1], rounded down. 0.01 / 0.2.
-        fractions: overrides ``fraction`` for the domains it names.
-        ensure_every_class: exchange samples with the part nobody took, then between clients, until each client has
-            every class of the domain (as far as they go round), never giving away a client's last sample of a class;
-            FPL's Office code does so.
+        fractions: replaces ``fraction`` for the domains that it names.
+        ensure_every_class: exchange samples with the part that no client took, then between clients, until each client
+            has every class of the domain, as far as the samples suffice. A client never gives its last sample of a
+            class. As FPL's Office code.
     """
 
     counts: dict[str, Natural] = field(default_factory=dict)
@@ -222,12 +230,16 @@ class Allocation(Protocol):
             check(total <= 1 + 1e-9, f"{domain}: {count} clients would take {total:.4g} of the domain; at most 1")
 
     def clients(self, data: DataSource) -> tuple[ClientSpec, ...]:
-        """``counts[domain]`` clients for each domain."""
+        """Return ``counts[domain]`` clients for each domain."""
         for domain in {**self.counts, **self.fractions}:
             if domain not in data.domains:
                 close = nearest(domain, data.domains)
                 raise ConfigError(f"protocol: {domain!r} is not in data.domains of {data.name}; {close}")
-        return tuple(ClientSpec(name, index) for name in data.domains for index in range(self.counts.get(name, 0)))
+        found: list[ClientSpec] = []
+        for name in data.domains:
+            for index in range(self.counts.get(name, 0)):
+                found.append(ClientSpec(name, index))
+        return tuple(found)
 
     def split(self, domain: Domain, client: ClientSpec, seed: int) -> Tensor:
         """See :meth:`Protocol.split`."""
@@ -243,7 +255,7 @@ class Allocation(Protocol):
 
 @checked
 class Dirichlet(Protocol):
-    """A label split of one source domain; the global model is scored on the domains nobody trained on (FedGCA).
+    """A label split of one source domain; the global model is scored on the other, unseen domains (FedGCA).
 
     For each class, the shares of the clients are drawn from Dirichlet(alpha, ..., alpha).
 
@@ -251,10 +263,10 @@ class Dirichlet(Protocol):
         domain: the source; ``None`` is the data's first domain.
         client_count: number of clients, >= 1.
         alpha: concentration, 0.001..1e6; small is uneven.
-        samples: use so many random samples of the source; ``None`` is all. FedGCA's digits: 10,000.
-        least: draw again until every client has so many samples, >= 1.
+        samples: number of random samples of the source that are split; ``None`` is all. FedGCA's digits: 10,000.
+        least: fewest samples of a client, >= 1; the shares are drawn again until every client has them.
         score: ``others`` scores every domain but the source, ``all`` the source as well.
-        unseen: what is scored of a domain that nobody trained on: its ``test`` split, or the ``whole`` domain.
+        unseen: the images of an unseen domain that are scored: its ``test`` split, or the ``whole`` domain.
     """
 
     domain: str | None = None
@@ -273,32 +285,40 @@ class Dirichlet(Protocol):
         )
 
     def source(self, data: DataSource) -> str:
-        """The domain that is split."""
+        """Return the domain that is split.
+
+        Raises:
+            ConfigError: ``domain`` is not a domain of ``data``.
+        """
         if self.domain is not None and self.domain not in data.domains:
             close = nearest(self.domain, data.domains)
             raise ConfigError(f"protocol.domain: {self.domain!r} is not in data.domains of {data.name}; {close}")
         return self.domain or data.domains[0]
 
     def clients(self, data: DataSource) -> tuple[ClientSpec, ...]:
-        """``client_count`` clients of the source."""
+        """Return ``client_count`` clients of the source."""
         source = self.source(data)
         return tuple(ClientSpec(source, index) for index in range(self.client_count))
 
     def test_domains(self, data: DataSource) -> tuple[str, ...]:
-        """Every domain but the source; all of them with ``score=all``.
+        """Return every domain but the source; all domains with ``score=all``.
 
         Raises:
             ConfigError: the source is the only domain.
         """
         source = self.source(data)
-        scored = tuple(name for name in data.domains if self.score == "all" or name != source)
+        if self.score == "all":
+            return data.domains
+        scored = tuple(name for name in data.domains if name != source)
         if not scored:
-            raise ConfigError(f"protocol: no domain is left to score beside {source!r}; add one, or set score=all")
+            raise ConfigError(f"protocol: no domain is left to score besides {source!r}; add one, or set score=all")
         return scored
 
     def test_split(self, domain: Domain) -> Split:
         """See ``unseen``."""
-        return domain.whole if self.unseen == "whole" and domain.name != self.domain else domain.test
+        if self.unseen == "whole" and domain.name != self.domain:
+            return domain.whole
+        return domain.test
 
     def split(self, domain: Domain, client: ClientSpec, seed: int) -> Tensor:
         """See :meth:`Protocol.split`."""
@@ -312,40 +332,50 @@ class Dirichlet(Protocol):
         classes = [order[labels == label] for label in labels.unique()]
         draws = numpy_generator(self._seed(seed), "dirichlet", domain.name)
         for _ in range(1000):
-            cuts = [_cuts(draws, self.alpha, self.client_count, len(members)) for members in classes]
-            if int(np.sum([np.diff(cut) for cut in cuts], axis=0).min()) >= self.least:
+            cuts: list[np.ndarray] = []
+            sizes = np.zeros(self.client_count, dtype=np.int64)
+            for members in classes:
+                cut = _cuts(draws, self.alpha, self.client_count, len(members))
+                cuts.append(cut)
+                sizes += np.diff(cut)
+            if int(sizes.min()) >= self.least:
                 break
         else:
             raise DataError(
-                f"{domain.name}: 1000 draws of Dirichlet({self.alpha}) left a client with less than {self.least} "
+                f"{domain.name}: 1000 draws of Dirichlet({self.alpha}) left a client with fewer than {self.least} "
                 "samples; raise protocol.alpha, or lower protocol.client_count or protocol.least"
             )
-        index = client.index
-        chosen = [members[cut[index] : cut[index + 1]] for members, cut in zip(classes, cuts, strict=True)]
+        chosen: list[Tensor] = []
+        for members, cut in zip(classes, cuts, strict=True):
+            chosen.append(members[cut[client.index] : cut[client.index + 1]])
         return torch.cat(chosen).sort().values
 
 
 def share(domain: Domain, fraction: float) -> int:
-    """``fraction`` of a domain's train images, rounded down, guarded against 0.29 * 100 being 28.999...; one or more.
+    """Return ``fraction`` of the number of a domain's train images, rounded down, at least one.
+
+    0.29 * 100 is 28.999... in floating point and counts as 29.
 
     Raises:
-        DataError: it is none.
+        DataError: the fraction is less than one image.
     """
     count = int(fraction * len(domain.train) + 1e-9)
     if not count:
-        raise DataError(f"{domain.name}: {fraction} of its {len(domain.train)} train images are none")
+        raise DataError(
+            f"{domain.name}: {fraction} of its {len(domain.train)} train images is less than one; take a larger share"
+        )
     return count
 
 
 def split_hash(data_name: str, client: ClientSpec, indices: Tensor, labels: Tensor, *validation: Tensor) -> str:
-    """SHA-256 (hex) of what one client holds: the data set's name, the client, its indices, and their labels.
+    """Return the SHA-256 (hex) of one client's samples: the data set's name, the client, its indices, and their labels.
 
     Args:
         data_name: ``DataSource.name``.
-        client: whose split it is.
-        indices: int64 [n], from :meth:`Protocol.parts`.
+        client: the client that holds the samples.
+        indices: int64 [n], the training samples, from :meth:`Protocol.parts`.
         labels: int64 [N], of the domain's whole train split; those at ``indices`` are hashed.
-        validation: int64 [m], the indices that are validated with, where there are any.
+        validation: int64 [m], the validation samples, if the client has any.
     """
     digest = hashlib.sha256(f"{data_name}\n{client.id}\n{len(indices)}\n".encode())
     for values in (indices, labels.to(indices.device)[indices], *validation):
@@ -354,25 +384,25 @@ def split_hash(data_name: str, client: ClientSpec, indices: Tensor, labels: Tens
 
 
 def public_split_hash(data_name: str, client: ClientSpec, class_counts: Sequence[int], validation: int) -> str:
-    """Return the SHA-256 (hex) of what a private client says openly: no index and no label of a sample is part of it.
+    """Return the SHA-256 (hex) of what a private client reveals; indices and labels of samples are not part of it.
 
     Args:
         data_name: ``DataSource.name``.
-        client: whose split it is.
+        client: the client that holds the samples.
         class_counts: training samples per class.
-        validation: samples that are validated with.
+        validation: number of validation samples.
     """
-    words = [data_name, client.id, *map(str, class_counts), str(validation)]
-    return hashlib.sha256("\n".join(words).encode()).hexdigest()
+    lines = [data_name, client.id, *map(str, class_counts), str(validation)]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 def content_hash(split: Split) -> str:
-    """SHA-256 (hex) of a split's pixels."""
+    """Return the SHA-256 (hex) of a split's pixels."""
     return hashlib.sha256(split.images.cpu().contiguous().numpy().data).hexdigest()
 
 
 def test_subset(split: Split, samples: int | None, domain: str) -> Split:
-    """At most ``samples`` random samples of a test split, the same ones in every run; all of it for ``None``."""
+    """Return at most ``samples`` random samples of a test split, the same in every run; all of them for ``None``."""
     if samples is None or samples >= len(split):
         return split
     order = torch.randperm(len(split), generator=generator(0, "test subset", domain))
@@ -380,13 +410,15 @@ def test_subset(split: Split, samples: int | None, domain: str) -> Split:
 
 
 def combined_hash(hashes: Mapping[str, str]) -> str:
-    """SHA-256 (hex) over all clients' split hashes by client id; the order they arrive in does not matter."""
-    text = "".join(f"{client}={value}\n" for client, value in sorted(hashes.items()))
-    return hashlib.sha256(text.encode()).hexdigest()
+    """Return the SHA-256 (hex) over all clients' split hashes by client id, independent of their order."""
+    digest = hashlib.sha256()
+    for client, value in sorted(hashes.items()):
+        digest.update(f"{client}={value}\n".encode())
+    return digest.hexdigest()
 
 
 def _by_turns(order: Tensor, labels: Tensor) -> Tensor:
-    """``order`` rearranged so that its classes take turns: first each class's first sample, then each one's second."""
+    """Return ``order`` with its classes in turn: first the first sample of each class, then the second of each."""
     ordered = labels[order]
     turn = torch.empty_like(order)
     for label in ordered.unique():
@@ -396,26 +428,38 @@ def _by_turns(order: Tensor, labels: Tensor) -> Tensor:
 
 
 def _with_every_class(parts: list[Tensor], free: Tensor, labels: Tensor) -> list[Tensor]:
-    """Exchange samples until each part has every class: with ``free`` first, then with parts that have two of it."""
+    """Return ``parts`` after exchanging samples until each part has every class, as far as the samples suffice.
+
+    A part exchanges with ``free`` first, then with parts that have two samples of the class.
+    """
     pool = free.tolist()
     held = [part.tolist() for part in parts]
     label_of = labels.tolist()
     for mine in held:
+        others = [each for each in held if each is not mine]
         for label in sorted(set(label_of)):
             classes = [label_of[index] for index in mine]
-            spare = next((place for place in reversed(range(len(mine))) if classes.count(classes[place]) > 1), None)
+            spare = _last_repeated(classes)
             if label in classes or spare is None:
                 continue
-            for other, least in ((pool, 1), *((each, 2) for each in held if each is not mine)):
+            for other in (pool, *others):
                 places = [place for place, index in enumerate(other) if label_of[index] == label]
-                if len(places) >= least:
+                if places and (other is pool or len(places) > 1):
                     mine[spare], other[places[0]] = other[places[0]], mine[spare]
                     break
     return [torch.tensor(part, dtype=torch.int64) for part in held]
 
 
+def _last_repeated(classes: Sequence[int]) -> int | None:
+    """Return the last position with a class that occurs more than once; ``None`` if no class does."""
+    for place in reversed(range(len(classes))):
+        if classes.count(classes[place]) > 1:
+            return place
+    return None
+
+
 def _cuts(draws: np.random.Generator, alpha: float, clients: int, count: int) -> np.ndarray:
-    """Where to cut ``count`` samples of one class for ``clients`` clients: int64 [clients + 1] from 0 to count."""
+    """Return the cuts of one class's ``count`` samples among ``clients`` clients: int64 [clients + 1], 0 to count."""
     shares = draws.dirichlet(np.full(clients, alpha))
     inner = (np.cumsum(shares)[:-1] * count).astype(np.int64)
     return np.concatenate([[0], np.minimum(inner, count), [count]])

@@ -1,4 +1,4 @@
-"""Public images: an unlabelled set that every device can get at, the same everywhere."""
+"""Public images: an unlabelled set, equal on all devices."""
 
 import hashlib
 
@@ -13,12 +13,12 @@ from common.seeding import generator
 
 @checked
 class PublicImages:
-    """Some of the training images of one domain of any data set; its labels are never looked at.
+    """Some training images of one domain of any data set; the labels are not used.
 
     Attributes:
         source: the data set.
         domain: one of its domains.
-        samples: how many images, >= 2; which ones depends on their number only.
+        samples: number of images, >= 2; the choice depends on nothing but the number of images.
     """
 
     source: DataSource
@@ -26,13 +26,13 @@ class PublicImages:
     samples: AtLeastTwo = 512
 
     def __post_init__(self) -> None:
-        check(self.domain in self.source.domains, f"domain {self.domain!r} is none of {list(self.source.domains)}")
+        check(self.domain in self.source.domains, f"domain {self.domain!r} is not one of {list(self.source.domains)}")
 
     def load(self, root: str | None = None) -> Tensor:
-        """uint8 [samples, 3, H, W].
+        """Return the images, uint8 [samples, 3, H, W].
 
         Args:
-            root: where the files are, instead of ``source.root`` (a node's data-dir).
+            root: the folder of the files instead of ``source.root`` (a node's data-dir).
 
         Raises:
             DataError: the domain cannot be read or has too few images.
@@ -48,7 +48,7 @@ class PublicImages:
 
 
 def fingerprint(images: Tensor) -> Tensor:
-    """int64 scalar: 63 bits of the SHA-256 over shape and pixels, to tell whether two devices have the same images."""
+    """Return 63 bits of the SHA-256 over shape and pixels, int64 scalar: equal on devices with the same images."""
     digest = hashlib.sha256(repr(tuple(images.shape)).encode())
     digest.update(images.cpu().contiguous().numpy().tobytes())
     return torch.tensor(int.from_bytes(digest.digest()[:8], "big") >> 1)

@@ -52,11 +52,16 @@ class Views(ABC):
         if self.count == 0:
             return images
         with torch.no_grad(), torch.autocast(images.device.type, enabled=False):
-            return torch.cat([images, *(self.view(images, generator) for _ in range(self.count))])
+            batches = [images]
+            for _ in range(self.count):
+                batches.append(self.view(images, generator))
+            return torch.cat(batches)
 
     def repeat(self, labels: Tensor) -> Tensor:
         """``[(1 + count) * B]``: ``labels [B]`` (or any rows ``[B, ...]``) in the order of the extended batch."""
-        return labels if self.count == 0 else torch.cat([labels] * (1 + self.count))
+        if self.count == 0:
+            return labels
+        return torch.cat([labels] * (1 + self.count))
 
     @abstractmethod
     def view(self, images: Tensor, generator: torch.Generator) -> Tensor:
@@ -120,10 +125,14 @@ class RandConv(Views):
             return images
         kernel = draw_kernel(images, _choose(self.kernel_sizes, generator), generator)
         convolved = convolve(images, kernel)
-        repeats = _choose(range(1, self.repeats + 1), generator) if self.random_repeats else self.repeats
+        repeats = self.repeats
+        if self.random_repeats:
+            repeats = _choose(range(1, self.repeats + 1), generator)
         for _ in range(repeats - 1):
             convolved = convolve(standardise(convolved), kernel)
-        return torch.lerp(images, convolved, _uniform(generator)) if self.mix else convolved
+        if not self.mix:
+            return convolved
+        return torch.lerp(images, convolved, _uniform(generator))
 
 
 @checked
@@ -155,7 +164,9 @@ class ProgressiveRandConv(Views):
         """The images after L passes through one random block."""
         passes = _choose(tuple(range(1, self.repeats + 1)), generator)
         kernel = draw_kernel(images, self.kernel_size, generator, smoothing=self.smoothing)
-        offsets = self._draw_offsets(images, generator) if self.offset > 0 else None
+        offsets = None
+        if self.offset > 0:
+            offsets = self._draw_offsets(images, generator)
         channels = images.shape[1]
         scales = _normal((1, channels, 1, 1), generator, images) * self.contrast
         shifts = _normal((1, channels, 1, 1), generator, images) * self.contrast

@@ -175,7 +175,7 @@ def test_unknown_domains_are_named_with_the_nearest() -> None:
 
 
 def test_too_few_samples_are_an_error_with_a_way_out() -> None:
-    with pytest.raises(DataError, match="are none"):
+    with pytest.raises(DataError, match="less than one"):
         parts(Allocation(counts={"sketch": 1}, fraction=0.01), "sketch", even_labels(50))
     with pytest.raises(DataError, match="cannot give 10 clients 10 each"):
         parts(Dirichlet(domain="sketch"), "sketch", even_labels(99))
