@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import re
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -24,6 +23,7 @@ from common.metrics import peak_bytes
 from common.privacy import GaussianPrivacy
 from common.prototypes import PrototypeSet
 from common.settings import RunSettings
+from common.storage.files import check_run_id
 from common.storage.state import MODEL_PREFIX
 from common.versions import package_versions
 from common.wire.messages import Answer, Registration, Request, header_of
@@ -37,9 +37,6 @@ MIN_VARIANCE = 1e-7
 """A hundredth of batch norm's epsilon; float16 still carries it."""
 
 LOCAL_PREFIX = "local/"
-
-RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
-"""A device keeps a run's state in a folder of this name, beside its ledger."""
 
 
 class Device:
@@ -223,8 +220,10 @@ class Device:
                 f"the server runs {request.method} with settings {request.identity}, this device {self.method.name} "
                 f"with {self.settings.identity}: give both the same overrides"
             )
-        if not RUN_ID.fullmatch(request.run):
-            raise PayloadError(f"the run's id {request.run[:50]!r} cannot name a folder")
+        try:
+            check_run_id(request.run)
+        except ValueError as error:
+            raise PayloadError(str(error)) from error
         if request.client != self.spec.id:
             raise PayloadError(f"the request is for {request.client}; this is {self.spec.id}")
         if request.exchange not in self.method.exchanges:

@@ -5,6 +5,7 @@ from client.ledger import FOLDER, Ledger
 from client.store import stores
 from common.data.protocols import ClientSpec
 from common.settings import RunSettings
+from common.storage.files import folder_name
 
 
 def local_device(settings: RunSettings, spec: ClientSpec) -> Device:
@@ -15,4 +16,6 @@ def local_device(settings: RunSettings, spec: ClientSpec) -> Device:
     folder = settings.output_folder / "clients"
     store = stores(folder, spec.id, len(settings.method.exchanges))
     scores = tuple(settings.protocol.test_domains(settings.data))
-    return Device(settings, spec, store, scores=scores, simulated=True, ledger=Ledger(folder / FOLDER / spec.id))
+    return Device(
+        settings, spec, store, scores=scores, simulated=True, ledger=Ledger(folder / FOLDER / folder_name(spec.id))
+    )

@@ -20,6 +20,7 @@ from common.data.protocols import ClientSpec
 from common.errors import ConfigError, nearest
 from common.overrides import split_overrides
 from common.settings import RunSettings, load_settings
+from common.storage.files import folder_name
 from common.wire.messages import Answer, read_header
 from common.wire.payload import encode
 from strategies.core.codec import read_request, write_registrations
@@ -136,7 +137,9 @@ class Node:
             stores(folder, spec.id, len(settings.method.exchanges)),
             None if data_root is None else str(data_root),
             None if "domain" in self.configuration else tuple(settings.protocol.test_domains(settings.data)),
-            ledger=Ledger(folder / FOLDER / spec.domain, self._budget()),  # a server may split a domain in other ways
+            ledger=Ledger(
+                folder / FOLDER / folder_name(spec.domain), self._budget()
+            ),  # a server may split a domain in other ways
             allows_keyed=self._allows_keyed(),
         )
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from torch import Tensor
 
 from common.errors import DataError
-from common.storage.files import Series
+from common.storage.files import Series, folder_name
 
 KEPT_VERSIONS = 3
 """The server may fall back behind the newest version by its last checkpoint: one round, plus the one in flight."""
@@ -23,7 +23,8 @@ STATE = "state"
 
 def stores(folder: Path, client: str, per_round: int) -> Callable[[str], Store]:
     """Where a client keeps its state, by a run's id: ``folder/<run>/<client>``."""
-    return lambda run: Store(folder / run / client, per_round)
+    name = folder_name(client)
+    return lambda run: Store(folder / folder_name(run) / name, per_round)
 
 
 class Store:

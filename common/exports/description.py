@@ -10,6 +10,7 @@ from common.config import Names, build, check, checked
 from common.data.domain import ImageSize
 from common.errors import CheckpointError, ConfigError
 from common.metrics import named_missing
+from common.storage.files import check_run_id
 from common.versions import VERSION
 
 DESCRIPTION, CARD = "model.json", "README.md"
@@ -95,16 +96,23 @@ class Description:
         for entry in self.files.values():
             rows[f"`{entry['name']}`"] = f"{entry['bytes']:,} bytes, SHA-256 `{entry['sha256']}`"
         whose = f"the own model of {self.client}" if self.client else "one model of all clients"
+        whose = f"{_inline(whose)}, {_inline(self.chosen)}"
         return "\n".join(
             [
-                f"# {self.method} on {self.data['name']}",
-                f"\nTrained by federated learning (Goldfinch {self.goldfinch}): {whose}, {self.chosen}.\n",
+                f"# {_inline(self.method)} on {_inline(self.data['name'])}",
+                f"\nTrained by federated learning (Goldfinch {self.goldfinch}): {whose}.\n",
                 "| | |\n|---|---|",
-                *(f"| {name} | {text} |" for name, text in rows.items()),
-                *(f"\n{note}" for note in self.notes),
+                *(f"| {_inline(name)} | {_inline(text)} |" for name, text in rows.items()),
+                *(f"\n{_inline(note)}" for note in self.notes),
                 "\nHow good it is on other domains is not known: `goldfinch evaluate` tells.\n",
             ]
         )
+
+
+def _inline(text: str) -> str:
+    """Return a text that stays in its line and in its cell of a Markdown table, and holds no HTML."""
+    line = " ".join(text.split())
+    return line.replace("|", "\\|").replace("<", "&lt;")
 
 
 def _privacy_said(privacy: Mapping[str, Any]) -> str:
@@ -128,6 +136,7 @@ def read_description(folder: Path) -> Description:
         raise ConfigError(f"{path} is missing: goldfinch export RUN --to {folder} writes one")
     try:
         description: Description = build(json.loads(path.read_text(encoding="utf-8")), DESCRIPTION, Description)
+        check_run_id(description.run)
     except (OSError, ValueError, AttributeError, ConfigError) as error:
         raise CheckpointError(f"{path} is damaged or of another version ({error}); export the run again") from error
     return description

@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from typing_extensions import Buffer  # collections.abc has it from Python 3.12 on
 
+from common.errors import ConfigError
 from common.storage.state import bytes_of, tensors_sha256
 
 Item = TypeVar("Item")
@@ -35,6 +36,39 @@ DTYPES = {
     torch.bool: "BOOL",
 }
 """Their names in the safetensors format, in the order in which it lays out tensors; those of one dtype by name."""
+
+
+MAX_NAME_BYTES = 200
+"""Longest name of a client or domain; file systems allow 255 bytes, and indices and suffixes are added."""
+
+RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
+"""A run's id, which names a folder on devices and in a simulation's output."""
+
+
+def check_run_id(run: object) -> str:
+    """Return a run's id that came from a file or another machine.
+
+    Raises:
+        ValueError: it cannot be one, such as a path.
+    """
+    if not isinstance(run, str) or not RUN_ID.fullmatch(run):
+        raise ValueError(f"the run's id {str(run)[:50]!r} is not one: letters, digits, - and _ are allowed")
+    return run
+
+
+def folder_name(name: str) -> str:
+    """Return a client's or a domain's name that is to be a folder's.
+
+    Raises:
+        ConfigError: as a path it would lead out of the folder that it is joined to, or the system allows no such name.
+    """
+    size = len(name.encode(errors="surrogateescape"))
+    if name in ("", ".", "..") or size > MAX_NAME_BYTES or any(letter in name for letter in "/\\\0"):
+        raise ConfigError(
+            f"{name[:50]!r} cannot name a folder: the name of a client or domain is up to {MAX_NAME_BYTES} bytes "
+            "without / or \\, and not . or .."
+        )
+    return name
 
 
 def write_bytes(path: Path, *content: Buffer, private: bool = False) -> None:

@@ -16,6 +16,7 @@ from common.data.image_files import FORMATS, SUFFIXES, decode_image
 from common.errors import ConfigError, DataError, writing
 from common.exports.model import TrainedModel, load_model
 from common.storage.files import write_bytes, write_text
+from common.wire.messages import printable
 from server.results.report.activation_maps import heat_maps, overlay
 
 MAX_SHOWN = 40
@@ -46,7 +47,7 @@ def predict(folder: Path, places: Sequence[Path], output: Path | None = None, ca
             with writing(cam, "another place"):
                 rows.append(_row(model, path, cam and cam / f"{len(rows):05d}-{path.stem}.png"))
         except DataError as error:
-            console.print(f"skipped: {error}", markup=False, highlight=False, soft_wrap=True)
+            console.print(f"skipped: {printable(str(error))}", markup=False, highlight=False, soft_wrap=True)
     for row in rows[:MAX_SHOWN]:
         print(_line(row))
     if len(rows) > MAX_SHOWN:
@@ -101,10 +102,11 @@ def _row(model: TrainedModel, path: Path, picture: Path | None) -> dict[str, Any
 
 
 def _line(row: Mapping[str, Any]) -> str:
-    said = f"{row['image']}  {row['class']}  {row['probability']:.1%}"
+    """Return a prediction for the terminal. Names of files and classes may be a stranger's: they are escaped."""
+    line = f"{printable(row['image'])}  {printable(row['class'])}  {row['probability']:.1%}"
     if "distance" in row:
-        said += f"  (nearest prototype: {row['nearest_prototype']}, at {row['distance']:.3f})"
-    return said + ("  like none of the classes" if row.get("none_of_these") else "")
+        line += f"  (nearest prototype: {printable(row['nearest_prototype'])}, at {row['distance']:.3f})"
+    return line + ("  like none of the classes" if row.get("none_of_these") else "")
 
 
 def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -112,5 +114,6 @@ def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
     stream = io.StringIO()
     writer = csv.DictWriter(stream, columns, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)
+    for row in rows:  # a spreadsheet takes a cell that begins with = or @ for a formula
+        writer.writerow({name: printable(value) if isinstance(value, str) else value for name, value in row.items()})
     return stream.getvalue()

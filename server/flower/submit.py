@@ -15,13 +15,14 @@ import subprocess
 import tempfile
 import threading
 import time
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from common.choices import CONF, FOLDERS, choices_of
 from common.config import Count, ZeroToOne, build, checked
-from common.errors import EngineError
+from common.errors import ConfigError, EngineError
 from common.overrides import quoted_override
 from common.settings import RunSettings
 from common.versions import CODE, VERSION
@@ -113,16 +114,48 @@ def run_on_ray(
 
 
 def run_on_superlink(settings: RunSettings, overrides: Sequence[str], listeners: Sequence[Listener]) -> None:
-    """A run on a SuperLink that is up already.
+    """Run on a SuperLink that is running already.
 
     Raises:
+        ConfigError: no SuperLink is configured under the connection's name.
         EngineError: the run failed; the reason is in the message.
     """
     options: SuperLinkSettings = build(settings.engine, "engine", SuperLinkSettings)
     home = Path(os.environ.get("FLWR_HOME", Path.home() / ".flwr"))
+    check_connection(home / "config.toml", options.connection)
     with tempfile.TemporaryDirectory(prefix="goldfinch-", ignore_cleanup_errors=True) as neutral:
         environment = flower_environment(home)
         submit(settings, overrides, options.connection, environment, Path(neutral), {}, listeners, outlives=True)
+
+
+def check_connection(path: Path, name: str | None) -> None:
+    """Check that a connection leads to a SuperLink that somebody started.
+
+    Without one, ``flwr run`` starts a SuperLink of its own, simulates on this machine, and leaves it running.
+
+    Args:
+        path: Flower's ``config.toml``.
+        name: the connection's name; ``None`` is the default one.
+
+    Raises:
+        ConfigError: the connection is missing, or is Flower's local simulation.
+    """
+    try:
+        connections = tomllib.loads(path.read_text(encoding="utf-8")).get("superlink", {})
+        chosen = name or connections.get("default", "local")
+    except FileNotFoundError:
+        connections, chosen = {}, name or "local"
+    except (OSError, ValueError, AttributeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
+    connection = connections.get(chosen)
+    address = connection.get("address") if isinstance(connection, dict) else None
+    if isinstance(address, str) and address and not address.startswith(":local"):
+        return
+    found = f"is Flower's local simulation, {address}" if address else "names no SuperLink"
+    raise ConfigError(
+        f"engine=superlink: the connection {chosen!r} in {path} {found}. Add a connection with the SuperLink's address "
+        "(docs/deploy.md) and name it by engine.connection=NAME; to simulate on this machine, choose engine=ray"
+    )
 
 
 def submit(

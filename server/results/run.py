@@ -22,6 +22,7 @@ from common.metrics import RoundScore, summarise
 from common.models.base import Model
 from common.seeding import generator
 from common.settings import RunSettings, read_config, result_settings, settings_of
+from common.storage.files import folder_name
 from common.versions import hash_of_files
 from common.wire.messages import printable
 from server.run.accounting import LEDGER, Ledger, privacy_report, with_conditions
@@ -377,7 +378,7 @@ class Run:
             CheckpointError: it is not in the run's folder.
         """
         after = (self.checkpoint.state.round + 1) * len(self.method.exchanges)
-        return kept_part(self.folder / "clients" / self.checkpoint.run / client, after)
+        return kept_part(self.folder / "clients" / self.checkpoint.run / folder_name(client), after)
 
     def model_for(self, domain: str) -> Model:
         """The model that was scored on ``domain``: the global one, or its first client's."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from torch import Tensor
 
 from common.errors import CheckpointError
-from common.storage.files import Entry, Series
+from common.storage.files import Entry, Series, check_run_id
 from common.storage.state import GlobalState, under_prefix, with_prefix
 
 BEST = "best"
@@ -98,6 +98,7 @@ def _understand(entry: Entry) -> Checkpoint:
     state = GlobalState.from_tensors(entry.number, entry.tensors)
     if bad := state.not_finite():
         raise ValueError(f"{bad} has values that are not finite")
+    check_run_id(entry.facts.get("run"))  # clients keep their state in a folder of this name
     return Checkpoint(state, **entry.facts, lengths=under_prefix(LENGTHS, entry.tensors))
 
 

@@ -67,6 +67,14 @@ def reference(record: Run, images: torch.Tensor) -> torch.Tensor:
         return record.inference()((images - 0.5) / 0.25)[1].softmax(1)
 
 
+def test_a_card_keeps_strangers_names_in_their_cells(exported: Path) -> None:
+    description = load_model(exported).description
+    odd = ("cat | dog", "<script>x</script>", *description.classes[2:])
+    card = dataclasses.replace(description, classes=odd, notes=("a note\n# with a heading",)).card()
+    assert "cat \\| dog, &lt;script>x&lt;/script>" in card
+    assert not any(line.startswith("# with") for line in card.splitlines())
+
+
 def test_the_description_says_what_it_is(trained: Run, exported: Path) -> None:
     said = json.loads((exported / "model.json").read_text())
     assert said["classes"] == list(Toy().class_names)
@@ -311,7 +319,11 @@ def test_only_an_exported_model_is_replaced(trained: Run, tmp_path: Path) -> Non
         ("model.json", lambda content: b"[]", "damaged or of another version"),
         ("model.json", lambda content: content.replace(b"upper left", rb"\u001b[2J"), "must be printable"),
         ("model.json", lambda content: content.replace(b"specs.Small", b"specs.ResNet10"), "not those of the network"),
-        ("model.json", lambda content: content.replace(b"specs.Small", b"specs.Other"), "not one of Goldfinch's own"),
+        (
+            "model.json",
+            lambda content: content.replace(b"common.models.specs.Small", b"common.data.glyphs.Glyphs"),
+            "not one of Goldfinch's own",
+        ),
     ],
     ids=["a bit", "empty", "torn", "another key", "a list", "a class with an escape", "another network", "a stranger"],
 )

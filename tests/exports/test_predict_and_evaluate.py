@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import os
 import shutil
 from pathlib import Path
 
@@ -47,6 +48,25 @@ def test_predictions_go_to_a_table(exported: Path, pictures: Path, tmp_path: Pat
         assert row["none_of_these"] == str(float(distances.min()) > model.description.prototypes["threshold"])
     flagged = [row["none_of_these"] for row in rows].count("True")
     assert 0 < flagged <= math.ceil(0.05 * len(rows)), "one in twenty of the images that the threshold was set on"
+
+
+def test_names_of_strangers_are_escaped_in_tables_and_on_the_screen(
+    exported: Path, pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A spreadsheet runs cells that begin with =, a terminal runs escape sequences, and no table holds other bytes."""
+    source = sorted((pictures / "dark" / "test").rglob("*.png"))[0]
+    monkeypatch.chdir(tmp_path)
+    names = ["=1+1.png", "red\x1b[31m.png", os.fsdecode(b"not-utf8-\xff.png")]
+    for name in names:
+        shutil.copy(source, name)
+    assert main(["predict", str(exported), *names, "--output", "said.csv"]) == 0
+    shown = capsys.readouterr().out
+    with Path("said.csv").open(newline="", encoding="utf-8") as stream:
+        images = [row["image"] for row in csv.DictReader(stream)]
+    assert images == ["'=1+1.png", "red\\x1b[31m.png", "not-utf8-\\udcff.png"]
+    assert "\x1b" not in shown
+    assert main(["predict", str(exported), *names, "--output", "said.json"]) == 0
+    assert [row["image"] for row in json.loads(Path("said.json").read_text())] == names
 
 
 def test_predictions_go_to_json_with_all_probabilities(exported: Path, pictures: Path, tmp_path: Path) -> None:
