@@ -1,4 +1,4 @@
-"""What an exported model's folder says of it: ``model.json`` for programs, ``README.md`` for people."""
+"""The description of an exported model: ``model.json`` for programs, ``README.md`` (the model card) for people."""
 
 import json
 from collections.abc import Mapping
@@ -19,32 +19,32 @@ NO_LICENCE = "not stated"
 
 @checked
 class Description:
-    """``model.json``.
+    """The content of ``model.json``.
 
     Args:
-        architecture: what the network is built from again: the nodes ``model`` and ``method`` as in a run's
+        architecture: the settings that rebuild the network: the nodes ``model`` and ``method`` as in a run's
             ``config.yaml``, ``clients`` (their number) and ``seed``.
         classes: names of the classes, in the order of the outputs.
         image_size: side of the square images, pixels.
         mean, std: per channel, of images in 0..1; the graphs normalise by them.
         method: the method's name.
-        data: ``name``, ``domains`` and ``protocol`` of what it was trained on.
-        run: the run's id, by which devices find their own part.
+        data: ``name``, ``domains`` and ``protocol`` of the training data.
+        run: the run's id; devices store their own part of the model under it.
         round: the rounds after which the state was taken.
-        chosen: which round that is, in words.
-        client: whose own model it is; ``None`` is the global one.
-        score: ``rule`` in words, ``accuracy`` by domain in per cent, its ``average`` and ``worst``, and as ``missing``
-            the domains that it lacks, with the last round that scored each; by client too where the net is not
+        chosen: why that round was chosen, as text.
+        client: the client, for a client's own model; ``None`` for the global model.
+        score: ``rule`` as text, ``accuracy`` by domain in per cent, its ``average`` and ``worst``, and as ``missing``
+            the domains that it lacks, with the last round that scored each; also by client if the net is not
             complete. ``None`` if that round was not scored.
-        prototypes: ``rows``, the ``distance`` they are compared by and, where it could be found, the ``threshold``
+        prototypes: ``rows``, the ``distance`` between them and, if known, the ``threshold``
             above which an image is like none of the classes, with its ``rule``; ``None`` without prototypes.
-        privacy: what ``summary.json`` says of differential privacy; ``None`` where the run had none.
-        notes: what a reader should know besides.
-        complete: whether the whole net is here; otherwise devices keep the rest.
-        licence: under which the model may be used.
+        privacy: the entry on differential privacy in ``summary.json``; ``None`` for a run without.
+        notes: further remarks for readers.
+        complete: whether the folder has the whole net; otherwise devices keep the rest.
+        licence: the licence of the model.
         files: name, ``sha256`` and ``bytes`` of each file, by format.
-        goldfinch: the version that wrote it.
-        format: of this file.
+        goldfinch: the version of Goldfinch that wrote it.
+        format: version of this file's format.
     """
 
     architecture: Mapping[str, Any]
@@ -72,8 +72,25 @@ class Description:
         check(all(name.isprintable() for name in self.classes), "names of classes must be printable")
 
     def card(self) -> str:
-        """The model card, in Markdown."""
-        size, threshold = self.image_size, (self.prototypes or {}).get("threshold")
+        """Return the model card, in Markdown."""
+        owner = "one model of all clients"
+        if self.client:
+            owner = f"the own model of {self.client}"
+        lines = [
+            f"# {_inline(self.method)} on {_inline(self.data['name'])}",
+            f"\nTrained by federated learning (Goldfinch {self.goldfinch}): {_inline(f'{owner}, {self.chosen}')}.\n",
+            "| | |\n|---|---|",
+        ]
+        for name, text in self._card_rows().items():
+            lines.append(f"| {_inline(name)} | {_inline(text)} |")
+        for note in self.notes:
+            lines.append(f"\n{_inline(note)}")
+        lines.append("\nIts accuracy on other domains is not known: `goldfinch evaluate` measures it.\n")
+        return "\n".join(lines)
+
+    def _card_rows(self) -> dict[str, str]:
+        """Return the rows of the card's table: text by name."""
+        size = self.image_size
         rows = {
             "classes, in order": ", ".join(self.classes),
             "`images`": f"input: RGB, `[N, 3, {size}, {size}]`, float32 in 0..1, whole images resized bilinearly",
@@ -82,31 +99,22 @@ class Description:
         }
         if self.prototypes:
             rows["`distances`"] = "output `[N, K]`: cosine distance to each class's nearest prototype; 2 without one"
-        if threshold is not None and self.prototypes:
-            rows["none of the classes"] = f"smallest distance above {threshold:.4f}; {self.prototypes['rule']}"
+            threshold = self.prototypes.get("threshold")
+            if threshold is not None:
+                rows["none of the classes"] = f"smallest distance above {threshold:.4f}; {self.prototypes['rule']}"
         rows["trained on"] = f"{', '.join(self.data['domains'])}; protocol {self.data['protocol']}"
         if self.score:
-            accuracy = ", ".join(f"{name} {value:.2f}" for name, value in self.score["accuracy"].items())
+            text = ", ".join(f"{name} {value:.2f}" for name, value in self.score["accuracy"].items())
             missing = self.score.get("missing", {})
-            partial = f"; PARTIAL, without {named_missing(missing)}" if missing else ""
-            rows[self.score["rule"]] = accuracy + partial
+            if missing:
+                text += f"; PARTIAL, without {named_missing(missing)}"
+            rows[self.score["rule"]] = text
         if self.privacy:
-            rows["differential privacy of training"] = _privacy_said(self.privacy)
+            rows["differential privacy of training"] = _privacy_text(self.privacy)
         rows["licence"] = self.licence
         for entry in self.files.values():
             rows[f"`{entry['name']}`"] = f"{entry['bytes']:,} bytes, SHA-256 `{entry['sha256']}`"
-        whose = f"the own model of {self.client}" if self.client else "one model of all clients"
-        whose = f"{_inline(whose)}, {_inline(self.chosen)}"
-        return "\n".join(
-            [
-                f"# {_inline(self.method)} on {_inline(self.data['name'])}",
-                f"\nTrained by federated learning (Goldfinch {self.goldfinch}): {whose}.\n",
-                "| | |\n|---|---|",
-                *(f"| {_inline(name)} | {_inline(text)} |" for name, text in rows.items()),
-                *(f"\n{_inline(note)}" for note in self.notes),
-                "\nHow good it is on other domains is not known: `goldfinch evaluate` tells.\n",
-            ]
-        )
+        return rows
 
 
 def _inline(text: str) -> str:
@@ -115,8 +123,8 @@ def _inline(text: str) -> str:
     return line.replace("|", "\\|").replace("<", "&lt;")
 
 
-def _privacy_said(privacy: Mapping[str, Any]) -> str:
-    """Return the card's words about a run's privacy."""
+def _privacy_text(privacy: Mapping[str, Any]) -> str:
+    """Return the card's text on a run's differential privacy."""
     covers = f"covers {', '.join(privacy['covers'])} ({privacy['neighbours']})"
     if privacy["conditions"]:
         return f"no epsilon: {'; '.join(privacy['conditions'])}; {covers}"
@@ -125,7 +133,7 @@ def _privacy_said(privacy: Mapping[str, Any]) -> str:
 
 
 def read_description(folder: Path) -> Description:
-    """The description in an exported model's folder.
+    """Return the description in an exported model's folder.
 
     Raises:
         ConfigError: the folder holds no exported model.

@@ -1,4 +1,4 @@
-"""An exported model's folder: each format written, loaded back, and compared with what the run's own net says."""
+"""Writes an exported model's folder: each format is written, loaded again, and compared with the run's own net."""
 
 import contextlib
 import hashlib
@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from common.errors import ConfigError, GoldfinchError, libraries_of, nearest, writing
 from common.exports.description import CARD, DESCRIPTION, Description
@@ -27,32 +27,32 @@ Predictor = Callable[[Tensor], Tensor]
 
 FORMATS = {"safetensors": WEIGHTS, "torch": "model.pt2", "onnx": "model.onnx", "executorch": "model.pte"}
 NEEDS = {"onnx": ("export", ("onnxruntime", "onnxscript")), "executorch": ("edge", ("executorch.exir",))}
-"""The extra that a format's packages are in, and what is imported of them."""
+"""The extra with a format's packages, and the modules that are imported."""
 
 MAX_DIFFERENCE = 1e-3
-"""Between probabilities of a written file and the run's own net; rounding makes about 1e-6."""
+"""Largest difference of probabilities of a written file and of the run's own net; rounding gives about 1e-6."""
 
 NEAR_SHARE = 0.95
-"""Share of the images compared with that lie nearer to a prototype than the threshold of "none of the classes"."""
+"""Share of the compared images that are nearer to a prototype than the threshold of "none of the classes"."""
 
 BATCH = 256
 
 
 class ExportError(GoldfinchError):
-    """A file that was written and does not say what the run's net says."""
+    """A written file with other outputs than the run's net."""
 
 
 @dataclass(frozen=True, eq=False)
 class Content:
-    """What goes into an exported model's folder.
+    """The content of an exported model's folder.
 
     Args:
-        description: what it is, but for files and threshold.
+        description: the description, without files and threshold.
         weights: the net's state, or the part of it that is shared.
-        prototypes: the global prototypes, or none.
-        images: ``[N, 3, S, S]`` uint8 to compare files on.
-        images_are: what they are, in words; empty for noise, on which no threshold can be set.
-        expected: ``[N, K]`` probabilities by the run's own net; ``None`` takes those of the net made of ``weights``.
+        prototypes: the global prototypes; may be empty.
+        images: ``[N, 3, S, S]`` uint8, on which files are compared.
+        images_are: a text that describes them; empty for noise, on which no threshold can be set.
+        expected: ``[N, K]`` probabilities by the run's own net; ``None`` takes those of the net with ``weights``.
     """
 
     description: Description
@@ -64,10 +64,10 @@ class Content:
 
 
 def chosen_formats(names: Sequence[str]) -> list[str]:
-    """The formats of ``names``, and safetensors, which is always written.
+    """Return the formats of ``names``, and safetensors, which is always written.
 
     Raises:
-        ConfigError: there is no such format, or what writes it is not installed.
+        ConfigError: the format does not exist, or a package that writes it is not installed.
     """
     for name in names:
         if name not in FORMATS:
@@ -85,9 +85,9 @@ def write_export(
     """Write an exported model's folder, complete or not at all.
 
     Args:
-        folder: must not hold anything else.
-        content: of the folder.
-        formats: of :data:`FORMATS`.
+        folder: the folder; it must not hold anything else.
+        content: the content of the folder.
+        formats: names in :data:`FORMATS`.
         overwrite: replace an exported model that the folder holds, with all its files.
 
     Returns:
@@ -95,7 +95,7 @@ def write_export(
 
     Raises:
         ConfigError: the folder holds something else, or cannot be written.
-        ExportError: a file does not say what the run's net says.
+        ExportError: a file has other outputs than the run's net.
     """
     if folder.exists() and not (folder / DESCRIPTION).is_file() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"--to {folder}: it holds something else than an exported model; choose another folder")
@@ -116,23 +116,27 @@ def write_export(
 
 
 def _fill(place: Path, content: Content, formats: Sequence[str]) -> tuple[Description, dict[str, float]]:
-    """Write the files, load them back and compare."""
+    """Write the files, load them again and compare their outputs."""
     description, prototypes = content.description, content.prototypes
     rows = {"vectors": prototypes.vectors, "labels": prototypes.labels, "weights": prototypes.weights}
-    tensors = {**content.weights, **(with_prefix(PROTOTYPES, rows) if len(prototypes) else {})}
-    model = TrainedModel(description, content.weights, prototypes) if description.complete else None
+    tensors = dict(content.weights)
+    if len(prototypes):
+        tensors |= with_prefix(PROTOTYPES, rows)
+    model = None
+    if description.complete:
+        model = TrainedModel(description, content.weights, prototypes)
     if model and len(prototypes) and content.images_are:
         distances = in_batches(lambda part: model(part)["distances"].amin(1), content.images)
         rule = f"{NEAR_SHARE:.0%} of {content.images_are} lie nearer"
         known = {**(description.prototypes or {}), "threshold": float(distances.quantile(NEAR_SHARE)), "rule": rule}
         model.description = description = replace(description, prototypes=known)
-    said = json.dumps(asdict(description))
-    write_tensors(place / WEIGHTS, tensors, {"format": "pt", "goldfinch": said})
+    metadata = json.dumps(asdict(description))
+    write_tensors(place / WEIGHTS, tensors, {"format": "pt", "goldfinch": metadata})
     for name in formats:
         path = place / FORMATS[name]
         with quiet():
             if model and name in WRITERS:
-                WRITERS[name](model, path, said)
+                WRITERS[name](model, path, metadata)
         written = path.read_bytes()
         entry = {"name": path.name, "sha256": hashlib.sha256(written).hexdigest(), "bytes": len(written)}
         description = replace(description, files={**description.files, name: entry})
@@ -147,23 +151,26 @@ def _fill(place: Path, content: Content, formats: Sequence[str]) -> tuple[Descri
     for name in formats:
         with quiet():
             predict = READERS[name](place / FORMATS[name])
-        answers = in_batches(predict, content.images, 1 if name == "executorch" else BATCH)
-        difference = float((answers - expected).abs().max())
+        size = BATCH
+        if name == "executorch":
+            size = 1
+        found = in_batches(predict, content.images, size)
+        difference = float((found - expected).abs().max())
         if not difference <= MAX_DIFFERENCE:
-            raise ExportError(f"{FORMATS[name]} is {difference:.2g} off the run's own net: nothing is written")
+            raise ExportError(f"{FORMATS[name]} differs by {difference:.2g} from the run's own net: nothing is written")
         differences[name] = difference
     return description, differences
 
 
 @torch.no_grad()
 def in_batches(predict: Predictor, images: Tensor, size: int = BATCH) -> Tensor:
-    """``predict`` of all of ``images [N, 3, S, S]`` uint8, scaled to 0..1, ``size`` at a time."""
+    """Return ``predict`` of all ``images [N, 3, S, S]`` uint8, scaled to 0..1, ``size`` at a time."""
     return torch.cat([predict(part.float() / 255) for part in images.split(size)])
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Exporters print and warn about what no user can change."""
+    """Suppress logs and warnings of the exporters, which users cannot act on."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -175,19 +182,21 @@ def quiet() -> Iterator[None]:
 
 
 def _traced(model: TrainedModel, batch: int | None = None) -> torch.export.ExportedProgram:
-    """The model as a graph, for any number of images or for ``batch`` of them."""
+    """Return the model as a graph, for any number of images or for ``batch`` of them."""
     example = torch.zeros(batch or 2, 3, model.image_size, model.image_size)
-    shapes = None if batch else {"images": {0: torch.export.Dim("batch", min=1)}}
+    shapes = None
+    if batch is None:
+        shapes = {"images": {0: torch.export.Dim("batch", min=1)}}
     program = torch.export.export(model, (example,), dynamic_shapes=shapes)
-    program.example_inputs = None  # they would be saved too
+    program.example_inputs = None  # else they are saved too
     return program
 
 
-def _write_torch(model: TrainedModel, path: Path, said: str) -> None:
-    torch.export.save(_traced(model), path, extra_files={DESCRIPTION: said})
+def _write_torch(model: TrainedModel, path: Path, metadata: str) -> None:
+    torch.export.save(_traced(model), path, extra_files={DESCRIPTION: metadata})
 
 
-def _write_onnx(model: TrainedModel, path: Path, said: str) -> None:
+def _write_onnx(model: TrainedModel, path: Path, metadata: str) -> None:
     example = torch.zeros(2, 3, model.image_size, model.image_size)
     program = torch.onnx.export(
         model,
@@ -199,11 +208,11 @@ def _write_onnx(model: TrainedModel, path: Path, said: str) -> None:
         verbose=False,
     )
     assert program is not None
-    program.model.metadata_props["goldfinch"] = said
+    program.model.metadata_props["goldfinch"] = metadata
     program.save(path, external_data=False)
 
 
-def _write_executorch(model: TrainedModel, path: Path, said: str) -> None:  # noqa: ARG001  # it has no place for words
+def _write_executorch(model: TrainedModel, path: Path, metadata: str) -> None:  # noqa: ARG001  # the format has no metadata
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
     from executorch.exir import to_edge_transform_and_lower
 
@@ -212,7 +221,10 @@ def _write_executorch(model: TrainedModel, path: Path, said: str) -> None:  # no
 
 
 def _read_net(path: Path) -> Predictor:
-    model = load_model(path.parent) if path.name == WEIGHTS else torch.export.load(path).module()
+    if path.name == WEIGHTS:
+        model: nn.Module = load_model(path.parent)
+    else:
+        model = torch.export.load(path).module()
     return lambda images: model(images)["probabilities"]
 
 

@@ -1,4 +1,4 @@
-"""A trained net as people use it: images in 0..1 go in, probabilities of named classes come out."""
+"""A trained net for inference: from images in 0..1 to probabilities of named classes."""
 
 import hashlib
 from collections.abc import Mapping
@@ -19,16 +19,16 @@ from common.storage.state import MODEL_PREFIX, under_prefix
 
 PROTOTYPES = "prototypes."
 NO_PROTOTYPE = 2.0
-"""The distance to a class without a prototype: the largest there is."""
+"""The distance to a class without a prototype: the largest cosine distance."""
 
 
 class TrainedModel(nn.Module):
     """A trained net in evaluation mode that normalises its input itself.
 
     Args:
-        description: what it is.
+        description: the description of the model.
         weights: the state of ``net``.
-        prototypes: the global prototypes, or none.
+        prototypes: the global prototypes; may be empty.
 
     Attributes:
         classes: names of the classes, in the order of the outputs.
@@ -61,11 +61,11 @@ class TrainedModel(nn.Module):
         self.eval().requires_grad_(False)
 
     def prepare(self, images: Tensor) -> Tensor:
-        """``images [N, 3, S, S]`` float in 0..1, normalised as in training."""
+        """Return ``images [N, 3, S, S]``, float in 0..1, normalised as in training."""
         return (images - self.mean) / self.std
 
     def forward(self, images: Tensor) -> dict[str, Tensor]:
-        """What the net says of images.
+        """Return the outputs of the net for images.
 
         Args:
             images: ``[N, 3, S, S]`` float32 in 0..1, RGB; S is ``image_size``.
@@ -79,24 +79,27 @@ class TrainedModel(nn.Module):
         if len(self.prototypes):
             near = normalise_rows(features) @ self.rows.T
             edges = self.prototypes.offsets(len(self.classes)).tolist()
-            columns = [
-                1 - near[:, first:last].amax(1) if last > first else torch.full_like(near[:, 0], NO_PROTOTYPE)
-                for first, last in pairwise(edges)
-            ]
+            columns: list[Tensor] = []
+            for first, last in pairwise(edges):
+                if last > first:
+                    columns.append(1 - near[:, first:last].amax(1))
+                else:
+                    columns.append(torch.full_like(near[:, 0], NO_PROTOTYPE))
             outputs["distances"] = torch.stack(columns, 1)
         return outputs
 
 
 def without_training_parts(model: nn.Module) -> Model:
-    """The model without the nets that only training needs, such as a discriminator."""
+    """Return the model without the nets that only training needs, such as a discriminator."""
     assert isinstance(model, Model)
-    for name in [name for name, _ in model.named_children() if name not in ("backbone", "head")]:
-        delattr(model, name)
+    for name, _ in list(model.named_children()):
+        if name not in ("backbone", "head"):
+            delattr(model, name)
     return model
 
 
 def load_model(folder: Path | str) -> TrainedModel:
-    """The model in a folder that ``goldfinch export`` wrote, on the CPU, in evaluation mode.
+    """Return the model in a folder that ``goldfinch export`` wrote, on the CPU, in evaluation mode.
 
     Raises:
         ConfigError: the folder holds no exported model, or a part of one.
@@ -112,7 +115,7 @@ def load_model(folder: Path | str) -> TrainedModel:
 
 
 def read_export(folder: Path) -> tuple[Description, dict[str, Tensor], PrototypeSet]:
-    """The description, the net's state and the prototypes in an exported model's folder.
+    """Return the description, the net's state and the prototypes in an exported model's folder.
 
     Raises:
         ConfigError: the folder holds no exported model.
@@ -125,20 +128,23 @@ def read_export(folder: Path) -> tuple[Description, dict[str, Tensor], Prototype
         tensors = read_tensors(path)[0]
         rows = under_prefix(PROTOTYPES, tensors)
         weights = {name: tensor for name, tensor in tensors.items() if not name.startswith(PROTOTYPES)}
-        return description, weights, PrototypeSet(**rows) if rows else PrototypeSet.empty()
+        prototypes = PrototypeSet.empty()
+        if rows:
+            prototypes = PrototypeSet(**rows)
+        return description, weights, prototypes
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be used ({error}); export the run again") from error
 
 
 def kept_part(folder: Path, before: float = float("inf")) -> dict[str, Tensor]:
-    """The part of its model that a client kept, in its own state from before an exchange.
+    """Return the part of the model that a client kept, from its newest state before an exchange.
 
     Args:
         folder: the client's own folder.
         before: position of the exchange in the run.
 
     Raises:
-        CheckpointError: there is none in the folder, or all are damaged.
+        CheckpointError: the folder has no such state, or all are damaged.
     """
     try:
         tensors = Series(folder, "state").newest(lambda entry: entry.tensors, before=before)
@@ -146,6 +152,6 @@ def kept_part(folder: Path, before: float = float("inf")) -> dict[str, Tensor]:
         raise CheckpointError(f"the client's own state in {folder} is damaged: {error}") from error
     if tensors is None:
         raise CheckpointError(
-            f"{folder.name}'s own state of that round is not in {folder}: it stays on the device where it was made"
+            f"{folder.name}'s own state of that round is not in {folder}: it stays on the device that trained it"
         )
     return under_prefix(MODEL_PREFIX, tensors)

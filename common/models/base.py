@@ -1,4 +1,4 @@
-"""What every network of Goldfinch is: a backbone that makes features, and a head that classifies them.
+"""The base of all networks: a backbone that computes features, and a head that classifies them.
 
 Features are the input of the last classifier and come out of a ReLU, so features and prototypes are non-negative and
 every cosine between them lies in [0, 1].
@@ -24,15 +24,14 @@ _CONSTRUCTION = threading.Lock()
 
 
 class ModelError(ConfigError, ValueError):
-    """A network that cannot be built, or cannot do what was asked of it."""
+    """A network that cannot be built, or lacks what a method needs."""
 
 
 @contextmanager
 def initialised(seed: int, *key: str | int) -> Iterator[None]:
-    """Layers made inside draw their first weights from the stream of ``(seed, *key)``, on the CPU, in float32.
+    """Layers constructed inside draw their weights from the random stream of ``(seed, *key)``, on the CPU, in float32.
 
-    torch's layers know only the global random state; it is set for the block and put back afterwards, so that the
-    weights do not depend on it and it does not notice.
+    torch's layers use the global random state. It is seeded for the block and restored afterwards.
     """
     with _CONSTRUCTION, torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.default_generator.manual_seed(derive(seed, *key))
@@ -41,12 +40,16 @@ def initialised(seed: int, *key: str | int) -> Iterator[None]:
 
 def norm_2d(norm: Norm, channels: int) -> nn.Module:
     """The normalisation of feature maps ``[B, channels, U, V]``; ``channels`` is a multiple of 16 or less than 16."""
-    return nn.BatchNorm2d(channels) if norm == "batch" else _group_norm(channels)
+    if norm == "batch":
+        return nn.BatchNorm2d(channels)
+    return _group_norm(channels)
 
 
 def norm_1d(norm: Norm, channels: int) -> nn.Module:
     """The normalisation of feature vectors ``[B, channels]``."""
-    return nn.BatchNorm1d(channels) if norm == "batch" else _group_norm(channels)
+    if norm == "batch":
+        return nn.BatchNorm1d(channels)
+    return _group_norm(channels)
 
 
 def _group_norm(channels: int) -> nn.GroupNorm:

@@ -1,4 +1,4 @@
-"""Weights that a network starts from: of a torchvision backbone, or of a model that Goldfinch exported."""
+"""Initial weights of a network: of a torchvision backbone, or of a model that Goldfinch exported."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -12,14 +12,14 @@ from common.models.base import Model, ModelError
 from common.storage.files import read_tensors
 
 WEIGHTS = "model.safetensors"
-"""The file of an exported model's folder that holds its weights and says of which classes."""
+"""The file in an exported model's folder with its weights and the names of its classes."""
 
 IGNORED = "fc."
 """torchvision's classifier; the network has its own head."""
 
 
 def load_pretrained(backbone: nn.Module, path: Path) -> None:
-    """Fill ``backbone`` with the tensors of ``path``; batch counters may be missing, all else must fit exactly.
+    """Fill ``backbone`` with the tensors of ``path``; batch counters may be missing, all others must match.
 
     Args:
         backbone: a network with torchvision's parameter names.
@@ -38,45 +38,62 @@ def load_pretrained(backbone: nn.Module, path: Path) -> None:
         tensors = load_file(path)
     except (SafetensorError, OSError) as error:
         raise ModelError(f"model.pretrained_file={path}: not a readable safetensors file: {error}") from error
+    given: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        if not name.startswith(IGNORED):
+            given[name] = tensor
     state = backbone.state_dict()
-    given = {name: tensor for name, tensor in tensors.items() if not name.startswith(IGNORED)}
-    missing = {name for name in set(state) - set(given) if name.rpartition(".")[2] != "num_batches_tracked"}
-    unknown = set(given) - set(state)
-    misfits = {name for name in set(state) & set(given) if state[name].shape != given[name].shape}
+    missing: list[str] = []
+    misfits: list[str] = []
+    for name, tensor in state.items():
+        if name not in given:
+            if not name.endswith("num_batches_tracked"):
+                missing.append(name)
+        elif given[name].shape != tensor.shape:
+            misfits.append(name)
+    unknown = given.keys() - state.keys()
     for what, names in (("lacks", missing), ("has unknown tensors", unknown), ("has other shapes for", misfits)):
         if names:
+            listed = ", ".join(sorted(names)[:3])
+            if len(names) > 3:
+                listed += " ..."
             raise ModelError(
-                f"model.pretrained_file={path} belongs to another network: it {what} {', '.join(sorted(names)[:3])}"
-                f"{' ...' if len(names) > 3 else ''}; check model.depth and model.norm"
+                f"model.pretrained_file={path} belongs to another network: it {what} {listed}; "
+                "check model.depth and model.norm"
             )
     backbone.load_state_dict(given, strict=False)
 
 
 def start_from(model: Model, folder: Path, classes: Sequence[str]) -> None:
-    """Fill ``model`` with the weights of an exported model; its classifier only if it is of the same classes.
+    """Fill ``model`` with the weights of an exported model; the classifier only if the classes are the same.
 
     Args:
         model: a network of the same kind.
-        folder: that ``goldfinch export`` wrote.
-        classes: names of the classes that ``model`` is for, in order.
+        folder: a folder that ``goldfinch export`` wrote.
+        classes: names of the classes of ``model``, in order.
 
     Raises:
         ModelError: the folder holds no exported model, or one of another network.
     """
     state, (weights, known) = model.state_dict(), _exported(folder)
-    parts = ("backbone.", "head.") if known == list(classes) else ("backbone.",)
-    taken, given = ({name for name in names if name.startswith(parts)} for names in (state, weights))
-    misfit = sorted(name for name in taken | given if name in taken ^ given or weights[name].shape != state[name].shape)
-    if misfit:
-        raise ModelError(
-            f"model.pretrained={folder} is of another network: {misfit[0]} differs; choose the model and the image "
-            "size that its model.json names"
-        )
-    model.load_state_dict({**state, **{name: weights[name] for name in taken}})
+    parts: tuple[str, ...] = ("backbone.",)
+    if known == list(classes):
+        parts = ("backbone.", "head.")
+    taken: dict[str, Tensor] = {}
+    for name in sorted(state.keys() | weights.keys()):
+        if not name.startswith(parts):
+            continue
+        if name not in state or name not in weights or weights[name].shape != state[name].shape:
+            raise ModelError(
+                f"model.pretrained={folder} is of another network: {name} differs; choose the model and the image "
+                "size that its model.json names"
+            )
+        taken[name] = weights[name]
+    model.load_state_dict({**state, **taken})
 
 
 def same_classes(folder: Path, classes: Sequence[str]) -> bool:
-    """Whether the exported model in ``folder`` is of these classes, in this order.
+    """Return whether the exported model in ``folder`` has these classes, in this order.
 
     Raises:
         ModelError: the folder holds no exported model.
@@ -85,7 +102,7 @@ def same_classes(folder: Path, classes: Sequence[str]) -> bool:
 
 
 def _exported(folder: Path) -> tuple[Mapping[str, Tensor], list[str]]:
-    """The tensors of an exported model, and the names of its classes."""
+    """Return the tensors of an exported model, and the names of its classes."""
     path = folder.expanduser() / WEIGHTS
     try:
         tensors, metadata = read_tensors(path)

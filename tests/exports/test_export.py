@@ -289,7 +289,7 @@ def test_a_file_that_says_something_else_is_not_kept(
     before = {path.name: path.read_bytes() for path in place.iterdir()}
     whole = formats.READERS["torch"]
     monkeypatch.setitem(formats.READERS, "torch", lambda path: lambda images: whole(path)(images).flip(1))
-    with pytest.raises(ExportError, match=r"model\.pt2 is .* off the run's own net"):
+    with pytest.raises(ExportError, match=r"model\.pt2 differs by .* from the run's own net"):
         export(trained.folder, place, ["torch"], overwrite=True)
     assert {path.name: path.read_bytes() for path in place.iterdir()} == before
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
