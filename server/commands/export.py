@@ -1,4 +1,4 @@
-"""``goldfinch export``: a trained model in a folder of its own, from a run's folder or from a device's state."""
+"""``goldfinch export``: write a trained model to a folder, from a run's folder or from a device's state."""
 
 import contextlib
 from collections.abc import Mapping, Sequence
@@ -22,12 +22,12 @@ from server.results.run import Run
 from strategies.core.method import Method
 
 SAMPLES = 256
-"""Test images of a domain on which files are compared with the run's own net."""
+"""Test images of each domain on which files are compared with the run's own net."""
 
 RULE = "accuracy in % on each domain's test split"
 CHOSEN = {"best": "best round by validation", "last": "last round"}
-PLACES = ("root", "pretrained", "pretrained_file")
-"""Settings that name places of this machine, which stay on this machine."""
+PATHS = ("root", "pretrained", "pretrained_file")
+"""Settings with paths of this machine, which are not exported."""
 
 
 def export(
@@ -42,27 +42,48 @@ def export(
     data: Sequence[str] = (),
     overwrite: bool = False,
 ) -> Description:
-    """Write the model of a run, or of a device, into the folder ``to``, print what was written, and return what it is.
+    """Write the model of a run, or of a device, to a folder, print a summary, and return the model's description.
 
-    Arguments are those of ``goldfinch export``; ``data`` are settings of a data set.
+    Args:
+        source: a run's folder, or a node's state-dir if ``shared`` is given.
+        to: the folder to write.
+        formats: further formats besides safetensors.
+        chosen: the round, ``best`` or ``last``; by default ``best`` if the run has one.
+        client: the client, for a client's own model.
+        shared: an exported model of the part that clients share.
+        licence: the licence of the model.
+        data: settings of a data set on which files are compared.
+        overwrite: replace an exported model in ``to``.
+
+    Raises:
+        ConfigError: an argument does not fit the run; the message names it.
     """
     wanted = chosen_formats(formats)
-    if shared is None:
-        content = _of_run(Run(source, chosen or ("best" if Run(source).has_best else "last")), client, data)
-    else:
+    if shared is not None:
         content = _of_device(source, shared, client, data)
+    else:
+        if chosen is None:
+            chosen = "last"
+            if Run(source).has_best:
+                chosen = "best"
+        content = _of_run(Run(source, chosen), client, data)
     description = replace(content.description, licence=licence)
     if not description.complete and len(wanted) > 1:
         raise ConfigError(f"clients of {description.method} keep a part of the net: other formats are made on devices")
     description, differences = write_export(to, replace(content, description=description), wanted, overwrite=overwrite)
-    whose = f"the own model of {description.client}" if description.client else "the model of all clients"
-    whose = whose if description.complete else "what clients share"
-    print(f"{to}: {whose}, {description.method}, {description.chosen}")
+    kind = "the model of all clients"
+    if not description.complete:
+        kind = "the part that clients share"
+    elif description.client:
+        kind = f"the own model of {description.client}"
+    print(f"{to}: {kind}, {description.method}, {description.chosen}")
     for name, entry in description.files.items():
-        said = f"largest difference {differences[name]:.1e}" if differences else "a part of the net"
-        print(f"  {name:12} {entry['name']:18} {entry['bytes'] / 1e6:8.2f} MB   {said}")
+        comparison = "a part of the net"
+        if differences:
+            comparison = f"largest difference {differences[name]:.1e}"
+        print(f"  {name:12} {entry['name']:18} {entry['bytes'] / 1e6:8.2f} MB   {comparison}")
     if description.complete:
-        print(f"compared with the net on {content.images_are or 'noise, as the data are not here'}")
+        print(f"compared with the net on {content.images_are or 'noise, since the data are not on this machine'}")
         print(f"next: goldfinch predict {to} IMAGE...")
     else:
         print(f"next, on each device: goldfinch export STATE --shared {to.name} --to DIR (docs/deploy.md)")
@@ -72,16 +93,16 @@ def export(
 def _of_run(run: Run, client: str | None, data: Sequence[str]) -> Content:
     settings, method, state = run.settings, run.method, run.checkpoint.state
     model, weights = run.shared_model()
-    whole, ids = len(weights) == len(model.state_dict()), [spec.id for spec in run.clients]
-    if client is not None and (whole or client not in ids):
-        why = f"all clients of {method.name} have one model; leave it out" if whole else nearest(client, ids)
-        raise ConfigError(f"--client {client}: {why}")
-    if client is None and not whole and (run.folder / "clients" / run.checkpoint.run).is_dir():
-        raise ConfigError(f"clients of {method.name} have models of their own: choose by --client; {nearest('', ids)}")
+    whole = len(weights) == len(model.state_dict())
+    _check_client(run, client, whole)
+    prototypes = None
+    if len(state.prototypes):
+        prototypes = {"rows": len(state.prototypes), "distance": "cosine"}
     description = Description(
         architecture={
-            **{part: _without_places(run.config[part]) for part in ("model", "method")},
-            "clients": len(ids),
+            "model": _without_paths(run.config["model"]),
+            "method": _without_paths(run.config["method"]),
+            "clients": len(run.clients),
             "seed": run.seed,
         },
         classes=tuple(run.class_names),
@@ -99,7 +120,7 @@ def _of_run(run: Run, client: str | None, data: Sequence[str]) -> Content:
         chosen=f"{CHOSEN.get(run.chosen, 'chosen round')}, {state.round}",
         client=client,
         score=_score(run, state.round, client),
-        prototypes={"rows": len(state.prototypes), "distance": "cosine"} if len(state.prototypes) else None,
+        prototypes=prototypes,
         privacy=run.privacy,
         notes=_notes(method, len(state.prototypes)),
         complete=whole or client is not None,
@@ -134,12 +155,36 @@ def trained_model(folder: Path, *, client: str | None = None, chosen: str = "las
     return TrainedModel(content.description, content.weights, content.prototypes)
 
 
+def _check_client(run: Run, client: str | None, whole: bool) -> None:
+    """Check that ``client`` is given if, and only if, the clients have models of their own.
+
+    Args:
+        run: the run.
+        client: the chosen client; ``None`` for the global model.
+        whole: whether all clients have one model.
+
+    Raises:
+        ConfigError: the client does not exist, or must or must not be given.
+    """
+    ids = [spec.id for spec in run.clients]
+    if client is not None and whole:
+        raise ConfigError(f"--client {client}: all clients of {run.method.name} have one model; leave it out")
+    if client is not None and client not in ids:
+        raise ConfigError(f"--client {client}: {nearest(client, ids)}")
+    if client is None and not whole and (run.folder / "clients" / run.checkpoint.run).is_dir():
+        raise ConfigError(
+            f"clients of {run.method.name} have models of their own: choose by --client; {nearest('', ids)}"
+        )
+
+
 def _of_device(state: Path, shared: Path, client: str | None, data: Sequence[str]) -> Content:
     description, weights, prototypes = read_export(shared)
     if description.complete:
         raise ConfigError(f"--shared {shared}: it holds the whole net, of which devices keep nothing")
     folder = state / description.run
-    clients = sorted(path.name for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
+    clients: list[str] = []
+    if folder.is_dir():
+        clients = sorted(path.name for path in folder.iterdir() if path.is_dir())
     if not clients:
         raise ConfigError(f"{state} holds no state of the run {description.run}: give this node's state-dir")
     chosen = client or clients[0]
@@ -147,9 +192,13 @@ def _of_device(state: Path, shared: Path, client: str | None, data: Sequence[str
         raise ConfigError(f"--client {client or 'is needed'}: {nearest(client or '', clients)}")
     exchanges = build(description.architecture["method"], "method").exchanges
     kept = kept_part(folder / chosen, (description.round + 1) * len(exchanges))
-    weights |= {name: kept[name] for name in kept if name.startswith(("backbone.", "head."))}
+    for name, tensor in kept.items():
+        if name.startswith(("backbone.", "head.")):
+            weights[name] = tensor
     own = (description.score or {}).get("clients", {}).get(chosen)
-    score = {"rule": RULE, "accuracy": own} if own else None
+    score = None
+    if own:
+        score = {"rule": RULE, "accuracy": own}
     description = replace(description, client=chosen, complete=True, score=score, files={})
     return Content(description, weights, prototypes, *_images(description, data))
 
@@ -157,13 +206,15 @@ def _of_device(state: Path, shared: Path, client: str | None, data: Sequence[str
 def _images(
     description: Description, data: Sequence[str], run: Run | None = None, domains: Sequence[str] = ()
 ) -> tuple[Tensor, str]:
-    """Images to compare files on, ``[N, 3, S, S]`` uint8, and what they are in words, empty for noise.
+    """Return the images on which files are compared, ``[N, 3, S, S]`` uint8, and a text that describes them.
 
-    They are of the data that were chosen, or else of the run's test splits; a SuperLink has neither, nor has a device.
+    They are images of ``data``, or else of the run's test splits. Without either, as on a SuperLink or a device, they
+    are noise, and the text is empty.
     """
     splits: dict[str, Split] = {}
     if data:
-        splits = {name: domain.test for name, domain in domains_of(data, description)[1].items()}
+        for name, domain in domains_of(data, description)[1].items():
+            splits[name] = domain.test
     elif run is not None:
         with contextlib.suppress(DataError, OSError):
             splits = {name: run.sample(name, SAMPLES) for name in domains}
@@ -175,38 +226,52 @@ def _images(
 
 
 def _notes(method: Method, prototypes: int) -> tuple[str, ...]:
-    """What a reader of the score, or of the files, should know besides."""
+    """Return remarks for readers of the score and of the files."""
     adapted = method.adapts and type(method).scored_weights is Method.scored_weights
     earlier = method.scores_new_state and not method.personal
-    notes = {
-        "The score is of models that were adapted to each client's training images; this one was not.": adapted,
-        "The score was taken within the round, before its last exchange changed the model.": earlier,
-        "The prototypes in the files are means of clients' features, class by class.": prototypes,
-    }
-    return tuple(note for note, holds in notes.items() if holds)
+    notes: list[str] = []
+    if adapted:
+        notes.append(
+            "The score is of models that were adapted to each client's training images; this model was not adapted."
+        )
+    if earlier:
+        notes.append("The score was taken within the round, before its last exchange changed the model.")
+    if prototypes:
+        notes.append("The prototypes in the files are means of clients' features, class by class.")
+    return tuple(notes)
 
 
 def _score(run: Run, number: int, client: str | None) -> Mapping[str, Any] | None:
-    """The accuracy of a round by domain, and by client where each has its own model; ``None`` if it was not scored."""
+    """Return the accuracy of a round by domain, and by client if each has its own model; ``None`` without scores."""
     rows = [row for row in run.scores if int(row["round"]) == number and client in (None, row["client"])]
     if not rows:
         return None
-
-    def accuracy(chosen: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-        return domain_accuracy([(row["domain"], int(row["correct"]), int(row["count"])) for row in chosen])
-
-    score = RoundScore(number, accuracy(rows))
+    score = RoundScore(number, _accuracy(rows))
     found = {"rule": RULE, "accuracy": dict(score.accuracy), "average": score.average, "worst": score.worst}
     if client is None:
         for each in run.round_scores:
             if each.round == number:
                 found["missing"] = dict(each.missing)
-    names = sorted({str(row["client"]) for row in rows}) if run.personal else ()
-    return found | {"clients": {name: accuracy([row for row in rows if row["client"] == name]) for name in names}}
+    by_client: dict[str, list[Mapping[str, Any]]] = {}
+    if run.personal:
+        for row in rows:
+            by_client.setdefault(str(row["client"]), []).append(row)
+    found["clients"] = {name: _accuracy(by_client[name]) for name in sorted(by_client)}
+    return found
 
 
-def _without_places(node: Any) -> Any:
-    """A node of the configuration without names of folders and files."""
+def _accuracy(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    return domain_accuracy([(row["domain"], int(row["correct"]), int(row["count"])) for row in rows])
+
+
+def _without_paths(node: Any) -> Any:
+    """Return a node of the configuration with ``None`` for paths of folders and files."""
     if not isinstance(node, Mapping):
         return node
-    return {key: None if key in PLACES else _without_places(value) for key, value in node.items()}
+    found: dict[str, Any] = {}
+    for key, value in node.items():
+        if key in PATHS:
+            found[key] = None
+        else:
+            found[key] = _without_paths(value)
+    return found

@@ -12,7 +12,7 @@ from PIL import Image, ImageOps
 from rich.console import Console
 from rich.progress import track
 
-from common.data.image_files import FORMATS, SUFFIXES, decode_image
+from common.data.image_files import FORMATS, decode_image, is_image
 from common.errors import ConfigError, DataError, writing
 from common.exports.model import TrainedModel, load_model
 from common.storage.files import write_bytes, write_text
@@ -20,17 +20,23 @@ from common.wire.messages import printable
 from server.results.report.activation_maps import heat_maps, overlay
 
 MAX_SHOWN = 40
-"""Lines on the screen; a file holds all."""
+"""Lines that are printed; a file has all."""
 
 CAM_SIDE = 256
 """The longer side of a picture with its class activation map, pixels."""
 
 
 def predict(folder: Path, places: Sequence[Path], output: Path | None = None, cam: Path | None = None) -> int:
-    """``goldfinch predict``: 1 if an image could not be read, else 0.
+    """Print the class of every image and write the chosen files; return 1 if an image could not be read, else 0.
+
+    Args:
+        folder: an exported model.
+        places: image files, or folders of them.
+        output: a .csv or .json file for the results.
+        cam: a folder for class activation maps.
 
     Raises:
-        ConfigError: no images, another kind of output, or a net without class activation maps.
+        ConfigError: there are no images, the output is of another kind, or the net has no class activation maps.
         CheckpointError: the model is damaged.
     """
     if output is not None and output.suffix not in (".csv", ".json"):
@@ -51,10 +57,16 @@ def predict(folder: Path, places: Sequence[Path], output: Path | None = None, ca
     for row in rows[:MAX_SHOWN]:
         print(_line(row))
     if len(rows) > MAX_SHOWN:
-        print(f"... and {len(rows) - MAX_SHOWN} more{'' if output else ': --output FILE.csv holds all'}")
+        advice = ": --output FILE.csv holds all"
+        if output:
+            advice = ""
+        print(f"... and {len(rows) - MAX_SHOWN} more{advice}")
     if output is not None:
+        text = _csv(rows)
+        if output.suffix == ".json":
+            text = json.dumps(rows, indent=2) + "\n"
         with writing(output, "another place"):
-            write_text(output, json.dumps(rows, indent=2) + "\n" if output.suffix == ".json" else _csv(rows))
+            write_text(output, text)
         print(f"wrote {output}: {len(rows)} images")
     return int(len(rows) < len(files))
 
@@ -63,20 +75,23 @@ def _files(places: Sequence[Path]) -> list[Path]:
     found: dict[Path, None] = {}
     for place in places:
         if not place.exists():
-            raise ConfigError(f"{place} is not there")
-        inside = [path for path in sorted(place.rglob("*")) if path.suffix.lower() in SUFFIXES and path.name[0] != "."]
-        if place.is_dir() and not inside:
+            raise ConfigError(f"{place} does not exist")
+        if not place.is_dir():
+            found[place] = None
+            continue
+        inside = sorted(filter(is_image, place.rglob("*")))
+        if not inside:
             raise ConfigError(f"{place} holds no images")
-        found |= dict.fromkeys(inside or [place])
+        found |= dict.fromkeys(inside)
     return list(found)
 
 
 @torch.no_grad()
 def _row(model: TrainedModel, path: Path, picture: Path | None) -> dict[str, Any]:
-    """What is said of one image; its class activation map goes to ``picture``.
+    """Return the result for one image, and write its class activation map to ``picture``.
 
     Raises:
-        DataError: it cannot be read.
+        DataError: the image cannot be read.
     """
     pixels = torch.from_numpy(decode_image(path, model.image_size, str(path)).copy()).permute(2, 0, 1)
     images = pixels[None].float() / 255
@@ -88,7 +103,8 @@ def _row(model: TrainedModel, path: Path, picture: Path | None) -> dict[str, Any
         distance, nearest = outputs["distances"][0].min(0)
         row |= {"nearest_prototype": model.classes[int(nearest)], "distance": round(float(distance), 6)}
         threshold = (model.description.prototypes or {}).get("threshold")
-        row |= {} if threshold is None else {"none_of_these": float(distance) > threshold}
+        if threshold is not None:
+            row["none_of_these"] = float(distance) > threshold
     if picture is not None:
         with Image.open(path, formats=FORMATS) as image:
             shown = ImageOps.contain(image.convert("RGB"), (CAM_SIDE, CAM_SIDE))
@@ -106,11 +122,16 @@ def _line(row: Mapping[str, Any]) -> str:
     line = f"{printable(row['image'])}  {printable(row['class'])}  {row['probability']:.1%}"
     if "distance" in row:
         line += f"  (nearest prototype: {printable(row['nearest_prototype'])}, at {row['distance']:.3f})"
-    return line + ("  like none of the classes" if row.get("none_of_these") else "")
+    if row.get("none_of_these"):
+        line += "  like none of the classes"
+    return line
 
 
 def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
-    columns = [name for name in (rows[0] if rows else ("image", "class", "probability")) if name != "probabilities"]
+    columns = ["image", "class", "probability"]
+    if rows:
+        columns = list(rows[0])
+        columns.remove("probabilities")
     stream = io.StringIO()
     writer = csv.DictWriter(stream, columns, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()

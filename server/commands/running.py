@@ -33,9 +33,16 @@ ENGINES = ("inline", "ray", "superlink")
 def run(
     settings: RunSettings, overrides: Sequence[str], *, quiet: bool = False, link: SimulationLink | None = None
 ) -> None:
-    """One run on the engine that the settings, made of ``overrides``, name; shown as it goes on unless ``quiet``.
+    """Train one run on the engine that its settings name.
 
-    A simulation takes ``link``, a SuperLink that was started before, or starts one.
+    Args:
+        settings: the run's settings.
+        overrides: the overrides that ``settings`` were composed of; nodes compose them again.
+        quiet: show no progress.
+        link: a running SuperLink for a simulation; ``None`` starts one.
+
+    Raises:
+        ConfigError: the engine does not exist, or the output folder cannot be used.
     """
     overrides = with_tuned(with_printed(overrides))  # nodes do not have the files
     warnings.filterwarnings("ignore", category=FutureWarning)
@@ -43,10 +50,13 @@ def run(
     engine = settings.engine.get("name")
     if engine not in ENGINES:
         raise ConfigError(f"engine.name={engine!r}; {nearest(str(engine), ENGINES)}")
-    inline = InlineEngine(settings) if engine == "inline" else None  # which refuses a device that is not there
+    inline = None
+    if engine == "inline":
+        inline = InlineEngine(settings)  # before the output folder is written: it may refuse the device
     if settings.model.pretrained and not quiet:
-        kept = same_classes(settings.model.pretrained, settings.data.class_names)
-        head = "with its classifier" if kept else "whose classes differ: these get a new classifier"
+        head = "with a new classifier, since the classes differ"
+        if same_classes(settings.model.pretrained, settings.data.class_names):
+            head = "with its classifier"
         print(f"starts from {settings.model.pretrained}, {head}")
     check_not_in_a_run(settings.output_folder)
     check_holds_no_runs(settings.output_folder)
@@ -62,7 +72,7 @@ def run(
 
 
 def _warn_if_partial(folder: Path) -> None:
-    """Print to standard error that the final score lacks domains, if it does: the last line, with ``--quiet`` too."""
+    """Print a warning to standard error if the final score lacks domains, also with ``--quiet``."""
     missing = Run(folder).summary.get("missing", {})
     if missing:
         print(
@@ -73,19 +83,23 @@ def _warn_if_partial(folder: Path) -> None:
 
 
 def resume(folder: Path, overrides: Sequence[str], *, quiet: bool = False) -> None:
-    """Go on with the run in ``folder``, by its own configuration and what ``overrides`` have otherwise."""
-    trust_overrides(overrides)  # a class that the user names, not one of the folder's
-    own = overrides_of(Run(folder))
-    other = tuple(f"{word.partition('=')[0]}." for word in overrides if word not in own)  # what another choice replaces
-    again = [word for word in own if not word.startswith(other)] + ["resume=true", "overwrite=false", *overrides]
+    """Resume the run in ``folder`` with its own configuration, changed by ``overrides``."""
+    trust_overrides(overrides)  # only the user's own, not those of the folder
+    recorded = overrides_of(Run(folder))
+    replaced = tuple(f"{item.partition('=')[0]}." for item in overrides if item not in recorded)
+    again: list[str] = []
+    for item in recorded:
+        if not item.startswith(replaced):  # else a setting of an option that is no longer chosen
+            again.append(item)
+    again += ["resume=true", "overwrite=false", *overrides]
     run(settings_of(compose_config(again, own=overrides)), again, quiet=quiet)
 
 
-# ---- before it: goldfinch run --dry-run ------------------------------------------------------------------------------
+# ---- goldfinch run --dry-run -----------------------------------------------------------------------------------------
 
 
 def preview(settings: RunSettings) -> None:
-    """Print the composed configuration, the clients with their samples, and about how many bytes a round moves."""
+    """Print the composed configuration, the clients with their samples, and roughly the bytes of a round."""
     print(OmegaConf.to_yaml(OmegaConf.create(dict(settings.raw))))
     federation = Federation(settings)
     names = federation.registry.expected
@@ -97,7 +111,8 @@ def preview(settings: RunSettings) -> None:
         for registration in federation.registry.registrations.values():
             print(f"#   {registration.client:24} {registration.samples:>8} samples")
     except DataError as error:  # on a SuperLink the data are on the devices
-        print("\n".join(f"#   {name}" for name in names))
+        for name in names:
+            print(f"#   {name}")
         print(f"# samples are not known here: {error}")
     sampled = settings.rounds.sampled(len(names))
     sizes = bytes_of_a_round(federation)
@@ -106,10 +121,10 @@ def preview(settings: RunSettings) -> None:
 
 
 def bytes_of_a_round(federation: Federation) -> Mapping[str, int]:
-    """Bytes down to and up from one client over a round's exchanges.
+    """Return the bytes ``down`` to and ``up`` from one client over a round's exchanges.
 
-    A prototype set is counted as one row per class, unless the method allows more; what only the data determine (such
-    as the number of clusters) is not.
+    A prototype set counts as one row per class unless the method allows more. Sizes that depend on the data, such as
+    the number of clusters, are not counted.
     """
     method, settings = federation.method, federation.settings
     state = federation.initial_state()
@@ -126,11 +141,19 @@ def bytes_of_a_round(federation: Federation) -> Mapping[str, int]:
             torch.ones(rows),
         )
         known = {"samples": round(sum(samples) / len(samples)), None: 0}
-        extra = {
-            name: torch.empty([length if isinstance(length, int) else known[length] for length in shape], dtype=dtype)
-            for name, (dtype, shape) in expected.extra.items()
-        }
-        upload = Payload({}, server.shared if expected.weights else {}, shared if expected.prototypes else None, extra)
+        extra: dict[str, torch.Tensor] = {}
+        for name, (dtype, shape) in expected.extra.items():
+            sides: list[int] = []
+            for length in shape:
+                if not isinstance(length, int):
+                    length = known[length]
+                sides.append(length)
+            extra[name] = torch.empty(sides, dtype=dtype)
+        upload = Payload({}, {}, None, extra)
+        if expected.weights:
+            upload = replace(upload, weights=server.shared)
+        if expected.prototypes:
+            upload = replace(upload, prototypes=shared)
         message = federation.message(state)
         if message.prototypes is not None and not len(message.prototypes):  # as from the second round on
             message = replace(message, prototypes=shared)

@@ -114,7 +114,7 @@ def test_mistakes_are_named(exported: Path, pictures: Path, tmp_path: Path, caps
     (tmp_path / "file").write_text("a file, not a folder")
     model, image = str(exported), str(pictures)
     for words, message in (
-        ([model, str(tmp_path / "absent.png")], "is not there"),
+        ([model, str(tmp_path / "absent.png")], "does not exist"),
         ([model, str(tmp_path / "empty")], "holds no images"),
         ([model, image, "--output", "said.txt"], "name a .csv or a .json file"),
         ([str(tmp_path), image], "goldfinch export RUN --to"),
