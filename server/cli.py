@@ -187,14 +187,22 @@ def _compare(
 
 
 @command("table")
-def _table(folders: Runs, rule: Rule = "final") -> None:
+def _table(
+    folders: Runs,
+    rule: Rule = "final",
+    form: Annotated[str, option("--format", text="rich (default), md, latex, csv, json.", metavar="FORMAT")] = "",
+    output: Annotated[Path | None, option("--output", text="Write to a file; its suffix is the format.")] = None,
+) -> None:
     """Show runs side by side, averaged over seeds.
 
     DIR  run folders, or folders with runs below them
+    csv and json hold numbers, latex needs the package booktabs
     """
-    from server.results.table import RULES, print_table
+    from server.results.table import RULES
+    from server.results.table_files import FORMATS, show_table
 
-    print_table(folders, _known(rule, RULES))
+    suffix = "" if output is None else output.suffix.removeprefix(".").replace("tex", "latex")
+    show_table(folders, _known(rule, RULES), _known(form or suffix or "rich", FORMATS, "--format"), output)
 
 
 @command("report")
@@ -422,11 +430,11 @@ def _list(groups: Annotated[list[str], words("[GROUP]...", default_factory=list)
     print_choices(groups)
 
 
-def _known(rule: str, rules: Iterable[str]) -> Any:
-    """The rule, if it is one."""
-    if rule not in rules:
-        raise ConfigError(f"--rule {rule}: {nearest(rule, rules)}")
-    return rule
+def _known(value: str, choices: Iterable[str], name: str = "--rule") -> Any:
+    """Return an option's value, if it is one of ``choices``."""
+    if value not in choices:
+        raise ConfigError(f"{name} {value}: {nearest(value, choices)}")
+    return value
 
 
 if __name__ == "__main__":

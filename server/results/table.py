@@ -41,7 +41,7 @@ OWN_MODELS = "* scored with each client's own model, on its own domain; not rank
 
 
 def render(board: Board, rule: str) -> Table:
-    """A rich table; the best value of each column is bold when there is more than one row, see :func:`_cells`."""
+    """A rich table; the best value of each column is bold when there is more than one row, see :func:`table_cells`."""
     rows = board.groups
     title = f"{board.title}: accuracy in %, {RULES[rule].name}"
     table = Table(title=escape(title), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
@@ -49,7 +49,7 @@ def render(board: Board, rule: str) -> Table:
     caption += [*mark_notes(rows, rule), *board.notes()]
     if caption:
         table.caption, table.caption_justify = escape("\n".join(caption)), "left"
-    head, texts = _cells(rows, rule, "[bold]{}[/bold]")
+    head, texts = table_cells(rows, rule, "[bold]{}[/bold]")
     table.add_column("method", no_wrap=True)
     for column in [*head, "MB"]:
         table.add_column(escape(column), justify="right", no_wrap=True)
@@ -63,7 +63,7 @@ def render(board: Board, rule: str) -> Table:
 def markdown(board: Board, rule: str) -> str:
     """The same table in Markdown, with what a reader needs to judge it above."""
     rows = board.groups
-    head, texts = _cells(rows, rule, "**{}**")
+    head, texts = table_cells(rows, rule, "**{}**")
     lines = [
         f"{board.title}: accuracy in %, {RULES[rule].name}; mean ± standard deviation over seeds.",
         "",
@@ -80,15 +80,23 @@ def markdown(board: Board, rule: str) -> str:
     return "\n".join(lines)
 
 
-def _cells(rows: Sequence[Group], rule: str, bold: str) -> tuple[list[str], list[list[str]]]:
-    """The heads of a table's columns from the second on, and each row's texts below them.
+def table_cells(
+    rows: Sequence[Group], rule: str, bold: str, *, spread: bool = False
+) -> tuple[list[str], list[list[str]]]:
+    """Return the heads of a table's columns from the second on, and each row's texts below them.
 
-    The columns are the domains in the order they appear, those that are missing last, average, worst, averages over
-    domains that clients trained on and over others, what the same rounds had on validation samples, rounds and seeds.
-    ``bold`` is for the best of a column.
+    The columns are the domains in the order they appear, missing ones last; average, worst, spread if asked for;
+    averages over domains that clients trained on and over others; the score of the same rounds on validation samples;
+    rounds and seeds.
+
+    Args:
+        rows: the table's rows.
+        rule: how runs are scored.
+        bold: a format for the best value of a column, such as ``**{}**``.
+        spread: whether the standard deviation between domains is a column.
     """
     domains = domain_columns(rows, rule)
-    known = summary_columns(rows)
+    known = summary_columns(rows, spread=spread)
     shown = cells(rows, [*(f"domain:{name}" for name in domains), *known], rule)
     texts = []
     for row, values in zip(rows, shown, strict=True):
@@ -104,16 +112,25 @@ def _cells(rows: Sequence[Group], rule: str, bold: str) -> tuple[list[str], list
     return [*domain_heads(rows, domains), *known.values(), "rounds", "seeds"], texts
 
 
+def scored_boards(folders: Sequence[str]) -> list[Board]:
+    """Return the tables of the scored runs in and below ``folders``.
+
+    Raises:
+        ConfigError: no run was scored.
+    """
+    runs = [run for run in find_runs(folders) if run.scored]
+    if not runs:
+        raise ConfigError(f"no run in {', '.join(folders)} was scored on test images, so there is nothing to show")
+    return group_runs(runs)
+
+
 def print_table(folders: Sequence[str], rule: str = "final") -> None:
     """Print the runs in and below ``folders`` side by side, one table per data set and protocol.
 
     Raises:
         ConfigError: there is nothing to show.
     """
-    runs = [run for run in find_runs(folders) if run.scored]
-    if not runs:
-        raise ConfigError(f"no run in {', '.join(folders)} was scored on test images, so there is nothing to show")
-    for board in group_runs(runs):
+    for board in scored_boards(folders):
         print_whole(render(board, rule))
         if best := best_run(board.groups, rule):
             print(f"the best model leaves with: {export_command(best)}\n")
