@@ -26,7 +26,7 @@ from server.commands.sweep import Job, Progress, execute, raise_failures, run_su
 from server.plots.figures import COLOURS, new_figure, plain, save
 from server.results.run import Run
 from server.results.seeds import Value
-from server.run.conduct import check_not_in_a_run
+from server.run.conduct import check_not_in_a_run, run_lock
 
 if TYPE_CHECKING:
     from optuna import Study
@@ -162,6 +162,17 @@ def plain_printer(console: Console) -> Callable[[str], None]:
 
 
 def run_search(search: TuningSearch, jobs: int, console: Console) -> Study:
+    """Run the trials that are missing; only one process at a time may search in a folder.
+
+    Raises:
+        ConfigError: another process searches in the folder; or as in :func:`_run_trials`.
+        CheckpointError: ``study.db`` cannot be read.
+    """
+    with run_lock(search.folder, "search"):
+        return _run_trials(search, jobs, console)
+
+
+def _run_trials(search: TuningSearch, jobs: int, console: Console) -> Study:
     """Run the trials that are missing, ``jobs`` at a time, with Optuna's ``study.optimize``.
 
     The first trial has the values that the settings have. A run that fails counts as a trial that scored 0. The study
@@ -178,7 +189,9 @@ def run_search(search: TuningSearch, jobs: int, console: Console) -> Study:
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     say = plain_printer(console)
     study = _open_study(search)
-    _enqueue_interrupted(study)
+    with _damage(search.folder):
+        _enqueue_interrupted(study)
+        finished_trials(study)
     done, total, space = len(finished_trials(study)), search.trials, space_of(search.settings)
     say(f"{search.settings.method.name}: {min(total, done)} of {total} trials done; output in {search.folder}")
     stopping = threading.Event()
@@ -252,6 +265,8 @@ def _open_study(search: TuningSearch) -> Study:
     if known is None:
         study.set_user_attr("subject", search.subject)
         study.enqueue_trial(starting_values(search.settings, space_of(search.settings)))
+    elif not isinstance(known, dict):
+        raise CheckpointError(f"{search.folder / 'study.db'} is damaged or of another program: no settings are in it")
     elif known != search.subject:
         differ = sorted(key for key in known | search.subject if known.get(key) != search.subject.get(key))
         raise ConfigError(
@@ -279,7 +294,7 @@ def _damage(folder: Path) -> Iterator[None]:
 
     try:
         yield
-    except (SQLAlchemyError, AssertionError, RuntimeError) as error:
+    except (SQLAlchemyError, AssertionError, KeyError, RuntimeError, TypeError, ValueError) as error:
         raise CheckpointError(f"{folder / 'study.db'} is damaged or of another program: {error}") from error
 
 

@@ -85,14 +85,18 @@ def check_holds_no_runs(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def run_lock(folder: Path) -> Iterator[None]:
-    """The right to write a run into ``folder``, which is made, and which only one process has at a time.
+def run_lock(folder: Path, what: str = "run") -> Iterator[None]:
+    """Hold the lock on ``folder``, which only one process can have at a time; the folder is made.
 
-    A run that was submitted goes on when nobody watches it, so it could otherwise be resumed while it still runs. Where
-    the file system knows no locks, nothing is checked.
+    A submitted run goes on after its terminal is closed, so it could otherwise be resumed while it still runs. On a
+    file system without locks, nothing is checked.
+
+    Args:
+        folder: the folder.
+        what: what is written there, for the message.
 
     Raises:
-        ConfigError: another process has it, or the folder cannot be made.
+        ConfigError: another process holds the lock, or the folder cannot be made.
     """
     with writing(folder, "another output="):
         folder.mkdir(parents=True, exist_ok=True)
@@ -102,8 +106,8 @@ def run_lock(folder: Path) -> Iterator[None]:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise ConfigError(
-                f"another process is writing a run to {folder}: let it finish or stop it (a submitted run: flwr list, "
-                "flwr stop), or choose another output="
+                f"another process is writing a {what} to {folder}: let it finish or stop it "
+                "(a submitted run: flwr list, flwr stop), or choose another output="
             ) from error
         except OSError:  # a network file system without locks
             pass

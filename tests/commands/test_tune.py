@@ -24,7 +24,7 @@ from server.cli import main
 from server.commands import compare, sweep, tune
 from server.commands.sweep import Job
 from server.reproduction.published import published_table
-from server.run.conduct import prepare_output
+from server.run.conduct import prepare_output, run_lock
 from strategies.core.method import Method
 
 METHODS = sorted(path.stem for path in (CONF / "method").glob("*.yaml"))
@@ -274,6 +274,21 @@ def test_a_damaged_study_is_named(pretended: Pretended, tmp_path: Path) -> None:
     (folder / "study.db").write_bytes(b"not a database" * 100)
     with pytest.raises(CheckpointError, match=r"study.db is damaged"):
         tune.run_search(new_search(tmp_path, 1), 1, QUIET)
+
+
+def test_a_study_with_settings_of_another_type_is_damaged(pretended: Pretended, tmp_path: Path) -> None:
+    study = tune.run_search(new_search(tmp_path, 1), 1, QUIET)
+    study.set_user_attr("subject", ["of another program"])
+    with pytest.raises(CheckpointError, match=r"study.db is damaged"):
+        tune.run_search(new_search(tmp_path, 2), 1, QUIET)
+
+
+def test_a_second_search_in_one_folder_is_refused_and_touches_nothing(pretended: Pretended, tmp_path: Path) -> None:
+    """It marked the first one's running trials as failed."""
+    search = new_search(tmp_path, 1)
+    with run_lock(search.folder), pytest.raises(ConfigError, match="another process is writing a search"):
+        tune.run_search(search, 1, QUIET)
+    assert list(search.folder.iterdir()) == []
 
 
 @pytest.mark.parametrize(
