@@ -28,7 +28,7 @@ from flwr.clientapp.typing import ClientAppCallable
 from flwr.common import Code, FitIns, FitRes, GetPropertiesIns, GetPropertiesRes, Parameters, Status
 
 from client.resident.caller import Caller
-from client.resident.frames import Question, Reply
+from client.resident.messages import Question, Reply
 from client.resident.place import of_node
 from common.overrides import overrides_in
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from client.device import Device
 from client.ledger import FOLDER, Budget, Ledger
 from client.local import local_device
-from client.resident.frames import Question, Reply
+from client.resident.messages import Question, Reply
 from client.store import stores
 from common.data.protocols import ClientSpec
 from common.errors import ConfigError, nearest

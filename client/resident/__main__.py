@@ -1,30 +1,37 @@
 """The resident trainer: ``python -m client.resident SOCKET NODE STARTED CONFIGURATION IDLE``, started by its callers.
 
-It listens before it imports torch, so that a caller need not wait for that to send its tensors. One question is worked
-on at a time, always in the main thread, where net and data are kept. It leaves when its SuperNode is gone, when a
-caller with other code or configuration asks it to, when nobody asked anything for a while, and at once when the caller
-whose question it works on is gone: nobody would take the answer, and what a client keeps is written atomically.
+It listens before it imports torch, so that a caller can send its tensors meanwhile. It works on one question at a
+time, always in the main thread, which keeps net and data. It ends when its SuperNode has ended, when a caller with
+other code or another configuration asks it to, and after a time without a question. It also ends when the caller that
+it works for has ended: the answer has no reader, and a client's state is written atomically.
 """
 
 import contextlib
 import os
 import queue
 import signal
-import socket
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, Listener
 from pathlib import Path
 from typing import NoReturn
 
-from client.resident.frames import LEAVE, Question, Reply, read, receive_frame, send, send_frame
+from client.resident.messages import Question, Reply, receive, send, send_header
 from client.resident.place import Process, peer
 from common.errors import PayloadError
 from common.versions import code_sha256
 
 WATCH_SECONDS = 0.5
+"""Time between two looks at the SuperNode."""
+
+CALLER_SECONDS = 0.05
+"""Time between two looks at the caller of the question that is worked on."""
+
+LONGEST_QUEUE = 16
+"""The number of callers that may wait to be connected."""
 
 
 @dataclass
@@ -32,14 +39,19 @@ class Task:
     """A caller's question.
 
     Args:
-        begun, done: set when work on it begins, and when there is an answer.
-        abandoned: the caller left before work began.
+        question: the question.
+        reply: the answer, once ``answered`` is set.
+        begun: set when work on the question begins.
+        answered: set when there is an answer.
+        finished: set when the caller's thread needs nothing more from the main thread.
+        abandoned: whether the caller ended before work began.
     """
 
-    connection: socket.socket
     question: Question
+    reply: Reply | None = None
     begun: threading.Event = field(default_factory=threading.Event)
-    done: threading.Event = field(default_factory=threading.Event)
+    answered: threading.Event = field(default_factory=threading.Event)
+    finished: threading.Event = field(default_factory=threading.Event)
     abandoned: bool = False
 
 
@@ -47,50 +59,50 @@ class Resident:
     """The trainer of one node.
 
     Args:
-        path: where it listens.
-        node: the SuperNode whose life it shares.
-        configuration: hash of the node's configuration it was started for.
-        idle_seconds: it leaves after so long without a question.
+        path: the socket that it listens on.
+        node: the SuperNode; the trainer ends when it ends.
+        configuration: hash of the node's configuration.
+        idle_seconds: the trainer ends after this many seconds without a question.
     """
 
     def __init__(self, path: Path, node: Process, configuration: str, idle_seconds: float) -> None:
-        self.path, self.node, self.idle_seconds = path, node, idle_seconds
+        self.path = path
+        self.node = node
+        self.idle_seconds = idle_seconds
         self.identity = {"code": code_sha256(), "configuration": configuration}
-        self._tasks: queue.Queue[Task | None] = queue.Queue()
+        self._tasks: queue.Queue[Task] = queue.Queue()
         self._callers = 0
         self._inode = 0
         self._last = time.monotonic()
         self._lock = threading.Lock()
 
     def run(self) -> NoReturn:
-        """Answer questions until it is time to leave."""
-        listener = socket.socket(socket.AF_UNIX)
+        """Answer questions until it is time to end."""
         self.path.unlink(missing_ok=True)  # only the caller that holds the lock starts a trainer
         before = os.umask(0o177)
-        listener.bind(os.fspath(self.path))
+        listener = Listener(os.fspath(self.path), "AF_UNIX", LONGEST_QUEUE)
         os.umask(before)
-        listener.listen(16)
         self._inode = self.path.stat().st_ino
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self.leave())
         threading.Thread(target=self._watch, daemon=True).start()
         threading.Thread(target=self._accept, args=[listener], daemon=True).start()
         while True:
-            task = self._tasks.get()
-            if task is None:
-                self.leave()
-            task.begun.set()
-            if task.abandoned:
-                continue
-            reply = _work(task.question)
-            task.done.set()
-            with contextlib.suppress(OSError):
-                _send(task.connection, reply)
-                task.connection.shutdown(socket.SHUT_RDWR)  # wakes the thread that watches the caller
-            del task, reply  # not to hold two messages' tensors until the next one comes
+            self._work_on(self._tasks.get())
+
+    def _work_on(self, task: Task) -> None:
+        """Answer one question, and wait until its caller has the reply."""
+        task.begun.set()
+        if task.abandoned:
+            return
+        if task.question.kind == "leave":
+            self.leave()
+        task.reply = _answer(task.question)
+        task.answered.set()
+        task.finished.wait()
 
     def leave(self, code: int = 0) -> NoReturn:
-        """End at once, from any thread; the socket goes first, so that no caller comes too late."""
+        """End at once, from any thread. The socket is removed first, so that no further caller connects."""
         with contextlib.suppress(OSError):
             if self.path.stat().st_ino == self._inode:
                 self.path.unlink()
@@ -98,41 +110,45 @@ class Resident:
         sys.stderr.flush()
         os._exit(code)
 
-    def _accept(self, listener: socket.socket) -> None:
+    def _accept(self, listener: Listener) -> None:
         while True:
-            connection, _ = listener.accept()
+            connection = listener.accept()
             threading.Thread(target=self._serve, args=[connection], daemon=True).start()
 
-    def _serve(self, connection: socket.socket) -> None:
-        """One caller: who we are, its question, and whether it is still there while its question is worked on."""
+    def _serve(self, connection: Connection) -> None:
+        """Serve one caller: send the identity, receive the question, and send the reply."""
         with connection:
             if peer(connection)[1] != os.getuid():
                 return
             with self._counted(), contextlib.suppress(OSError):
-                send_frame(connection, self.identity)
+                send_header(connection, self.identity)
                 try:
-                    header, blob = receive_frame(connection)
-                    if header == LEAVE:
-                        self._tasks.put(None)  # after the work in hand
-                        connection.recv(1)  # the caller waits for the connection's end
-                        return
-                    task = Task(connection, read(Question, header, blob))
+                    task = Task(receive(connection, Question))
                 except PayloadError as error:
                     send(connection, Reply.of(error))
                     return
-                del header, blob
                 self._tasks.put(task)
-                self._mind(task)
+                try:
+                    self._wait_for_answer(connection, task)
+                    if task.reply is not None:
+                        _send(connection, task.reply)
+                finally:
+                    task.finished.set()
 
-    def _mind(self, task: Task) -> None:
-        """Return when the question was answered; when its caller is gone before that, nobody needs the work."""
-        with contextlib.suppress(OSError):
-            task.connection.recv(1)  # a caller says nothing more, so this returns at the connection's end
-        if not task.done.is_set():
+    def _wait_for_answer(self, connection: Connection, task: Task) -> None:
+        """Return when the question is answered, or when its caller ended before work on it began.
+
+        When the caller ends while its question is worked on, the whole trainer ends.
+        """
+        while not task.answered.wait(CALLER_SECONDS):
+            if not connection.poll():
+                continue
+            # a caller sends nothing after its question, so this is the end of the connection
             task.abandoned = True
-            if task.begun.is_set():
+            if task.begun.is_set() and not task.answered.is_set():
                 print("the caller of the resident trainer is gone; it leaves", file=sys.stderr)
                 self.leave(1)
+            return
 
     @contextlib.contextmanager
     def _counted(self) -> Iterator[None]:
@@ -154,16 +170,16 @@ class Resident:
         self.leave()
 
 
-def _work(question: Question) -> Reply:
+def _answer(question: Question) -> Reply:
     try:
-        from client.node import answer_question  # torch, and all else that the first question needs
+        from client.node import answer_question  # imports torch
 
         return answer_question(question)
-    except Exception as error:  # such as a package that cannot be imported; the server must learn why
+    except Exception as error:  # any error, such as a missing package, goes to the server
         return Reply.of(error)
 
 
-def _send(connection: socket.socket, reply: Reply) -> None:
+def _send(connection: Connection, reply: Reply) -> None:
     try:
         send(connection, reply)
     except PayloadError as error:
@@ -171,7 +187,7 @@ def _send(connection: socket.socket, reply: Reply) -> None:
 
 
 def main() -> NoReturn:
-    """The command line; see the module."""
+    """Run a resident trainer with the arguments of the command line."""
     path, pid, started, configuration, idle_seconds = sys.argv[1:]
     Resident(Path(path), Process(int(pid), int(started)), configuration, float(idle_seconds)).run()
 

@@ -1,6 +1,6 @@
-"""The thin ClientApp's side: finds the node's resident trainer, starts it when there is none, and asks it.
+"""The ClientApp's side: find the node's resident trainer, start it when there is none, and ask it a question.
 
-Imports neither torch nor flwr, so that a message costs little more than Flower's own start.
+This module imports neither torch nor flwr, because a process imports it again for every message.
 """
 
 import contextlib
@@ -8,15 +8,15 @@ import hashlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from multiprocessing.connection import Client, Connection
 from pathlib import Path
 from typing import Any
 
-from client.resident.frames import LEAVE, Question, Reply, read, receive_frame, send, send_frame
+from client.resident.messages import Question, Reply, receive, receive_header, send
 from client.resident.place import Process, peer, remove_left_overs, socket_of
 from common.errors import EngineError, PayloadError
 from common.versions import code_sha256
@@ -31,12 +31,12 @@ class Caller:
     """Asks the resident trainer of one node.
 
     Args:
-        node: the SuperNode whose life the trainer shares.
+        node: the SuperNode; the trainer ends when it ends.
         configuration: the node's configuration; a trainer that was started for another one is replaced.
-        idle_seconds: a trainer that is started leaves after so long without a question.
+        idle_seconds: a trainer that this caller starts ends after this many seconds without a question.
 
     Raises:
-        OSError: there is no private folder for its socket.
+        OSError: there is no private folder for the socket.
     """
 
     def __init__(self, node: Process, configuration: Mapping[str, Any], idle_seconds: float = IDLE_SECONDS) -> None:
@@ -46,24 +46,24 @@ class Caller:
         self.identity = {"code": code_sha256(), "configuration": hashlib.sha256(text.encode()).hexdigest()[:16]}
 
     def ask(self, question: Question) -> Reply:
-        """The trainer's reply. One that dies over the question is replaced once.
+        """Return the trainer's reply. A trainer that dies while it works on the question is replaced once.
 
         Raises:
-            EngineError: it died again, or could not be started.
-            PayloadError: question or reply are too large, or the reply is none.
+            EngineError: the second trainer died too, or no trainer could be started.
+            PayloadError: question or reply are too large, or what came is not a reply.
         """
         for _ in range(TRIES):
             with self._connection() as connection, contextlib.suppress(ConnectionError):
                 send(connection, question)
-                return read(Reply, *receive_frame(connection))
+                return receive(connection, Reply)
         raise EngineError(
             f"the resident trainer died {TRIES} times over one message, most likely for want of memory: see the log of "
             "the node, and the kernel's; resident=false in --node-config trains without one"
         )
 
     @contextlib.contextmanager
-    def _connection(self) -> Iterator[socket.socket]:
-        """A connection to a trainer of this code and configuration; the lock lets only one process start one."""
+    def _connection(self) -> Iterator[Connection]:
+        """A connection to a trainer of this code and configuration. Under the lock, only one process starts one."""
         with _locked(self.path.with_suffix(".lock")):
             connection = self._reach()
             if connection is None:
@@ -72,38 +72,45 @@ class Caller:
         with connection:
             yield connection
 
-    def _reach(self) -> socket.socket | None:
-        """A connection to the trainer that runs; ``None`` if none does. One of another kind is asked to leave."""
-        connection = socket.socket(socket.AF_UNIX)
+    def _reach(self) -> Connection | None:
+        """Return a connection to the running trainer, or ``None`` if none runs that this caller can use."""
         try:
-            connection.connect(os.fspath(self.path))
-            pid, user = peer(connection)
-            if user != os.getuid():
-                raise EngineError(f"{self.path} belongs to user {user}; remove it")
-            connection.settimeout(START_SECONDS)
-            try:
-                identity, _ = receive_frame(connection)
-            except (TimeoutError, PayloadError):
-                _end(pid)  # it hangs, or is of a release that speaks otherwise
-                connection.close()
-                return None
-            connection.settimeout(None)
-            if identity == self.identity:
-                return connection
-            send_frame(connection, LEAVE)
-            with contextlib.suppress(PayloadError):
-                receive_frame(connection)  # returns when it is gone: it says nothing
+            connection = Client(os.fspath(self.path), "AF_UNIX")
         except (FileNotFoundError, ConnectionError):
-            pass
+            return None
+        process_id, user_id = peer(connection)
+        if user_id != os.getuid():
+            connection.close()
+            raise EngineError(f"{self.path} belongs to user {user_id}; remove it")
+        with contextlib.suppress(ConnectionError):
+            if self._is_usable(connection, process_id):
+                return connection
         connection.close()
         return None
 
-    def _start(self) -> socket.socket:
+    def _is_usable(self, connection: Connection, process_id: int) -> bool:
+        """Return whether the trainer has this code and configuration. One that has not is ended."""
+        try:
+            answered = connection.poll(START_SECONDS)
+            identity = receive_header(connection) if answered else None
+        except PayloadError:  # a trainer of another release, which sends other messages
+            identity = None
+        if identity is None:
+            _end(process_id)
+            return False
+        if identity == self.identity:
+            return True
+        send(connection, Question("leave"))
+        connection.poll(None)  # the trainer sends nothing more: this returns when it has ended
+        return False
+
+    def _start(self) -> Connection:
+        """Start a trainer, and return a connection to it."""
         command = [sys.executable, "-P", "-m", "client.resident", os.fspath(self.path), str(self.node.pid)]
         command += [str(self.node.started), self.identity["configuration"], f"{self.idle_seconds:g}"]
-        # the code beside this file, before the working folder (-P) and before anything that is installed
+        # import this checkout, not the working folder (-P) and not an installed package
         path = os.pathsep.join(filter(None, [os.fspath(ROOT), os.environ.get("PYTHONPATH", "")]))
-        child = subprocess.Popen(  # noqa: S603  # our own command, no shell
+        child = subprocess.Popen(  # noqa: S603  # a fixed command, no shell
             command, env={**os.environ, "PYTHONPATH": path}, stdin=subprocess.DEVNULL
         )
         end = time.monotonic() + START_SECONDS
@@ -122,7 +129,7 @@ class Caller:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    import fcntl  # where there is no SuperNode to work for, this need not exist
+    import fcntl  # not on Windows, which imports this module and never calls this function
 
     with path.open("ab") as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)

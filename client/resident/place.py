@@ -1,4 +1,4 @@
-"""Where a node's resident trainer listens, who may reach it, and whose life it shares. Linux only: :func:`of_node`."""
+"""The socket of a node's resident trainer, the check of its peer, and the SuperNode it works for. Linux only."""
 
 import contextlib
 import os
@@ -7,20 +7,25 @@ import stat
 import struct
 import tempfile
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import psutil
 
 LONGEST_PATH = 107
-"""Bytes of a Unix socket's path that Linux takes."""
+"""The longest path of a Unix socket that Linux accepts, in bytes."""
+
+CREDENTIALS = struct.Struct("3i")
+"""What ``SO_PEERCRED`` returns: process id, user id and group id."""
 
 
 @dataclass(frozen=True)
 class Process:
-    """A process that cannot be taken for a later one with its number.
+    """A process, told apart from a later process with the same id.
 
     Args:
-        started: when it started, in hundredths of a second since boot: the time of day may be set in between.
+        pid: its process id.
+        started: when it started, in hundredths of a second since boot, which a change of the clock does not move.
     """
 
     pid: int
@@ -28,12 +33,12 @@ class Process:
 
     @property
     def alive(self) -> bool:
-        """Whether it still runs; one that has ended and was not waited for yet does not."""
+        """Whether the process still runs. A zombie does not."""
         return process(self.pid) == self
 
 
 def process(pid: int) -> Process | None:
-    """The running process ``pid``; ``None`` if there is none."""
+    """Return the running process ``pid``, or ``None`` if there is none."""
     try:
         found = psutil.Process(pid)
         with found.oneshot():
@@ -44,12 +49,12 @@ def process(pid: int) -> Process | None:
 
 
 def of_node() -> Process | None:
-    """The SuperNode that this process works for: a SuperExec started this process, and a SuperNode started that one.
+    """Return the SuperNode that this process works for, or ``None`` if there is none.
 
-    A SuperExec that somebody started by hand (``--isolation process``) stands for its SuperNode, which may be in
-    another container. ``None`` if no SuperExec started this process (a simulation, a program of somebody's own): then
-    nobody would know when to end a resident trainer, and there is none. Likewise where this is no Linux, whose kernel
-    says who is at the other end of a socket.
+    A SuperNode starts a SuperExec, which starts this process. A SuperExec that was started by hand (``--isolation
+    process``) stands for its SuperNode, which may be in another container. Without a SuperExec (in a simulation, in
+    another program) nothing tells when to end a resident trainer, so there is none. There is none on systems other
+    than Linux either, because the check of the socket's peer needs the Linux kernel.
     """
     parent = os.getppid()
     try:
@@ -64,13 +69,13 @@ def of_node() -> Process | None:
 
 
 def socket_of(node: Process) -> Path:
-    """The socket of ``node``'s trainer, in a folder that only this user can enter.
+    """Return the path of the socket of ``node``'s trainer, in a folder that only this user can enter.
 
-    The folder is ``goldfinch-<user>`` in ``XDG_RUNTIME_DIR``, else in the folder for temporary files: a path in the
-    node's state folder could be longer than a socket's may be.
+    The folder is ``goldfinch-<user>`` in ``XDG_RUNTIME_DIR``, else in the folder for temporary files. A path in the
+    node's state folder could be longer than Linux allows for a socket.
 
     Raises:
-        OSError: no such folder can be had; the message says why for each place that was tried.
+        OSError: no such folder could be made; the message gives the reason for each place that was tried.
     """
     refusals = []
     for base in dict.fromkeys([os.environ.get("XDG_RUNTIME_DIR", ""), tempfile.gettempdir(), "/tmp"]):  # noqa: S108
@@ -92,13 +97,13 @@ def socket_of(node: Process) -> Path:
 
 def _make_private(folder: Path) -> None:
     folder.mkdir(mode=0o700, exist_ok=True)
-    found = folder.lstat()  # not stat: the folder for temporary files is everybody's, and so are links in it
+    found = folder.lstat()  # not stat: any user can put a link into the folder for temporary files
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
         raise OSError(f"{folder} is not a folder that only this user can enter (mode 0700); remove it")
 
 
 def remove_left_overs(folder: Path) -> None:
-    """Remove sockets and locks of nodes that are gone without having had the time to."""
+    """Remove the sockets and locks of nodes that ended without removing them."""
     for path in folder.iterdir():
         pid, _, started = path.stem.partition("-")
         numbers = pid.isdigit() and started.isdigit() and path.suffix in (".sock", ".lock")
@@ -106,8 +111,9 @@ def remove_left_overs(folder: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def peer(connection: socket.socket) -> tuple[int, int]:
-    """Process and user number of who is at the other end, as the kernel says."""
-    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    pid, user, _ = struct.unpack("3i", found)
-    return pid, user
+def peer(connection: Connection) -> tuple[int, int]:
+    """Return process id and user id of the process at the other end, which the kernel recorded as it connected."""
+    with socket.fromfd(connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as duplicate:
+        credentials = duplicate.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+    process_id, user_id, _ = CREDENTIALS.unpack(credentials)
+    return process_id, user_id

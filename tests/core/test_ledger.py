@@ -25,7 +25,7 @@ from client.app import in_simulation
 from client.device import Device
 from client.ledger import LEDGER, SECRET, Budget, Ledger
 from client.node import NODE_KEYS, Node, answer_question
-from client.resident.frames import Question
+from client.resident.messages import Question
 from client.store import Store
 from common.accounting import composed, epsilon
 from common.data.batches import Split

@@ -204,7 +204,7 @@ class Installed:
 sys.meta_path[:] = [Installed(finder) for finder in sys.meta_path]
 import client.app, client.resident.__main__
 from client.node import answer_question
-from client.resident.frames import Question
+from client.resident.messages import Question
 from server.cli import main
 overrides = {overrides!r}
 place = {{"domain": "a", "data-dir": {data!r}, "state-dir": {data!r} + "/../state"}}

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,9 @@ from support.trainers import Asked, gone, in_thread, wait_for, wait_until_busy
 from client import app as client_app
 from client import node as client_node
 from client.resident import caller as caller_module
-from client.resident import frames
+from client.resident import messages
 from client.resident.caller import Caller
-from client.resident.frames import Reply
+from client.resident.messages import Reply
 from client.resident.place import Process, of_node, peer
 from common.errors import EngineError
 from common.versions import CODE
@@ -82,7 +82,7 @@ def test_two_at_once_get_one_trainer(asked: Asked, monkeypatch: pytest.MonkeyPat
     started: list[int] = []
     start = Caller._start
 
-    def counted(self: Caller) -> socket.socket:
+    def counted(self: Caller) -> Connection:
         connection = start(self)
         started.append(peer(connection)[0])
         return connection
@@ -145,7 +145,7 @@ def test_it_leaves_when_the_caller_it_works_for_is_gone(asked: Asked) -> None:
     long.caller.ask(long.registration())
     pid, question = long.start(), long.training()
     with long.caller._connection() as connection:
-        frames.send(connection, question)
+        messages.send(connection, question)
         wait_until_busy(pid, 0.3)
     wait_for(lambda: gone(pid))
     assert not list((long.folder / "state").rglob("*.safetensors"))
@@ -161,7 +161,7 @@ def test_other_code_is_replaced_and_its_own_code_is_what_runs(asked: Asked, tmp_
 
     def ask_from(root: Path) -> str:
         code = (
-            "import sys; from client.resident.caller import Caller; from client.resident.frames import Question\n"
+            "import sys; from client.resident.caller import Caller; from client.resident.messages import Question\n"
             "from client.resident.place import process; from common.versions import code_sha256\n"
             "node, overrides, state = sys.argv[1:]; configuration = {'domain': 'sketch', 'state-dir': state}\n"
             "reply = Caller(process(int(node)), configuration).ask(Question('register', 7, overrides, configuration))\n"

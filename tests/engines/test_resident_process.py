@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import os
-import socket
 import stat
+import struct
 import subprocess
 import sys
+from multiprocessing import Pipe
 from pathlib import Path
 
 import pytest
 from support.trainers import Asked, gone, identity_of, wait_for
 
 from client import app as client_app
-from client.resident import frames
+from client.resident import messages
 from client.resident.caller import Caller
-from client.resident.frames import receive_frame, send_frame
 from client.resident.place import peer, remove_left_overs, socket_of
 from common.errors import PayloadError
 from common.wire import payload
@@ -136,33 +136,62 @@ def test_what_dead_nodes_left_is_removed(asked: Asked) -> None:
     assert (dead.exists(), other.exists(), asked.caller.path.exists()) == (False, True, True)
 
 
-PREFIX = frames.PREFIX
-SPOILT: dict[str, tuple[bytes, str]] = {
-    "another protocol": (PREFIX.pack(b"HTTP", 2, 0) + b"{}", "begins with b'HTTP'"),
-    "a header too large": (PREFIX.pack(b"GFR1", frames.MAX_HEADER_BYTES + 1, 0), "the limit is"),
-    "a blob too large": (PREFIX.pack(b"GFR1", 2, frames.MAX_BLOB_BYTES + 1), "the limit is"),
-    "no JSON": (PREFIX.pack(b"GFR1", 2, 0) + b"{{", "not JSON"),
-    "no object": (PREFIX.pack(b"GFR1", 2, 0) + b"[]", "not a JSON object"),
-    "no question": (PREFIX.pack(b"GFR1", 2, 0) + b"{}", "how long its tensors are"),
-    "an unknown field": (PREFIX.pack(b"GFR1", 20, 0) + b'{"sizes":[],"x":1}  ', "cannot be read"),
-    "sizes that lie": (PREFIX.pack(b"GFR1", 13, 1) + b'{"sizes":[9]}x', "names 9 bytes"),
+def length(size: int) -> bytes:
+    """The four bytes with which a connection announces a byte string of this size."""
+    return struct.pack("!i", size)
+
+
+SPOILT: dict[str, tuple[list[bytes], str]] = {
+    "another protocol": ([b"HTTP"], "the limit is"),
+    "a header too large": ([length(messages.MAX_HEADER_BYTES + 1)], "the limit is"),
+    "tensors too large": (
+        [b'{"sizes":[1,%d]}' % messages.MAX_TENSOR_BYTES],
+        "the limit is",
+    ),
+    "no JSON": ([b"{{"], "not JSON"),
+    "no UTF-8": ([b"\xff{}"], "not JSON"),
+    "no object": ([b"[]"], "not a JSON object"),
+    "no question": ([b"{}"], "how long its tensors are"),
+    "an unknown field": ([b'{"sizes":[],"x":1}'], "cannot be read"),
+    "a tensor too short": ([b'{"sizes":[9]}', b"x"], "9 bytes and sends 1"),
+    "a tensor too long": ([b'{"sizes":[1]}', b"12345"], "the limit is 1 bytes"),
 }
+RAW = ("another protocol", "a header too large")
+"""What is sent without a length before it."""
 
 
 def test_what_is_no_question_is_refused(asked: Asked) -> None:
     pid = asked.start()
-    for case, (sent, reason) in SPOILT.items():
+    for case, (parts, reason) in SPOILT.items():
         with asked.caller._connection() as connection:
-            connection.sendall(sent)
-            reply = frames.read(frames.Reply, *receive_frame(connection))
+            for part in parts:
+                os.write(connection.fileno(), part if case in RAW else length(len(part)) + part)
+            reply = messages.receive(connection, messages.Reply)
         assert not reply.ok, case
         assert reason in reply.text, case
     assert asked.start() == pid
 
 
+def test_a_connection_that_ends_within_a_message_is_a_connection_error() -> None:
+    left, right = Pipe()
+    with left:
+        with right:
+            os.write(right.fileno(), length(100) + b"{")
+        with pytest.raises(ConnectionError):
+            messages.receive(left, messages.Reply)
+
+
+def test_tensors_arrive_as_they_were_sent() -> None:
+    left, right = Pipe()
+    reply = messages.Reply(ok=True, text="x", samples=3, tensors=[b"", b"a", bytes(1000)])
+    with left, right:
+        messages.send(left, reply)
+        assert messages.receive(right, messages.Reply) == reply
+
+
 def test_the_limits_are_the_wire_s() -> None:
-    assert frames.MAX_BLOB_BYTES == payload.MAX_BYTES
+    assert messages.MAX_TENSOR_BYTES == payload.MAX_BYTES
     assert client_app.TENSOR_TYPE == payload.TENSOR_TYPE
-    left, right = socket.socketpair()
+    left, right = Pipe()
     with left, right, pytest.raises(PayloadError, match="the limit is"):
-        send_frame(left, {"text": "x" * frames.MAX_HEADER_BYTES})
+        messages.send_header(left, {"text": "x" * messages.MAX_HEADER_BYTES})

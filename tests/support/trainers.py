@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
-import socket
 import subprocess
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from multiprocessing.connection import Client
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from client.resident.caller import Caller
-from client.resident.frames import Question
+from client.resident.messages import Question
 from client.resident.place import Process, peer, process
 from common.settings import load_settings
 from common.wire.messages import Request, request_text
@@ -66,10 +65,12 @@ class Asked:
 
     def trainer(self) -> int | None:
         """The process that listens, as the kernel says; ``None`` if none does."""
-        with socket.socket(socket.AF_UNIX) as probe, contextlib.suppress(FileNotFoundError, ConnectionError):
-            probe.connect(os.fspath(self.caller.path))
+        try:
+            probe = Client(os.fspath(self.caller.path), "AF_UNIX")
+        except (FileNotFoundError, ConnectionError):
+            return None
+        with probe:
             return peer(probe)[0]
-        return None
 
     def kill(self, pid: int | None) -> None:
         """End a trainer without giving it time for anything, and wait until it is gone."""
