@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
 from typing import Any, TypeVar, cast
@@ -41,6 +41,35 @@ LATE, LOOKING = 0.05, 0.1
 Outcome = TypeVar("Outcome")
 
 
+@dataclass
+class NodeState:
+    """What the engine knows about one node.
+
+    Args:
+        name: the name under which the node was enrolled; ``None`` while it is offline.
+        due: when to ask the node for its clients, on the monotonic clock; infinite once it was asked.
+        invited: whether the node was ever asked for its clients.
+        lost: the number of its answers that got lost.
+        outcome: its registrations, or why there are none, until :meth:`FlowerEngine.register` reads them.
+    """
+
+    name: str | None = None
+    due: float = 0.0
+    invited: bool = False
+    lost: int = 0
+    outcome: list[Registration] | Failure | None = None
+
+    @property
+    def online(self) -> bool:
+        """Whether the node was online when the engine last asked Flower."""
+        return self.name is not None
+
+    @property
+    def patience(self) -> float:
+        """The seconds that the node has to answer: twice as many after each lost answer."""
+        return min(LONGEST_PATIENCE_SECONDS, PATIENCE_SECONDS * 2.0**self.lost)
+
+
 class FlowerEngine:
     """Reaches the clients that Flower's nodes host.
 
@@ -54,12 +83,9 @@ class FlowerEngine:
     def __init__(self, grid: Grid, *, simulated: bool = False, enrolled: bool = False) -> None:
         self.grid, self.simulated, self.enrolled = grid, simulated, enrolled
         self._inbox = Inbox(grid)
-        self._online: dict[int, str] = {}  # the names under which nodes were enrolled
-        self._nodes: dict[str, int] = {}  # of clients
-        self._due: dict[int, float] = {}  # when to ask a node for its clients; never while it is asked, or has answered
-        self._lost: dict[int, int] = {}  # how often a node's answer got lost
-        self._asked: dict[str, int] = {}  # nodes by the message that asks them
-        self._answered: dict[int, list[Registration] | Failure] = {}
+        self._states: dict[int, NodeState] = {}  # by node
+        self._nodes: dict[str, int] = {}  # node by client
+        self._asked: dict[str, int] = {}  # node by the message that asks it for its clients
 
     # ---- registration ----------------------------------------------------------------------------------------------
 
@@ -79,7 +105,11 @@ class FlowerEngine:
                 new_end = max(end, time.monotonic() + PATIENCE_SECONDS + GRACE_SECONDS)
             for identity, message in self._inbox.pull(set(self._asked)):
                 self._note(identity, message)
-            for node, outcome in sorted(self._answered.items()):
+            for node, state in sorted(self._states.items()):
+                outcome = state.outcome
+                if outcome is None:
+                    continue
+                state.outcome = None
                 failures.pop(node, None)
                 if isinstance(outcome, Failure):
                     failures[node] = outcome
@@ -88,16 +118,15 @@ class FlowerEngine:
                     client = registration.client
                     reason = self._taken(client, node) or admit(registration)
                     if reason:
-                        failures[node] = Failure(self._online.get(node) or client, "refused", reason)
+                        failures[node] = Failure(state.name or client, "refused", reason)
                     else:
                         self._nodes[client] = node
                         found.add(client)
-            self._answered.clear()
-            absent = {client for client, node in self._nodes.items() if node not in self._online}
+            absent = {client for client, node in self._nodes.items() if not self._states[node].online}
             absent = (absent | set(expected)) - found
             refusing = [node for node, failure in failures.items() if failure.status == "refused"]
-            refused = sum(not self.enrolled or self._online.get(node) in absent for node in refusing)
-            until = new_end if not all(self._lost[node] for node in self._asked.values()) else end
+            refused = sum(not self.enrolled or self._states[node].name in absent for node in refusing)
+            until = new_end if not all(self._states[node].lost for node in self._asked.values()) else end
             if refused >= len(absent) or time.monotonic() >= until:
                 break
             self._pause(time.monotonic() - began, until)
@@ -108,49 +137,62 @@ class FlowerEngine:
 
     def _taken(self, client: str, node: int) -> str:
         """Why ``node`` cannot be ``client``; empty if it can."""
-        name = self._online.get(node)
+        name = self._states[node].name
         if name is None:
             return f"node {node} left again"
         if self.enrolled and name != client:
             return f"node {node} claims to be {client}, but its key is enrolled for {name or 'no client'}"
         other = self._nodes.get(client, node)
-        return f"nodes {other} and {node} both claim to be it" if other != node and other in self._online else ""
+        if other != node and self._states[other].online:
+            return f"nodes {other} and {node} both claim to be it"
+        return ""
 
     def _look(self) -> None:
-        self._online = {node.node_id: node.name for node in self.grid.get_nodes()}
-        late = self._inbox.late  # who went has forgotten what it was asked
-        self._inbox.late = {identity: node for identity, node in late.items() if node in self._online}
+        """Ask Flower which nodes are online."""
+        for state in self._states.values():
+            state.name = None
+        for found in self.grid.get_nodes():
+            self._states.setdefault(found.node_id, NodeState()).name = found.name
+        late = self._inbox.late  # a node that went offline has forgotten what it was asked
+        self._inbox.late = {identity: node for identity, node in late.items() if self._states[node].online}
 
     def _invite(self, seconds: float) -> bool:
-        """Ask the nodes whose turn it is for their clients; whether one of them is asked for the first time."""
+        """Ask the nodes that are due for their clients. Return whether one of them is asked for the first time."""
         self._look()
         now = time.monotonic()
-        for node in self._due.keys() - self._online.keys() - set(self._asked.values()):
-            self._due[node] = now  # when it returns
-        due = [node for node in sorted(self._online) if self._due.get(node, now) <= now]
-        new = any(node not in self._lost for node in due)
+        asked = set(self._asked.values())
+        due = []
+        for node, state in sorted(self._states.items()):
+            if not state.online and node not in asked:
+                state.due = now  # it is asked again when it returns
+            if state.online and state.due <= now:
+                due.append(node)
+        new = any(not self._states[node].invited for node in due)
         content = getpropertiesins_to_recorddict(GetPropertiesIns({}))
-        kind, messages = MessageTypeLegacy.GET_PROPERTIES, []
+        messages = []
         for node in due:
-            self._lost.setdefault(node, 0)
-            messages.append(Message(content, node, kind, ttl=max(seconds, self._patience(node))))
+            ttl = max(seconds, self._states[node].patience)
+            messages.append(Message(content, node, MessageTypeLegacy.GET_PROPERTIES, ttl=ttl))
         for node, identity in zip(due, self._push(messages), strict=True):
-            self._due[node] = inf if identity else now + self._patience(node) / 10
-            self._asked |= {identity: node} if identity else {}
+            state = self._states[node]
+            state.invited = True
+            if identity:
+                state.due = inf
+                self._asked[identity] = node
+            else:
+                state.due = now + state.patience / 10
         return new
-
-    def _patience(self, node: int) -> float:
-        return min(LONGEST_PATIENCE_SECONDS, PATIENCE_SECONDS * 2.0 ** self._lost[node])
 
     def _note(self, identity: str, message: Message | None) -> None:
         """What a node says when it is asked for its clients."""
         node = self._asked.pop(identity)
         read = recorddict_to_getpropertiesres
         outcome = self._outcome(f"node {node}", message, lambda said: properties_to_registrations(read(said)))
-        self._answered[node] = outcome
+        state = self._states[node]
+        state.outcome = outcome
         if isinstance(outcome, Failure) and outcome.status == "lost":
-            self._due[node] = time.monotonic() + self._patience(node) / 10
-            self._lost[node] += 1
+            state.due = time.monotonic() + state.patience / 10
+            state.lost += 1
 
     # ---- exchanges -------------------------------------------------------------------------------------------------
 
@@ -173,7 +215,9 @@ class FlowerEngine:
         """
         blob = encode(message)
         self._look()
-        there = [client for client in sorted(requests) if self._nodes.get(client) in self._online]
+        there = [
+            client for client in sorted(requests) if client in self._nodes and self._states[self._nodes[client]].online
+        ]
         awaited = closing.awaited if closing else set(there)
         busy = set(self._inbox.late.values())
         clients = [client for client in there if client in awaited or self._nodes[client] not in busy]

@@ -19,7 +19,7 @@ from client import node as client_node
 from common.wire.payload import Payload
 from server import app as server_app
 from server.engines import flower as flower_engine
-from server.engines.flower import PATIENCE_SECONDS, FlowerEngine
+from server.engines.flower import PATIENCE_SECONDS, FlowerEngine, NodeState
 from strategies.core.flower import properties_to_registrations
 
 
@@ -102,8 +102,8 @@ def test_a_node_that_joins_during_a_round_is_there_at_the_next(tmp_path: Path) -
     late = Turns(scripted(None))
     grid = Simulation(scripted(REFUSAL))
     engine = engine_of(grid, "a")
-    engine._due = dict.fromkeys(grid.world.nodes, float("inf"))
-    engine._lost = dict.fromkeys(grid.world.nodes, 0)
+    for node in grid.world.nodes:
+        engine._states[node] = NodeState(due=float("inf"), invited=True)
     joined = grid.world.join(late)
     held: list[Message] = []
 
@@ -161,7 +161,7 @@ def test_who_is_refused_takes_nobody_s_place(grid: Any, tmp_path: Path) -> None:
 def test_who_answered_and_left_is_not_mapped(tmp_path: Path) -> None:
     engine = FlowerEngine(Deployment())
     answer = node_of(tmp_path).get_properties(GetPropertiesIns({}), None, None)
-    engine._answered[77] = properties_to_registrations(answer)  # it came during a round
+    engine._states[77] = NodeState(outcome=properties_to_registrations(answer))  # it came during a round
     found, failures = registered(engine, ["sketch-0"])
     assert (found, [item.reason for item in failures], engine._nodes) == ([], ["node 77 left again"], {})
 
