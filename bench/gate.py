@@ -65,7 +65,7 @@ def measure(model: str, rounds: int) -> dict[str, object]:
         gate: list[float] = []
         whole: list[float] = []
         run.federation.admit = timed(run.federation.admit, gate)  # type: ignore[method-assign]
-        run.federation._bounded = timed(run.federation._bounded, gate)  # type: ignore[method-assign]
+        run.federation._bound = timed(run.federation._bound, gate)  # type: ignore[method-assign]
         one_round = timed(run._round, whole)
 
         def next_round(number: int) -> bool:

@@ -13,6 +13,7 @@ from common.errors import CheckpointError, ConfigError
 from common.exports.description import Description, read_description
 from common.models.base import Model
 from common.models.pretrained import WEIGHTS
+from common.models.specs import ModelSpec
 from common.prototypes import PrototypeSet, normalise_rows
 from common.storage.files import Series, read_tensors
 from common.storage.state import MODEL_PREFIX, under_prefix
@@ -47,8 +48,10 @@ class TrainedModel(nn.Module):
         super().__init__()
         self.description, self.classes, self.image_size = description, description.classes, description.image_size
         parts, self.prototypes = description.architecture, prototypes
-        plain = build(parts["model"], "model").build(len(self.classes), self.image_size, parts["seed"])
-        method = build(parts["method"], "method")
+        spec, method = build(parts["model"], "model"), build(parts["method"], "method")
+        if not isinstance(spec, ModelSpec) or not hasattr(method, "extend") or not hasattr(method, "inference"):
+            raise CheckpointError("model.json: architecture names classes that are no network and no method")
+        plain = spec.build(len(self.classes), self.image_size, parts["seed"])
         self.net = without_training_parts(method.extend(plain, parts["clients"], parts["seed"]))
         try:
             self.net.load_state_dict(weights)

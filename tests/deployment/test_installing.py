@@ -22,7 +22,7 @@ from common.versions import VERSION
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS: Mapping[str, list[str]] = PROJECT["optional-dependencies"]
-PACKAGES = ("common", "strategies", "client", "server")
+PACKAGES = ("common", "strategies", "client", "server", "goldfinch")
 PINS = [
     Requirement(line)
     for line in (ROOT / "requirements.txt").read_text().splitlines()
@@ -197,7 +197,7 @@ class Installed:
         self.finder = finder
     def find_spec(self, name, path=None, target=None):
         top = name.partition(".")[0]
-        own = top in ("common", "strategies", "client", "server", "conf")
+        own = top in ("common", "strategies", "client", "server", "conf", "goldfinch")
         if top in brought and not own and not allowed & {{item.lower().replace("_", "-") for item in brought[top]}}:
             return None
         return self.finder.find_spec(name, path, target)

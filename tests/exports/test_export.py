@@ -321,11 +321,26 @@ def test_only_an_exported_model_is_replaced(trained: Run, tmp_path: Path) -> Non
         ("model.json", lambda content: content.replace(b"specs.Small", b"specs.ResNet10"), "not those of the network"),
         (
             "model.json",
-            lambda content: content.replace(b"common.models.specs.Small", b"common.data.glyphs.Glyphs"),
+            lambda content: content.replace(b"common.models.specs.Small", b"subprocess.Popen"),
+            "not one of Goldfinch's own",
+        ),
+        (
+            "model.json",
+            lambda content: content.replace(b"common.models.specs.Small", b"strategies.fedprox.FedProx"),
             "not one of Goldfinch's own",
         ),
     ],
-    ids=["a bit", "empty", "torn", "another key", "a list", "a class with an escape", "another network", "a stranger"],
+    ids=[
+        "a bit",
+        "empty",
+        "torn",
+        "another key",
+        "a list",
+        "a class with an escape",
+        "another network",
+        "a stranger",
+        "a method",
+    ],
 )
 def test_a_damaged_folder_is_named(name: str, change: Any, message: str, exported: Path, tmp_path: Path) -> None:
     for path in exported.iterdir():

@@ -28,7 +28,7 @@ def test_the_first_score_is_the_exported_model_s(
     assert f"starts from {exported}, with its classifier" in capsys.readouterr().out
     assert Run(tmp_path / "run").round_scores[0].accuracy == trained.summary["accuracy"]
     assert main(["run", *words, quoted_override("output", tmp_path / "other")]) == 0  # by default, in order of names
-    assert "whose classes differ: these get a new classifier" in capsys.readouterr().out
+    assert "with a new classifier, since the classes differ" in capsys.readouterr().out
     assert Run(tmp_path / "other").round_scores[0].accuracy != trained.summary["accuracy"]
 
 
