@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("goldfinch", "strategies", "common", "client", "server")
 ROOT_PAGES = {"README.md": "index.md", "SECURITY.md": "SECURITY.md", "CHANGELOG.md": "CHANGELOG.md"}
 ROOT_PAGES |= {"CONTRIBUTING.md": "CONTRIBUTING.md", "LICENSE": "LICENSE.md"}
+ROOT_PAGES |= {"docs/README.md": "contents.md"}  # index.md is the README of the root
 ONE_FILE = "fpl_in_one_file"
 LINK = re.compile(r"(\]\()([^)#\s]+)(#[^)\s]*)?(\))")
 
