@@ -58,7 +58,7 @@ def test_the_way_from_a_run_to_its_users(
         words = shlex.split(command)[1:]
         assert main([*words, *(tiny if words[0] == "run" else [])]) == 0, command
     assert len(commands) == 4
-    assert len(Path("said.csv").read_text().splitlines()) == 41
+    assert len(Path("predictions.csv").read_text().splitlines()) == 41
     assert Path("outputs/second/summary.json").exists()
     spaces = []
     for source in [*blocks("use-the-model.md", "python"), blocks("python-api.md", "python")[-1]]:
