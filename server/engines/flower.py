@@ -122,7 +122,7 @@ class FlowerEngine:
                     else:
                         self._nodes[client] = node
                         found.add(client)
-            absent = {client for client, node in self._nodes.items() if not self._states[node].online}
+            absent = {client for client, node in self._nodes.items() if not self._is_online(node)}
             absent = (absent | set(expected)) - found
             refusing = [node for node, failure in failures.items() if failure.status == "refused"]
             refused = sum(not self.enrolled or self._states[node].name in absent for node in refusing)
@@ -143,9 +143,13 @@ class FlowerEngine:
         if self.enrolled and name != client:
             return f"node {node} claims to be {client}, but its key is enrolled for {name or 'no client'}"
         other = self._nodes.get(client, node)
-        if other != node and self._states[other].online:
+        if other != node and self._is_online(other):
             return f"nodes {other} and {node} both claim to be it"
         return ""
+
+    def _is_online(self, node: int) -> bool:
+        """Whether Flower listed the node when it was last asked."""
+        return node in self._states and self._states[node].online
 
     def _look(self) -> None:
         """Ask Flower which nodes are online."""
@@ -154,7 +158,7 @@ class FlowerEngine:
         for found in self.grid.get_nodes():
             self._states.setdefault(found.node_id, NodeState()).name = found.name
         late = self._inbox.late  # a node that went offline has forgotten what it was asked
-        self._inbox.late = {identity: node for identity, node in late.items() if self._states[node].online}
+        self._inbox.late = {identity: node for identity, node in late.items() if self._is_online(node)}
 
     def _invite(self, seconds: float) -> bool:
         """Ask the nodes that are due for their clients. Return whether one of them is asked for the first time."""
@@ -216,7 +220,7 @@ class FlowerEngine:
         blob = encode(message)
         self._look()
         there = [
-            client for client in sorted(requests) if client in self._nodes and self._states[self._nodes[client]].online
+            client for client in sorted(requests) if client in self._nodes and self._is_online(self._nodes[client])
         ]
         awaited = closing.awaited if closing else set(there)
         busy = set(self._inbox.late.values())
