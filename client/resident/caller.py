@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from multiprocessing.connection import Client, Connection
@@ -89,12 +90,21 @@ class Caller:
         return None
 
     def _is_usable(self, connection: Connection, process_id: int) -> bool:
-        """Return whether the trainer has this code and configuration. One that has not is ended."""
+        """Return whether the trainer has this code and configuration. One that has not is ended.
+
+        A trainer that does not complete its identity within ``START_SECONDS`` is killed, which ends the connection.
+
+        Raises:
+            ConnectionError: the trainer ended.
+        """
+        watchdog = threading.Timer(START_SECONDS, _end, [process_id])
+        watchdog.start()
         try:
-            answered = connection.poll(START_SECONDS)
-            identity = receive_header(connection) if answered else None
+            identity = receive_header(connection)
         except PayloadError:  # a trainer of another release, which sends other messages
             identity = None
+        finally:
+            watchdog.cancel()
         if identity is None:
             _end(process_id)
             return False
