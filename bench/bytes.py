@@ -49,21 +49,24 @@ METHODS = {
 
 
 def summary_of(*overrides: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """A run's summary and its ledger."""
+    """Return a run's summary and its activity."""
     with tempfile.TemporaryDirectory() as folder:
         settings = load_settings([*overrides, f"output={folder}/run"])
         prepare_output(settings)
-        return run_federation(settings, InlineEngine(settings)), read_rows(Path(folder) / "run" / "bytes.csv")
+        return run_federation(settings, InlineEngine(settings)), read_rows(Path(folder) / "run" / "activity.csv")
 
 
 def bytes_of(name: str, *more: str) -> list[dict[str, object]]:
     """Mean bytes per client of a method's second round, by way and part; a row for each way."""
-    _, ledger = summary_of(*TINY, *METHODS[name], *more)
+    _, activity = summary_of(*TINY, *METHODS[name], *more)
+    rows = [row for row in activity if row["round"] == "2"]
     found: list[dict[str, object]] = []
     for way in ("down", "up"):
-        rows = [row for row in ledger if row["round"] == "2" and row["way"] == way]
-        mean = {part: round(statistics.mean(int(row[part]) for row in rows)) for part in (*PARTS, "total")}
-        found.append({"method": name, "way": way, **mean})
+        means: dict[str, object] = {"method": name, "way": way}
+        for part in PARTS:
+            means[part] = round(statistics.mean(int(row[f"bytes_{way}_{part}"]) for row in rows))
+        means["total"] = round(statistics.mean(int(row[f"bytes_{way}"]) for row in rows))
+        found.append(means)
     return found
 
 

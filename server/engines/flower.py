@@ -21,7 +21,7 @@ from flwr.compat.common.recorddict_compat import (
 from flwr.serverapp.grid import Grid
 
 from common.errors import EngineError, PayloadError
-from common.wire.messages import Registration, Request, request_text
+from common.wire.messages import Registration, Request
 from common.wire.payload import Payload, encode
 from server.engines.messages import Inbox
 from server.run.engine import ENOUGH, Admit, Failure, Keep, as_it_is
@@ -236,7 +236,7 @@ class FlowerEngine:
         replies: list[Reply] = []
         for identity, answer in self._answers(set(waiting), seconds):
             request = requests[waiting.pop(identity)]
-            outcome = self._outcome(request.client, answer, partial(_reply, request, len(blob)))
+            outcome = self._outcome(request.client, answer, partial(_reply, request))
             if isinstance(outcome, Failure):
                 failures.append(outcome)
             else:
@@ -333,8 +333,8 @@ class InRay:
         return ray.get, (self.place,)
 
 
-def _reply(request: Request, size: int, content: RecordDict) -> Reply | Failure:
-    """What a client answers to ``request``, which went with ``size`` bytes of tensors."""
+def _reply(request: Request, content: RecordDict) -> Reply | Failure:
+    """Return what a client answers to ``request``."""
     client, result = request.client, recorddict_to_fitres(content, keep_input=False)
     if result.status.code != Code.OK:
         return Failure(client, "failed", result.status.message, str(result.metrics.get("traceback", "")))
@@ -342,4 +342,4 @@ def _reply(request: Request, size: int, content: RecordDict) -> Reply | Failure:
         answer, payload, size_up = fit_res_to_answer(result)
     except PayloadError as error:
         return Failure(client, "refused", str(error), bytes_up=sum(map(len, result.parameters.tensors)))
-    return Reply(client, answer, payload, size + len(request_text(request)), size_up)
+    return Reply(client, answer, payload, size_up)

@@ -14,7 +14,7 @@ from common.config import Count, build, checked
 from common.data.protocols import ClientSpec
 from common.errors import ConfigError, GoldfinchError
 from common.settings import RunSettings
-from common.wire.messages import Answer, Registration, Request, read_header, request_text
+from common.wire.messages import Answer, Registration, Request, read_header
 from common.wire.payload import Payload, decode, encode, encoded_size
 from server.run.engine import Admit, Failure, Keep, as_it_is
 from strategies.core.federation import Closing, Reply
@@ -88,12 +88,11 @@ class InlineEngine:
     ) -> tuple[list[Reply], list[Failure]]:
         """See :class:`server.run.engine.Engine`."""
         blob = encode(message) if self.options.wire else b""
-        size = len(blob) if blob else encoded_size(message)
-        outcomes = list(self._pool.map(lambda item: self._ask(item[1], message, blob, size, keep), requests.items()))
+        outcomes = list(self._pool.map(lambda request: self._ask(request, message, blob, keep), requests.values()))
         replies = [outcome for outcome in outcomes if isinstance(outcome, Reply)]
         return replies, [outcome for outcome in outcomes if isinstance(outcome, Failure)]
 
-    def _ask(self, request: Request, message: Payload, blob: bytes, size: int, keep: Keep) -> Reply | Failure:
+    def _ask(self, request: Request, message: Payload, blob: bytes, keep: Keep) -> Reply | Failure:
         try:
             answer = self.devices[request.client].answer(request, decode(blob) if blob else message)
             if self.options.wire:
@@ -102,13 +101,12 @@ class InlineEngine:
                 answer = decode(uploaded)
             else:
                 size_up = encoded_size(answer)
-            said = read_header(Answer, answer.header)
+            header = read_header(Answer, answer.header)
         except GoldfinchError as error:
             return Failure(request.client, "failed", str(error), traceback.format_exc())
         except Exception as error:  # whatever a client's half raises is that client's failure
             return Failure(request.client, "failed", f"{type(error).__name__}: {error}", traceback.format_exc())
-        size_down = size + len(request_text(request))
-        return Reply(request.client, said, keep(answer), size_down, size_up)  # a full disk is nobody's but the server's
+        return Reply(request.client, header, keep(answer), size_up)  # outside of the try: a full disk is the server's
 
     def close(self) -> None:
         """See :class:`server.run.engine.Engine`."""

@@ -27,7 +27,7 @@ from common.versions import hash_of_files
 from common.wire.messages import printable
 from server.run.accounting import LEDGER, Ledger, privacy_report, with_conditions
 from server.run.checkpoint import BEST, Checkpoint, Checkpoints
-from server.run.history import round_scores
+from server.run.history import round_scores, rows_on
 from server.run.prototype_log import Page, read_pages
 from server.run.schema import check_events, check_lines, read_lines, read_rows, reading
 from strategies.core.federation import Federation
@@ -97,7 +97,12 @@ class Run:
 
     @cached_property
     def scores(self) -> Sequence[Mapping[str, Any]]:
-        """Rows of ``history.csv``."""
+        """Rows of ``history.csv`` of test images."""
+        return rows_on("test", self._history)
+
+    @cached_property
+    def _history(self) -> Sequence[Mapping[str, Any]]:
+        """All rows of ``history.csv``."""
         return read_rows(self.folder / "history.csv")
 
     @cached_property
@@ -183,7 +188,7 @@ class Run:
     @cached_property
     def validation_scores(self) -> list[RoundScore]:
         """Accuracy per domain of every round on clients' validation samples, ascending; empty without any."""
-        return round_scores(read_rows(self.folder / "validation.csv"), self._scorers("validation"))
+        return round_scores(rows_on("validation", self._history), self._scorers("validation"))
 
     def _scorers(self, kind: str) -> Mapping[str, int] | None:
         """The domains that are scored and by how many clients each, as its last start says; ``None`` if unsaid."""

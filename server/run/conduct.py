@@ -236,7 +236,7 @@ def summary_of(settings: RunSettings, rounds: RoundLoop, seconds: float) -> dict
         **({"validation": _validation(best)} if best else {}),
         "state_sha256": rounds.state.sha256(),
         "bytes": bytes_total(stream_rows(folder / "activity.csv")),
-        "bytes_by_part": bytes_by_part(stream_rows(folder / "bytes.csv")),
+        "bytes_by_part": bytes_by_part(stream_rows(folder / "activity.csv")),
         **({"privacy": private} if private else {}),
         "wall_seconds": round(seconds, 3),
         "server_peak_bytes": peak_bytes(),
@@ -272,10 +272,12 @@ def bytes_total(activity: Iterable[Mapping[str, Any]]) -> dict[str, int]:
     return total
 
 
-def bytes_by_part(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
-    """Bytes by way and part over all rows of ``bytes.csv``."""
-    sums = {way: dict.fromkeys((*PARTS, "total"), 0) for way in ("down", "up")}
-    for row in rows:
-        for part in sums[row["way"]]:
-            sums[row["way"]][part] += int(row[part])
+def bytes_by_part(activity: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
+    """Return the bytes by direction and part over all rows of ``activity.csv``, with each direction's total."""
+    sums = {direction: dict.fromkeys((*PARTS, "total"), 0) for direction in ("down", "up")}
+    for row in activity:
+        for direction, parts in sums.items():
+            for part in PARTS:
+                parts[part] += int(row[f"bytes_{direction}_{part}"] or 0)
+            parts["total"] += int(row[f"bytes_{direction}"] or 0)
     return sums

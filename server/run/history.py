@@ -12,15 +12,16 @@ from typing import Any
 
 from common.metrics import Coverage, RoundScore
 from common.storage.files import write_text
-from common.wire.messages import Request, completed_status, request_text
-from common.wire.payload import Payload, encoded_size
-from server.run.engine import Failure
 from server.run.prototype_log import Confusions, PrototypeLog
 from server.run.schema import read_lines, read_rows, stream_rows
 from server.trackers.events import Listener
-from strategies.core.federation import Reply
 
-SCORES = ("round", "client", "client_domain", "domain", "count", "correct", "accuracy", "loss")
+SCORES = ("round", "client", "client_domain", "domain", "scored_on", "count", "correct", "accuracy", "loss")
+"""Columns of ``history.csv``; ``scored_on`` is ``test`` or ``validation``."""
+
+PARTS = ("weights", "prototypes", "extra", "header")
+"""Parts of a message. The header is everything besides tensors: names, shapes, JSON, padding."""
+
 ACTIVITY = (
     "round",
     "exchange",
@@ -36,26 +37,30 @@ ACTIVITY = (
     "seconds_train",
     "seconds_save",
     "bytes_down",
+    "bytes_down_weights",
+    "bytes_down_prototypes",
+    "bytes_down_extra",
+    "bytes_down_header",
     "bytes_up",
     "bytes_up_weights",
     "bytes_up_prototypes",
     "bytes_up_extra",
+    "bytes_up_header",
     "peak_bytes",
     "releases",
     "randomness",
 )
-PARTS = ("weights", "prototypes", "extra", "header")
-BYTES = ("round", "exchange", "client", "method", "way", "status", *PARTS, "total")
+"""Columns of ``activity.csv``."""
 
 
 class History:
-    """The files in a run's folder that grow with it, and the listeners that are told as rows come.
+    """The files in a run's folder that grow with it, and the listeners that are called with each new row.
 
-    ``history.csv``: one row per client, scored domain and round; ``validation.csv``: the same of clients' own
-    validation samples, where there are any. ``activity.csv``: one row per client and exchange with losses, seconds,
-    bytes and, for failures and refusals, the reason. ``events.jsonl``: one line per event of the run.
-    ``confusion.jsonl`` and ``prototypes/``: see :mod:`server.run.prototype_log`; ``bytes.csv``: what every message
-    weighs, per client, way and part, see :func:`exchange_rows`.
+    - ``history.csv``: one row per client, scored domain and round, on test images or on validation samples.
+    - ``activity.csv``: one row per client and exchange: status, losses, seconds, bytes of each part of both messages,
+      and the reason of a failure or refusal.
+    - ``events.jsonl``: one line per event of the run.
+    - ``confusion.jsonl`` and ``prototypes/``: see :mod:`server.run.prototype_log`.
 
     Listeners are told of every event and, as ``scores`` and ``activity``, of every row; these two are in no file.
 
@@ -83,10 +88,8 @@ class History:
         self._scorers, self._validators = scorers, validators
         self.listeners = list(listeners)
         folder.mkdir(parents=True, exist_ok=True)
-        for name in ("history.csv", *(["validation.csv"] if (folder / "validation.csv").exists() else [])):
-            _reopen(folder / name, SCORES, scores_until)
+        _reopen(folder / "history.csv", SCORES, scores_until)
         _reopen(folder / "activity.csv", ACTIVITY, keep_until)
-        _reopen(folder / "bytes.csv", BYTES, keep_until)
         self._latest: list[dict[str, Any]] = []  # the present round's activity; all others are on the disk alone
         self.confusions = Confusions(folder / "confusion.jsonl", scores_until)
         self.prototype_log = PrototypeLog(folder / "prototypes", keep_until)
@@ -108,17 +111,9 @@ class History:
             listener(name, entry)
 
     def add_scores(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Append rows of ``history.csv``."""
+        """Append rows of ``history.csv``; listeners get those of test images."""
         _append(self.folder / "history.csv", SCORES, rows)
-        self._tell("scores", {"rows": rows})
-
-    def add_validation(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Append rows of ``validation.csv``."""
-        path = self.folder / "validation.csv"
-        if rows and not path.exists():
-            _reopen(path, SCORES, -1)
-        if rows:
-            _append(path, SCORES, rows)
+        self._tell("scores", {"rows": rows_on("test", rows)})
 
     def add_activity(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Append rows of ``activity.csv``."""
@@ -127,27 +122,23 @@ class History:
         _append(self.folder / "activity.csv", ACTIVITY, rows)
         self._tell("activity", {"rows": rows})
 
-    def add_bytes(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Append rows of ``bytes.csv``."""
-        _append(self.folder / "bytes.csv", BYTES, rows)
-
     def round_totals(self, number: int) -> dict[str, Any]:
-        """What the present round came to: clients by outcome, mean loss terms by sample count, bytes up and down."""
+        """Return the present round's clients by status, mean loss terms by sample count, and bytes up and down."""
         rows = [row for row in self._latest if int(row["round"]) == number]
-        outcomes = Counter(str(row["status"]) for row in rows)
-        return {
-            "outcomes": dict(sorted(outcomes.items())),
-            "losses": {term: round(value, 6) for term, value in mean_losses(rows).items()},
-            **{f"bytes_{way}": sum(int(row.get(f"bytes_{way}") or 0) for row in rows) for way in ("up", "down")},
-        }
+        statuses = Counter(str(row["status"]) for row in rows)
+        losses = {term: round(value, 6) for term, value in mean_losses(rows).items()}
+        totals: dict[str, Any] = {"outcomes": dict(sorted(statuses.items())), "losses": losses}
+        for direction in ("up", "down"):
+            totals[f"bytes_{direction}"] = sum(int(row.get(f"bytes_{direction}") or 0) for row in rows)
+        return totals
 
     def round_scores(self) -> list[RoundScore]:
         """Accuracy per domain of every scored round, ascending."""
-        return round_scores(stream_rows(self.folder / "history.csv"), self._scorers)
+        return round_scores(rows_on("test", stream_rows(self.folder / "history.csv")), self._scorers)
 
     def validation_scores(self) -> list[RoundScore]:
         """Accuracy per domain of every round on clients' validation samples, ascending; each client counts once."""
-        return round_scores(stream_rows(self.folder / "validation.csv"), self._validators)
+        return round_scores(rows_on("validation", stream_rows(self.folder / "history.csv")), self._validators)
 
     def rounds(self, event: str) -> list[int]:
         """The rounds of all events of that name, such as ``round done``."""
@@ -171,6 +162,11 @@ class History:
         return f"{times} of the {count} answers that are missing were {kind[0]}, such as {shown[kind]}"
 
 
+def rows_on(scored_on: str, rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the rows of ``history.csv`` that were scored on ``test`` images or on ``validation`` samples."""
+    return [row for row in rows if row["scored_on"] == scored_on]
+
+
 def mean_losses(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     """Each loss term's mean over rows of ``activity.csv``, weighted by their samples."""
     sums: dict[str, float] = {}
@@ -186,7 +182,7 @@ def round_scores(rows: Iterable[Mapping[str, Any]], scorers: Mapping[str, int] |
     """Return the accuracy per domain of every round in rows of ``history.csv``, ascending, with what each round lacks.
 
     Args:
-        rows: rows of ``history.csv`` or ``validation.csv``.
+        rows: rows of ``history.csv``, all of test images or all of validation samples.
         scorers: the run's domains, and how many scores complete each; ``None`` takes the domains of any row.
     """
     by_round: dict[int, list[tuple[str, int, int]]] = {}
@@ -214,53 +210,3 @@ def _append(path: Path, columns: Sequence[str], rows: Sequence[Mapping[str, Any]
     csv.DictWriter(stream, columns, lineterminator="\n", restval="").writerows(rows)
     with path.open("a") as target:
         target.write(stream.getvalue())
-
-
-# ---- bytes.csv -------------------------------------------------------------------------------------------------------
-
-
-def exchange_rows(
-    message: Payload, requests: Mapping[str, Request], replies: Sequence[Reply], failures: Sequence[Failure]
-) -> list[dict[str, Any]]:
-    """Two rows of ``bytes.csv`` per client that was asked, down and up, the same on every engine.
-
-    Counted is what Goldfinch hands to the engine and is handed by it: the blob of tensors, the request's text beside
-    it, and the words of a client that failed. What a transport adds (framing, signatures, TLS, polls, the app's code)
-    is not in it; docs/results/bytes.md compares it with the wire.
-
-    ``replies`` are answers that could be read, whether or not the gate let them in; ``failures`` clients without one,
-    and answers that were not let in.
-    """
-    parts, size = message.part_bytes(), encoded_size(message)
-    answers = {reply.client: reply for reply in replies}
-    failed = {failure.client: failure for failure in failures}
-    rows = []
-    for client, request in requests.items():
-        failure = failed.get(client)
-        facts = {
-            "round": request.round,
-            "exchange": request.exchange,
-            "client": client,
-            "method": request.method,
-            "status": failure.status if failure else completed_status(train=request.train),
-        }
-        sent = failure is None or failure.sent
-        total = size + len(request_text(request).encode())
-        rows.append({**facts, "way": "down", **(_split(parts, total) if sent else _split({}, 0))})
-        rows.append({**facts, "way": "up", **_up(answers.get(client), failure)})
-    return rows
-
-
-def _up(reply: Reply | None, failure: Failure | None) -> dict[str, int]:
-    if reply is not None:
-        return _split(reply.payload.part_bytes(), reply.bytes_up)
-    if failure is None or failure.status in ("lost", "late"):
-        return _split({}, 0)
-    words = len(failure.reason.encode()) + len(failure.traceback.encode())
-    return _split({}, failure.bytes_up or words)
-
-
-def _split(parts: Mapping[str, int], total: int) -> dict[str, int]:
-    """The parts, and as header whatever else there is: names, shapes, JSON, padding."""
-    known = {part: parts.get(part, 0) for part in PARTS[:-1]}
-    return {**known, "header": total - sum(known.values()), "total": total}

@@ -8,11 +8,11 @@ from typing import Any
 
 from common.metrics import Coverage, RoundScore, best_round, states
 from common.settings import RunSettings
-from common.wire.messages import CLIPPED, Request, completed_status
-from common.wire.payload import Payload
+from common.wire.messages import CLIPPED, Request, completed_status, request_text
+from common.wire.payload import Payload, encoded_size
 from server.run.accounting import PrivacyAccount
 from server.run.engine import MAX_REASON, Failure
-from server.run.history import History, exchange_rows
+from server.run.history import PARTS, History
 from strategies.core.federation import Federation, Outcome, Reply
 from strategies.core.method import ServerContext
 
@@ -87,8 +87,7 @@ class Recorder:
             outcome: what was accepted of them.
             failures: clients without a reply, and replies that were not accepted.
         """
-        self.history.add_bytes(exchange_rows(message, requests, replies, failures))
-        self._write_activity(outcome, failures)
+        self._write_activity(message, requests, replies, outcome, failures)
         self._write_clipped(outcome)
         self._write_capped(outcome)
         self._write_failures(failures)
@@ -98,28 +97,44 @@ class Recorder:
 
     # ---- activity --------------------------------------------------------------------------------------------------
 
-    def _write_activity(self, outcome: Outcome, failures: Sequence[Failure]) -> None:
+    def _write_activity(
+        self,
+        message: Payload,
+        requests: Mapping[str, Request],
+        replies: Sequence[Reply],
+        outcome: Outcome,
+        failures: Sequence[Failure],
+    ) -> None:
+        """Append one row per client that was asked.
+
+        Bytes are those that Goldfinch hands to the engine and receives from it: the tensors, the request's text, and
+        the error text of a client that failed. What a transport adds (framing, signatures, TLS, polls, the app's code)
+        is not counted; docs/results/bytes.md compares them with what is sent on the wire.
+        """
+        message_parts, message_size = message.part_bytes(), encoded_size(message)
+        arrived = {reply.client: reply for reply in replies}
         rows: list[dict[str, Any]] = []
         for reply in outcome.admitted:
-            row = self._activity_row(reply)
+            row = self._reply_row(reply)
             if reply.client in outcome.clipped:
                 row["status"] = CLIPPED
                 row["reason"] = _clip_reason(outcome.clipped[reply.client])
             rows.append(row)
         for failure in failures:
-            row = {
-                "round": self.server.round,
-                "exchange": self.server.exchange,
-                "client": failure.client,
-                "status": failure.status,
-                "domain": self.registry.domain(failure.client),
-                "reason": failure.reason,
-            }
-            rows.append(row)
+            rows.append(self._failure_row(failure, arrived.get(failure.client)))
+        sent = {failure.client: failure.sent for failure in failures}
+        for row in rows:
+            client = row["client"]
+            if sent.get(client, True):
+                request_size = len(request_text(requests[client]).encode())
+                row |= _byte_columns("down", message_parts, message_size + request_size)
+            else:
+                row |= _byte_columns("down", {}, 0)
         self.history.add_activity(rows)
         self.account.answered(self.run_id, rows)
 
-    def _activity_row(self, reply: Reply) -> dict[str, Any]:
+    def _reply_row(self, reply: Reply) -> dict[str, Any]:
+        """Return the row of an accepted reply, without the bytes of the message that was sent to the client."""
         answer = reply.answer
         row: dict[str, Any] = {
             "round": self.server.round,
@@ -130,17 +145,35 @@ class Recorder:
             "samples": answer.samples,
             "steps": answer.steps,
             "losses": json.dumps({name: round(value, 6) for name, value in answer.losses.items()}),
-            "bytes_down": reply.bytes_down,
-            "bytes_up": reply.bytes_up,
             "peak_bytes": answer.peak_bytes,
             "releases": answer.releases or "",
             "randomness": answer.randomness,
         }
         for phase in PHASES:
             row[f"seconds_{phase}"] = answer.seconds.get(phase, "")
-        for part, size in reply.payload.part_bytes().items():
-            row[f"bytes_up_{part}"] = size
-        return row
+        return row | _byte_columns("up", reply.payload.part_bytes(), reply.bytes_up)
+
+    def _failure_row(self, failure: Failure, reply: Reply | None) -> dict[str, Any]:
+        """Return the row of a client without an accepted reply, without the bytes of the message sent to it.
+
+        Args:
+            failure: what went wrong.
+            reply: the client's reply if it arrived, could be read, and was refused.
+        """
+        row: dict[str, Any] = {
+            "round": self.server.round,
+            "exchange": self.server.exchange,
+            "client": failure.client,
+            "status": failure.status,
+            "domain": self.registry.domain(failure.client),
+            "reason": failure.reason,
+        }
+        if reply is not None:
+            return row | _byte_columns("up", reply.payload.part_bytes(), reply.bytes_up)
+        size = failure.bytes_up
+        if not size and failure.status not in ("lost", "late"):
+            size = len(failure.reason.encode()) + len(failure.traceback.encode())
+        return row | _byte_columns("up", {}, size)
 
     def _write_clipped(self, outcome: Outcome) -> None:
         for client, factors in outcome.clipped.items():
@@ -174,20 +207,19 @@ class Recorder:
 
     def _write_scores(self, outcome: Outcome, requests: Mapping[str, Request], failures: Sequence[Failure]) -> None:
         scored_round = self.server.round if self.scores_new_state else self.server.round - 1
-        rows: list[dict[str, Any]] = []
+        tested: list[dict[str, Any]] = []
         validated: list[dict[str, Any]] = []
         for reply in outcome.admitted:
             for entry in reply.answer.scores:
-                rows.append(self._score_row(scored_round, reply, entry))
+                tested.append(self._score_row(scored_round, reply, "test", entry))
                 self.history.confusions.add(scored_round, reply.client, entry, self.server.class_count)
             if reply.answer.validation is not None:
-                validated.append(self._score_row(scored_round, reply, reply.answer.validation))
-        self.history.add_scores(rows)
-        self.history.add_validation(validated)
+                validated.append(self._score_row(scored_round, reply, "validation", reply.answer.validation))
+        self.history.add_scores([*tested, *validated])
         if self.settings.rounds.test:
-            self._report_missing(scored_round, requests, rows, failures)
-        if rows:
-            self._score_event("score", self._tested.score(scored_round, _entries(rows)))
+            self._report_missing(scored_round, requests, tested, failures)
+        if tested:
+            self._score_event("score", self._tested.score(scored_round, _entries(tested)))
         if validated:
             score = self._validated.score(scored_round, _entries(validated))
             self._validation.append(score)
@@ -195,12 +227,13 @@ class Recorder:
             if self._best() is score:
                 self.federation.best = scored_round
 
-    def _score_row(self, number: int, reply: Reply, entry: Mapping[str, Any]) -> dict[str, Any]:
+    def _score_row(self, number: int, reply: Reply, scored_on: str, entry: Mapping[str, Any]) -> dict[str, Any]:
         return {
             "round": number,
             "client": reply.client,
             "client_domain": self.registry.domain(reply.client),
             "domain": entry["domain"],
+            "scored_on": scored_on,
             "count": entry["count"],
             "correct": entry["correct"],
             "accuracy": round(100.0 * entry["correct"] / max(1, entry["count"]), 4),
@@ -253,3 +286,20 @@ def _clip_reason(factors: Mapping[str, float]) -> str:
     ascending = sorted(factors.items(), key=lambda item: item[1])
     parts = [f"{name} by {factor:.3g}" for name, factor in ascending]
     return ("longer than the bound, scaled: " + ", ".join(parts))[:MAX_REASON]
+
+
+def _byte_columns(direction: str, parts: Mapping[str, int], total: int) -> dict[str, int]:
+    """Return the byte columns of ``activity.csv`` for one direction.
+
+    Args:
+        direction: ``down`` or ``up``.
+        parts: bytes of the message's tensors by part.
+        total: bytes of the whole message; what no part accounts for is its header.
+    """
+    columns = {f"bytes_{direction}": total}
+    header = total
+    for part in PARTS:
+        columns[f"bytes_{direction}_{part}"] = parts.get(part, 0)
+        header -= parts.get(part, 0)
+    columns[f"bytes_{direction}_header"] = header
+    return columns

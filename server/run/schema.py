@@ -28,11 +28,12 @@ Missing = dict[Word, Integer | None]
 
 
 class ScoreRow(TypedDict):
-    """A row of ``history.csv`` and of ``validation.csv``."""
+    """A row of ``history.csv``."""
 
     round: Whole
     client: Word
     domain: Word
+    scored_on: Literal["test", "validation"]
     count: Annotated[Whole, Field(gt=0)]
     correct: Whole
     loss: Real
@@ -51,14 +52,6 @@ class ActivityRow(TypedDict):
     bytes_down: Maybe
     bytes_up: Maybe
     peak_bytes: Maybe
-
-
-class ByteRow(TypedDict):
-    """A row of ``bytes.csv``."""
-
-    round: Whole
-    way: Literal["down", "up"]
-    total: Whole
 
 
 class Confusion(TypedDict):
@@ -166,9 +159,7 @@ class Summary(TypedDict):
 
 SHAPES: dict[str, TypeAdapter[Any]] = {
     "history.csv": TypeAdapter(list[ScoreRow]),
-    "validation.csv": TypeAdapter(list[ScoreRow]),
     "activity.csv": TypeAdapter(list[ActivityRow]),
-    "bytes.csv": TypeAdapter(list[ByteRow]),
     "confusion.jsonl": TypeAdapter(list[Confusion]),
     "events.jsonl": TypeAdapter(list[Event]),
     "summary.json": TypeAdapter(list[Summary]),

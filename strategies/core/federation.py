@@ -33,20 +33,18 @@ from strategies.core.registry import Registry
 
 @dataclass(frozen=True, eq=False)
 class Reply:
-    """A client's answer and the bytes it cost.
+    """A client's answer and its size.
 
     Args:
         client: the client that was asked.
         answer: scores and costs.
         payload: the tensors.
-        bytes_down: encoded size of the message and of the request's text.
         bytes_up: encoded size of the answer.
     """
 
     client: str
     answer: Answer
     payload: Payload
-    bytes_down: int = 0
     bytes_up: int = 0
 
 

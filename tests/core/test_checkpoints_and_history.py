@@ -145,7 +145,14 @@ def test_nothing_in_a_checkpoint_is_code(tmp_path: Path) -> None:
 
 
 def score(number: int, domain: str = "signs", correct: int = 5) -> dict[str, Any]:
-    row = {"round": number, "client": f"{domain}-0", "client_domain": domain, "domain": domain, "count": 10}
+    row = {
+        "round": number,
+        "client": f"{domain}-0",
+        "client_domain": domain,
+        "domain": domain,
+        "scored_on": "test",
+        "count": 10,
+    }
     return {**row, "correct": correct, "accuracy": 10.0 * correct, "loss": 0.25}
 
 
@@ -186,7 +193,7 @@ def test_rows_are_on_the_disk_as_they_come(tmp_path: Path) -> None:
 def test_a_new_run_starts_anew(tmp_path: Path) -> None:
     filled(tmp_path)
     History(tmp_path)
-    assert not any(read_rows(tmp_path / name) for name in ("history.csv", "activity.csv", "bytes.csv"))
+    assert not any(read_rows(tmp_path / name) for name in ("history.csv", "activity.csv"))
     assert events(tmp_path) == []
 
 

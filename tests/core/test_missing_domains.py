@@ -165,7 +165,7 @@ def test_every_client_validates_whoever_trains(method: str, tmp_path: Path) -> N
     rounds = {"participation": 0.34}
     done = run(validating(method, tmp_path, train={"rounds": 4}, rounds=rounds))
     found: dict[int, set[str]] = {}
-    for row in done.rows("validation.csv"):
+    for row in done.scores("validation"):
         found.setdefault(int(row["round"]), set()).add(row["domain"])
     assert len(found) >= 4
     assert all(domains == set(DOMAINS) for domains in found.values())

@@ -82,8 +82,7 @@ def test_the_late_are_named_and_count_as_if_they_had_never_answered(tmp_path: Pa
     assert not any(name.startswith("client ") for name, _ in done.events)
     assert describe("late", told[0], 5) == f"round 2: enough have answered; late: {found[0][1]}"
     assert Record.open(done.folder).summary["rounds"] == 5
-    up = [row for row in done.rows("bytes.csv") if row["status"] == "late" and row["way"] == "up"]
-    assert [row["total"] for row in up] == ["0"] * 4
+    assert [row["bytes_up"] for row in done.rows("activity.csv") if row["status"] == "late"] == ["0"] * 4
 
     all_asked = toy_settings(
         "fedavg", tmp_path / "failing", rounds={"evaluate_every": 100}, train={"rounds": 5}, seed=2

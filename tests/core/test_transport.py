@@ -19,6 +19,7 @@ from server.run.history import PARTS
 from strategies.core.flower import answer_to_fit_res, request_to_fit_ins
 
 HALVES = ["bfloat16", "float16"]
+TENSORS = [f"bytes_{way}_{part}" for way in ("down", "up") for part in ("weights", "prototypes", "extra")]
 
 
 def payload() -> Payload:
@@ -71,10 +72,8 @@ def test_full_precision_from_a_sender_is_refused(transport: str) -> None:
 
 
 def tensor_bytes(done: Run) -> list[dict[str, str]]:
-    """The ledger without headers, which hold seconds and so vary in length."""
-    return [
-        {key: value for key, value in row.items() if key not in ("header", "total")} for row in done.rows("bytes.csv")
-    ]
+    """Bytes of tensors by client and exchange; headers hold seconds and so vary in length."""
+    return [{key: value for key, value in row.items() if key in TENSORS} for row in done.rows("activity.csv")]
 
 
 @pytest.mark.parametrize("method", ["fpl", "scaffold"])
@@ -110,31 +109,30 @@ def test_the_transport_is_part_of_the_run() -> None:
     assert len({load_settings(["method=fpl", f"rounds.transport={name}"]).identity for name in TRANSPORTS}) == 3
 
 
-# ---- the ledger ------------------------------------------------------------------------------------------------------
+# ---- recorded bytes ------------------------------------------------------------------------------------------------
 
 
-def test_the_ledger_holds_what_flower_would_carry(tmp_path: Path) -> None:
+def test_recorded_bytes_are_those_that_flower_carries(tmp_path: Path) -> None:
     settings = toy_settings("fpl", tmp_path)
     engine = TouchedEngine(settings)
     done = run(settings, engine)
-    rows = {(row["round"], row["client"], row["way"]): row for row in done.rows("bytes.csv")}
-    assert len(rows) == 2 * len(engine.messages)
+    rows = {(row["round"], row["client"]): row for row in done.rows("activity.csv")}
+    assert len(rows) == len(engine.messages)
     for item in engine.messages:
         assert item.reply is not None
-        key = str(item.request.round), item.request.client
+        row = rows[str(item.request.round), item.request.client]
         sent = request_to_fit_ins(encode(item.message), item.request)
         text = str(sent.config["request"])
         assert text == request_text(item.request)
-        assert int(rows[(*key, "down")]["total"]) == len(sent.parameters.tensors[0]) + len(text)
-        assert item.reply.bytes_down == int(rows[(*key, "down")]["total"])
+        assert int(row["bytes_down"]) == len(sent.parameters.tensors[0]) + len(text)
         came = answer_to_fit_res(item.reply.payload)
-        assert int(rows[(*key, "up")]["total"]) == sum(len(tensor) for tensor in came.parameters.tensors)
+        assert int(row["bytes_up"]) == sum(len(tensor) for tensor in came.parameters.tensors)
         for way, payload_ in (("down", item.message), ("up", item.reply.payload)):
-            row, parts = rows[(*key, way)], payload_.part_bytes()
-            assert {part: int(row[part]) for part in parts} == parts
-            assert sum(int(row[part]) for part in PARTS) == int(row["total"])
+            parts = payload_.part_bytes()
+            assert {part: int(row[f"bytes_{way}_{part}"]) for part in parts} == parts
+            assert sum(int(row[f"bytes_{way}_{part}"]) for part in PARTS) == int(row[f"bytes_{way}"])
     for way in ("down", "up"):
-        total = sum(int(row["total"]) for row in rows.values() if row["way"] == way)
+        total = sum(int(row[f"bytes_{way}"]) for row in rows.values())
         assert done.summary["bytes_by_part"][way]["total"] == done.summary["bytes"][way] == total
 
 
@@ -145,10 +143,10 @@ def test_failures_and_refusals_cost_bytes_too(tmp_path: Path) -> None:
 
     settings = toy_settings("fedavg", tmp_path, train={"rounds": 1}, rounds={"quorum": 0.3})
     done = run(settings, TouchedEngine(settings, failing=lambda request: request.client == "dark-0", edit=spoil))
-    rows = {(row["client"], row["way"]): row for row in done.rows("bytes.csv") if row["round"] == "1"}
-    assert rows["dark-0", "up"]["status"] == "failed"
-    assert 0 < int(rows["dark-0", "up"]["header"]) == int(rows["dark-0", "up"]["total"])
-    assert rows["noisy-0", "up"]["status"] == "refused"
-    assert rows["noisy-0", "up"]["weights"] == rows["bright-0", "up"]["weights"] != "0"
-    assert len({row["total"] for (_, way), row in rows.items() if way == "down"}) <= 3
-    assert all(int(row["weights"]) for (_, way), row in rows.items() if way == "down")
+    rows = {row["client"]: row for row in done.rows("activity.csv") if row["round"] == "1"}
+    assert rows["dark-0"]["status"] == "failed"
+    assert 0 < int(rows["dark-0"]["bytes_up_header"]) == int(rows["dark-0"]["bytes_up"])
+    assert rows["noisy-0"]["status"] == "refused"
+    assert rows["noisy-0"]["bytes_up_weights"] == rows["bright-0"]["bytes_up_weights"] != "0"
+    assert len({row["bytes_down"] for row in rows.values()}) <= 3
+    assert all(int(row["bytes_down_weights"]) for row in rows.values())

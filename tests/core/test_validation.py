@@ -25,7 +25,6 @@ from common.wire.payload import Payload
 from server.engines.inline import InlineEngine
 from server.results.run import Run
 from server.run.checkpoint import BEST, Checkpoint, Checkpoints
-from server.run.history import read_rows
 from strategies.core.registry import Registry
 
 CLIENTS = [ClientSpec(domain, 0) for domain in DOMAINS]
@@ -157,7 +156,7 @@ def test_every_client_scores_its_own_samples_in_the_same_trip(method: str, tmp_p
     settings = validating(method, tmp_path)
     engine = TouchedEngine(settings)
     done = run(settings, engine)
-    rows, tested = done.rows("validation.csv"), done.rows("history.csv")
+    rows, tested = done.scores("validation"), done.scores("test")
     rounds = sorted({int(row["round"]) for row in tested})
     assert [(int(row["round"]), row["client"], row["domain"]) for row in rows] == [
         (number, f"{name}-0", name) for number in rounds for name in DOMAINS
@@ -199,7 +198,7 @@ def test_a_run_that_goes_on_chooses_the_same_round(method: str, tmp_path: Path) 
     parted = validating(method, tmp_path / "parted", rounds=4)
     run(parted, stop_after=2)
     again = run(replace(parted, resume=True))
-    assert again.rows("validation.csv") == whole.rows("validation.csv")
+    assert again.scores("validation") == whole.scores("validation")
     assert again.summary["validation"] == whole.summary["validation"]
     assert best(again.folder).state.sha256() == best(whole.folder).state.sha256()
 
@@ -210,7 +209,7 @@ def test_a_new_run_in_the_folder_leaves_nothing_of_the_old_best_round(tmp_path: 
     assert not Checkpoints(tmp_path / BEST).series.numbers()
     assert "validated" not in again.summary["scores"]
     assert "validation" not in again.summary
-    assert read_rows(tmp_path / "validation.csv") == []
+    assert again.scores("validation") == []
 
 
 def test_own_models_of_the_best_round_are_still_there(tmp_path: Path) -> None:
@@ -233,7 +232,7 @@ def test_the_engine_and_the_wire_make_no_difference(tmp_path: Path) -> None:
     other = validating("fpl", tmp_path / "other", engine={"wire": True, "workers": 3})
     two = run(other, InlineEngine(other))
     assert (one.sha256, one.summary["validation"]) == (two.sha256, two.summary["validation"])
-    assert one.rows("validation.csv") == two.rows("validation.csv")
+    assert one.scores("validation") == two.scores("validation")
     assert best(tmp_path / "one").state.sha256() == best(tmp_path / "other").state.sha256()
 
 
@@ -244,8 +243,8 @@ def test_test_sets_are_left_alone_if_asked(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(OneClientPerDomain, "test_split", read)
     words = ("protocol.validation=0.2",)
     done = run(toy_settings("fedavg", tmp_path, overrides=words, train={"rounds": 3}, rounds={"test": False}))
-    assert done.rows("history.csv") == []
-    assert len({row["round"] for row in done.rows("validation.csv")}) == 4
+    assert done.scores("test") == []
+    assert len({row["round"] for row in done.scores("validation")}) == 4
     assert done.summary["average"] is None
     assert done.summary["validation"]["average"] > 0
 
@@ -273,7 +272,7 @@ def test_what_cannot_be_is_refused(changes: Mapping[str, Any], reason: str, tmp_
     refused = [row for row in done.rows("activity.csv") if row["status"] == "refused"]
     assert [(row["client"], row["round"]) for row in refused] == [("dark-0", "2")]
     assert reason in refused[0]["reason"]
-    assert [row["client"] for row in done.rows("validation.csv") if row["round"] == "1"] == ["bright-0", "noisy-0"]
+    assert [row["client"] for row in done.scores("validation") if row["round"] == "1"] == ["bright-0", "noisy-0"]
 
 
 @pytest.mark.parametrize("asked", [True, False], ids=["missing", "unasked"])

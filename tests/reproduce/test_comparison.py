@@ -199,7 +199,8 @@ def test_averages_by_round_count_each_client_of_a_domain_once(tmp_path: Path) ->
         writer = csv.DictWriter(stream, SCORES, restval="0")
         writer.writeheader()
         for number, domain, count, correct in rows:
-            writer.writerow({"round": number, "domain": domain, "count": count, "correct": correct})
+            row = {"round": number, "domain": domain, "scored_on": "test"}
+            writer.writerow(row | {"count": count, "correct": correct})
     both, all_ = curve([Run(tmp_path)], ["a", "b"]), curve([Run(tmp_path)])
     assert both == {1: Value(75.0, None), 2: Value(60.0, None)}
     assert all_ == both

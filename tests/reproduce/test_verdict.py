@@ -50,7 +50,8 @@ def test_the_tolerance_is_half_the_step_that_one_image_makes(tmp_path: Path) -> 
             writer.writeheader()
             for domain, count in (("mnist", 500), ("usps", 200), ("computer_fonts", 100)):
                 for client in ("a", "b") if domain == "usps" else ("a",):
-                    writer.writerow({"round": 1, "client": client, "domain": domain, "count": count, "correct": 1})
+                    row = {"round": 1, "client": client, "domain": domain, "scored_on": "test"}
+                    writer.writerow(row | {"count": count, "correct": 1})
         lines.append(dataclasses.replace(line, folders=dict.fromkeys(line.summaries, folder)))
     counted = dataclasses.replace(found, lines=tuple(lines))
     mnist, usps, _ = counted.columns

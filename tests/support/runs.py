@@ -118,6 +118,10 @@ class Run:
         with (self.folder / name).open(newline="") as stream:
             return list(csv.DictReader(stream))
 
+    def scores(self, scored_on: str) -> list[dict[str, str]]:
+        """Rows of ``history.csv`` of ``test`` images or of ``validation`` samples."""
+        return [row for row in self.rows("history.csv") if row["scored_on"] == scored_on]
+
     def averages(self) -> list[float]:
         """Average accuracy of each scored round."""
         return [float(entry["average"]) for name, entry in self.events if name == "score"]
