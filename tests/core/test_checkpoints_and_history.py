@@ -14,7 +14,7 @@ from common.metrics import RoundScore, domain_accuracy, summarise
 from common.prototypes import PrototypeSet
 from common.storage.files import read_tensors, write_tensors
 from common.storage.state import GlobalState
-from server.run.checkpoint import Checkpoint, Checkpoints, check_belongs
+from server.run.checkpoint import Checkpoint, Checkpoints
 from server.run.conduct import bytes_total
 from server.run.history import ACTIVITY, SCORES, History, read_rows
 
@@ -85,50 +85,12 @@ def test_a_flipped_bit_anywhere_gives_the_one_before(tmp_path: Path) -> None:
             assert found.state.round == 1
 
 
-def test_other_files_are_left_alone(tmp_path: Path) -> None:
-    store = Checkpoints(tmp_path)
-    store.save(checkpoint(1))
-    for name in ("round-000009.safetensors.bak", ".round-000009.safetensors.tmp", "round-9.safetensors", "notes"):
-        (tmp_path / name).write_text("mine")
-    assert store.series.numbers() == [1]
-    store.clear()
-    assert len(list(tmp_path.iterdir())) == 4
-
-
 @pytest.mark.parametrize("facts", ["[]", "null", "3", "{}", "not json", '{"round": "x"}'])
 def test_no_good_checkpoint_is_an_error_that_says_what_to_do(facts: str, tmp_path: Path) -> None:
     path = tmp_path / "round-000001.safetensors"
     write_tensors(path, state(1).tensors(), {"goldfinch": facts})
     with pytest.raises(CheckpointError, match=r"no checkpoint in .* is good .*overwrite=true"):
         Checkpoints(tmp_path).load()
-
-
-def test_a_crash_while_writing_leaves_the_ones_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = Checkpoints(tmp_path)
-    store.save(checkpoint(1))
-
-    def full(*_: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(Path, "replace", full)
-    with pytest.raises(OSError, match="No space"):
-        store.save(checkpoint(2))
-    assert [path.name for path in tmp_path.iterdir()] == ["round-000001.safetensors"]
-
-
-@pytest.mark.parametrize(
-    ("method", "identity", "seed", "reason"),
-    [
-        ("fedavg", "abcd", 7, "of method fpl, this run is fedavg; use method=fpl or another output="),
-        ("fpl", "ffff", 7, "other settings"),
-        ("fpl", "abcd", 8, "of seed 7, this run has 8"),
-    ],
-    ids=["another method", "other settings", "another seed"],
-)
-def test_another_run_s_checkpoint_is_refused(method: str, identity: str, seed: int, reason: str) -> None:
-    with pytest.raises(CheckpointError, match=reason):
-        check_belongs(checkpoint(1), method, identity, seed)
-    check_belongs(checkpoint(1), "fpl", "abcd", 7)
 
 
 def test_nothing_in_a_checkpoint_is_code(tmp_path: Path) -> None:
@@ -259,11 +221,6 @@ def test_rules_of_a_run() -> None:
     assert found["best_round"]["round"] == 2
     assert summarise(rounds, 99)["last_n"]["rounds"] == 3
     assert summarise([], 5) == {}
-
-
-def test_a_domain_that_a_round_did_not_score_is_no_zero() -> None:
-    rounds = [RoundScore(1, {"a": 40.0, "b": 60.0}), RoundScore(2, {"a": 80.0}), RoundScore(3, {"b": 90.0})]
-    assert summarise(rounds, 3)["last_n"]["accuracy"] == {"a": 60.0, "b": 75.0}
 
 
 def test_rows_of_earlier_rounds_are_not_kept_in_memory(tmp_path: Path) -> None:

@@ -35,13 +35,6 @@ def test_going_back_undoes_the_future(tmp_path: Path) -> None:
     assert value(store, 2) == 1
 
 
-def test_saving_a_position_again_replaces_it(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    save(store, 1)
-    store.save(1, {"w": torch.tensor(9.0)})
-    assert value(store, 2) == 9
-
-
 def test_only_the_last_versions_are_kept(tmp_path: Path) -> None:
     store = Store(tmp_path)
     for position in range(1, 9):
@@ -68,33 +61,3 @@ def test_what_is_kept_is_a_copy(tmp_path: Path) -> None:
     assert found["w"].tolist() == found["same"].tolist() == [1, 1]
     assert not found["w"].requires_grad
     assert found["none"].shape == (0, 3)
-
-
-def test_a_damaged_newest_version_is_passed_over(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    save(store, 1)
-    save(store, 2)
-    newest = tmp_path / "state-000002.safetensors"
-    whole = newest.read_bytes()
-    for length in range(0, len(whole), 7):
-        newest.write_bytes(whole[:length])
-        assert value(store, 3) == 1
-    newest.write_bytes(whole)
-    assert value(store, 3) == 2
-
-
-def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    for name in ("state-1.safetensors", ".state-000001.safetensors.x", "notes"):
-        (tmp_path / name).write_text("mine")
-    for position in range(1, 9):
-        save(store, position)
-    assert len(list(tmp_path.iterdir())) == 3 + KEPT_VERSIONS
-
-
-def test_a_server_that_fell_back_by_its_last_checkpoint_finds_its_state(tmp_path: Path) -> None:
-    """Clients have done round 9, the server's checkpoint of 8 is torn and it goes on from 7: it asks for round 8."""
-    store = Store(tmp_path)
-    for position in range(1, 10):
-        save(store, position)
-    assert value(store, 8) == 7

@@ -18,7 +18,8 @@ import pytest
 import torch
 from scipy.stats import beta
 from support.runs import Recorded, TouchedEngine, run
-from support.toy import CLASSES, Toy, toy_settings
+from support.toy import CLASSES, ChangedToy, Toy, toy_settings
+from test_privacy_claims import PERSONAL
 
 import client.privacy
 import strategies.core.federation
@@ -28,9 +29,6 @@ from client.ledger import Ledger
 from client.store import Store
 from common.accounting import epsilon
 from common.choices import choices_of
-from common.config import checked
-from common.data.batches import Split
-from common.data.domain import Domain
 from common.data.protocols import ClientSpec, content_hash
 from common.errors import ConfigError
 from common.privacy import GaussianPrivacy
@@ -68,22 +66,8 @@ COVERED = ("privacy=gaussian", f"privacy.clip={CLIP}", f"privacy.update_clip={UP
 RUN = {"rounds": 2, "epochs": 1, "batch_size": 8}
 
 
-@checked
-class Neighbour(Toy):
-    """The toy data, in which some training images of one domain are others of the same class."""
-
-    changed: tuple[int, ...] = ()
-
-    def _read(self, domain: str) -> Domain:
-        whole = super()._read(domain)
-        images = whole.train.images.clone()
-        if domain == "bright" and self.changed:
-            images[list(self.changed)] = 255 - images[list(self.changed)]
-        return replace(whole, train=Split(images, whole.train.labels))
-
-
-def neighbour(unit: str) -> Neighbour:
-    return Neighbour(changed=(4,) if unit == "sample" else tuple(range(25)))
+def neighbour(unit: str) -> ChangedToy:
+    return ChangedToy(changed=(4,) if unit == "sample" else tuple(range(25)))
 
 
 def private(method: str, output: Path, *overrides: str, **more: Any) -> RunSettings:
@@ -181,7 +165,7 @@ def test_neighbours_differ_in_what_is_covered_alone(method: str, unit: str, tmp_
     messages = recorded(settings)
     assert [item.request.train for item in messages] == [True, True, False]
     assert all(item.request.score for item in messages)
-    ours = replay(device_of(settings, Neighbour(), tmp_path / "a"), messages)
+    ours = replay(device_of(settings, Toy(), tmp_path / "a"), messages)
     theirs = replay(device_of(settings, neighbour(unit), tmp_path / "b"), messages)
     moved = 0.0
     for before, after in zip(ours, theirs, strict=True):
@@ -203,31 +187,21 @@ def test_all_other_methods_are_refused(method: str, tmp_path: Path) -> None:
         Federation(private(method, tmp_path, "privacy.unit=client"))
 
 
-LEAKS = {
-    "fedbn": ("fedbn", {}),
-    "fedbn with refreshed statistics": ("fedbn", {"refresh_statistics": True}),
-    "fedrep": ("fedrep", {}),
-    "fedproto without averaging": ("fedproto", {"aggregate_models": False}),
-    "per_fedavg with adaptation": ("per_fedavg", {"adapt_steps": 2}),
-    "single_set": ("single_set", {}),
-}
-
-
 def unrefused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Switch the refusals off, as if the methods were accepted."""
     monkeypatch.setattr(strategies.core.federation, "check_protects", lambda *rest: None)
     monkeypatch.setattr(client.privacy, "check_scores", lambda *rest, **more: None)
 
 
-@pytest.mark.parametrize("case", LEAKS)
+@pytest.mark.parametrize("case", PERSONAL)
 def test_the_audit_finds_what_the_refused_methods_would_tell(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unrefused(monkeypatch)
-    method, hyper = LEAKS[case]
+    method, hyper = PERSONAL[case]
     settings = private(method, tmp_path / "run", "privacy.unit=client", "privacy.randomness=keyed", hyper=hyper)
     messages = recorded(settings)
-    ours = replay(device_of(settings, Neighbour(), tmp_path / "a"), messages)
+    ours = replay(device_of(settings, Toy(), tmp_path / "a"), messages)
     theirs = replay(device_of(settings, neighbour("client"), tmp_path / "b"), messages)
     assert any("scores" in difference(*pair).bare for pair in zip(ours, theirs, strict=True))
 
@@ -236,7 +210,7 @@ def test_the_audit_finds_validation_scores(tmp_path: Path, monkeypatch: pytest.M
     unrefused(monkeypatch)
     settings = private("fedavg", tmp_path / "run", "protocol.validation=0.2", "privacy.randomness=keyed")
     messages = recorded(settings)
-    ours = replay(device_of(settings, Neighbour(), tmp_path / "a"), messages)
+    ours = replay(device_of(settings, Toy(), tmp_path / "a"), messages)
     theirs = replay(device_of(settings, neighbour("client"), tmp_path / "b"), messages)
     assert all("validation" in difference(*pair).bare for pair in zip(ours, theirs, strict=True))
 
@@ -247,13 +221,13 @@ def test_the_audit_finds_validation_scores(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize("unit", ["sample", "client"])
 def test_a_registration_tells_neighbours_apart_to_nobody(unit: str, tmp_path: Path) -> None:
     settings = private("fpl", tmp_path, f"privacy.unit={unit}")
-    ours = device_of(settings, Neighbour(), tmp_path / "a").register()
+    ours = device_of(settings, Toy(), tmp_path / "a").register()
     theirs = device_of(settings, neighbour(unit), tmp_path / "b").register()
     differ = {name for name in REGISTRATION if getattr(ours, name) != getattr(theirs, name)}
     assert differ <= {name for name, kind in REGISTRATION.items() if kind == SECRET}
-    again = device_of(settings, Neighbour(), tmp_path / "c").register()
+    again = device_of(settings, Toy(), tmp_path / "c").register()
     assert not ours.content or ours.content != again.content, "a hash that anyone with the same images can make"
-    assert ours.content != content_hash(Neighbour().load("bright").train)
+    assert ours.content != content_hash(Toy().load("bright").train)
 
 
 # ---- noise that nobody can predict -----------------------------------------------------------------------------------
@@ -307,7 +281,7 @@ def told(payload: Payload, directions: dict[str, torch.Tensor]) -> tuple[float, 
 def attacked(settings: RunSettings, unit: str, folder: Path, noiseless: RunSettings, releases: int) -> float:
     """Return the lower bound on epsilon of one answer in round 2, by the best of the attacker's two statistics."""
     messages = recorded(settings)[:2]
-    sides = [Neighbour(), neighbour(unit)]
+    sides = [Toy(), neighbour(unit)]
     clean = [replay(device_of(noiseless, side, folder / f"clean {n}"), _of(messages, noiseless))[1]
              for n, side in enumerate(sides)]  # fmt: skip
     privacy = settings.privacy
@@ -369,5 +343,5 @@ def test_a_distinguisher_sees_the_scores_of_refused_methods(
 ) -> None:
     """Why they are refused: the claim would have been 0.23, or 0 where nothing is covered."""
     unrefused(monkeypatch)
-    method, hyper = LEAKS[case]
+    method, hyper = PERSONAL[case]
     assert attack(method, "client", 20.0, tmp_path, FEW, hyper=hyper) > 3.0

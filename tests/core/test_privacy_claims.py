@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,6 @@ from client.store import Store
 from common.data.protocols import ClientSpec
 from common.errors import CheckpointError, ConfigError
 from common.exports.description import read_description
-from common.privacy import GaussianPrivacy
 from common.settings import RunSettings
 from common.wire.messages import Request
 from common.wire.payload import Payload
@@ -31,7 +31,6 @@ from server.results.run import Run
 from server.run.accounting import (
     LEDGER,
     Ledger,
-    composed,
     epsilon,
     privacy_report,
     spoken,
@@ -92,17 +91,19 @@ def test_a_device_refuses_what_its_server_did_not(asked: dict[str, Any], tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("method", "override", "named"),
+    ("method", "overrides", "named"),
     [
-        ("fpl", "privacy.noise_multiplier=0", r"privacy\.noise_multiplier above 0"),
-        ("fedavg", "privacy.update_noise_multiplier=0", r"privacy\.update_noise_multiplier above 0"),
+        ("fpl", ["privacy.noise_multiplier=0"], r"privacy\.noise_multiplier above 0"),
+        ("fedavg", [COVERED[1], "privacy.update_noise_multiplier=0"], r"privacy\.update_noise_multiplier above 0"),
+        ("fedavg", [], r"privacy\.update_clip"),
     ],
-    ids=["prototypes", "weights"],
+    ids=["prototypes", "weights", "weights without a bound"],
 )
-def test_a_run_in_which_nothing_is_noised_is_refused(method: str, override: str, named: str, tmp_path: Path) -> None:
-    clip = ("privacy.update_clip=1",) if method == "fedavg" else ()
+def test_a_run_in_which_nothing_is_noised_is_refused(
+    method: str, overrides: Sequence[str], named: str, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError, match=named):
-        Federation(toy_settings(method, tmp_path, overrides=("privacy=gaussian", *clip, override)))
+        Federation(toy_settings(method, tmp_path, overrides=("privacy=gaussian", *overrides)))
 
 
 def test_a_part_that_stays_on_the_device_needs_the_whole_client_as_unit(tmp_path: Path) -> None:
@@ -127,22 +128,12 @@ def test_there_is_no_epsilon_while_weights_leave_without_noise(tmp_path: Path) -
     assert set(report["epsilon"].values()) == {None}
     assert report["conditional_epsilon"]["bright-0"] == pytest.approx(epsilon([1.0], 1, 1e-5), abs=1e-3)
     assert any("update_clip" in condition for condition in report["conditions"])
-    told = [entry["reason"] for name, entry in done.events if name == "privacy warning"]
-    assert any("weights leave without noise" in reason for reason in told)
-
-
-def test_the_end_of_a_run_says_what_was_spent(tmp_path: Path) -> None:
-    done = run(toy_settings("fpl", tmp_path, overrides=("privacy=gaussian",), train={"rounds": 1}))
-    said = [entry["reason"] for name, entry in done.events if name == "privacy spent"]
-    assert len(said) == 1
-    assert said[0].startswith("no epsilon: weights leave without noise")
-    assert "Otherwise it would be" in said[0]
-
-
-def test_the_unit_is_named_for_what_it_is(tmp_path: Path) -> None:
-    done = run(private("fpl", tmp_path, "privacy.unit=client", train={"rounds": 1}))
-    assert done.summary["privacy"]["neighbours"].startswith("replace-one client")
-    assert "class counts stay equal" in done.summary["privacy"]["neighbours"]
+    assert report["neighbours"].startswith("replace-one sample")
+    warnings = [entry["reason"] for name, entry in done.events if name == "privacy warning"]
+    assert any("weights leave without noise" in reason for reason in warnings)
+    (spent,) = [entry["reason"] for name, entry in done.events if name == "privacy spent"]
+    assert spent.startswith("no epsilon: weights leave without noise")
+    assert "Otherwise it would be" in spent
 
 
 @pytest.mark.parametrize(("delta", "warned"), [(0.5, True), (1 / 25, True), (1e-5, False)], ids=str)
@@ -275,29 +266,22 @@ def test_a_repeated_round_is_counted_after_resuming(tmp_path: Path) -> None:
 # ---- several runs ----------------------------------------------------------------------------------------------------
 
 
-def test_runs_on_the_same_data_add_up(tmp_path: Path) -> None:
+def test_runs_on_the_same_data_add_up_and_a_sweep_prints_the_sum(tmp_path: Path) -> None:
     jobs = [private("fpl", tmp_path / str(seed), train={"rounds": 2}, seed=seed) for seed in (0, 1)]
     for settings in jobs:
         run(settings)
     jobs.append(toy_settings("fpl", tmp_path / "plain"))
     found = total_reports([(settings, settings.output_folder) for settings in jobs])
     assert list(found) == ["toy"]
-    report = found["toy"]
+    report, together = found["toy"], epsilon([1.0, 1.0], 4, 1e-5)
     assert report["runs"] == 2
-    assert report["conditional_epsilon"]["all runs"] == pytest.approx(epsilon([1.0, 1.0], 4, 1e-5), abs=1e-3)
+    assert report["conditional_epsilon"]["all runs"] == pytest.approx(together, abs=1e-3)
     assert report["epsilon"]["all runs"] is None
     assert "no epsilon" in spoken(report)
-
-
-def test_a_sweep_says_what_its_runs_released_together(tmp_path: Path) -> None:
-    jobs = [private("fpl", tmp_path / str(seed), train={"rounds": 1}, seed=seed) for seed in (0, 1)]
-    for settings in jobs:
-        run(settings)
-    lines = privacy_lines([Job((), settings, str(settings.seed)) for settings in jobs])
-    assert len(lines) == 1
-    assert lines[0].startswith("privacy, 2 runs on toy together: no epsilon")
-    assert f"{epsilon([1.0, 1.0], 2, 1e-5):.2f}"[:-1] in lines[0]
-    assert privacy_lines([Job((), toy_settings("fpl", tmp_path / "plain"), "plain")]) == []
+    (line,) = privacy_lines([Job((), settings, str(settings.seed)) for settings in jobs])
+    assert line.startswith("privacy, 2 runs on toy together: no epsilon")
+    assert f"{together:.2f}"[:-1] in line
+    assert privacy_lines([Job((), jobs[-1], "plain")]) == []
 
 
 def test_a_search_by_validation_scores_is_refused(tmp_path: Path) -> None:
@@ -312,32 +296,33 @@ def test_a_search_by_validation_scores_is_refused(tmp_path: Path) -> None:
 # ---- where it is said ------------------------------------------------------------------------------------------------
 
 
-def test_an_exported_model_carries_what_was_released(tmp_path: Path) -> None:
+def test_export_and_report_of_a_private_run_hold_what_was_released(tmp_path: Path) -> None:
     done = run(toy_settings("fpl", tmp_path / "run", overrides=("privacy=gaussian",), train={"rounds": 1}))
     export(tmp_path / "run", tmp_path / "model")
     assert read_description(tmp_path / "model").privacy == done.summary["privacy"]
     card = (tmp_path / "model" / "README.md").read_text()
-    assert "no epsilon: weights leave without noise" in card
+    page = write_report([str(tmp_path / "run")]).read_text()
+    assert 'id="privacy"' in page
+    assert all("weights leave without noise" in text for text in (card, page))
     assert "replace-one sample" in card
 
 
-def test_a_model_of_a_run_without_privacy_says_none(tmp_path: Path) -> None:
-    run(toy_settings("fpl", tmp_path / "run", train={"rounds": 1}))
+def test_a_run_without_privacy_reports_none_anywhere(tmp_path: Path) -> None:
+    done = run(toy_settings("fpl", tmp_path / "run", train={"rounds": 1}))
+    assert "privacy" not in done.summary
+    assert not (tmp_path / "run" / LEDGER).exists()
     assert export(tmp_path / "run", tmp_path / "model").privacy is None
     assert "privacy" not in (tmp_path / "model" / "README.md").read_text()
+    assert 'id="privacy"' not in write_report([str(tmp_path / "run")]).read_text()
 
 
-def test_the_report_has_a_section_for_private_runs_only(tmp_path: Path) -> None:
-    run(toy_settings("fpl", tmp_path / "a", overrides=("privacy=gaussian",), train={"rounds": 1}))
-    run(toy_settings("fpl", tmp_path / "b", train={"rounds": 1}))
-    private_page = write_report([str(tmp_path / "a")]).read_text()
-    assert 'id="privacy"' in private_page
-    assert "weights leave without noise" in private_page
-    assert 'id="privacy"' not in write_report([str(tmp_path / "b")]).read_text()
-
-
-def test_a_run_that_has_not_ended_says_what_it_released_so_far(tmp_path: Path) -> None:
-    done = run(private("fpl", tmp_path, train={"rounds": 1}))
+def test_a_run_that_has_not_ended_reports_what_it_released_so_far(tmp_path: Path) -> None:
+    done = run(private("fpl", tmp_path, "privacy.unit=client", train={"rounds": 1}))
+    assert done.summary["privacy"]["neighbours"].startswith("replace-one client")
+    assert "class counts stay equal" in done.summary["privacy"]["neighbours"]
+    content = json.loads((tmp_path / LEDGER).read_text())
+    assert content["sent"] | {"measurements": False} == {"prototypes": True, "weights": True, "measurements": False}
+    assert set(content["clients"]) == set(done.summary["clients"])
     (tmp_path / "summary.json").unlink()
     assert Run(tmp_path).privacy == done.summary["privacy"]
 
@@ -349,18 +334,3 @@ def test_the_epsilon_of_an_older_version_is_not_repeated() -> None:
     assert report["epsilon"] == {"x": None}
     assert report["conditional_epsilon"] == {"x": 0.2262}
     assert report["conditions"]
-
-
-def test_mechanisms_of_different_runs_compose() -> None:
-    assert composed([([2.0, 3.0], 5), ([4.0], 1), ([1.0], 0)], 1e-5) == pytest.approx(
-        composed([([2.0], 5), ([3.0], 5), ([4.0], 1)], 1e-5)
-    )
-    assert composed([], 1e-5) == 0.0
-
-
-def test_a_ledger_is_kept_for_private_runs_only(tmp_path: Path) -> None:
-    done = run(private("fpl", tmp_path, train={"rounds": 1}))
-    content = json.loads((tmp_path / LEDGER).read_text())
-    assert content["sent"] | {"measurements": False} == {"prototypes": True, "weights": True, "measurements": False}
-    assert set(content["clients"]) == set(done.summary["clients"])
-    assert isinstance(private("fpl", tmp_path).privacy, GaussianPrivacy)

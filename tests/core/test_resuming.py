@@ -12,10 +12,9 @@ import pytest
 from PIL import Image
 from rich.console import Console
 from support.runs import run
-from support.toy import Toy, toy_settings
+from support.toy import ChangedToy, toy_settings
 
-from common.data.batches import Split
-from common.data.domain import Domain, _load
+from common.data.domain import _load
 from common.errors import CheckpointError, ConfigError
 from common.settings import RunSettings, load_settings, read_config
 from common.versions import code_files, package_versions
@@ -164,20 +163,10 @@ def test_a_damaged_record_of_the_code_is_a_change(tmp_path: Path) -> None:
     assert "code.json" in events(tmp_path, "code changed")[0]["reason"]
 
 
-class Other(Toy):
-    """The same samples, all but one pixel."""
-
-    def _read(self, domain: str) -> Domain:
-        found = super()._read(domain)
-        images = found.train.images.clone()
-        images[0, 0, 0, 0] ^= 1
-        return Domain(domain, Split(images, found.train.labels) if domain == "dark" else found.train, found.test)
-
-
 def changed(folder: Path, **more: Any) -> RunSettings:
     """A run of the same settings whose files have changed underneath."""
     chosen = settings(folder, 2, **more)
-    object.__setattr__(chosen, "data", Other())
+    object.__setattr__(chosen, "data", ChangedToy(changed_domain="dark"))
     return chosen
 
 

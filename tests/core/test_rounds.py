@@ -33,15 +33,6 @@ def failing_in(*rounds: int, clients: Sequence[str] = ("dark-0", "noisy-0")) -> 
     return lambda request: request.train and request.round in rounds and request.client in clients
 
 
-def interrupted_in(number: int) -> Any:
-    def failing(request: Request) -> bool:
-        if request.round == number:
-            raise KeyboardInterrupt
-        return False
-
-    return failing
-
-
 def kinds(done: Any) -> list[str]:
     return [name for name, _ in done.events if name in ("round done", "round skipped", "stopped", "finish")]
 
@@ -171,16 +162,6 @@ def test_a_finished_run_can_be_lengthened(tmp_path: Path) -> None:
     longer = run(toy_settings("fpl", tmp_path / "short", train={"rounds": 4}, resume=True))
     assert longer.sha256 == long.sha256
     assert longer.rows("history.csv") == long.rows("history.csv")
-
-
-def test_the_record_follows_a_run_that_goes_on(tmp_path: Path) -> None:
-    run(toy_settings("fpl", tmp_path, train={"rounds": 2}))
-    longer = toy_settings("fpl", tmp_path, train={"rounds": 4}, resume=True)
-    with pytest.raises(KeyboardInterrupt):
-        run(longer, TouchedEngine(longer, failing=interrupted_in(4)))
-    assert not (tmp_path / "summary.json").exists(), "a run that was broken off is not finished"
-    assert Run(tmp_path).config["train"]["rounds"] == 4
-    assert run(longer).summary["rounds"] == 4
 
 
 def test_going_on_and_replacing_are_not_asked_together(tmp_path: Path) -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import stat
 from pathlib import Path
 
 import pytest
 import torch
 
-from common.storage.files import Series, write_text
+from common.storage.files import Series
 
 
 def filled(folder: Path, *numbers: int) -> Series:
@@ -41,16 +39,3 @@ def test_only_what_is_to_be_kept_stays(tmp_path: Path) -> None:
     assert sorted(path.name for path in series.folder.iterdir()) == [
         "round-000002.safetensors", "round-000005.safetensors", "round-7.txt",
     ]  # fmt: skip
-
-
-@pytest.mark.parametrize("mask", [0o022, 0o027, 0o077])
-def test_files_have_the_umask_s_mode_and_private_ones_are_their_owner_s(mask: int, tmp_path: Path) -> None:
-    before = os.umask(mask)
-    try:
-        write_text(tmp_path / "summary.json", "{}")
-        write_text(tmp_path / "key", "secret", private=True)
-        Series(tmp_path, "state", private=True).write(1, {})
-    finally:
-        os.umask(before)
-    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}
-    assert modes == {"summary.json": 0o666 & ~mask, "key": 0o600, "state-000001.safetensors": 0o600}

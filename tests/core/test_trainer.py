@@ -9,41 +9,23 @@ from typing import Any
 
 import pytest
 import torch
+from support.exchanges import device_of, local_exchange, request_to
 from support.toy import CLASSES, Toy, toy_settings
 from torch import Tensor, nn
 
-from client.device import Device
 from client.store import Store
 from client.trainer import LocalExchange, choose_device, memory_format
-from common.data.protocols import ClientSpec
 from common.errors import ConfigError, DataError, PayloadError
 from common.models.specs import DigitCNN
-from common.prototypes import PrototypeSet, class_means
+from common.prototypes import class_means
 from common.settings import RunSettings, with_method
-from common.wire.messages import Answer, Request, read_header
+from common.wire.messages import Answer, read_header
 from common.wire.payload import Payload
-from strategies.core.method import Client, ClientContext, Losses, Phase, build_model
+from strategies.core.method import ClientContext, Losses, Phase, build_model
 from strategies.fedavg import FedAvg
 from strategies.fedproto import FedProto
 
 # ---- one exchange ----------------------------------------------------------------------------------------------------
-
-
-def exchange(settings: RunSettings, domain: str = "bright", number: int = 1, **received: Any) -> LocalExchange:
-    split = Toy().load(domain).train
-    counts = tuple(split.class_counts(CLASSES).tolist())
-    given: dict[str, Any] = {"weights": {}, "prototypes": PrototypeSet.empty(128), "extra": {}, "kept": {}, **received}
-    return LocalExchange(
-        settings,
-        settings.method,
-        build_model(settings, 3),
-        Client(f"{domain}-0", domain, len(split), counts, 0, 3),
-        split,
-        round_number=number,
-        exchange="train",
-        device=torch.device("cpu"),
-        **given,
-    )
 
 
 def weights_of(local: LocalExchange) -> dict[str, Tensor]:
@@ -56,10 +38,10 @@ def same(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> bool:
 
 def test_training_is_keyed_and_blind_to_the_global_generator(tmp_path: Path) -> None:
     settings = toy_settings("fedavg", tmp_path)
-    first = exchange(settings)
+    first = local_exchange(settings)
     torch.manual_seed(1)
     first.run()
-    second = exchange(settings)
+    second = local_exchange(settings)
     torch.manual_seed(2)
     torch.rand(100)
     before = torch.get_rng_state()
@@ -76,7 +58,7 @@ def test_another_key_is_another_course(what: str, tmp_path: Path) -> None:
     orders = []
     for changed in (False, True):
         chosen = toy_settings("fedavg", tmp_path, seed=5) if changed and what == "seed" else settings
-        local = exchange(chosen, number=2 if changed and what == "round" else 1)
+        local = local_exchange(chosen, round_number=2 if changed and what == "round" else 1)
         if changed and what == "client":
             local.client = replace(local.client, id="bright-7")
         orders.append(torch.cat([images for images, _ in local.batches("epoch", 1)]))
@@ -85,7 +67,7 @@ def test_another_key_is_another_course(what: str, tmp_path: Path) -> None:
 
 def test_an_epoch_shows_every_sample_once_and_epochs_differ(tmp_path: Path) -> None:
     settings = toy_settings("fedavg", tmp_path)
-    local = exchange(settings)
+    local = local_exchange(settings)
     epochs = [torch.cat([labels for _, labels in local.batches("epoch", number)]) for number in (1, 2)]
     for labels in epochs:
         assert torch.bincount(labels).tolist() == [7, 6, 6, 6]
@@ -96,8 +78,8 @@ def test_an_epoch_shows_every_sample_once_and_epochs_differ(tmp_path: Path) -> N
 
 def test_views_are_whole_batches_one_after_the_other(tmp_path: Path) -> None:
     settings = toy_settings("fedavg", tmp_path, overrides=("views=randconv",))
-    local = exchange(settings)
-    plain = exchange(toy_settings("fedavg", tmp_path))
+    local = local_exchange(settings)
+    plain = local_exchange(toy_settings("fedavg", tmp_path))
     assert local.views == 1 + settings.views.count > 1
     pairs = list(zip(local.batches("epoch", 1), plain.batches("epoch", 1), strict=True))
     for (images, labels), (_, names) in pairs:
@@ -128,7 +110,7 @@ def test_running_class_means_are_those_of_the_last_epoch_before_each_step(
     settings = replace(
         toy_settings("fedproto", tmp_path, overrides=views, train={"epochs": 3, "batch_size": 8}), method=method
     )
-    trained = exchange(settings, "noisy").run()
+    trained = local_exchange(settings, position=2).run()
     last = method.seen[-3:]
     assert len(method.seen) == 9
     assert [len(labels) for _, labels in last] == [8, 8, 2]
@@ -141,7 +123,7 @@ def test_running_class_means_are_those_of_the_last_epoch_before_each_step(
 
 def test_means_after_training_are_of_the_trained_model_at_rest(tmp_path: Path) -> None:
     settings = toy_settings("fedproto", tmp_path, hyper={"prototype_mode": "post_eval"})
-    local = exchange(settings)
+    local = local_exchange(settings)
     trained = local.run()
     local.model.eval()
     with torch.no_grad():
@@ -173,14 +155,14 @@ class TwoPhases(FedAvg):
 
 def test_phases_train_what_they_say_and_leave_nothing_frozen(tmp_path: Path) -> None:
     settings = with_method(toy_settings("fedavg", tmp_path), TwoPhases())
-    local = exchange(settings)
+    local = local_exchange(settings)
     assert local.run().steps == 9
     assert all(parameter.requires_grad for parameter in local.model.parameters())
     assert not any(name == "momentum" for group in local.optimizer.param_groups for name in group if group["lr"] == 0)
 
 
 def test_gradients_are_clipped_to_the_norm(tmp_path: Path) -> None:
-    local = exchange(toy_settings("fedavg", tmp_path, train={"clip_norm": 0.01}))
+    local = local_exchange(toy_settings("fedavg", tmp_path, train={"clip_norm": 0.01}))
     images, labels = next(iter(local.batches("epoch", 1)))
     batch = local.forward(images, labels)
     local.backward(nn.functional.cross_entropy(batch.logits, labels) * 100)
@@ -189,11 +171,11 @@ def test_gradients_are_clipped_to_the_norm(tmp_path: Path) -> None:
 
 
 def test_local_steps_end_an_epoch_early(tmp_path: Path) -> None:
-    assert exchange(toy_settings("fedavg", tmp_path, train={"local_steps": 2, "epochs": 3})).run().steps == 6
+    assert local_exchange(toy_settings("fedavg", tmp_path, train={"local_steps": 2, "epochs": 3})).run().steps == 6
 
 
 def test_frozen_copies_are_made_once_at_rest_and_stay_as_they_were(tmp_path: Path) -> None:
-    local = exchange(toy_settings("fedavg", tmp_path))
+    local = local_exchange(toy_settings("fedavg", tmp_path))
     start = weights_of(local)
     copy = local.frozen("global")
     assert local.frozen("global") is copy
@@ -209,7 +191,7 @@ def test_frozen_copies_are_made_once_at_rest_and_stay_as_they_were(tmp_path: Pat
 
 
 def test_a_feature_pass_changes_nothing_unless_it_trains(tmp_path: Path) -> None:
-    local = exchange(toy_settings("fedavg", tmp_path))
+    local = local_exchange(toy_settings("fedavg", tmp_path))
     start = weights_of(local)
     rows, labels = local.features()
     assert rows.shape == (25, 128)
@@ -224,7 +206,7 @@ def test_a_feature_pass_changes_nothing_unless_it_trains(tmp_path: Path) -> None
 
 def test_a_score_is_counted_sample_by_sample(tmp_path: Path) -> None:
     settings = toy_settings("fedavg", tmp_path)
-    local = exchange(settings)
+    local = local_exchange(settings)
     local.run()
     split = Toy().load("dark").test
     found = local.score(split)
@@ -250,7 +232,7 @@ def test_devices_by_name() -> None:
 
 
 def test_bfloat16_trains_and_keeps_weights_and_prototypes_in_float32(tmp_path: Path) -> None:
-    local = exchange(toy_settings("fedproto", tmp_path, train={"precision": "bfloat16", "channels_last": True}))
+    local = local_exchange(toy_settings("fedproto", tmp_path, train={"precision": "bfloat16", "channels_last": True}))
     trained = local.run()
     assert {tensor.dtype for tensor in weights_of(local).values()} == {torch.float32, torch.int64}
     assert trained.prototypes.vectors.dtype == torch.float32
@@ -264,25 +246,11 @@ def test_channels_last_where_it_was_measured_faster(tmp_path: Path, chosen: bool
     assert (memory_format(settings) == torch.channels_last) is last
     slower = replace(settings, model=DigitCNN())
     assert (memory_format(slower) == torch.channels_last) is bool(chosen)
-    answered = device(settings)[0].answer(request(settings), message(settings))
+    answered = device_of(settings).answer(request_to(settings), message(settings))
     assert all(tensor.is_contiguous() for tensor in answered.weights.values())
 
 
 # ---- the device ------------------------------------------------------------------------------------------------------
-
-
-def device(settings: RunSettings, domain: str = "bright", **more: Any) -> tuple[Device, Store]:
-    store = Store(settings.output_folder / "device")
-    return Device(settings, ClientSpec(domain, 0), lambda run: store, **more), store
-
-
-def request(settings: RunSettings, **changes: Any) -> Request:
-    fields: dict[str, Any] = {
-        "run": "run", "identity": settings.identity, "method": settings.method.name, "round": 1, "exchange": "train",
-        "client": "bright-0", "client_count": 3, "client_index": 0, "train": True, "score": ["bright"],
-        "code": settings.code, **changes,
-    }  # fmt: skip
-    return Request(**fields)
 
 
 def message(settings: RunSettings) -> Payload:
@@ -291,23 +259,23 @@ def message(settings: RunSettings) -> Payload:
 
 def test_an_answer_says_what_was_done(tmp_path: Path) -> None:
     settings = toy_settings("fedproto", tmp_path)
-    made, store = device(settings)
-    answered = made.answer(request(settings), message(settings))
+    made = device_of(settings)
+    answered = made.answer(request_to(settings), message(settings))
     facts = read_header(Answer, answered.header)
     assert (facts.samples, facts.class_counts, facts.trained, facts.steps) == (25, [7, 6, 6, 6], True, 3)
     assert [entry["domain"] for entry in facts.scores] == ["bright"]
     assert set(facts.seconds) == {"load", "score", "train", "save"}
     assert answered.prototypes is not None
     assert answered.prototypes.classes == [0, 1, 2, 3]
-    assert store.load(99) == {}
+    assert Store(tmp_path / "device").load(99) == {}
     before = {name: tensor.clone() for name, tensor in answered.weights.items()}
-    made.answer(request(settings, round=2), message(settings))
+    made.answer(request_to(settings, round=2), message(settings))
     assert same(before, answered.weights)
 
 
 def test_scoring_alone_trains_nothing(tmp_path: Path) -> None:
     settings = toy_settings("fedprox", tmp_path)
-    answered = device(settings)[0].answer(request(settings, train=False), message(settings))
+    answered = device_of(settings).answer(request_to(settings, train=False), message(settings))
     assert not answered.weights
     assert answered.prototypes is None
     assert read_header(Answer, answered.header).trained is False
@@ -328,7 +296,7 @@ def test_a_device_refuses(case: str, tmp_path: Path) -> None:
     settings = toy_settings("fedavg", tmp_path)
     changes, reason = WRONG[case]
     with pytest.raises(PayloadError, match=reason):
-        device(settings)[0].answer(request(settings, **changes), message(settings))
+        device_of(settings).answer(request_to(settings, **changes), message(settings))
 
 
 def spoiled(settings: RunSettings) -> dict[str, dict[str, Tensor]]:
@@ -344,24 +312,24 @@ def spoiled(settings: RunSettings) -> dict[str, dict[str, Tensor]]:
 def test_a_device_refuses_another_model(case: str, tmp_path: Path) -> None:
     settings = toy_settings("fedavg", tmp_path)
     with pytest.raises(PayloadError, match=case):
-        device(settings)[0].answer(request(settings), Payload({}, spoiled(settings)[case]))
+        device_of(settings).answer(request_to(settings), Payload({}, spoiled(settings)[case]))
 
 
 def test_a_client_needs_two_samples(tmp_path: Path) -> None:
     settings = toy_settings("fedavg", tmp_path)
     alone = replace(settings, protocol=replace(settings.protocol, samples=1))
     with pytest.raises(DataError, match="it needs two or more"):
-        device(alone)[0].register()
+        device_of(alone).register()
 
 
 def test_registration_says_what_is_held(tmp_path: Path) -> None:
     settings = toy_settings("fedavg", tmp_path)
-    made = device(settings, "noisy")[0].register()
+    made = device_of(settings, "noisy").register()
     assert (made.client, made.samples, made.class_counts) == ("noisy-0", 18, [6, 6, 6, 0])
     assert made.scores == ["noisy"]
     assert len(made.split) == 64
-    assert device(settings, "noisy")[0].register() == made
-    assert device(settings, "dark")[0].register().split != made.split
+    assert device_of(settings, "noisy").register() == made
+    assert device_of(settings, "dark").register().split != made.split
 
 
 @dataclass(frozen=True)
@@ -375,12 +343,12 @@ class Fails(TwoPhases):
 def test_a_failure_leaves_no_trace_for_the_next_client_of_the_thread(tmp_path: Path) -> None:
     """Devices of one thread share a net; what a failed client froze or switched must not stay so."""
     settings = with_method(toy_settings("fedavg", tmp_path), Fails())
-    made, store = device(settings)
+    made = device_of(settings)
     with pytest.raises(RuntimeError, match="out of memory"):
-        made.answer(request(settings), message(settings))
-    assert store.load(99) == {}
-    other, own = device(settings, "dark")
+        made.answer(request_to(settings), message(settings))
+    assert Store(tmp_path / "device").load(99) == {}
+    other, own = device_of(settings, "dark"), Store(tmp_path / "device")
     split, _ = other._own_data()
-    local = other._install(message(settings), request(settings, client="dark-0"), split, own, 0)
+    local = other._install(message(settings), request_to(settings, "dark"), split, own, 0)
     assert all(parameter.requires_grad and parameter.grad is None for parameter in local.model.parameters())
     assert all(module.training for module in local.model.modules())

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from client.device import Device
+from client.store import Store
 from client.trainer import LocalExchange
+from common.data.protocols import ClientSpec
 from common.prototypes import PrototypeSet
 from common.settings import RunSettings
+from common.wire.messages import Request
 from strategies.core.method import Client, build_model
 
 
@@ -42,3 +47,27 @@ def local_exchange(
         exchange="train",
         device=torch.device("cpu"),
     )
+
+
+def device_of(settings: RunSettings, domain: str = "bright", **more: Any) -> Device:
+    """Return the device that holds ``domain``; it keeps its state in the folder ``device`` of the run's output."""
+    store = Store(settings.output_folder / "device")
+    return Device(settings, ClientSpec(domain, 0), lambda run: store, **more)
+
+
+def request_to(settings: RunSettings, domain: str = "bright", **changes: Any) -> Request:
+    """Return the request to train and score that the holder of ``domain`` gets in round 1, with ``changes`` to it."""
+    fields = {
+        "run": "run",
+        "identity": settings.identity,
+        "method": settings.method.name,
+        "round": 1,
+        "exchange": "train",
+        "client": f"{domain}-0",
+        "client_count": 3,
+        "client_index": 0,
+        "train": True,
+        "score": [domain],
+        "code": settings.code,
+    }
+    return Request(**{**fields, **changes})

@@ -69,6 +69,22 @@ class Toy(DataSource):
         return Split(images.clamp(0, 255).to(torch.uint8), labels)
 
 
+@checked
+class ChangedToy(Toy):
+    """The toy data, in which some training images of one domain are their own negatives."""
+
+    changed: tuple[int, ...] = (0,)
+    changed_domain: str = "bright"
+
+    def _read(self, domain: str) -> Domain:
+        found = super()._read(domain)
+        if domain != self.changed_domain:
+            return found
+        images = found.train.images.clone()
+        images[list(self.changed)] = 255 - images[list(self.changed)]
+        return replace(found, train=Split(images, found.train.labels))
+
+
 def method_at_defaults(name: str) -> Any:
     """The method of ``conf/method/NAME.yaml`` as its class has it; to compose a configuration takes far longer."""
     target = yaml.safe_load((CONF / "method" / f"{name}.yaml").read_text())["_target_"]
