@@ -111,21 +111,3 @@ def test_without_divergence_it_is_single_set(tmp_path):
     ours, theirs = kept(tmp_path / "adcol"), kept(tmp_path / "single")
     assert set(ours) == set(theirs)
     assert all(torch.equal(ours[client][name], t) for client in theirs for name, t in theirs[client].items())
-
-
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory):
-    """What comes out with the default options."""
-    return run(toy_settings("adcol", tmp_path_factory.mktemp("plain"))).sha256
-
-
-@pytest.mark.parametrize(
-    "hyper", [{"divergence": 1.0}, {"discriminator_mode": "eval"}, {"feature_mode": "eval"}], ids=str
-)
-def test_every_option_changes_the_result(hyper, plain, tmp_path):
-    assert run(toy_settings("adcol", tmp_path, hyper=hyper)).sha256 != plain
-
-
-def test_values_out_of_range_are_refused():
-    with pytest.raises(ValueError, match="divergence"):
-        ADCOL(divergence=-0.1)

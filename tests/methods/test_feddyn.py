@@ -175,24 +175,3 @@ def test_what_a_client_keeps_in_a_run(adaptive, tmp_path):
             torch.testing.assert_close(kept["local/lambda/" + name], -alpha * moved, rtol=1e-4, atol=1e-7)
         said = {name for name in mine[0].message.extra if not name.startswith("scored/")}
         assert said == ({"mean_samples"} if adaptive else set())
-
-
-@pytest.mark.parametrize("hyper", [{"clip": 0.01}, {"adaptive_alpha": True}, {"alpha": 0.03}], ids=str)
-def test_every_option_changes_the_result(hyper, tmp_path):
-    results = [
-        run(toy_settings("feddyn", tmp_path / str(i), hyper=options, train={"rounds": 1})).sha256
-        for i, options in enumerate([{}, hyper])
-    ]
-    assert results[0] != results[1]
-
-
-def test_h_starts_at_zero_for_parameters_only():
-    h = feddyn.initial_h(Half())
-    assert set(h) == {"h/" + name for name in PARAMETERS}
-    assert all(not bool(tensor.any()) and tensor.dtype == torch.float64 for tensor in h.values())
-
-
-@pytest.mark.parametrize("wrong", [{"alpha": -0.1}, {"clip": 0.0}])
-def test_values_out_of_range_are_refused(wrong):
-    with pytest.raises(ValueError, match=next(iter(wrong))):
-        FedDyn(**wrong)

@@ -306,37 +306,6 @@ def test_the_last_round_is_scored_whatever_the_interval(rounds, scored, tmp_path
     assert {row["round"] for row in run(settings).rows("history.csv")} == set(scored)
 
 
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory):
-    """What comes out with the default options."""
-    return run(toy_settings("fedpall", tmp_path_factory.mktemp("plain"))).sha256
-
-
-@pytest.mark.parametrize(
-    "hyper",
-    [
-        {"fidelity": "paper"},
-        {"denominator": "negatives"},
-        {"denominator": "raw"},
-        {"amplifier_mode": "eval"},
-        {"feature_mode": "eval"},
-        {"protection": "none"},
-        {"swap_classifier": False},
-        {"server_training": NetTraining(epochs=1)},
-    ],
-)
-def test_every_option_changes_the_result(hyper, plain, tmp_path):
-    assert run(toy_settings("fedpall", tmp_path, hyper=hyper)).sha256 != plain
-
-
-@pytest.mark.parametrize(
-    "wrong", [{"temperature": 0.0}, {"contrast": -1.0}, {"divergence": -1.0}, {"mix_low": 1.1}, {"mask_share": 0.0}]
-)
-def test_values_out_of_range_are_refused(wrong):
-    with pytest.raises(ValueError, match=next(iter(wrong))):
-        FedPall(**wrong)
-
-
 def test_the_state_is_named_tensors():
     state = FedPall().initial_state({}, NetHalf())
     assert {name.rpartition("/")[0] for name in state.extra} == {

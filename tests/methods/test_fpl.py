@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.halves import FEATURES
+from support.halves import FEATURES, LossSide
 
 from common.losses import cross_entropy, prototype_contrast, prototype_mse
 from common.prototypes import PrototypeSet, unbiased_prototypes
@@ -24,23 +24,13 @@ READINGS = {
 }
 
 
-class Stand:
-    """What the loss looks at."""
-
-    def __init__(self, prototypes):
-        self.prototypes = prototypes
-
-    def cached(self, name, make):
-        return make()
-
-
 @pytest.mark.parametrize(("contrast", "consistency"), [(2.0, 3.0), (2.0, 0.0), (0.0, 3.0), (0.0, 0.0)])
 @pytest.mark.parametrize("reading", READINGS)
 def test_the_loss_is_the_sum_of_its_terms(contrast, consistency, reading):
     options, rows, targets = READINGS[reading]
     method = FPL(contrast=contrast, consistency=consistency, **options)
     features = torch.rand(6, FEATURES, generator=DRAWS).requires_grad_()
-    found = method.loss(Batch(torch.zeros(6, 3, 1, 1), LABELS, features, LOGITS), Stand(ROWS))
+    found = method.loss(Batch(torch.zeros(6, 3, 1, 1), LABELS, features, LOGITS), LossSide(ROWS))
     reduce = options.get("consistency_reduce", "mean")
     parts = [
         cross_entropy(LOGITS, LABELS),
@@ -59,4 +49,4 @@ def test_the_loss_is_the_sum_of_its_terms(contrast, consistency, reading):
 
 def test_before_there_are_prototypes_the_loss_is_the_cross_entropy():
     batch = Batch(torch.zeros(6, 3, 1, 1), LABELS, torch.zeros(6, FEATURES), LOGITS)
-    assert set(FPL().loss(batch, Stand(PrototypeSet.empty(FEATURES))).terms) == {"cross_entropy"}
+    assert set(FPL().loss(batch, LossSide(PrototypeSet.empty(FEATURES))).terms) == {"cross_entropy"}

@@ -7,12 +7,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from common.models.base import initialised
 from common.models.specs import Small
 from common.seeding import generator
 from strategies.fedadg import FeatureDiscriminator, FeatureGenerator, TaskHead, scaled_one_hot
 from strategies.fedsr import ClassGaussians, GaussianLayer, ProbabilisticModel, sample
-from strategies.moon import ProjectionHead, with_projection
+from strategies.moon import ProjectionHead
 from strategies.parts.server_nets import Discriminator
 
 
@@ -30,41 +29,9 @@ def test_discriminator_counts_of_fedpall(clients, count):
     assert parameters(Discriminator(2048, clients)) == count
 
 
-def test_discriminator_shape_and_gradient_to_the_features():
-    network = Discriminator(16, 3, hidden_size=8)
-    features = torch.rand(5, 16, requires_grad=True)
-    logits = network(features)
-    assert logits.shape == (5, 3)
-    F.cross_entropy(logits, torch.tensor([0, 1, 2, 0, 1])).backward()
-    assert features.grad is not None
-    assert bool((features.grad != 0).any())
-    assert not any(name.endswith("bias") for name, _ in network.named_parameters() if name.startswith("fc"))
-
-
-def test_initialised_makes_any_network_a_function_of_its_key():
-    def make(seed: int, purpose: str) -> torch.Tensor:
-        with initialised(seed, purpose):
-            return Discriminator(4, 2, hidden_size=3).fc1.weight
-
-    assert torch.equal(make(0, "amplifier"), make(0, "amplifier"))
-    assert not torch.equal(make(0, "amplifier"), make(1, "amplifier"))
-    assert not torch.equal(make(0, "amplifier"), make(0, "other"))
-
-
 def test_projection_head():
     assert ProjectionHead(512)(torch.rand(2, 512)).shape == (2, 256)
     assert parameters(ProjectionHead(512)) == 512 * 512 + 512 + 512 * 256 + 256
-
-
-def test_with_projection_makes_the_projection_the_feature():
-    model = with_projection(Small().build(10, 32, 0), 32).eval()
-    images = torch.randn(2, 3, 32, 32)
-    features, logits = model(images)
-    assert features.shape == (2, model.feature_size) == (2, 32)
-    assert bool((features < 0).any())
-    torch.testing.assert_close(logits, F.linear(features, model.head.weight, model.head.bias))
-    assert {name.split(".")[0] for name in model.state_dict()} == {"backbone", "head"}
-    assert not model.supports_cam
 
 
 def test_feature_generator():
@@ -92,10 +59,6 @@ def test_feature_discriminator():
     assert first.shape == (3,)
     assert bool(((first > 0) & (first < 1)).all())
     assert not torch.equal(first, second)
-
-
-def test_scaled_one_hot():
-    assert scaled_one_hot(torch.tensor([1, 0]), 3, 0.5).tolist() == [[0.0, 0.5, 0.0], [0.5, 0.0, 0.0]]
 
 
 def test_task_head_is_linear_in_the_features():
@@ -140,19 +103,6 @@ def test_probabilistic_model():
     assert logits.shape == (3, 10)
     assert {name.split(".")[0] for name in model.state_dict()} == {"backbone", "head"}
     assert not model.supports_cam
-
-
-def test_predict_averages_probabilities_over_samples():
-    model = ProbabilisticModel(Small().build(4, 32, 0), 5).eval().requires_grad_(False)
-    images = torch.randn(2, 3, 32, 32)
-    prediction = model.average(*model.distribution(images), generator(1, "predict"), samples=6)
-    mean, deviation = model.distribution(images)
-    draws = generator(1, "predict")
-    expected = torch.zeros(2, 4)
-    for _ in range(6):
-        expected += model.classify(sample(mean, deviation, draws)).softmax(dim=1) / 6
-    torch.testing.assert_close(prediction.exp(), expected)
-    torch.testing.assert_close(prediction.exp().sum(1), torch.ones(2))
 
 
 def test_class_gaussians_start_as_released_and_stay_positive():

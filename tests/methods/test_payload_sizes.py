@@ -1,82 +1,132 @@
-"""Bytes on the wire and on the device, by formula: what a method sends is exactly what its docstring says."""
+"""Bytes on the wire and on the device, by formula: what a method sends and keeps is exactly what its docstring says."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from pathlib import Path
+
 import pytest
 import torch
-from support.runs import TouchedEngine, run
-from support.toy import CLASSES, toy_settings
+from support.nets import kept
+from support.runs import Recorded, TouchedEngine, run
+from support.toy import CLASSES, DOMAINS, TRAIN, toy_settings
+from torch import Tensor
 
-from client.store import Store
-from common.data.public import PublicImages
-from common.data.textures import Textures
-from common.wire.payload import encode
+from common.wire.payload import Payload, encode
+from strategies.fedbn import norm_state_names
+from strategies.parts.server_nets import Discriminator
 
-ROWS, PUBLIC_BATCH = 32, 16
-HYPER = {
-    "fccl_plus": {
-        "public": PublicImages(Textures(image_size=16), "textures", ROWS),
-        "public_batch": PUBLIC_BATCH,
-    }
-}
-PUBLIC_BYTES = 4 * ROWS * CLASSES + 4 * ROWS * (PUBLIC_BATCH - 1) + 8  # logits, similarities, fingerprint
-STATE, PARAMETERS, PROTOTYPES, PUBLIC = "state", "parameters", "prototypes", "public"
-UP = {
-    ("moon", "train"): (STATE,),
-    ("feddyn", "train"): (STATE,),
-    ("fedopt", "train"): (STATE,),
-    ("fedproc", "train"): (STATE, PROTOTYPES),
-    ("fedapc", "train"): (STATE, PROTOTYPES),
-    ("fedplvm", "train"): (STATE, PROTOTYPES),
-    ("fedplcc", "train"): (STATE, PROTOTYPES),
-    ("scaffold", "train"): (STATE, PARAMETERS),
-    ("fccl_plus", "train"): (PUBLIC,),
-    ("fccl_plus", "collaborate"): (STATE,),
-}
-DOWN = UP | {
-    ("fccl_plus", "train"): (STATE,),
-    ("fccl_plus", "collaborate"): (PUBLIC,),
-    ("feddyn", "train"): (STATE, PARAMETERS),  # the mean of the client models, which is scored
-}
-KEPT = {"moon": STATE, "fccl_plus": STATE, "feddyn": PARAMETERS, "scaffold": PARAMETERS}
-METHODS = sorted({method for method, _ in UP})
+FEATURES, PUBLIC_ROWS, PUBLIC_BATCH = 128, 32, 16
+ROW = 4 * FEATURES + 8 + 4  # vector, label, weight
+MODEL = toy_settings("fedavg", Path("unused")).model.build(CLASSES, 16, 0)
 
 
-def size(tensors):
+def size(tensors: Iterable[Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_bytes_are_the_formula_s(method, tmp_path):
-    settings = toy_settings(method, tmp_path, hyper=HYPER.get(method, {}))
+NORM = size(MODEL.state_dict()[name] for name in norm_state_names(MODEL))
+FIXED = {
+    "state": size(MODEL.state_dict().values()),
+    "parameters": size(MODEL.parameters()),
+    "body": size(MODEL.backbone.state_dict().values()),
+    "head": size(MODEL.head.state_dict().values()),
+    "norm layers": NORM,
+    "without norm layers": size(MODEL.state_dict().values()) - NORM,
+    "discriminator": size(Discriminator(FEATURES, len(DOMAINS)).state_dict().values()),
+    "public": 4 * PUBLIC_ROWS * CLASSES + 4 * PUBLIC_ROWS * (PUBLIC_BATCH - 1) + 8,  # logits, similarities, fingerprint
+    "synthetic": 50 * CLASSES * (4 * FEATURES + 8),  # features and labels, fifty of each class
+}
+"""Bytes of parts that do not depend on the client."""
+
+UP = {
+    ("adcol", "train"): ["features"],
+    ("fccl_plus", "train"): ["public"],
+    ("fccl_plus", "collaborate"): ["state"],
+    ("fedapc", "train"): ["state", "class means"],
+    ("fedbn", "train"): ["without norm layers"],
+    ("feddyn", "train"): ["state"],
+    ("fedgca", "train"): ["state"],
+    ("fedopt", "train"): ["state"],
+    ("fedpall", "train"): ["class means"],
+    ("fedpall", "mix"): ["features", "labels"],
+    ("fedplcc", "train"): ["state", "clusters"],
+    ("fedplvm", "train"): ["state", "clusters"],
+    ("fedproc", "train"): ["state", "class means"],
+    ("fedproto", "train"): ["state", "class means"],
+    ("fedrep", "train"): ["body"],
+    ("fedsam", "train"): ["state"],
+    ("moon", "train"): ["state"],
+    ("per_fedavg", "train"): ["state"],
+    ("rucr", "train"): ["state"],
+    ("rucr", "rebalance"): ["head", "class means"],
+    ("scaffold", "train"): ["state", "parameters"],
+    ("single_set", "train"): [],
+}
+"""What a client sends, by method and exchange."""
+
+DOWN = UP | {
+    ("adcol", "train"): ["discriminator"],
+    ("fccl_plus", "train"): ["state"],
+    ("fccl_plus", "collaborate"): ["public"],
+    ("feddyn", "train"): ["state", "parameters"],  # the mean of the client models, which is scored
+    ("fedgca", "train"): ["state", "parameters"],
+    ("fedpall", "train"): ["discriminator", "head", "class means"],
+    ("fedpall", "mix"): ["class means"],
+    ("rucr", "train"): ["state", "class means"],
+    ("rucr", "rebalance"): ["state"],
+}
+"""What a client receives from round 2 on."""
+
+KEPT = {
+    "adcol": "state",
+    "fccl_plus": "state",
+    "fedbn": "norm layers",
+    "feddyn": "parameters",
+    "fedgca": "parameters",
+    "fedpall": "state",
+    "fedrep": "head",
+    "moon": "state",
+    "rucr": "synthetic",
+    "scaffold": "parameters",
+    "single_set": "state",
+}
+"""What a client keeps between rounds; with the other methods nothing."""
+
+
+def expected_bytes(parts: list[str], payload: Payload, item: Recorded, *, sent: bool) -> int:
+    """Return the bytes of ``parts`` in a payload that the client of ``item`` sent or received."""
+    assert item.reply is not None
+    samples = TRAIN[item.request.client.removesuffix("-0")]
+    means = sum(count > 0 for count in item.reply.answer.class_counts) if sent else CLASSES
+    clusters = 0 if payload.prototypes is None else len(payload.prototypes)
+    varying = {"features": 4 * samples * FEATURES, "labels": 8 * samples, "class means": ROW * means}
+    table = {**FIXED, **varying, "clusters": ROW * clusters}
+    return sum(table[part] for part in parts)
+
+
+@pytest.mark.parametrize("method", sorted({method for method, _ in UP}))
+def test_bytes_are_the_formula_s(method: str, tmp_path: Path) -> None:
+    settings = toy_settings(method, tmp_path)
     done = run(settings, TouchedEngine(settings))
-    model = settings.model.build(CLASSES, 16, 0)
-    sizes = {STATE: size(model.state_dict().values()), PARAMETERS: size(model.parameters()), PUBLIC: PUBLIC_BYTES}
-    row = 4 * model.feature_size + 8 + 4  # vector, label, weight
-    seen = set()
-    for item in (item for item in done.messages if item.request.train):
-        seen.add(item.request.exchange)
-        for payload, parts in ((item.reply.payload, UP), (item.message, DOWN)):
-            wanted = parts[method, item.request.exchange]
-            rows = len(payload.prototypes) if payload.prototypes is not None else 0
-            assert (payload.prototypes is not None) == (PROTOTYPES in wanted)
+    second = [item for item in done.messages if item.request.train and item.request.round == 2]
+    assert len(second) == len(DOMAINS) * len(settings.method.exchanges)
+    for item in second:
+        assert item.reply is not None
+        for payload, table, sent in ((item.reply.payload, UP, True), (item.message, DOWN, False)):
             total = sum(payload.part_bytes().values())
-            assert total == sum(row * rows if part == PROTOTYPES else sizes[part] for part in wanted)
-            assert total < len(encode(payload)) < total + 2_000 + 150 * len(payload.tensors())
-        if method in ("fedproc", "fedapc"):
-            assert len(item.reply.payload.prototypes) == sum(count > 0 for count in item.reply.answer.class_counts)
-            assert len(item.message.prototypes) == (0 if item.request.round == 1 else CLASSES)
-    assert seen == {exchange for name, exchange in UP if name == method}
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_a_client_keeps_what_is_said_and_no_more(method, tmp_path):
-    done = run(toy_settings(method, tmp_path, hyper=HYPER.get(method, {})))
-    model = toy_settings(method, tmp_path).model.build(CLASSES, 16, 0)
-    sizes = {STATE: size(model.state_dict().values()), PARAMETERS: size(model.parameters())}
-    folders = [folder for of_run in (tmp_path / "clients").glob("*") for folder in of_run.iterdir()]
-    kept = {folder.name: Store(folder).load(10) for folder in folders}
-    assert set(kept) == (set(done.summary["clients"]) if method in KEPT else set())
-    for tensors in kept.values():
-        assert size(tensors.values()) == sizes[KEPT[method]]
+            parts = table[method, item.request.exchange]
+            assert total == expected_bytes(parts, payload, item, sent=sent)
+            assert total < len(encode(payload)) < total + 3_000 + 150 * len(payload.tensors())
+    states = kept(tmp_path)
+    assert set(states) == (set(done.summary["clients"]) if method in KEPT else set())
+    for tensors in states.values():
+        assert size(tensors.values()) == FIXED[KEPT[method]]
         assert all(bool(torch.isfinite(tensor).all()) for tensor in tensors.values())
+
+
+def test_the_parts_are_what_they_should_be() -> None:
+    assert FIXED["body"] + FIXED["head"] == FIXED["state"]
+    assert FIXED["head"] == 4 * (FEATURES * CLASSES + CLASSES)
+    assert FIXED["norm layers"] == 5 * 8 + 4 * 4 * (16 + 32 + 64 + 64 + 128)
+    assert FIXED["discriminator"] == 4 * (FEATURES * 512 + 512 * 512 + 512 * 3 + 2 * 4 * 512) + 2 * 8

@@ -10,8 +10,6 @@ from support.exchanges import local_exchange
 from support.runs import TouchedEngine, run
 from support.toy import toy_settings
 
-from strategies.per_fedavg import PerFedAvg
-
 RATE = 0.05
 PLAIN = {"momentum": 0.0, "weight_decay": 0.0, "learning_rate": RATE}
 
@@ -140,9 +138,3 @@ def test_adaptation_is_sgd_on_the_clients_own_batches(tmp_path):
                 parameter -= 0.1 * slope
     local.method.adapt(local)
     assert_same(local.model, wanted)
-
-
-@pytest.mark.parametrize("wrong", [{"inner_rate": -1.0}, {"outer_rate": 0.0}, {"adapt_steps": -1}])
-def test_values_out_of_range_are_refused(wrong):
-    with pytest.raises(ValueError, match=next(iter(wrong))):
-        PerFedAvg(**wrong)

@@ -57,6 +57,18 @@ class Half:
     aggregation: Mean = field(default_factory=Mean)
 
 
+@dataclass
+class LossSide:
+    """Implements :class:`strategies.core.method.ClientContext` as far as the prototype losses look at it."""
+
+    prototypes: PrototypeSet
+    round: int = 1
+    rounds: int = 10
+
+    def cached(self, name: str, make: Any) -> Any:
+        return make()
+
+
 def updates(
     number: int = 1,
     who: Sequence[int] = (0, 1, 2),

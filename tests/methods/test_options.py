@@ -1,0 +1,106 @@
+"""The options of every method: a value out of range is refused, and another value changes the trained state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import yaml
+from support.runs import run
+from support.toy import Toy, method_at_defaults, toy_settings
+
+from strategies.parts.server_nets import NetTraining
+
+OUT_OF_RANGE = {
+    "adcol": "divergence=-0.1",
+    "fccl_plus": "public_batch=1 public_batch=15 correlation=-1.0 similarity_temperature=0.0",
+    "fedadg": "adversarial_epochs=-1 weight=1.0 rate=0.0 smoothing=1.0 condition=0.0 noise_size=0",
+    "fedapc": "temperature=0.0 contrast=-1.0 prototype_views=-1",
+    "feddyn": "alpha=-0.1 clip=0.0",
+    "fedgca": "beta=-1.0 alpha=-1.0",
+    "fedopt": "server_learning_rate=0.0 momentum=1.0 beta_1=-0.1 beta_2=1.0 epsilon=0.0",
+    "fedpall": "temperature=0.0 contrast=-1.0 divergence=-1.0 mix_low=1.1 mask_share=0.0",
+    "fedplcc": "temperature=0.0 alpha=0.0 contrast=-1.0 correction=-1.0 fraction=0.0 level=-1",
+    "fedplvm": "temperature=0.0 alpha=0.0 alpha=1.5 contrast=-1.0 correction=-1.0 level=-1",
+    "fedproc": "temperature=0.0",
+    "fedrep": "head_epochs=0 body_epochs=0",
+    "fedsam": "rho=-0.1",
+    "fedsr": "norm=-1.0 divergence=-1.0 latent_size=0 test_samples=-1",
+    "moon": "mu=-1.0 temperature=0.0 projection=-1",
+    "per_fedavg": "inner_rate=-1.0 outer_rate=0.0 adapt_steps=-1",
+    "rucr": "temperature=0.0 contrast=-1.0 per_class=0 mix_low=0.9 rebalance_epochs=-1 rebalance_rate=0.0 "
+    "rebalance_last=0",
+    "scaffold": "server_learning_rate=0.0 control=1.5",
+}
+"""By method, options that its class refuses; one option a word."""
+
+OTHERS = {
+    "adcol": "divergence=1.0 discriminator_mode=eval feature_mode=eval",
+    "fccl_plus": "public_mode=train public_rate_end=0.1 correlation=0.0 similarity=0.0 distillation=0.0 "
+    "distillation_temperature=1.0 off_diagonal=1.0 teacher_mode=train weighting=uniform",
+    "fedadg": "fidelity=released fidelity=released_pacs weight=0.5 condition=1.0",
+    "feddyn": "clip=0.01 adaptive_alpha=true alpha=0.03",
+    "fedgca": "form=kl predictions=false maps=false with_global=false detach_mean=false",
+    "fedpall": "fidelity=paper denominator=negatives denominator=raw protection=none amplifier_mode=eval "
+    "feature_mode=eval swap_classifier=false",
+    "fedplcc": "weighted=false alpha=0.25 temperature=0.55 cross_entropy_reduce=sum",
+    "fedproc": "prototype_mode=last_epoch_running temperature=0.1",
+    "fedsam": "rho=0.0",
+    "fedsr": "fidelity=paper divergence=0.0 latent_size=7",
+    "moon": "frozen_mode=train temperature=1.0 projection=16",
+    "rucr": "temperature=0.15 contrast=0.9 per_class=100 mix_low=0.35,mix_high=0.95 rebalance_epochs=0 "
+    "rebalance_rate=0.1 feed_back=false",
+}
+"""By method, options that change its result; one change a word."""
+
+START: dict[str, dict[str, Any]] = {
+    "fccl_plus": {"public_learning_rate": 1e-3, "distillation": 1.0},
+    "fedadg": {"noise_size": 6, "hidden_size": 8, "discriminator_size": 8},
+    "fedgca": {"beta": 1.0},
+}
+"""Options of a method's first run, from which the others differ; elsewhere its defaults."""
+
+
+def cases(table: dict[str, str]) -> list[Any]:
+    found = []
+    for method, words in table.items():
+        for word in words.split():
+            options = dict(pair.split("=") for pair in word.split(","))
+            values = {name: yaml.safe_load(value) for name, value in options.items()}
+            found.append(pytest.param(method, values, id=f"{method}: {word}"))
+    return found
+
+
+@pytest.mark.parametrize(("method", "wrong"), cases(OUT_OF_RANGE))
+def test_values_out_of_range_are_refused(method: str, wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        replace(method_at_defaults(method), **wrong)
+
+
+@pytest.fixture(scope="module")
+def state_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
+    """Return a function that runs a method with options and gives the hash of its state, each run once."""
+    hashes: dict[str, str] = {}
+
+    def of(method: str, options: dict[str, Any]) -> str:
+        key = f"{method} {options}"
+        if key not in hashes:
+            data = Toy(image_size=32) if method == "fedgca" else Toy()  # for activation maps of several positions
+            hyper = {**START.get(method, {}), **options}
+            settings = toy_settings(
+                method, tmp_path_factory.mktemp(method), hyper=hyper, data=data, rounds={"outliers": "off"}
+            )
+            hashes[key] = run(settings).sha256
+        return hashes[key]
+
+    return of
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [*cases(OTHERS), pytest.param("fedpall", {"server_training": NetTraining(epochs=1)}, id="fedpall: one epoch")],
+)
+def test_every_option_changes_the_result(method: str, options: dict[str, Any], state_of: Callable[..., str]) -> None:
+    assert state_of(method, options) != state_of(method, {})
