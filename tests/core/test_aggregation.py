@@ -105,13 +105,6 @@ def updates() -> list[Update]:
     return [Update(client, state) for client, state in zip(clients, states(3), strict=True)]
 
 
-def test_weights_by_samples_or_equal() -> None:
-    by_samples, equal = Mean().average(updates()), Mean().average(updates(), uniform=True)
-    rows = [update.weights["w"] for update in updates()]
-    assert torch.allclose(by_samples["w"], (10 * rows[0] + 30 * rows[1] + 7 * rows[2]) / 47, atol=1e-6)
-    assert torch.allclose(equal["w"], (rows[0] + rows[1] + rows[2]) / 3, atol=1e-6)
-
-
 def test_sorted_by_client_the_order_of_arrival_does_not_matter() -> None:
     found = {
         Mean().average(sorted(order, key=lambda update: update.client.id))["w"].numpy().tobytes()

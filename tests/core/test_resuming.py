@@ -97,12 +97,6 @@ def test_more_rounds_are_recorded_and_a_run_that_is_continued_is_not_finished(tm
     assert Run(tmp_path).status == "finished"
 
 
-def test_a_finished_run_without_its_summary_is_not_shown_as_finished(tmp_path: Path) -> None:
-    run(settings(tmp_path))
-    (tmp_path / "summary.json").unlink()
-    assert Run(tmp_path).status == "unfinished"
-
-
 def test_what_flower_s_server_writes_again_is_not_shown_again(tmp_path: Path) -> None:
     before = History(tmp_path)
     for name, number in (("start", 0), ("round done", 1), ("score", 1), ("finish", 1)):

@@ -188,22 +188,6 @@ def test_a_finished_run_resumed_stays_as_it_is(tmp_path: Path) -> None:
     assert [entry["round"] for entry in scored if entry["event"] == "score"] == [0, 1, 2]
 
 
-def test_resume_without_a_run_is_a_new_run(tmp_path: Path) -> None:
-    new = run(toy_settings("fpl", tmp_path, resume=True))
-    assert [name for name, _ in new.events if name in ("start", "resume")] == ["start"]
-
-
-def test_a_torn_newest_checkpoint_costs_a_round_and_nothing_else(tmp_path: Path) -> None:
-    """The clients' own states have gone on, too: they must go back with the server."""
-    whole = run(toy_settings("fedprox", tmp_path / "whole", train={"rounds": 4}))
-    run(toy_settings("fedprox", tmp_path / "torn", train={"rounds": 4}), stop_after=3)
-    newest = max((tmp_path / "torn" / "checkpoint").iterdir())
-    newest.write_bytes(newest.read_bytes()[:-100])
-    again = run(toy_settings("fedprox", tmp_path / "torn", train={"rounds": 4}, resume=True))
-    assert kinds(again) == ["round done", "round done", "finish"]
-    assert again.sha256 == whole.sha256
-
-
 def test_another_run_s_folder_is_not_touched(tmp_path: Path) -> None:
     run(toy_settings("fpl", tmp_path))
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}

@@ -14,43 +14,26 @@ from common.data.domain import DataSource
 from common.data.protocols import Protocol
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
-# For each protocol, the data it is written for.
-DATA = {
-    "one_per_domain": "glyphs",
-    "glyphs_uneven": "glyphs",
-    "dirichlet": "glyphs",
-    "fedplcc": "office_caltech",
-    "fedplcc_domainnet": "domainnet",
-    "fpl_office": "office_caltech",
-    "fedapc_office": "office_caltech",
-    "fpl_digits": "digits",
-    "fpl_digits_code_seed0": "digits",
-    "fedapc_digits": "digits",
-    "fedpall_digits": "digits",
-    "fedgca_digits": "digits",
-    "fedgca_pacs": "pacs",
-    "leave_one_out": "glyphs",
-    "fpl_digits_stand_in": "digits",
-    "fedapc_digits_stand_in": "digits",
+
+PROTOCOLS = {
+    "one_per_domain": ("glyphs", 4),
+    "glyphs_uneven": ("glyphs", 10),
+    "dirichlet": ("glyphs", 10),
+    "fedplcc": ("office_caltech", 4),
+    "fedplcc_domainnet": ("domainnet", 6),
+    "fpl_office": ("office_caltech", 10),
+    "fedapc_office": ("office_caltech", 8),
+    "fpl_digits": ("digits", 20),
+    "fpl_digits_code_seed0": ("digits", 20),
+    "fedapc_digits": ("digits", 8),
+    "fedpall_digits": ("digits", 4),
+    "fedgca_digits": ("digits", 10),
+    "fedgca_pacs": ("pacs", 10),
+    "leave_one_out": ("glyphs", 3),
+    "fpl_digits_stand_in": ("digits", 20),
+    "fedapc_digits_stand_in": ("digits", 8),
 }
-CLIENTS = {
-    "one_per_domain": 4,
-    "glyphs_uneven": 10,
-    "dirichlet": 10,
-    "fedplcc": 4,
-    "fedplcc_domainnet": 6,
-    "fpl_office": 10,
-    "fedapc_office": 8,
-    "fpl_digits": 20,
-    "fpl_digits_code_seed0": 20,
-    "fedapc_digits": 8,
-    "fedpall_digits": 4,
-    "fedgca_digits": 10,
-    "fedgca_pacs": 10,
-    "leave_one_out": 3,
-    "fpl_digits_stand_in": 20,
-    "fedapc_digits_stand_in": 8,
-}
+"""For each protocol, the data that it is written for, and how many clients it has there."""
 
 
 def composed(group: str, name: str) -> dict[str, Any]:
@@ -86,10 +69,11 @@ def test_every_protocol_file_builds_and_has_its_clients(name: str) -> None:
     protocol = build(node, "protocol")
     assert isinstance(protocol, Protocol)
     assert set(node) - {"_target_"} | {"validation"} == {field.name for field in dataclasses.fields(protocol)}
-    data = composed("data", DATA[name])
+    chosen, count = PROTOCOLS[name]
+    data = composed("data", chosen)
     if node.get("counts") and data["_target_"].endswith("Digits"):
         data["domains"] = list(node["counts"])
     source = build(data, "data")
     clients = protocol.clients(source)
-    assert len({client.id for client in clients}) == len(clients) == CLIENTS[name]
+    assert len({client.id for client in clients}) == len(clients) == count
     assert set(protocol.test_domains(source)) <= set(source.domains)

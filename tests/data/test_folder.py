@@ -138,13 +138,6 @@ def test_what_programs_made_is_neither_a_domain_nor_a_class(tmp_path: Path) -> N
     assert len(source.load("ward_a").whole) == 10
 
 
-def test_a_broken_image_is_named(tmp_path: Path) -> None:
-    wards(tmp_path)
-    (tmp_path / "ward_a" / "benign" / "image_002.png").write_bytes(b"\x89PNG\r\n")
-    with pytest.raises(DataError, match=r"ward_a/benign/image_002\.png cannot be decoded"):
-        folder(tmp_path).load("ward_a")
-
-
 def test_a_missing_domain_is_named_with_what_is_there(tmp_path: Path) -> None:
     wards(tmp_path)
     source = folder(tmp_path, domains=("ward_a", "ward_bb"), classes=("benign",))

@@ -92,21 +92,6 @@ def test_clusters_are_numbered_by_their_first_row():
 
 
 @needs_package
-@pytest.mark.parametrize("count", [1, 2, 3])
-def test_three_rows_or_fewer_are_one_cluster(count):
-    rows = torch.randn(count, 4, generator=generator(count, "few"))
-    for clustering in ("torch", "finch-clust"):
-        assert partition(rows, clustering=clustering).tolist() == [0] * count
-    assert finch._components(first_neighbours(rows))[1] == 1 if count > 1 else True
-
-
-def test_levels_beyond_the_last_are_the_last():
-    rows = torch.randn(60, 4, generator=generator(0, "levels"))
-    assert torch.equal(partition(rows, level=50), partition(rows))
-    assert partition(rows, level=0).max() > partition(rows).max()
-
-
-@needs_package
 def test_the_package_is_the_default_and_refuses_what_it_cannot_hold(monkeypatch):
     monkeypatch.setattr(finch, "MAX_ROWS", 20)
     rows = torch.randn(21, 4, generator=generator(0, "many"))

@@ -242,16 +242,5 @@ def similarity_distillation(features, mean_similarities, temperature, scale):
     return scale * total(losses) / len(own)
 
 
-def gaussian_class_divergence(mean, deviation, labels, class_mean, class_deviation, scale):
-    losses = []
-    for i in range(len(mean)):
-        c = int(labels[i])
-        for d in range(mean.shape[1]):
-            sigma, centre = scale * deviation[i, d], scale * mean[i, d]
-            wide, middle = class_deviation[c, d], class_mean[c, d]
-            losses.append(wide.log() - sigma.log() + (sigma**2 + (centre - middle) ** 2) / (2 * wide**2) - 0.5)
-    return total(losses) / len(mean)
-
-
 def feature_norm(features, squared):
     return total(dot(z, z) if squared else length(z) for z in features) / len(features)

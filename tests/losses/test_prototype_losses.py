@@ -175,33 +175,6 @@ def test_fused_terms_are_their_formulas(case, terms):
     torch.testing.assert_close(list(found), expected, rtol=1e-9, atol=1e-11)
 
 
-@pytest.mark.parametrize("options", [*CONTRASTS])
-def test_contrast_passes_gradcheck(options):
-    features, labels, prototypes = CASES["ordinary"]
-    if CONTRASTS[options]["temperature"] < 0.01:
-        pytest.skip("finite differences of 1e-6 are too coarse for logits of 1/0.0005")
-    leaf = features.clone().requires_grad_()
-    assert torch.autograd.gradcheck(
-        lambda z: prototype_contrast(z, labels, prototypes, **CONTRASTS[options]),
-        (leaf,),
-        atol=1e-4,
-        rtol=1e-4,
-    )
-
-
-def test_other_prototype_losses_pass_gradcheck():
-    features, labels, prototypes = CASES["positive features"]
-    means = unbiased_prototypes(prototypes)
-    leaf = features.clone().requires_grad_()
-    for loss in (
-        lambda z: one_term(z, labels, prototypes, alignment=1, alpha=0.5, fraction=0.5),
-        lambda z: prototype_mse(z, labels, means, reduce="sum"),
-        lambda z: one_term(z, labels, means, cosine_square=1),
-        lambda z: prototype_losses(z, labels, prototypes, FUSED["everything"], class_rows=means).total,
-    ):
-        assert torch.autograd.gradcheck(loss, (leaf,))
-
-
 def test_an_empty_set_gives_exactly_zero_that_can_be_differentiated():
     features = torch.tensor([[float("nan"), 1.0], [2.0, 3.0]], requires_grad=True)
     labels, empty = torch.tensor([0, 1]), PrototypeSet.empty(2)

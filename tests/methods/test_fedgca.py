@@ -17,7 +17,7 @@ from common.models.base import ModelError
 from common.models.specs import DigitCNN
 from common.settings import load_settings
 from strategies.core.method import Batch
-from strategies.fedgca import FedGCA, attention
+from strategies.fedgca import FedGCA
 
 CLASSES, POSITIONS = 4, 4  # 32x32 images leave the small network maps of 2x2
 
@@ -127,19 +127,6 @@ def test_cross_entropy_is_the_mean_over_the_views(tmp_path):
         for v in range(3)
     ]
     torch.testing.assert_close(local.method.loss(batch, local).terms["cross_entropy"], sum(each) / 3)
-
-
-def test_the_mean_of_an_activation_map_is_the_logit_without_its_bias(tmp_path):
-    local = exchange(tmp_path)
-    images, labels = next(local.batches("test"))
-    features, logits, extra = local.method.compute(local.model, images, local)
-    maps = local.model.class_activation_maps(extra["maps"], labels)
-    own = logits.gather(1, labels[:, None]).squeeze(1) - local.model.head.bias[labels]
-    torch.testing.assert_close(maps.mean((1, 2)), own, rtol=1e-4, atol=1e-5)
-    distribution = attention(local.model, extra["maps"], labels)
-    assert distribution.shape == (len(labels), POSITIONS)
-    torch.testing.assert_close(distribution.sum(1), torch.ones(len(labels)))
-    assert features.shape == (len(labels), local.feature_size)
 
 
 def test_a_step_needs_one_pass_of_each_model(tmp_path):

@@ -33,14 +33,6 @@ def test_parts_cover_the_state_without_overlap(spec):
     assert {name.rpartition(".")[2] for name in buffers} == {"running_mean", "running_var", COUNTER}
 
 
-def test_names_of_the_small_network():
-    model = Small().build(10, 32, 0)
-    assert set(model.state_dict()) - FedRep().shared_names(model) == {"head.weight", "head.bias"}
-    assert {name for name in norm_state_names(model) if name.endswith(COUNTER)} == {
-        f"backbone.bn{index}.num_batches_tracked" for index in range(1, 6)
-    }
-
-
 def test_group_norm_does_not_count():
     model = ResNet10("group").build(10, 32, 0)
     assert norm_state_names(model) == set()

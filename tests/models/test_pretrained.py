@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
-from torchvision.models import resnet18, resnet50
+from safetensors.torch import save, save_file
+from torchvision.models import resnet18
 
 from common.errors import ConfigError
 from common.models.base import ModelError
@@ -42,44 +42,34 @@ def test_batch_counters_may_be_missing(file, tmp_path):
     TorchvisionResNet(18, pretrained_file=path).build(10, 64, 0)
 
 
-def test_missing_file_says_how_to_make_one(tmp_path):
-    with pytest.raises(ModelError, match="no such file; write one with"):
-        TorchvisionResNet(18, pretrained_file=tmp_path / "absent.safetensors").build(10, 64, 0)
+def resnet_with(**tensors: torch.Tensor) -> bytes:
+    """Return a file of ResNet-18's weights in which some tensors are others."""
+    return save(resnet18().state_dict() | {name.replace("__", "."): tensor for name, tensor in tensors.items()})
 
 
-def test_damaged_file_is_refused(file, tmp_path):
-    path = tmp_path / "half.safetensors"
-    path.write_bytes(file.read_bytes()[:1000])
-    with pytest.raises(ConfigError, match="not a readable safetensors file"):
-        TorchvisionResNet(18, pretrained_file=path).build(10, 64, 0)
+UNFIT = {
+    "no file": (18, "batch", None, "no such file; write one with"),
+    "half a file": (18, "batch", lambda: resnet_with()[:1000], "not a readable safetensors file"),
+    "another depth": (50, "batch", resnet_with, r"belongs to another network.*model\.depth"),
+    "another shape": (
+        18,
+        "batch",
+        lambda: resnet_with(conv1__weight=torch.zeros(64, 3, 3, 3)),
+        "other shapes for conv1",
+    ),
+    "an unknown tensor": (18, "batch", lambda: resnet_with(layer5__weight=torch.zeros(2)), "unknown tensors layer5"),
+    "another norm": (18, "group", resnet_with, r"model\.norm"),
+}
 
 
-def test_another_depth_is_refused(file):
-    with pytest.raises(ModelError, match=r"belongs to another network.*model\.depth"):
-        TorchvisionResNet(50, pretrained_file=file).build(10, 64, 0)
-
-
-def test_another_shape_is_refused(tmp_path):
-    state = resnet18().state_dict()
-    state["conv1.weight"] = torch.zeros(64, 3, 3, 3)
-    path = tmp_path / "stem.safetensors"
-    save_file(state, path)
-    with pytest.raises(ModelError, match=r"other shapes for conv1\.weight"):
-        TorchvisionResNet(18, pretrained_file=path).build(10, 64, 0)
-
-
-def test_unknown_tensors_are_refused(tmp_path):
-    state = resnet50().state_dict()
-    state["layer5.weight"] = torch.zeros(2)
-    path = tmp_path / "extra.safetensors"
-    save_file(state, path)
-    with pytest.raises(ModelError, match=r"unknown tensors layer5\.weight"):
-        TorchvisionResNet(50, pretrained_file=path).build(10, 64, 0)
-
-
-def test_batch_norm_weights_do_not_start_a_group_norm_network(file):
-    with pytest.raises(ModelError, match=r"model\.norm"):
-        TorchvisionResNet(18, norm="group", pretrained_file=file).build(10, 64, 0)
+@pytest.mark.parametrize("case", UNFIT)
+def test_a_file_that_does_not_fit_is_refused(case, tmp_path):
+    depth, norm, content, message = UNFIT[case]
+    path = tmp_path / "weights.safetensors"
+    if content is not None:
+        path.write_bytes(content())
+    with pytest.raises(ConfigError, match=message):
+        TorchvisionResNet(depth, norm=norm, pretrained_file=path).build(10, 64, 0)
 
 
 # ---- from a model that was exported ----------------------------------------------------------------------------------
