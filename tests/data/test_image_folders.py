@@ -254,14 +254,6 @@ def test_an_empty_test_split_is_an_error(tmp_path: Path) -> None:
         source.load("photo")
 
 
-def test_hidden_and_other_files_are_left_out(tmp_path: Path) -> None:
-    source = office(tmp_path)
-    folder = tmp_path / "office_caltech_10" / "dslr" / "mug"
-    (folder / "Thumbs.db").write_bytes(b"x")
-    (folder / "._image_000.png").write_bytes(b"x")
-    assert len(source.load("dslr").train) == 24
-
-
 def test_decoded_images_are_kept_until_a_file_changes(tmp_path: Path, own_cache: Path) -> None:
     source = office(tmp_path)
     source._read("dslr")

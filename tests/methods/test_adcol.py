@@ -10,7 +10,7 @@ from support.exchanges import local_exchange
 from support.halves import FEATURES
 from support.nets import NetHalf, epochs, kept, net_update, numbers
 from support.runs import TouchedEngine, run
-from support.toy import TRAIN, toy_settings
+from support.toy import toy_settings
 
 from common.seeding import generator
 from common.storage.state import under_prefix
@@ -74,21 +74,6 @@ def test_the_divergence_is_the_printed_one(mode, tmp_path):
     assert terms["divergence"].item() == pytest.approx(0.3 * wanted / 6, rel=1e-3)
     terms["divergence"].backward()
     assert bool(features.grad.any())
-
-
-def test_one_feature_per_sample_leaves_the_device_and_no_model(tmp_path):
-    settings = toy_settings("adcol", tmp_path)
-    done = run(settings, TouchedEngine(settings))
-    for item in (item for item in done.messages if item.request.train):
-        rows = TRAIN[item.request.client.removesuffix("-0")]
-        assert item.reply.payload.extra["features"].shape == (rows, 128)
-        assert not item.reply.payload.weights
-        assert not item.message.weights
-    states = kept(tmp_path)
-    names = {f"model/{name}" for name in local_exchange(settings).model.state_dict()}
-    assert set(states) == set(done.summary["clients"])
-    assert all(set(tensors) == names for tensors in states.values())
-    assert done.summary["scored"] == "own model"
 
 
 def test_a_claim_of_more_features_than_samples_is_refused(tmp_path):

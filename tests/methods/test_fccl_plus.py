@@ -77,20 +77,6 @@ def test_a_similarity_that_is_no_cosine_is_refused():
 # ---- a run -----------------------------------------------------------------------------------------------------------
 
 
-def test_models_travel_in_the_second_exchange_only(tmp_path):
-    done, _ = go(tmp_path, rounds=1)
-    for item in messages_of(done, "train", 1).values():
-        assert item.message.weights
-        assert not item.message.extra
-        assert not item.reply.payload.weights
-        assert set(item.reply.payload.extra) == {"logits", "similarities", "images"}
-    for item in messages_of(done, "collaborate", 1).values():
-        assert not item.message.weights
-        assert set(item.message.extra) == {"logits", "similarities", "images"}
-        assert item.reply.payload.weights
-        assert not item.reply.payload.extra
-
-
 def test_the_answers_are_those_of_the_trained_model_on_the_same_batches(tmp_path):
     """With no weight on agreement, the model that is sent is the trained one, so its answers can be checked."""
     plain = replace(toy_settings("fccl_plus", tmp_path).data.augmentation, crop_padding=0)
@@ -171,20 +157,6 @@ def test_the_public_rate_falls_linearly_to_its_share():
     assert FCCLPlus(**SMALL, public_rate_end=0.1).public_rate(1, 1) == 1e-3
     assert FCCLPlus(**SMALL, public_rate_end=0.1).scheduled, "such a run cannot be made longer"
     assert not FCCLPlus(**SMALL).scheduled
-
-
-def test_adam_makes_full_steps_of_a_bias_gradient_that_is_rounding_noise():
-    """The cross-correlation centres its columns, so a shift of all logits has no gradient; Adam steps all the same."""
-    draws = torch.Generator().manual_seed(0)
-    head = torch.nn.Linear(8, CLASSES)
-    features, mean = torch.randn(16, 8, generator=draws), torch.randn(16, CLASSES, generator=draws)
-    before = head.bias.detach().clone()
-    optimizer = torch.optim.Adam(head.parameters(), lr=1e-3)
-    cross_correlation(head(features), mean, off_diagonal=0.0051).backward()
-    assert head.bias.grad.abs().max() < 1e-5 * head.weight.grad.abs().max()
-    optimizer.step()
-    moved = (head.bias.detach() - before).abs()
-    assert moved.max() > 1e-4, "a tenth of the rate and more, of a gradient that is zero on paper"
 
 
 def test_a_device_with_other_images_says_so(tmp_path):

@@ -118,17 +118,6 @@ def test_the_terms_are_the_printed_ones_in_value_and_gradient(form, detach_mean,
         torch.testing.assert_close(ours, wanted, rtol=1e-4, atol=1e-7)
 
 
-def test_cross_entropy_is_the_mean_over_the_views(tmp_path):
-    local = exchange(tmp_path, views=2)
-    batch = local.forward(*next(local.batches("test")))
-    size = len(batch.labels) // 3
-    each = [
-        torch.nn.functional.cross_entropy(batch.logits[v * size : (v + 1) * size], batch.labels[:size])
-        for v in range(3)
-    ]
-    torch.testing.assert_close(local.method.loss(batch, local).terms["cross_entropy"], sum(each) / 3)
-
-
 def test_a_step_needs_one_pass_of_each_model(tmp_path):
     local = exchange(tmp_path)
     local._prepare(local.method.phases(1)[0])

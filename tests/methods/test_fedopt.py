@@ -68,14 +68,6 @@ def test_buffers_are_the_mean_and_have_no_moment(optimizer):
     assert len(state.extra) == moments * len(PARAMETERS)
 
 
-def test_step_one_without_momentum_is_the_average_bit_for_bit():
-    method = FedOpt(server_learning_rate=1.0, momentum=0.0, weighting="samples")
-    states = run_server(method, ROUNDS)
-    for sent, state in zip(ROUNDS, states[1:], strict=True):
-        mean = Mean().average(sent)
-        assert all(torch.equal(state.weights[name], mean[name]) for name in mean)
-
-
 def test_weighting_chooses_the_mean():
     uniform, samples = (run_server(make("sgd", weighting=w), ROUNDS[:1])[-1] for w in ("uniform", "samples"))
     assert not torch.allclose(uniform.weights["layer.bias"], samples.weights["layer.bias"])

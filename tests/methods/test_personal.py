@@ -36,15 +36,6 @@ def losses(done, client):
 # ---- SingleSet -------------------------------------------------------------------------------------------------------
 
 
-def test_single_set_sends_nothing(tmp_path):
-    settings = toy_settings("single_set", tmp_path)
-    done = run(settings, TouchedEngine(settings))
-    for item in trained(done):
-        assert sum(item.reply.payload.part_bytes().values()) == sum(item.message.part_bytes().values()) == 0
-    assert not weights_of(done)
-    assert done.summary["scored"] == "own model"
-
-
 def test_a_client_alone_does_not_notice_the_others(tmp_path):
     three, one = (
         run(toy_settings("single_set", tmp_path / str(len(names)), data=Toy(domains=names)))
@@ -133,17 +124,6 @@ def test_refreshed_statistics_are_the_mean_over_the_batches(tmp_path):
 
 
 # ---- FedRep ----------------------------------------------------------------------------------------------------------
-
-
-def test_fedrep_shares_the_body_and_keeps_the_head(tmp_path):
-    settings = toy_settings("fedrep", tmp_path)
-    done = run(settings, TouchedEngine(settings))
-    model = local_exchange(settings).model
-    for item in trained(done):
-        assert set(item.reply.payload.weights) == set(item.message.weights) == FedRep().shared_names(model)
-    states = kept(tmp_path)
-    assert all(set(tensors) == {"model/head.weight", "model/head.bias"} for tensors in states.values())
-    assert not torch.equal(states["dark-0"]["model/head.weight"], states["bright-0"]["model/head.weight"])
 
 
 class Spy(FedRep):

@@ -14,7 +14,6 @@ from support.nets import (
     NetHalf,
     class_means_of,
     epochs,
-    kept,
     net_update,
     numbers,
     unit,
@@ -153,20 +152,6 @@ def test_the_official_schedule_scores_a_classifier_that_is_not_trained_on(tmp_pa
         assert (scores[key] == same[key]) == (key[0] in "012")
     losses = [[r["losses"] for r in d.rows("activity.csv") if r["exchange"] == "train"] for d in (done, plain)]
     assert losses[0] == losses[1]  # training never saw the re-balanced classifier
-
-
-def test_synthetic_features_stay_on_the_device(tmp_path):
-    settings = toy_settings("rucr", tmp_path)
-    done = run(settings, TouchedEngine(settings))
-    for tensors in kept(tmp_path).values():
-        assert set(tensors) == {"local/synthetic/features", "local/synthetic/labels"}
-        assert tensors["local/synthetic/features"].shape == (CLASSES * 50, 128)
-    for item in trained(done, "train"):
-        assert not item.reply.payload.extra
-        assert item.reply.payload.prototypes is None
-    for item in trained(done, "rebalance"):
-        assert not item.reply.payload.weights
-        assert len(item.reply.payload.prototypes) == sum(count > 0 for count in item.reply.answer.class_counts)
 
 
 def test_the_classifiers_batch_norm_keeps_its_statistics(tmp_path):

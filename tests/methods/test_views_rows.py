@@ -14,11 +14,9 @@ from support.runs import Run, TouchedEngine, run
 from support.toy import composed, toy_settings
 
 from common.choices import CONF
-from common.data.views import RandConv, Views
-from common.prototypes import PrototypeSet, class_means
-from common.settings import RunSettings
-from strategies.core.method import Batch, ClientContext, Losses
-from strategies.fpl import FPL
+from common.data.views import Views
+from common.prototypes import PrototypeSet
+from strategies.core.method import Batch
 
 METHODS = sorted(path.stem for path in (CONF / "method").glob("*.yaml"))
 MULTI_VIEW = ("fedgca",)
@@ -39,11 +37,6 @@ def go(method: str, folder: Path, *overrides: str, rounds: int = 2, views: Views
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("plain")
-
-
-def identical_views(settings: RunSettings) -> RunSettings:
-    """Views that are the images themselves."""
-    return replace(settings, views=RandConv(2, mix=False, identity_probability=1.0))
 
 
 def losses(done: Run) -> list[dict[str, float]]:
@@ -80,15 +73,6 @@ def test_every_kind_of_view_gives_a_row(views, root, tmp_path):
     assert steps(done) == steps(plain("fedavg", root))
 
 
-def test_a_batch_is_view_by_view_and_its_labels_repeat(tmp_path):
-    local = local_exchange(identical_views(toy_settings("fedavg", tmp_path)))
-    alone = local_exchange(toy_settings("fedavg", tmp_path))
-    (images, labels), (single, own) = next(local.batches("a")), next(alone.batches("a"))
-    assert torch.equal(labels, own.repeat(3))
-    assert all(torch.equal(view, single) for view in images.chunk(3))
-    assert local.forward(images, labels).views == 3
-
-
 def test_cross_entropy_is_the_mean_over_the_views(tmp_path):
     local = local_exchange(toy_settings("fedavg", tmp_path, overrides=("views=randconv", "views.count=2")))
     batch = local.forward(*next(local.batches("a")))
@@ -98,30 +82,6 @@ def test_cross_entropy_is_the_mean_over_the_views(tmp_path):
         for v in range(3)
     ]
     torch.testing.assert_close(local.method.loss(batch, local).terms["cross_entropy"], sum(each) / 3)
-
-
-class Watching(FPL):
-    """FPL that remembers the batches of its last epoch."""
-
-    def loss(self, batch: Batch, local: ClientContext) -> Losses:
-        local.cached("seen", list).append((batch.features.detach(), batch.labels, batch.views))
-        return super().loss(batch, local)
-
-
-def test_running_prototypes_are_means_of_the_original_view(tmp_path):
-    settings = toy_settings("fpl", tmp_path, overrides=("views=randconv", "views.count=2"))
-    local = local_exchange(replace(settings, method=Watching()))
-    made = local.run().prototypes
-    seen = local.cached("seen", list)
-    assert all(views == 3 for _, _, views in seen)
-    originals = [(features[: len(labels) // 3], labels[: len(labels) // 3]) for features, labels, _ in seen]
-    features, labels = (torch.cat(rows) for rows in zip(*originals, strict=True))
-    wanted = class_means(features, labels, 4)
-    assert len(labels) == local.client.samples
-    assert torch.equal(made.weights, wanted.weights)  # counts of samples, not of views
-    torch.testing.assert_close(made.vectors, wanted.vectors)
-    everything = class_means(torch.cat([f for f, _, _ in seen]), torch.cat([y for _, y, _ in seen]), 4)
-    assert not torch.allclose(made.vectors, everything.vectors, atol=1e-3)
 
 
 @pytest.mark.parametrize("method", ["fpl", "fedproto", "fedproc", "fedplcc", "fedapc", "moon"])
