@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support.exchanges import registration
 from support.halves import COUNTER, FEATURES, Half, clients, model_state, updates
 from support.runs import TouchedEngine, run
 from support.toy import toy_settings
@@ -17,7 +18,7 @@ from support.toy import toy_settings
 from common.errors import PayloadError
 from common.prototypes import PrototypeSet, cluster_prototypes, finch
 from common.settings import load_settings
-from common.wire.messages import Registration, Request
+from common.wire.messages import Request
 from common.wire.payload import Payload
 from strategies.adcol import owners_of
 from strategies.core import gate
@@ -202,26 +203,12 @@ def test_fedpalls_digits_are_run_with_the_share_they_need() -> None:
 
 
 def federation(tmp_path: Path, sizes: Mapping[str, int]) -> tuple[Federation, list[str]]:
-    """A federation with clients of so many samples, and why the others were refused."""
+    """Return a federation whose clients have these numbers of samples, and why the others were refused."""
     settings = toy_settings("fpl", tmp_path)
     made = Federation(settings)
-    reasons = [
-        made.registry.admit(
-            Registration(
-                client=client,
-                domain=client.partition("-")[0],
-                samples=size,
-                class_counts=[size, 0, 0, 0],
-                scores=[],
-                split="0" * 64,
-                identity=settings.identity,
-                code=settings.code,
-                device="a CPU",
-                versions={},
-            )
-        )
-        for client, size in sizes.items()
-    ]
+    reasons = []
+    for client, size in sizes.items():
+        reasons.append(made.registry.admit(registration(settings, client, samples=size, class_counts=[size, 0, 0, 0])))
     return made, [reason for reason in reasons if reason]
 
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.exchanges import ANSWER
 
 from common.errors import PayloadError
 from common.prototypes import PrototypeSet
@@ -20,18 +21,12 @@ from common.seeding import generator
 from common.wire.messages import Answer, Request, read_header
 from common.wire.payload import CARRIED, SCHEMA, Payload, decode, encode
 
+SCORE = {"domain": "dark", "count": 4, "correct": 2, "loss": 0.5, "confusion": [[1, 1], [1, 1]]}
 FEW, MANY = 300, 10_000
 """Cases of the test of every day, and of the slow one."""
 
 MAX_GROWTH = 256 * 2**20
 """Bytes that the process may grow by over all cases."""
-
-
-def answer_header() -> dict[str, Any]:
-    words = {"run": "r", "method": "fpl", "round": 3, "exchange": "train", "client": "webcam-0", "device": "cpu"}
-    numbers = {"samples": 9, "steps": 4, "peak_bytes": 2**30, "releases": 0, "trained": True}
-    score = {"domain": "webcam", "count": 4, "correct": 2, "loss": 0.5, "confusion": [[1, 1], [1, 1]]}
-    return {**words, **numbers, "class_counts": [4, 5], "scores": [score], "losses": {"a": 0.5}, "seconds": {"load": 1}}
 
 
 def seeds() -> list[bytes]:
@@ -42,7 +37,7 @@ def seeds() -> list[bytes]:
     rows = PrototypeSet(torch.randn(3, 5, generator=draws), torch.tensor([0, 0, 1]), torch.rand(3, generator=draws))
     return [
         encode(Payload({})),
-        encode(Payload(answer_header(), tensors, rows, {"counts": torch.tensor([1, 2])})),
+        encode(Payload({**ANSWER, "scores": [SCORE]}, tensors, rows, {"counts": torch.tensor([1, 2])})),
         encode(Payload({}, {}, rows)),
         encode(Payload({"note": "ü"}, every, PrototypeSet.empty(4))),
     ]

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from support.exchanges import ANSWER, COUNTS, registration
 from support.hostile import ATTACKS
-from support.toy import CLASSES, Toy, toy_settings
+from support.toy import CLASSES, toy_settings
 
 from common.errors import PayloadError
 from common.prototypes import PrototypeSet
@@ -19,24 +20,6 @@ from common.wire.messages import Answer, Registration, Request, header_of, read_
 from common.wire.payload import Payload, decode, encode
 from strategies.core.federation import Federation
 from strategies.core.registry import Registry
-
-COUNTS = {"bright-0": [7, 6, 6, 6], "dark-0": [6, 6, 6, 6], "noisy-0": [6, 6, 6, 0]}
-
-
-def registration(settings: RunSettings, client: str, **changes: Any) -> Registration:
-    fields = {
-        "client": client,
-        "domain": client.partition("-")[0],
-        "samples": sum(COUNTS.get(client, [1, 1, 1, 1])),
-        "class_counts": COUNTS.get(client, [1, 1, 1, 1]),
-        "scores": list(Toy().domains),
-        "split": "0" * 64,
-        "identity": settings.identity,
-        "code": settings.code,
-        "device": "a CPU",
-        "versions": {"python": "3"},
-    }
-    return Registration(**{**fields, **changes})
 
 
 @pytest.fixture
@@ -176,27 +159,14 @@ class Asked:
 
     def answer(self, client: str = "dark-0", **changes: Any) -> Payload:
         request = self.requests[client]
-        facts = Answer(
-            run=request.run,
-            method=request.method,
-            round=request.round,
-            exchange=request.exchange,
-            client=client,
-            samples=sum(COUNTS[client]),
-            class_counts=COUNTS[client],
-            trained=request.train,
-            scores=[{"domain": name, "count": 16, "correct": 4, "loss": 1.5} for name in request.score],
-            losses={"cross_entropy": 1.0},
-            steps=3,
-            seconds={"train": 0.5},
-            peak_bytes=1000,
-            device="a CPU",
-            releases=0,
-        )
+        echo = {name: getattr(request, name) for name in ("run", "method", "round", "exchange")}
+        data = {"client": client, "samples": sum(COUNTS[client]), "class_counts": COUNTS[client]}
+        scores = [{"domain": name, "count": 16, "correct": 4, "loss": 1.5} for name in request.score]
+        facts = {**ANSWER, **echo, **data, "trained": request.train, "scores": scores, **changes}
         held = [label for label, count in enumerate(COUNTS[client]) if count]
         counts = torch.tensor([float(COUNTS[client][label]) for label in held])
         prototypes = PrototypeSet(torch.ones(len(held), 128), torch.tensor(held), counts)
-        return Payload({**header_of(facts), **changes}, dict(self.federation.server.shared), prototypes)
+        return Payload(facts, dict(self.federation.server.shared), prototypes)
 
     def admit(self, payload: Payload, client: str = "dark-0") -> Any:
         return self.federation.admit(client, read_header(Answer, payload.header), payload)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from support.exchanges import ANSWER
 from support.runs import TouchedEngine, run
 from support.toy import toy_settings
 
@@ -29,11 +30,6 @@ ODD = {
     "a formula": "=cmd|' /C calc'!A0",
 }
 
-ANSWER: dict[str, Any] = {
-    "run": "r", "method": "fpl", "round": 1, "exchange": "train", "client": "dark-0", "samples": 2,
-    "class_counts": [2], "trained": True, "scores": [], "losses": {"cross_entropy": 1.0}, "steps": 1,
-    "seconds": {"train": 0.5}, "peak_bytes": 1, "device": "a CPU", "releases": 0,
-}  # fmt: skip
 REGISTRATION: dict[str, Any] = {
     "client": "dark-0", "domain": "dark", "samples": 2, "class_counts": [2], "scores": ["dark"], "split": "0",
     "identity": "0", "code": "0", "device": "a CPU", "versions": {"python": "3"},

@@ -7,7 +7,7 @@ import hashlib
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -309,40 +309,31 @@ def test_only_an_exported_model_is_replaced(trained: Run, tmp_path: Path) -> Non
     assert load_model(tmp_path / "model").description.licence == "another"
 
 
-@pytest.mark.parametrize(
-    ("name", "change", "message"),
-    [
-        ("model.safetensors", lambda content: content[:-1] + bytes([content[-1] ^ 1]), "SHA-256"),
-        ("model.safetensors", lambda content: b"", "SHA-256"),
-        ("model.json", lambda content: content[:-20], "damaged or of another version"),
-        ("model.json", lambda content: content.replace(b'"classes"', b'"klasses"'), "klasses: no such key"),
-        ("model.json", lambda content: b"[]", "damaged or of another version"),
-        ("model.json", lambda content: content.replace(b"upper left", rb"\u001b[2J"), "must be printable"),
-        ("model.json", lambda content: content.replace(b"specs.Small", b"specs.ResNet10"), "not those of the network"),
-        (
-            "model.json",
-            lambda content: content.replace(b"common.models.specs.Small", b"subprocess.Popen"),
-            "not one of Goldfinch's own",
-        ),
-        (
-            "model.json",
-            lambda content: content.replace(b"common.models.specs.Small", b"strategies.fedprox.FedProx"),
-            "not one of Goldfinch's own",
-        ),
-    ],
-    ids=[
-        "a bit",
-        "empty",
-        "torn",
-        "another key",
-        "a list",
-        "a class with an escape",
-        "another network",
-        "a stranger",
-        "a method",
-    ],
-)
-def test_a_damaged_folder_is_named(name: str, change: Any, message: str, exported: Path, tmp_path: Path) -> None:
+def flipped(content: bytes) -> bytes:
+    return content[:-1] + bytes([content[-1] ^ 1])
+
+
+def replaced(old: bytes, new: bytes) -> Callable[[bytes], bytes]:
+    return lambda content: content.replace(old, new)
+
+
+WEIGHTS, DESCRIPTION, SMALL = "model.safetensors", "model.json", b"common.models.specs.Small"
+DAMAGED: dict[str, tuple[str, Callable[[bytes], bytes], str]] = {
+    "a bit": (WEIGHTS, flipped, "SHA-256"),
+    "empty": (WEIGHTS, lambda content: b"", "SHA-256"),
+    "torn": (DESCRIPTION, lambda content: content[:-20], "damaged or of another version"),
+    "another key": (DESCRIPTION, replaced(b'"classes"', b'"klasses"'), "klasses: no such key"),
+    "a list": (DESCRIPTION, lambda content: b"[]", "damaged or of another version"),
+    "a class with an escape": (DESCRIPTION, replaced(b"upper left", rb"\u001b[2J"), "must be printable"),
+    "another network": (DESCRIPTION, replaced(b"specs.Small", b"specs.ResNet10"), "not those of the network"),
+    "a stranger": (DESCRIPTION, replaced(SMALL, b"subprocess.Popen"), "not one of Goldfinch's own"),
+    "a method": (DESCRIPTION, replaced(SMALL, b"strategies.fedprox.FedProx"), "not one of Goldfinch's own"),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGED)
+def test_a_damaged_folder_is_named(case: str, exported: Path, tmp_path: Path) -> None:
+    name, change, message = DAMAGED[case]
     for path in exported.iterdir():
         (tmp_path / path.name).write_bytes(change(path.read_bytes()) if path.name == name else path.read_bytes())
     with pytest.raises((CheckpointError, ConfigError), match=message):

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from support.toy import Toy
 from torch import Tensor
 
 from client.device import Device
@@ -14,8 +15,11 @@ from client.trainer import LocalExchange
 from common.data.protocols import ClientSpec
 from common.prototypes import PrototypeSet
 from common.settings import RunSettings
-from common.wire.messages import Request
+from common.wire.messages import Registration, Request
 from strategies.core.method import Client, build_model
+
+COUNTS = {"bright-0": [7, 6, 6, 6], "dark-0": [6, 6, 6, 6], "noisy-0": [6, 6, 6, 0]}
+"""Training samples of each class, by client of the toy data."""
 
 
 def local_exchange(
@@ -71,3 +75,29 @@ def request_to(settings: RunSettings, domain: str = "bright", **changes: Any) ->
         "code": settings.code,
     }
     return Request(**{**fields, **changes})
+
+
+def registration(settings: RunSettings, client: str, **changes: Any) -> Registration:
+    """Return what a client of the toy data registers, with ``changes`` to it; other clients hold one of each class."""
+    counts = COUNTS.get(client, [1, 1, 1, 1])
+    fields = {
+        "client": client,
+        "domain": client.partition("-")[0],
+        "samples": sum(counts),
+        "class_counts": counts,
+        "scores": list(Toy().domains),
+        "split": "0" * 64,
+        "identity": settings.identity,
+        "code": settings.code,
+        "device": "a CPU",
+        "versions": {"python": "3"},
+    }
+    return Registration(**{**fields, **changes})
+
+
+ANSWER: dict[str, Any] = {
+    "run": "r", "method": "fpl", "round": 1, "exchange": "train", "client": "dark-0", "samples": 24,
+    "class_counts": [6, 6, 6, 6], "trained": True, "scores": [], "losses": {"cross_entropy": 1.0}, "steps": 3,
+    "seconds": {"train": 0.5}, "peak_bytes": 1000, "device": "a CPU", "releases": 0,
+}  # fmt: skip
+"""The header of an answer of the client ``dark-0``."""
