@@ -79,14 +79,14 @@ def loaded_images_stay_as_they_were() -> Iterator[None]:
     """A domain is loaded once a process and shared: a test that wrote into it would change every later run."""
     yield
     for domain in DOMAINS:
-        cached, anew = Toy().load(domain), Toy()._read(domain)
-        assert torch.equal(cached.train.images, anew.train.images), f"a test changed the shared images of {domain}"
-        assert torch.equal(cached.test.images, anew.test.images), f"a test changed the shared images of {domain}"
+        cached, fresh = Toy().load(domain), Toy()._read(domain)
+        assert torch.equal(cached.train.images, fresh.train.images), f"a test changed the shared images of {domain}"
+        assert torch.equal(cached.test.images, fresh.test.images), f"a test changed the shared images of {domain}"
 
 
 @pytest.fixture(autouse=True)
 def speaking_loggers() -> Iterator[None]:
-    """Import-linter and Flower's database set logging up anew, and silence every logger that was there before."""
+    """Import-linter and Flower's database set up logging again, and silence every logger that was there before."""
     yield
     for logger in logging.root.manager.loggerDict.values():
         if isinstance(logger, logging.Logger):

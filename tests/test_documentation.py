@@ -196,7 +196,7 @@ def test_the_workflow_runs_the_readme_s_command_and_hooks_are_make_lint_s() -> N
 
 
 def test_the_readme_s_first_result_says_how_many_seeds_it_is_and_what_the_fair_table_says() -> None:
-    """The difference beside the demonstration's is the one of the table of equal budgets."""
+    """The difference next to the demonstration's is the one of the table of equal budgets."""
     text = " ".join((ROOT / "README.md").read_text().split("## Run")[0].split())
     fair = (ROOT / "docs" / "results" / "fair.md").read_text().partition("## Glyphs")[2]
     row = next(line for line in fair.splitlines() if "| FPL |" in line)

@@ -12,7 +12,7 @@ from common.wire.payload import Payload, decode
 
 @pytest.fixture
 def untouched(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The test's messages are read by the inline engine, and nobody writes into what others read in the same place."""
+    """The test's messages are read by the inline engine, and no reader writes into bytes that others read."""
     came: list[tuple[bytes, str]] = []
 
     def digest(blob: bytes) -> str:

@@ -1,4 +1,4 @@
-"""What every method in conf/method must satisfy, whoever wrote it: the list of files is the list of tests."""
+"""What every method in conf/method must satisfy: the list of files is the list of tests."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_each_domain_is_scored_once_a_round(method: str, baseline: Baseline) -> 
 def test_what_leaves_after_training_is_what_was_scored(method: str, baseline: Baseline) -> None:
     """A method that overrides ``compute`` or ``predict`` in evaluation says the same by ``inference``."""
     reasons = {
-        "fedsr": "tests draw anew for each image, what leaves draws once: tests/exports compares the averages",
+        "fedsr": "tests draw noise for each image, an exported model draws once: tests/exports compares the averages",
         "rucr": "scored before the round's last exchange, which the model card says",
     }
     if method in reasons:
@@ -133,8 +133,8 @@ def test_what_leaves_after_training_is_what_was_scored(method: str, baseline: Ba
     for spec in settings.protocol.clients(settings.data):
         test = settings.data.load(spec.domain).test
         with torch.no_grad():
-            said = record.inference(spec.id)(settings.data.augmentation.test(test.images))[1].argmax(1)
-        found[spec.domain] = 100 * float((said == test.labels).double().mean())
+            predicted = record.inference(spec.id)(settings.data.augmentation.test(test.images))[1].argmax(1)
+        found[spec.domain] = 100 * float((predicted == test.labels).double().mean())
     assert found == done.summary["accuracy"]
 
 
@@ -182,7 +182,7 @@ def test_the_knob_at_zero_is_fedavg(method: str, baseline: Baseline, tmp_path: P
     settings = composed(f"method={method}", "engine=inline", "train.device=cpu")
     if settings.method.fedavg_at is None:
         pytest.skip(f"{method} does not claim to contain FedAvg")
-    # without the bound on lengths, which also counts what a method sends beside the model
+    # without the bound on lengths, which also counts what a method sends in addition to the model
     others = ("rounds.outliers=off", *(["views=randconv"] if settings.method.multi_view else []))
     done = run(three_rounds(method, tmp_path / "method", overrides=others, hyper=settings.method.fedavg_at))
     ours, theirs = last_state(done).weights, last_state(baseline("fedavg", *others)).weights
@@ -343,8 +343,8 @@ def test_hostile_answers_are_refused_and_named(method: str, tmp_path: Path) -> N
         if [attack.reason in reason for reason in reasons] != expected:
             wrong.append((attack.name, [(row["status"], row["reason"]) for row in mine]))
     assert not wrong
-    let_in = {row["round"] for row in rows if row["client"] == "noisy-0" and row["status"] in ("trained", "clipped")}
-    assert len(let_in) == number, "who is honest is heard all the same"
+    accepted = {row["round"] for row in rows if row["client"] == "noisy-0" and row["status"] in ("trained", "clipped")}
+    assert len(accepted) == number, "honest clients are still accepted"
     assert len(spoiled) >= 8
 
 

@@ -1,4 +1,4 @@
-"""Averages: in float64, by samples, the same whatever the order of arrival."""
+"""Averages: in float64, by samples, the same in any order of arrival."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_equal_states_average_to_themselves_exactly() -> None:
 
 
 def test_sums_are_in_double_precision() -> None:
-    """Float32 sums would lose the small ones beside the large."""
+    """Float32 sums would lose the small ones next to the large."""
     parts = [{"w": torch.tensor([1e8])}, {"w": torch.tensor([1.0])}, {"w": torch.tensor([-1e8])}]
     assert average(parts, [1, 1, 1])["w"].item() == pytest.approx(1 / 3, rel=1e-6)
 

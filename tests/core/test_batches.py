@@ -36,7 +36,7 @@ def test_batches(count: int, size: int, last: str, expected: list[int]) -> None:
     assert lengths(count, size, last) == expected
 
 
-def test_no_batch_of_one_whatever_the_numbers() -> None:
+def test_no_batch_has_one_sample() -> None:
     for count in range(2, 70):
         for size in (2, 3, 8, 64):
             for last in ("keep", "drop", "merge"):

@@ -121,7 +121,7 @@ def test_the_order_does_not_matter_and_fewer_than_half_cannot_shift_the_median()
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_of_two_nobody_is_the_outlier(count: int) -> None:
+def test_of_two_clients_neither_is_an_outlier(count: int) -> None:
     everyone = clients([20] * count)
     assert not limits([moved(client, 10.0**index) for index, client in enumerate(everyone)])
 
@@ -136,7 +136,7 @@ def test_where_most_stand_still_a_small_step_is_none_too_long() -> None:
 
 
 @pytest.mark.parametrize(("samples", "ratio"), [(20, 1.0), (48, 1.5), (64, MAX_RATIO), (2**40, MAX_RATIO)])
-def test_registered_samples_raise_the_bound_a_little_whatever_they_claim(samples: int, ratio: float) -> None:
+def test_registered_samples_raise_the_bound_by_a_limited_ratio(samples: int, ratio: float) -> None:
     everyone = clients([32, 32, samples])
     updates = [moved(everyone[0], 1.0), moved(everyone[1], 1.0), moved(everyone[2], 1e6, 1e6)]
     train = TrainSettings(batch_size=16)
@@ -165,7 +165,7 @@ def test_prototypes_by_the_longest_row_and_only_long_rows_are_shortened() -> Non
     assert short.weights is long.prototypes.weights
 
 
-def test_empty_sets_are_nobody_s_measure() -> None:
+def test_empty_sets_do_not_count_in_the_median() -> None:
     everyone = clients([20] * 4)
     empty = [Update(client, {}, PrototypeSet.empty(4)) for client in everyone[:2]]
     some = [Update(everyone[2], {}, rows(1.0)), Update(everyone[3], {}, rows(900.0))]
@@ -202,28 +202,28 @@ def test_tables_by_row_and_other_tensors_by_their_norm() -> None:
 
 
 def rounds_of(bounds: Bounds, lengths: Callable[[int], list[float]], count: int) -> list[list[float]]:
-    """What is let in of each client's parameters over so many rounds."""
+    """Return the accepted length of each client's parameters, by round."""
     everyone = clients([20] * len(lengths(1)))
-    let_in = []
+    accepted = []
     for number in range(1, count + 1):
         asked = lengths(number)
         cut = found([moved(c, length) for c, length in zip(everyone, asked, strict=True)], bounds=bounds)
-        let_in.append([
+        accepted.append([
             cut.get(c.id, {}).get("parameters", (0.0, length))[1] for c, length in zip(everyone, asked, strict=True)
         ])  # fmt: skip
-    return let_in
+    return accepted
 
 
-def test_who_is_long_by_nature_is_soon_let_in_whole() -> None:
+def test_a_client_with_long_updates_in_every_round_is_soon_accepted_unclipped() -> None:
     """Three times the others' length, with a factor of 2: cut for three rounds, less for three, then never again."""
-    let_in = [row[3] for row in rounds_of(Bounds(FACTOR, 4), lambda _: [1.0, 1.0, 1.0, 3.0], 12)]
-    assert let_in == pytest.approx([2.0] * 3 + [2.5] * 3 + [3.0] * 6, rel=1e-4)
+    accepted = [row[3] for row in rounds_of(Bounds(FACTOR, 4), lambda _: [1.0, 1.0, 1.0, 3.0], 12)]
+    assert accepted == pytest.approx([2.0] * 3 + [2.5] * 3 + [3.0] * 6, rel=1e-4)
 
 
 def test_who_still_learns_when_the_others_have_keeps_its_way_for_a_while() -> None:
-    let_in = rounds_of(Bounds(FACTOR, 3), lambda number: [1.9, 2.0, 3.0] if number <= 5 else [0.2, 0.2, 3.0], 9)
+    accepted = rounds_of(Bounds(FACTOR, 3), lambda number: [1.9, 2.0, 3.0] if number <= 5 else [0.2, 0.2, 3.0], 9)
     middle = max(0.2, STILL * OWN)
-    assert [row[2] for row in let_in] == pytest.approx([3.0] * 8 + [FACTOR * MAX_HISTORY * middle], rel=1e-4)
+    assert [row[2] for row in accepted] == pytest.approx([3.0] * 8 + [FACTOR * MAX_HISTORY * middle], rel=1e-4)
 
 
 def test_who_turns_hostile_is_held_to_what_it_did_before() -> None:
@@ -233,10 +233,10 @@ def test_who_turns_hostile_is_held_to_what_it_did_before() -> None:
 
 
 def test_a_patient_liar_climbs_slowly_and_never_beyond_the_cap() -> None:
-    let_in = [row[4] for row in rounds_of(Bounds(FACTOR, 5), lambda _: [1.0, 1.0, 1.0, 1.0, 1e6], 60)]
-    for earlier, later in zip(let_in, let_in[3:], strict=False):
+    accepted = [row[4] for row in rounds_of(Bounds(FACTOR, 5), lambda _: [1.0, 1.0, 1.0, 1.0, 1e6], 60)]
+    for earlier, later in zip(accepted, accepted[3:], strict=False):
         assert later <= GROWTH * earlier * 1.0001
-    assert max(let_in) == pytest.approx(FACTOR * MAX_HISTORY, rel=1e-4)
+    assert max(accepted) == pytest.approx(FACTOR * MAX_HISTORY, rel=1e-4)
 
 
 def test_what_is_remembered_is_small_and_can_be_put_back() -> None:
@@ -254,7 +254,7 @@ def test_what_is_remembered_is_small_and_can_be_put_back() -> None:
 
 
 def far(round_number: int, clients: tuple[str, ...] = ("dark-0",), factor: float = 1e3) -> Callable[..., Payload]:
-    """Parameters, and nothing else, so large that they are far from whatever was sent."""
+    """Parameters, and nothing else, so large that they are far from what was sent."""
 
     def edit(request: Request, payload: Payload) -> Payload:
         if request.round != round_number or request.client not in clients or not request.train:
@@ -312,7 +312,7 @@ def test_by_default_it_is_shortened_and_the_record_says_so(tmp_path: Path) -> No
     assert totals[0]["clipped"] >= 1
 
 
-def test_without_the_bound_it_is_let_in(tmp_path: Path) -> None:
+def test_without_the_bound_a_long_update_is_accepted(tmp_path: Path) -> None:
     settings = toy_settings("fedavg", tmp_path, rounds={"outliers": "off"})
     done = run(settings, TouchedEngine(settings, edit=far(2)))
     assert {row["status"] for row in done.rows("activity.csv")} <= {"trained", "scored"}

@@ -152,7 +152,7 @@ def test_rows_are_on_the_disk_as_they_come(tmp_path: Path) -> None:
     assert history.round_scores() == [RoundScore(0, {"signs": 50.0, "sketch": 100.0})]
 
 
-def test_a_new_run_starts_anew(tmp_path: Path) -> None:
+def test_a_new_run_starts_with_empty_records(tmp_path: Path) -> None:
     filled(tmp_path)
     History(tmp_path)
     assert not any(read_rows(tmp_path / name) for name in ("history.csv", "activity.csv"))

@@ -166,10 +166,10 @@ def test_a_counter_that_ran_away_does_not_end_the_run(tmp_path: Path) -> None:
 
 
 @given(st.lists(st.integers(2, 10**9), min_size=1, max_size=8), st.floats(0.01, 1.0))
-def test_the_cap_is_the_largest_that_leaves_nobody_more_than_the_share(samples: list[int], share: float) -> None:
+def test_the_cap_is_the_largest_that_keeps_every_client_within_the_share(samples: list[int], share: float) -> None:
     most = largest(samples, share)
     capped = [min(count, most) for count in samples]
-    if share * len(samples) < 1:  # nobody can have so little
+    if share * len(samples) < 1:  # impossible: the shares would not sum to one
         assert set(capped) == {min(samples)}
         return
     assert max(capped) <= share * sum(capped) * (1 + 1e-9) or max(capped) == min(samples)

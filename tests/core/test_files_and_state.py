@@ -88,7 +88,7 @@ def umask(request: pytest.FixtureRequest) -> Iterator[int]:
     os.umask(before)
 
 
-def test_a_run_s_files_are_whoever_s_the_umask_says_and_states_are_their_owner_s(umask: int, tmp_path: Path) -> None:
+def test_files_of_a_run_follow_the_umask_and_only_the_owner_reads_states(umask: int, tmp_path: Path) -> None:
     run(toy_settings("moon", tmp_path, train={"rounds": 1}))
     modes = {path: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.rglob("*") if path.is_file()}
     states = [modes.pop(path) for path in tmp_path.glob("clients/**/*.safetensors")]

@@ -182,7 +182,7 @@ def test_epsilon_is_counted_over_runs_of_different_noise(tmp_path: Path) -> None
             ledger.spend("two", "a-0", {"weights": 4.0}, budgets)
 
 
-def test_a_device_stops_at_its_epsilon_whatever_delta_the_server_sends(tmp_path: Path) -> None:
+def test_a_device_stops_at_its_epsilon_for_any_delta_that_the_server_sends(tmp_path: Path) -> None:
     limit = epsilon([1.0, 1.0], 3, 1e-5) + 0.01
     settings = private(tmp_path / "run", "privacy.delta=0.5", "privacy.max_epsilon=1000", train={"rounds": 1})
     (item,) = asked(settings)
@@ -261,7 +261,7 @@ def guesses(domain: torch.Tensor, position: int, count: int) -> list[torch.Tenso
 
 
 @pytest.mark.parametrize("settings_are", ["private", "open"])
-def test_nobody_finds_an_unknown_image_by_its_hash(settings_are: str, tmp_path: Path) -> None:
+def test_an_unknown_image_cannot_be_found_by_its_hash(settings_are: str, tmp_path: Path) -> None:
     """The attack: try candidates for one image against the hash that a registration holds."""
     overrides = COVERED if settings_are == "private" else ()
     settings = toy_settings("fpl", tmp_path / "run", overrides=overrides, train={"rounds": 1})
@@ -269,13 +269,13 @@ def test_nobody_finds_an_unknown_image_by_its_hash(settings_are: str, tmp_path: 
     train, validation = device._own_data()
     secret = guesses(train.images, 3, 256)[77]
     device._own = replace(train, images=secret), validation
-    said = device.register()
+    registered = device.register()
     hashes = [content_hash(Split(images, train.labels)) for images in guesses(train.images, 3, 256)]
-    hits = [shade for shade, value in enumerate(hashes) if value == said.content]
+    hits = [shade for shade, value in enumerate(hashes) if value == registered.content]
     assert hits == ([] if settings_are == "private" else [77])
     indices = torch.arange(len(train))
     openly = split_hash("toy", BRIGHT, indices, train.labels)
-    assert (said.split == openly) == (settings_are == "open")
+    assert (registered.split == openly) == (settings_are == "open")
 
 
 def test_a_private_registration_does_not_depend_on_the_order_of_labels(tmp_path: Path) -> None:
@@ -296,18 +296,18 @@ def test_a_private_registration_does_not_depend_on_the_order_of_labels(tmp_path:
 def test_a_resumed_private_run_knows_changed_data(tmp_path: Path) -> None:
     run(private(tmp_path, train={"rounds": 2}), stop_after=1)
     lines = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
-    said = {line["client"]: line["content"] for line in lines if line["event"] == "registered"}
+    registered = {line["client"]: line["content"] for line in lines if line["event"] == "registered"}
     again = TouchedEngine(private(tmp_path, train={"rounds": 2}, resume=True))
-    assert {name: device.register().content for name, device in again.inner.devices.items()} == said
+    assert {name: device.register().content for name, device in again.inner.devices.items()} == registered
     device = again.inner.devices[BRIGHT.id]
     train, validation = device._own_data()
     images = train.images.clone()  # the loaded domain is shared by every run of this process
     images[0] = 255 - images[0]
     device._own = replace(train, images=images), validation
-    assert device.register().content != said[BRIGHT.id]
+    assert device.register().content != registered[BRIGHT.id]
 
 
-def test_the_secret_is_this_users_alone_and_is_told_to_nobody(tmp_path: Path) -> None:
+def test_only_the_user_can_read_the_secret_and_hashes_depend_on_it(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "a" / "b")
     found = ledger.keyed_hash("content", "x")
     assert found == Ledger(tmp_path / "a" / "b").keyed_hash("content", "x")

@@ -161,7 +161,7 @@ def validating(method: str, output: Path, **more: Any) -> Any:
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedbn", "fedpall"])
-def test_every_client_validates_whoever_trains(method: str, tmp_path: Path) -> None:
+def test_every_client_validates_also_if_it_does_not_train(method: str, tmp_path: Path) -> None:
     rounds = {"participation": 0.34}
     done = run(validating(method, tmp_path, train={"rounds": 4}, rounds=rounds))
     found: dict[int, set[str]] = {}

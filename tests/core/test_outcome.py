@@ -144,7 +144,7 @@ class NoLastScore(TouchedEngine):
         return [], [Failure(client, "lost", "gone home") for client in requests]
 
 
-def test_a_last_state_that_nobody_scores_has_no_score(tmp_path: Path) -> None:
+def test_a_last_state_that_no_client_scores_has_no_score(tmp_path: Path) -> None:
     settings = toy_settings("fedavg", tmp_path)
     with pytest.raises(EngineError, match=r"no client could score the last state.*lost.*gone home.*resume=true"):
         run(settings, NoLastScore(settings))

@@ -63,7 +63,7 @@ def test_what_makes_no_sense_is_refused(overrides: list[str], words: str) -> Non
         load_settings(overrides)
 
 
-def test_an_exchange_closes_when_enough_are_there_and_nobody_is_awaited() -> None:
+def test_an_exchange_closes_when_enough_replies_came_and_no_scorer_is_missing() -> None:
     closing = Closing(2, frozenset({"b"}))
     assert not closing.reached(1, ["c"])
     assert not closing.reached(2, ["b", "c"])
@@ -171,10 +171,10 @@ class Slow:
 
 def result(client: str) -> Any:
     of = request(client)
-    said = Answer(
+    header = Answer(
         of.run, of.method, of.round, of.exchange, client, 2, [1, 1], True, [], {}, 1, {}, 0, "a test", 0
     )  # fmt: skip
-    return answer_to_fit_res(Payload(header_of(said), {"w": torch.ones(300_000)}))
+    return answer_to_fit_res(Payload(header_of(header), {"w": torch.ones(300_000)}))
 
 
 def test_no_exchange_waits_for_the_late_and_nothing_is_kept_of_them() -> None:

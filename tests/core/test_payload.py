@@ -90,7 +90,7 @@ def as_array(blob: bytes) -> Any:
 
 
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview, as_array], ids=lambda kind: kind.__name__)
-def test_what_is_decoded_lies_in_the_message_whatever_buffer_that_is(kind: Callable[[bytes], Any]) -> None:
+def test_decoded_tensors_are_views_of_the_message_in_any_buffer(kind: Callable[[bytes], Any]) -> None:
     sent = full()
     blob = kind(encode(sent))
     place = np.frombuffer(blob, np.uint8).ctypes.data
@@ -139,8 +139,10 @@ def test_size_is_known_without_encoding(described: dict[str, Any], header: dict[
     for sent in (Payload(header, tensors), Payload(header, {}, prototypes(), tensors)):
         blob = encode(sent)
         assert encoded_size(sent) == len(blob)
-        said = {"goldfinch": json.loads(blob[8 : 8 + int.from_bytes(blob[:8], "little")])["__metadata__"]["goldfinch"]}
-        assert blob == safetensors.torch.save({name: each.clone() for name, each in sent.tensors().items()}, said)
+        metadata = {
+            "goldfinch": json.loads(blob[8 : 8 + int.from_bytes(blob[:8], "little")])["__metadata__"]["goldfinch"]
+        }
+        assert blob == safetensors.torch.save({name: each.clone() for name, each in sent.tensors().items()}, metadata)
         back = decode(blob)
         assert back.header == sent.header
         assert tensors_sha256(back.tensors()) == tensors_sha256(sent.tensors())
@@ -163,7 +165,7 @@ def test_a_diverged_loss_is_named_at_the_sender(value: float) -> None:
 
 
 def craft(table: Any, data: bytes = b"", *, header: Any = None, claim: int | None = None) -> bytes:
-    """A blob written by hand: whatever table, whatever data, whatever length it claims."""
+    """Return a message of any table, any data and any claimed length."""
     if isinstance(table, dict) and "__metadata__" not in table:
         text = header if isinstance(header, str) else json.dumps({"schema": SCHEMA, **(header or {})})
         table = {"__metadata__": {"goldfinch": text}, **table}

@@ -2,7 +2,7 @@
 
 A run is recorded, and its requests and messages are replayed to two devices that hold neighbouring data. With the same
 noise on both, answers may differ in what is covered alone, and there by no more than the claimed sensitivity. With
-noise that nobody can predict, a distinguisher that knows both data sets stays below the claimed epsilon.
+noise that cannot be predicted, a distinguisher that knows both data sets stays below the claimed epsilon.
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ def test_the_audit_finds_validation_scores(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("unit", ["sample", "client"])
-def test_a_registration_tells_neighbours_apart_to_nobody(unit: str, tmp_path: Path) -> None:
+def test_a_registration_does_not_tell_neighbours_apart(unit: str, tmp_path: Path) -> None:
     settings = private("fpl", tmp_path, f"privacy.unit={unit}")
     ours = device_of(settings, Toy(), tmp_path / "a").register()
     theirs = device_of(settings, neighbour(unit), tmp_path / "b").register()
@@ -230,7 +230,7 @@ def test_a_registration_tells_neighbours_apart_to_nobody(unit: str, tmp_path: Pa
     assert ours.content != content_hash(Toy().load("bright").train)
 
 
-# ---- noise that nobody can predict -----------------------------------------------------------------------------------
+# ---- noise that cannot be predicted ----------------------------------------------------------------------------------
 
 RELEASES = 1000
 """Of each of the two data sets, where a claim is tested."""

@@ -195,7 +195,7 @@ def test_all_conditions_met_is_an_epsilon(tmp_path: Path) -> None:
     assert spoken(report).startswith("epsilon at most")
 
 
-@pytest.mark.parametrize("randomness", ["keyed", ""], ids=["keyed", "not said"])
+@pytest.mark.parametrize("randomness", ["keyed", ""], ids=["keyed", "unknown"])
 def test_noise_that_can_be_predicted_has_no_epsilon(randomness: str, tmp_path: Path) -> None:
     ledger = Ledger(tmp_path, {"prototypes": True, "weights": True})
     ledger.answered("a", [row("x", "trained", 1), row("y", "trained", 1, randomness)])
@@ -293,7 +293,7 @@ def test_a_search_by_validation_scores_is_refused(tmp_path: Path) -> None:
         compare(["*"], ["data=glyphs", "privacy=gaussian"], tmp_path, 2, [1])
 
 
-# ---- where it is said ------------------------------------------------------------------------------------------------
+# ---- where it is shown -----------------------------------------------------------------------------------------------
 
 
 def test_export_and_report_of_a_private_run_hold_what_was_released(tmp_path: Path) -> None:

@@ -160,7 +160,7 @@ def test_nothing_seen_is_the_empty_set() -> None:
 
 
 def test_sums_of_large_features_stay_exact() -> None:
-    """Float32 sums would lose the ones beside the ten millions."""
+    """Float32 sums would lose the ones next to the ten millions."""
     features = torch.tensor([[1e7]] * 999 + [[1.0]])
     expected = (999 * 1e7 + 1) / 1000
     assert class_means(features, torch.zeros(1000, dtype=torch.int64), 1).vectors.item() == pytest.approx(
@@ -266,7 +266,7 @@ def test_weights_of_nothing_stay_nothing() -> None:
     assert normalise_weights(rows_of((0, [1.0], 0), (1, [1.0], 4))).weights.tolist() == [0, 1]
 
 
-def test_classes_nobody_reported_carry_over() -> None:
+def test_classes_that_no_client_reported_carry_over() -> None:
     before = rows_of((0, [1.0], 1), (1, [2.0], 2), (1, [3.0], 3))
     now = rows_of((0, [9.0], 9), (2, [8.0], 8))
     assert listed(carry_over(now, before)) == [(0, [9.0], 9), (1, [2.0], 2), (1, [3.0], 3), (2, [8.0], 8)]

@@ -1,4 +1,4 @@
-"""A run that goes on says what is no longer as it was, keeps what it had, and is nobody else's meanwhile."""
+"""A resumed run names what has changed, keeps what it recorded, and no other process writes to its folder."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def events(folder: Path, name: str) -> list[Mapping[str, Any]]:
     return [entry for entry in Run(folder).events if entry["event"] == name]
 
 
-# ---- whose folder it is ----------------------------------------------------------------------------------------------
+# ---- one writer a folder ---------------------------------------------------------------------------------------------
 
 
 def test_of_two_that_start_in_one_folder_one_runs_and_the_other_is_told(tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_the_best_so_far_is_that_of_all_parts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "named"),
     [
         ({"strategies/fedavg.py": "0" * 16}, "strategies/fedavg.py"),
         ({"torch": "1.0.0"}, f"torch 1.0.0 -> {package_versions()['torch']}"),
@@ -137,14 +137,14 @@ def test_the_best_so_far_is_that_of_all_parts(tmp_path: Path) -> None:
     ],
     ids=["a file", "a package", "many"],
 )
-def test_changed_code_is_named(changes: dict[str, str], said: str, tmp_path: Path) -> None:
+def test_changed_code_is_named(changes: dict[str, str], named: str, tmp_path: Path) -> None:
     run(settings(tmp_path))
     record = json.loads((tmp_path / "code.json").read_text())
     assert record == {**code_files(settings(tmp_path).own_packages), **package_versions()}
     (tmp_path / "code.json").write_text(json.dumps(record | changes))
     done = run(settings(tmp_path, 2, resume=True))
     (told,) = events(tmp_path, "code changed")
-    assert told["reason"].endswith(said)
+    assert told["reason"].endswith(named)
     assert [name for name, _ in done.events].count("code changed") == 1
     again = run(settings(tmp_path, 3, resume=True))
     assert "code changed" not in [name for name, _ in again.events]
@@ -158,7 +158,7 @@ def test_a_damaged_record_of_the_code_is_a_change(tmp_path: Path) -> None:
 
 
 def changed(folder: Path, **more: Any) -> RunSettings:
-    """A run of the same settings whose files have changed underneath."""
+    """A run of the same settings on files that have changed."""
     chosen = settings(folder, 2, **more)
     object.__setattr__(chosen, "data", ChangedToy(changed_domain="dark"))
     return chosen

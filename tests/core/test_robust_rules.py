@@ -187,7 +187,7 @@ def test_more_than_that_do(rule: Mean, hostile: int) -> None:
         (2, 2, 8, 2, 2),  # ten clients: both can, and the two may have been honest
         (2, 1, 6, 2, 1),
         (2, 2, 3, 1, 0),
-        (2, 1, 2, 1, 1),  # too few whatever was refused: no more than the refused one is forgiven
+        (2, 1, 2, 1, 1),  # too few in any case: no more than the refused one is forgiven
         (3, 0, 4, 3, 3),  # those that did not answer at all are not known to be hostile
         (1, 5, 0, 0, 0),
     ],

@@ -1,4 +1,4 @@
-"""Who is admitted, who is asked, and what is let in: each refusal has its reason."""
+"""Who is admitted, who is asked, and what is accepted: each refusal has its reason."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def registry(settings: RunSettings) -> Registry:
 # ---- registration ----------------------------------------------------------------------------------------------------
 
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
-    "nobody's client": ("moon-0", {}, "no client moon-0"),
+    "an unknown client": ("moon-0", {}, "no client moon-0"),
     "a second of its domain": ("dark-1", {"domain": "dark"}, "no client dark-1"),
     "other code": ("dark-0", {"code": "0" * 16}, "install the same Goldfinch"),
     "other settings": ("dark-0", {"identity": "0" * 16}, "other overrides"),
@@ -117,7 +117,7 @@ def test_who_can_score_is_asked_even_if_it_does_not_train(settings: RunSettings)
     assert found == {"bright-0": ["bright"], "dark-0": ["dark"], "noisy-0": ["noisy"]}
 
 
-def test_a_domain_nobody_can_score_is_left_out(settings: RunSettings) -> None:
+def test_a_domain_that_no_client_can_score_is_left_out(settings: RunSettings) -> None:
     made = Registry(settings)
     made.admit(registration(settings, "dark-0", scores=["dark"]))
     assert made.scorers(made.clients(), personal=False) == {"dark-0": ["dark"]}
@@ -129,7 +129,7 @@ def test_personal_models_are_scored_by_their_owners(registry: Registry) -> None:
 
 
 def test_scoring_is_shared_among_holders_of_many_domains(tmp_path: Path) -> None:
-    """Ten clients of one domain, two other domains to score: nobody scores both while others idle."""
+    """Ten clients of one domain, two other domains to score: no client scores both while others idle."""
     settings = toy_settings(
         "fedavg", tmp_path, overrides=("protocol=dirichlet", "protocol.least=2", "data.domains=[printed,signs,sketch]"),
     )  # fmt: skip
@@ -177,7 +177,7 @@ def asked(settings: RunSettings) -> Asked:
     return Asked(settings)
 
 
-def test_a_good_answer_is_let_in(asked: Asked) -> None:
+def test_a_good_reply_is_accepted(asked: Asked) -> None:
     update = asked.admit(asked.answer())
     assert update.client.id == "dark-0"
     assert update.samples == 24
@@ -254,7 +254,7 @@ def test_each_lie_is_refused_with_its_reason(case: str, asked: Asked) -> None:
     assert reason in str(caught.value)
 
 
-def test_an_update_without_the_score_that_was_asked_for_is_let_in(asked: Asked) -> None:
+def test_an_update_without_the_score_that_was_asked_for_is_accepted(asked: Asked) -> None:
     """The score's absence is reported by the rounds; a device whose test images are gone may still train."""
     made = asked.answer()
     update = asked.admit(replace(made, header={**made.header, "scores": []}))

@@ -269,7 +269,7 @@ def test_defaults_of_the_files_are_those_of_the_classes(kind: type) -> None:
     assert build(compose_config([])[group], group, kind) == kind()
 
 
-def test_a_kept_composition_is_nobody_s_to_change() -> None:
+def test_changing_a_composition_does_not_change_the_cached_one() -> None:
     compose_config(["method=moon"])["method"]["mu"] = "spoilt"
     assert compose_config(["method=moon", "method.mu=0.5"])["method"]["mu"] == 0.5
     assert compose_config(["method=moon"])["method"]["mu"] == 5.0

@@ -1,4 +1,4 @@
-"""What a device says in words and numbers of its own reaches terminal, CSV and record bounded and printable."""
+"""A device's own texts and numbers reach terminal, CSV and record bounded and printable."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_what_a_node_registers_is_not_even_read_beyond_a_bound() -> None:
         read_registrations(text + " " * MAX_REGISTERED)
 
 
-def test_as_many_loss_terms_as_are_let_in_fit_into_a_field(tmp_path: Path) -> None:
+def test_as_many_loss_terms_as_are_accepted_fit_into_a_field(tmp_path: Path) -> None:
     """9,000 of them made a field that Python's reader of CSV refuses."""
     with pytest.raises(PayloadError, match="more than 50 entries"):
         read_header(Answer, {**ANSWER, "losses": {f"term {i}": 1.0 for i in range(9000)}})

@@ -83,7 +83,7 @@ def test_a_folder_that_cannot_be_written_is_no_error(own_cache: Path, monkeypatc
 
 @contextmanager
 def not_as_root() -> Iterator[None]:
-    """As "nobody" where the tests run as root, who may write everywhere."""
+    """As an unprivileged user where the tests run as root, who may write everywhere."""
     user = os.geteuid()
     if user == 0:
         os.seteuid(65534)

@@ -94,7 +94,7 @@ def test_a_second_process_reads_the_cache_and_gets_the_same(own_cache: Path) -> 
     assert stored.stat().st_mtime_ns == before
 
 
-def test_loading_twice_gives_the_same_object_whatever_the_augmentation() -> None:
+def test_loading_twice_gives_the_same_object_for_any_augmentation() -> None:
     from common.data.augmentation import Augmentation
 
     first = Glyphs().load("sketch")

@@ -1,4 +1,4 @@
-"""A run whose model left, made once."""
+"""A run and its exported model, made once."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.fixture(scope="session")
 def exported(trained: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder that its model left in, in every format whose packages are here."""
+    """The folder of its exported model, in every format whose packages are here."""
     folder = tmp_path_factory.mktemp("exported") / "model"
     export(trained.folder, folder, HERE, licence="CC-BY-4.0")
     return folder

@@ -76,22 +76,22 @@ def test_a_card_keeps_strangers_names_in_their_cells(exported: Path) -> None:
 
 
 def test_the_description_says_what_it_is(trained: Run, exported: Path) -> None:
-    said = json.loads((exported / "model.json").read_text())
-    assert said["classes"] == list(Toy().class_names)
-    assert (said["image_size"], said["mean"], said["std"]) == (16, [0.5], [0.25])
-    assert (said["method"], said["data"]["domains"], said["round"]) == ("fpl", list(DOMAINS), 4)
-    assert said["chosen"] == "last round, 4"
-    assert said["score"]["accuracy"] == trained.summary["accuracy"]
-    assert said["score"]["worst"] == trained.summary["worst"]
-    assert said["licence"] == "CC-BY-4.0"
-    assert said["architecture"]["model"]["_target_"] == "common.models.specs.Small"
-    assert set(said["files"]) == {"safetensors", *HERE}
+    description = json.loads((exported / "model.json").read_text())
+    assert description["classes"] == list(Toy().class_names)
+    assert (description["image_size"], description["mean"], description["std"]) == (16, [0.5], [0.25])
+    assert (description["method"], description["data"]["domains"], description["round"]) == ("fpl", list(DOMAINS), 4)
+    assert description["chosen"] == "last round, 4"
+    assert description["score"]["accuracy"] == trained.summary["accuracy"]
+    assert description["score"]["worst"] == trained.summary["worst"]
+    assert description["licence"] == "CC-BY-4.0"
+    assert description["architecture"]["model"]["_target_"] == "common.models.specs.Small"
+    assert set(description["files"]) == {"safetensors", *HERE}
     card = (exported / "README.md").read_text()
-    for entry in said["files"].values():
+    for entry in description["files"].values():
         digest = hashlib.sha256((exported / entry["name"]).read_bytes()).hexdigest()
         assert entry["sha256"] == digest
         assert digest in card
-    assert str(trained.folder.parent) not in json.dumps(said) + card, "a folder of this machine"
+    assert str(trained.folder.parent) not in json.dumps(description) + card, "a folder of this machine"
     assert sorted(path.name for path in exported.iterdir()) == sorted(
         [*(FORMATS[name] for name in ("safetensors", *HERE)), "README.md", "model.json"]
     )
@@ -116,10 +116,10 @@ import json
 import numpy
 import onnxruntime
 session = onnxruntime.InferenceSession(sys.argv[1], providers=["CPUExecutionProvider"])
-said = json.loads(session.get_modelmeta().custom_metadata_map["goldfinch"])
-images = numpy.frombuffer(sys.stdin.buffer.read(), numpy.uint8).reshape(-1, 3, said["image_size"], said["image_size"])
+facts = json.loads(session.get_modelmeta().custom_metadata_map["goldfinch"])
+images = numpy.frombuffer(sys.stdin.buffer.read(), numpy.uint8).reshape(-1, 3, facts["image_size"], facts["image_size"])
 probabilities = session.run(["probabilities"], {"images": images.astype("float32") / 255})[0]
-print([said["classes"][index] for index in probabilities.argmax(1)])
+print([facts["classes"][index] for index in probabilities.argmax(1)])
 """
 
 
@@ -161,12 +161,12 @@ OWN = [("fedbn", {}), ("fedpall", {}), ("fedproto", {"aggregate_models": False})
 def test_what_leaves_is_what_was_scored(method: str, hyper: Mapping[str, Any], tmp_path: Path) -> None:
     run(toy_settings(method, tmp_path / "run", hyper=hyper))
     own = (method, hyper) in OWN
-    said = export(tmp_path / "run", tmp_path / "model", client="dark-0" if own else None)
+    description = export(tmp_path / "run", tmp_path / "model", client="dark-0" if own else None)
     model, summary = load_model(tmp_path / "model"), Run(tmp_path / "run").summary
     found = {name: accuracy(lambda x: model(x)["probabilities"], name) for name in (["dark"] if own else DOMAINS)}
     assert found == {name: summary["accuracy"][name] for name in found}
-    assert said.score is not None
-    assert said.score["accuracy"] == found
+    assert description.score is not None
+    assert description.score["accuracy"] == found
     names = set(model.net.state_dict())
     assert all(name.startswith(("backbone.", "head.")) for name in names), "what only training needs stays"
     if own:
@@ -178,9 +178,9 @@ def test_scores_of_something_else_are_said_to_be(tmp_path: Path) -> None:
     run(toy_settings("rucr", tmp_path / "rucr", train={"rounds": 1}))
     assert "before its last exchange" in " ".join(export(tmp_path / "rucr", tmp_path / "first").notes)
     run(toy_settings("per_fedavg", tmp_path / "adapted", train={"rounds": 1}, hyper={"adapt_steps": 1}))
-    said = export(tmp_path / "adapted", tmp_path / "second")
-    assert "adapted to each client's training images" in " ".join(said.notes)
-    assert said.notes[0] in (tmp_path / "second" / "README.md").read_text()
+    description = export(tmp_path / "adapted", tmp_path / "second")
+    assert "adapted to each client's training images" in " ".join(description.notes)
+    assert description.notes[0] in (tmp_path / "second" / "README.md").read_text()
 
 
 def test_fixed_draws_average_as_fedsr_does() -> None:
@@ -217,9 +217,9 @@ def test_the_best_round_is_taken_where_the_run_kept_it(tmp_path: Path) -> None:
     first = Run(place, "1")
     assert export(place, tmp_path / "first", chosen="1").chosen == "chosen round, 1"
     Checkpoints(place / "best").save(first.checkpoint)
-    said = export(place, tmp_path / "best")
-    assert (said.chosen, said.round) == ("best round by validation, 1", 1)
-    assert said.score["accuracy"] == dict(Run(place).round_scores[1].accuracy)
+    description = export(place, tmp_path / "best")
+    assert (description.chosen, description.round) == ("best round by validation, 1", 1)
+    assert description.score["accuracy"] == dict(Run(place).round_scores[1].accuracy)
     taken, newest = load_model(tmp_path / "best").net, Run(place).model()
     assert torch.equal(taken.head.weight, first.model().head.weight)
     assert not torch.equal(taken.head.weight, newest.head.weight)

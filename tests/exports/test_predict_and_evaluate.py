@@ -1,4 +1,4 @@
-"""Exported models on images: what is said of them, how sure, and how good that is on any domain."""
+"""Exported models on images: predictions, confidence, and scores on any domain."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ NAMES = Toy().class_names
 
 
 def test_predictions_go_to_a_table(exported: Path, pictures: Path, tmp_path: Path) -> None:
-    folders, output = [pictures / domain / "test" for domain in DOMAINS], tmp_path / "said.csv"
+    folders, output = [pictures / domain / "test" for domain in DOMAINS], tmp_path / "predictions.csv"
     assert main(["predict", str(exported), *map(str, folders), "--output", str(output)]) == 0
     with output.open(newline="") as stream:
         rows = list(csv.DictReader(stream))
     assert [row["image"] for row in rows] == [str(path) for place in folders for path in sorted(place.rglob("*.png"))]
     model = load_model(exported)
-    said = {domain: model(Toy().load(domain).test.images.float() / 255) for domain in DOMAINS}
+    predicted = {domain: model(Toy().load(domain).test.images.float() / 255) for domain in DOMAINS}
     for row in rows:
         path = Path(row["image"])
-        outputs = said[path.parts[-4]]
+        outputs = predicted[path.parts[-4]]
         probabilities, distances = (outputs[key][int(path.stem)] for key in ("probabilities", "distances"))
         assert row["class"] == NAMES[int(probabilities.argmax())]
         assert float(row["probability"]) == pytest.approx(float(probabilities.max()), abs=1e-5)
@@ -59,20 +59,20 @@ def test_names_of_strangers_are_escaped_in_tables_and_on_the_screen(
     names = ["=1+1.png", "red\x1b[31m.png", os.fsdecode(b"not-utf8-\xff.png")]
     for name in names:
         shutil.copy(source, name)
-    assert main(["predict", str(exported), *names, "--output", "said.csv"]) == 0
+    assert main(["predict", str(exported), *names, "--output", "predictions.csv"]) == 0
     shown = capsys.readouterr().out
-    with Path("said.csv").open(newline="", encoding="utf-8") as stream:
+    with Path("predictions.csv").open(newline="", encoding="utf-8") as stream:
         images = [row["image"] for row in csv.DictReader(stream)]
     assert images == ["'=1+1.png", "red\\x1b[31m.png", "not-utf8-\\udcff.png"]
     assert "\x1b" not in shown
-    assert main(["predict", str(exported), *names, "--output", "said.json"]) == 0
-    assert [row["image"] for row in json.loads(Path("said.json").read_text())] == names
+    assert main(["predict", str(exported), *names, "--output", "predictions.json"]) == 0
+    assert [row["image"] for row in json.loads(Path("predictions.json").read_text())] == names
 
 
 def test_predictions_go_to_json_with_all_probabilities(exported: Path, pictures: Path, tmp_path: Path) -> None:
     image = sorted((pictures / "dark" / "test").rglob("*.png"))[0]
-    assert main(["predict", str(exported), str(image), str(image), "--output", str(tmp_path / "said.json")]) == 0
-    (row,) = json.loads((tmp_path / "said.json").read_text())  # named twice, said once
+    assert main(["predict", str(exported), str(image), str(image), "--output", str(tmp_path / "predictions.json")]) == 0
+    (row,) = json.loads((tmp_path / "predictions.json").read_text())  # named twice, predicted once
     assert set(row["probabilities"]) == set(NAMES)
     assert sum(row["probabilities"].values()) == pytest.approx(1, abs=1e-5)
     assert max(row["probabilities"], key=row["probabilities"].__getitem__) == row["class"]
@@ -84,11 +84,11 @@ def test_what_cannot_be_read_is_named_and_skipped(
     good = sorted((pictures / "dark" / "test").rglob("*.png"))[0]
     (tmp_path / "a.png").write_bytes(good.read_bytes()[:60])
     (tmp_path / "b.png").write_bytes(good.read_bytes())
-    output = tmp_path / "said.csv"
+    output = tmp_path / "predictions.csv"
     assert main(["predict", str(exported), str(tmp_path), "--output", str(output)]) == 1
-    said = capsys.readouterr()
-    assert f"skipped: image {tmp_path / 'a.png'}" in said.err
-    assert str(tmp_path / "b.png") in said.out
+    printed = capsys.readouterr()
+    assert f"skipped: image {tmp_path / 'a.png'}" in printed.err
+    assert str(tmp_path / "b.png") in printed.out
     assert len(output.read_text().splitlines()) == 2
 
 
@@ -116,9 +116,9 @@ def test_mistakes_are_named(exported: Path, pictures: Path, tmp_path: Path, caps
     for words, message in (
         ([model, str(tmp_path / "absent.png")], "does not exist"),
         ([model, str(tmp_path / "empty")], "holds no images"),
-        ([model, image, "--output", "said.txt"], "name a .csv or a .json file"),
+        ([model, image, "--output", "predictions.txt"], "name a .csv or a .json file"),
         ([str(tmp_path), image], "goldfinch export RUN --to"),
-        ([model, image, "--output", str(tmp_path / "file" / "said.csv")], "cannot write"),
+        ([model, image, "--output", str(tmp_path / "file" / "predictions.csv")], "cannot write"),
         ([model, image, "--cam", str(tmp_path / "file" / "looks")], "cannot write"),
     ):
         assert main(["predict", *words]) == 1
@@ -131,7 +131,7 @@ def test_nets_without_maps_or_prototypes_say_less(
     settings = toy_settings("fedavg", tmp_path / "run", overrides=("model=digit_cnn",), train={"rounds": 1})
     run(settings)
     export(tmp_path / "run", tmp_path / "model")
-    image, output = sorted((pictures / "dark" / "test").rglob("*.png"))[0], tmp_path / "said.csv"
+    image, output = sorted((pictures / "dark" / "test").rglob("*.png"))[0], tmp_path / "predictions.csv"
     assert main(["predict", str(tmp_path / "model"), str(image), "--output", str(output)]) == 0
     assert output.read_text().splitlines()[0] == "image,class,probability"
     assert main(["predict", str(tmp_path / "model"), str(image), "--cam", str(tmp_path / "cam")]) == 1
@@ -157,9 +157,9 @@ def test_calibration_error_is_the_mean_gap_by_bins() -> None:
 
 
 def test_a_domain_scores_as_in_the_run(trained: Run, exported: Path, pictures: Path, tmp_path: Path) -> None:
-    words = ["data=folder", f"data.root='{pictures}'", "--output", str(tmp_path / "said.json")]
+    words = ["data=folder", f"data.root='{pictures}'", "--output", str(tmp_path / "predictions.json")]
     assert main(["evaluate", str(exported), *words]) == 0
-    found = json.loads((tmp_path / "said.json").read_text())
+    found = json.loads((tmp_path / "predictions.json").read_text())
     assert {name: row["accuracy"] for name, row in found["domains"].items()} == trained.summary["accuracy"]
     assert all(row["trained_on"] for row in found["domains"].values())
     assert found["together"]["count"] == sum(map(sum, found["confusion"])) == 48
@@ -181,9 +181,9 @@ def test_a_domain_that_no_client_had_and_lacks_classes(
     assert found["recall"]["upper left"] is None
     with torch.no_grad():
         test = Toy().load("bright").test
-        said = load_model(exported)(test.images.float() / 255)["probabilities"].argmax(1)
+        predicted = load_model(exported)(test.images.float() / 255)["probabilities"].argmax(1)
     chosen = test.labels >= 2
-    assert found["together"]["accuracy"] == 100 * float((said == test.labels)[chosen].double().mean())
+    assert found["together"]["accuracy"] == 100 * float((predicted == test.labels)[chosen].double().mean())
 
 
 @pytest.mark.parametrize(

@@ -60,10 +60,10 @@ def test_a_full_disk_is_named_and_the_run_goes_on_when_there_is_space(
 
 def test_a_limit_on_file_sizes_is_named(undisturbed: Run, tmp_path: Path) -> None:
     largest = max(path.stat().st_size for path in undisturbed.folder.rglob("*") if path.is_file())
-    process = forked(with_small_files, str(tmp_path / "run"), "fpl", ROUNDS, largest // 2, str(tmp_path / "said"))
+    process = forked(with_small_files, str(tmp_path / "run"), "fpl", ROUNDS, largest // 2, str(tmp_path / "error"))
     process.join(PATIENCE)
     assert process.exitcode == 0
-    assert "File too large; raise the limit on the size of files (ulimit -f)" in (tmp_path / "said").read_text()
+    assert "File too large; raise the limit on the size of files (ulimit -f)" in (tmp_path / "error").read_text()
     process = forked(go_on, str(tmp_path / "run"), "fpl", ROUNDS)
     process.join(PATIENCE)
     assert FinishedRun.open(tmp_path / "run").summary["state_sha256"] == undisturbed.sha256
@@ -120,7 +120,7 @@ def test_a_checkpoint_torn_anywhere_costs_a_round_and_nothing_else(
 
 
 def test_two_processes_cannot_write_one_run(tmp_path: Path) -> None:
-    """A submitted run goes on when nobody watches; it must not be resumed meanwhile."""
+    """A submitted run goes on without a terminal; it must not be resumed meanwhile."""
     run(settings(tmp_path), stop_after=1)
     with run_lock(tmp_path):
         for more in ({"resume": True}, {"overwrite": True}):

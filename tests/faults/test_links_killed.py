@@ -44,17 +44,17 @@ def whole(deployment: LocalDeployment, output: Path, *more: str) -> None:
 
 def start(deployment: LocalDeployment, output: Path) -> tuple[Thread, list[str]]:
     """A run that somebody watches; in the list will be what it ends with."""
-    said: list[str] = []
+    errors: list[str] = []
 
     def watch() -> None:
         try:
             whole(deployment, output)
         except EngineError as error:
-            said.append(str(error))
+            errors.append(str(error))
 
     thread = Thread(target=watch, daemon=True)
     thread.start()
-    return thread, said
+    return thread, errors
 
 
 def server_process(deployment: LocalDeployment) -> int:
@@ -72,7 +72,7 @@ def test_killed_servers_and_superlinks(tmp_path: Path) -> None:
         for trial in range(trials(2)):
             draw = random.Random(trial)
             output = tmp_path / f"run-{trial}"
-            thread, said = start(deployment, output)
+            thread, errors = start(deployment, output)
             number = draw.randint(1, ROUNDS)
             wait_until(
                 lambda output=output, number=number: any(e["round"] == number for e in events(output, "round")),
@@ -95,11 +95,13 @@ def test_killed_servers_and_superlinks(tmp_path: Path) -> None:
             thread.join(PATIENCE)
             assert not thread.is_alive()
             told = time.monotonic() - killed
-            assert len(said) == 1, "the run went on as if nothing had happened"
-            assert "resume=true goes on" in said[0]
+            assert len(errors) == 1, "the run went on as if nothing had happened"
+            assert "resume=true goes on" in errors[0]
             whole(deployment, output, "resume=true")
             found = Run.open(output).summary
             what = "server process" if victim == server else f"SuperLink, its server process gone in {orphaned:.1f} s"
-            print(f"\n{what}, killed in round {number}: told after {told:.1f} s: {said[0].splitlines()[0]}", flush=True)
+            print(
+                f"\n{what}, killed in round {number}: told after {told:.1f} s: {errors[0].splitlines()[0]}", flush=True
+            )
             assert found["state_sha256"] == expected["state_sha256"]
             assert found["scores"] == expected["scores"]

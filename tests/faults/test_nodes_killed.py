@@ -69,9 +69,9 @@ class Watch:
 
     def train_log(self, client: str) -> str:
         """What its node has logged of training since; a registration may come before it."""
-        said = node_log(self.deployment, client)[self.offsets.get(client, 0) :]
-        place = said.find("Receiving: train")
-        return said[place:] if place >= 0 else ""
+        text = node_log(self.deployment, client)[self.offsets.get(client, 0) :]
+        place = text.find("Receiving: train")
+        return text[place:] if place >= 0 else ""
 
     def kept(self, client: str, before: int) -> tuple[int, str]:
         """Round and digest of what the client must find in round ``before``, from its files."""

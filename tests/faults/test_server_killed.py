@@ -1,4 +1,4 @@
-"""A server process killed at any moment: the resumed run ends in the state of one that nobody disturbed."""
+"""A server process killed at any moment: the resumed run ends in the state of an undisturbed one."""
 
 from __future__ import annotations
 

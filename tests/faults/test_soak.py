@@ -35,7 +35,7 @@ def most(rounds: int) -> float:
     return MAX_SLOPE if rounds >= 1000 else MAX_SLOPE_SHORT
 
 
-def soak(folder: str, rounds: int, said: str) -> None:
+def soak(folder: str, rounds: int, place: str) -> None:
     """A run that notes memory (MB) and open files every ten rounds."""
     settings = toy_settings(
         "fedavg",
@@ -55,7 +55,7 @@ def soak(folder: str, rounds: int, said: str) -> None:
 
     prepare_output(settings)
     run_federation(settings, InlineEngine(settings), [note])
-    Path(said).write_text(json.dumps(notes))
+    Path(place).write_text(json.dumps(notes))
 
 
 @pytest.mark.timeout(3600)

@@ -50,16 +50,16 @@ def test_a_terminated_run_leaves_its_checkpoint_and_no_process(engine: str, tmp_
     wait_until(lambda: list(saved.glob("*.safetensors")) or process.poll() is not None, "the first round")
     assert len(descendants(str(output))) >= (1 if engine == "inline" else 5)
     process.terminate()
-    _, said = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 143, said
-    assert "stopped; the last complete round is kept: resume=true goes on" in said
-    assert "Traceback" not in said
+    _, printed = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 143, printed
+    assert "stopped; the last complete round is kept: resume=true goes on" in printed
+    assert "Traceback" not in printed
     assert list(saved.glob("*.safetensors"))
     wait_until(lambda: not descendants(str(output)), "the end of all that was started", 60)
 
 
 @pytest.mark.slow
-def test_a_terminated_sweep_stops_its_runs_and_begins_none_anew(tmp_path: Path) -> None:
+def test_a_terminated_sweep_stops_its_runs_and_starts_no_other(tmp_path: Path) -> None:
     output = tmp_path / "sweep"
     process = started(output, "sweep", "seed=0,1", *SMALL, "engine=inline", "--output", str(output))
     first = output / "seed-0"

@@ -76,7 +76,7 @@ def test_blocks_do_not_change_the_neighbours(monkeypatch):
 
 
 def test_components_of_a_long_chain_are_one():
-    """The slowest case for pointer jumping: 1000 arrows in a row into one cycle, beside a separate pair."""
+    """The slowest case for pointer jumping: 1000 arrows in a row into one cycle, and a separate pair."""
     chain = torch.arange(-1, 999)
     chain[0] = 1
     pair = torch.tensor([1001, 1000])

@@ -221,7 +221,7 @@ class OnCuda:
         return self.size
 
 
-def test_who_computes_where_nobody_says(problem, monkeypatch):
+def test_which_backend_computes_by_default(problem, monkeypatch):
     rows = prepared_rows(problem[2])
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     for verdict in (True, False):

@@ -31,7 +31,7 @@ CASES = {
     "positive features": (*batch([0, 2, 1, 0, 2], positive=True), rows([0, 0, 1, 2, 2, 2], positive=True)),
     # labels between, below and above the table's classes have no row
     "absent classes": (*batch([0, 1, 3, 5, 9]), rows([1, 1, 3, 4])),
-    # nobody in the batch has a row
+    # no sample of the batch has a row
     "all absent": (*batch([0, 7]), rows([1, 1, 3])),
     # only one class in the table: no negatives
     "one class": (*batch([2, 2, 1]), rows([2, 2, 2])),

@@ -173,5 +173,5 @@ def test_what_a_client_keeps_in_a_run(adaptive, tmp_path):
         for name in (key.removeprefix("local/lambda/") for key in kept):
             moved = sum(item.reply.payload.weights[name] - item.message.weights[name] for item in mine)
             torch.testing.assert_close(kept["local/lambda/" + name], -alpha * moved, rtol=1e-4, atol=1e-7)
-        said = {name for name in mine[0].message.extra if not name.startswith("scored/")}
-        assert said == ({"mean_samples"} if adaptive else set())
+        received = {name for name in mine[0].message.extra if not name.startswith("scored/")}
+        assert received == ({"mean_samples"} if adaptive else set())

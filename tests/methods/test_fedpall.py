@@ -45,7 +45,7 @@ def test_prototypes_are_the_weighted_means(fidelity):
     state = method.initial_state({}, server)
     state = method.aggregate(state, [net_update(i, part) for i, part in enumerate(MEANS)], server)
     wanted = weighted_means(MEANS, list if fidelity == "paper" else unit)
-    assert state.prototypes.labels.tolist() == [0, 2]  # nobody has class 1
+    assert state.prototypes.labels.tolist() == [0, 2]  # no client has class 1
     for label, vector in wanted.items():
         assert state.prototypes.of_class(label)[0].tolist() == pytest.approx(vector, rel=1e-5)
     assert state.prototypes.weights.tolist() == [9.0, 9.0]
@@ -119,7 +119,7 @@ def test_the_terms_are_the_printed_ones(denominator, fidelity, tmp_path):
     for z, label in zip(numbers(batch.features), batch.labels.tolist(), strict=True):
         own = {0: 0, 2: 1}.get(label)
         if own is None:
-            continue  # nobody has class 1
+            continue  # no client has class 1
         cosines = [sum(a * b for a, b in zip(unit(z), unit(g), strict=True)) for g in rows]
         below = [sum(a * b for a, b in zip(unit(z), g, strict=True)) for g in rows] if denominator == "raw" else cosines
         others = [v for j, v in enumerate(below) if denominator != "negatives" or j != own]
@@ -301,7 +301,7 @@ def test_alone_and_without_its_terms_it_is_single_set(tmp_path):
 
 
 @pytest.mark.parametrize(("rounds", "scored"), [(3, ["1", "3"]), (4, ["1", "3", "4"])])
-def test_the_last_round_is_scored_whatever_the_interval(rounds, scored, tmp_path):
+def test_the_last_round_is_scored_at_any_interval(rounds, scored, tmp_path):
     settings = toy_settings("fedpall", tmp_path, train={"rounds": rounds}, rounds={"evaluate_every": 2})
     assert {row["round"] for row in run(settings).rows("history.csv")} == set(scored)
 

@@ -75,7 +75,7 @@ def test_the_nearest_prototype_is_predicted(tmp_path):
         assert int(row.argmax()) == min(distances, key=distances.get)
         for label, distance in distances.items():
             assert float(row[label]) == pytest.approx(-distance, rel=1e-4)
-    assert bool((scores[:, 1] == -torch.inf).all())  # nobody has class 1
+    assert bool((scores[:, 1] == -torch.inf).all())  # no client has class 1
     assert len(set(scores.argmax(1).tolist())) > 1
     empty = local_exchange(settings)
     assert torch.equal(empty.method.predict(features, logits, empty), logits)

@@ -45,7 +45,7 @@ GENTLER = {
     "fedadg": ["method.adversarial_epochs=1"],
     "fccl_plus": ["method.distillation=0.1", "method.public_learning_rate=0.0001"],
 }
-"""The printed values belong to wider nets and longer runs; a small net stalls with them, whatever the code does."""
+"""The printed values belong to wider nets and longer runs; a small net stalls with them even in correct code."""
 
 
 def test_no_method_is_forgotten():

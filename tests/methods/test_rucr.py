@@ -45,7 +45,7 @@ def exchange(tmp_path, labels=(0, 2, 3), counts=(30.0, 10.0, 10.0), rounds=2, **
 def test_the_contrast_is_the_printed_one(temperature, tmp_path):
     local = exchange(tmp_path, contrast=0.9, temperature=temperature)
     features = torch.rand(8, local.feature_size, generator=generator(0, "features"), requires_grad=True)
-    labels = torch.arange(8) % 4  # nobody has class 1
+    labels = torch.arange(8) % 4  # no client has class 1
     batch = Batch(torch.empty(0), labels, features, torch.zeros(8, 4))
     term = local.method.loss(batch, local).terms["contrast"]
     rows = dict(zip([0, 2, 3], numbers(local.prototypes.vectors), strict=True))
@@ -54,7 +54,7 @@ def test_the_contrast_is_the_printed_one(temperature, tmp_path):
     for z, label in zip(numbers(features), labels.tolist(), strict=True):
         if label not in rows:
             continue
-        logits = [0.0] * CLASSES  # a class nobody has keeps the logit 0
+        logits = [0.0] * CLASSES  # a class that no client has keeps the logit 0
         for c, g in rows.items():
             logits[c] = sum(a * b for a, b in zip(unit(z), unit(g), strict=True)) / temperature
         logits[label] += math.log(ratios[label])

@@ -1,4 +1,4 @@
-"""A method's defaults are the same whatever the data, and its YAML says all of them."""
+"""A method's defaults are the same for all data, and its YAML lists all of them."""
 
 from __future__ import annotations
 

@@ -45,9 +45,9 @@ def written() -> dict[Path, int]:
 @pytest.mark.parametrize("script", [marked(path) for path in SCRIPTS])
 def test_a_script_runs_dry_and_writes_nothing(script: Path, tmp_path: Path) -> None:
     before = written()
-    code, said = run_script(script, ["--dry-run"], tmp_path / "empty")
-    assert code == 0, said[-3000:]
-    assert said.strip()
+    code, printed = run_script(script, ["--dry-run"], tmp_path / "empty")
+    assert code == 0, printed[-3000:]
+    assert printed.strip()
     assert list((tmp_path / "empty").iterdir()) == []
     assert written() == before
 

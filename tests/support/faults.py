@@ -87,7 +87,7 @@ def kill_node(deployment: LocalDeployment, name: str) -> int:
 
 
 def node_log(deployment: LocalDeployment, name: str) -> str:
-    """What a node has said, over all its starts."""
+    """Return what a node has logged, over all its starts."""
     return deployment.children[name].log.read_text(errors="replace")
 
 
@@ -104,7 +104,7 @@ def restart_until_admitted(deployment: LocalDeployment, name: str, pause: float 
                 return starts
             time.sleep(0.1)
         time.sleep(pause)
-    raise AssertionError(f"{name} was not let in again:\n{deployment.children[name].tail()}")
+    raise AssertionError(f"{name} was not admitted again:\n{deployment.children[name].tail()}")
 
 
 # ---- disks -----------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Answers that must not be let in: each spoils one thing, and knows a word that the refusal must name."""
+"""Replies that must be refused: each spoils one thing, and has a word that the reason must contain."""
 
 from __future__ import annotations
 

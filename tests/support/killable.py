@@ -25,11 +25,11 @@ def go_on(folder: str, method: str, rounds: int, **more: Any) -> None:
     run(toy_settings(method, Path(folder), train={"rounds": rounds}, resume=True, **more))
 
 
-def with_small_files(folder: str, method: str, rounds: int, limit: int, said: str) -> None:
-    """The same, where no file may be larger than ``limit`` bytes; how it failed goes to the file ``said``."""
+def with_small_files(folder: str, method: str, rounds: int, limit: int, place: str) -> None:
+    """The same, where no file may be larger than ``limit`` bytes; how it failed goes to the file ``place``."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
     try:
         go_on(folder, method, rounds)
     except GoldfinchError as error:
-        Path(said).write_text(str(error))
+        Path(place).write_text(str(error))
