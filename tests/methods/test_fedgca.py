@@ -136,17 +136,6 @@ def test_what_it_computes_is_what_the_model_computes(tmp_path):
     assert all(torch.equal(a, b) for a, b in zip((features, logits), local.model(images), strict=True))
 
 
-def test_the_received_model_takes_no_gradient_and_does_not_move(tmp_path):
-    settings = toy_settings("fedgca", tmp_path, data=Toy(image_size=32))
-    local = local_exchange(settings)
-    local.run()
-    received = local.frozen("received")
-    assert not received.training
-    for name, tensor in received.state_dict().items():
-        assert torch.equal(tensor, local.weights[name]), name
-    assert all(p.grad is None and not p.requires_grad for p in received.parameters())
-
-
 # ---- runs ------------------------------------------------------------------------------------------------------------
 
 

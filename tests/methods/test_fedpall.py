@@ -16,7 +16,7 @@ from support.toy import Toy, toy_settings
 from common.errors import PayloadError
 from common.prototypes import PrototypeSet, class_means
 from common.seeding import generator
-from common.storage.state import GlobalState, under_prefix
+from common.storage.state import under_prefix
 from strategies.core.method import Batch
 from strategies.fedpall import FedPall
 from strategies.parts.server_nets import Discriminator, NetTraining, initial_net, new_discriminator, sent_net
@@ -304,14 +304,3 @@ def test_alone_and_without_its_terms_it_is_single_set(tmp_path):
 def test_the_last_round_is_scored_at_any_interval(rounds, scored, tmp_path):
     settings = toy_settings("fedpall", tmp_path, train={"rounds": rounds}, rounds={"evaluate_every": 2})
     assert {row["round"] for row in run(settings).rows("history.csv")} == set(scored)
-
-
-def test_the_state_is_named_tensors():
-    state = FedPall().initial_state({}, NetHalf())
-    assert {name.rpartition("/")[0] for name in state.extra} == {
-        "amplifier",
-        "classifier",
-        "momentum/amplifier",
-        "momentum/classifier",
-    }
-    assert isinstance(state, GlobalState)

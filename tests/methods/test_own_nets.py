@@ -8,9 +8,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from common.models.specs import Small
-from common.seeding import generator
 from strategies.fedadg import FeatureDiscriminator, FeatureGenerator, TaskHead, scaled_one_hot
-from strategies.fedsr import ClassGaussians, GaussianLayer, ProbabilisticModel, sample
+from strategies.fedsr import ClassGaussians, GaussianLayer, ProbabilisticModel
 from strategies.moon import ProjectionHead
 from strategies.parts.server_nets import Discriminator
 
@@ -75,21 +74,6 @@ def test_gaussian_layer_halves():
     torch.testing.assert_close(mean, F.linear(features, layer.fc.weight[:3], layer.fc.bias[:3]))
     raw = F.linear(features, layer.fc.weight[3:], layer.fc.bias[3:])
     torch.testing.assert_close(deviation, torch.log(1 + torch.exp(raw)))
-
-
-def test_sample_has_the_mean_and_deviation_and_lets_gradients_through():
-    mean = torch.tensor([[1.0, -2.0]], requires_grad=True).expand(20_000, 2)
-    deviation = torch.tensor([[0.5, 3.0]], requires_grad=True).expand(20_000, 2)
-    draws = sample(mean, deviation, generator(0, "noise"))
-    torch.testing.assert_close(draws.mean(0), torch.tensor([1.0, -2.0]), atol=0.06, rtol=0)
-    torch.testing.assert_close(draws.std(0), torch.tensor([0.5, 3.0]), atol=0.06, rtol=0)
-    assert torch.equal(draws, sample(mean, deviation, generator(0, "noise")))
-    small_mean = torch.zeros(2, 2, requires_grad=True)
-    small_deviation = torch.ones(2, 2, requires_grad=True)
-    sample(small_mean, small_deviation, generator(0, "noise")).sum().backward()
-    assert torch.equal(small_mean.grad, torch.ones(2, 2))
-    noise = torch.randn(2, 2, generator=generator(0, "noise"))
-    torch.testing.assert_close(small_deviation.grad, noise)
 
 
 def test_probabilistic_model():

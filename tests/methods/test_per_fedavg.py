@@ -69,19 +69,6 @@ def test_pairs_do_not_reach_over_epochs(tmp_path):
     assert_same(local.model, wanted)
 
 
-def test_an_inner_rate_of_zero_is_sgd_on_every_other_batch(tmp_path):
-    local = exchange(tmp_path, inner_rate=0.0)
-    _, (images, labels), _ = local.batches("epoch", 1)
-    wanted = deepcopy(local.model)
-    slopes = gradient(wanted, images, labels)
-    with torch.no_grad():
-        for parameter, slope in zip(wanted.parameters(), slopes, strict=True):
-            parameter -= RATE * slope
-    local.run()
-    for parameter, value in zip(local.model.parameters(), wanted.parameters(), strict=True):
-        torch.testing.assert_close(parameter, value, rtol=1e-4, atol=1e-6)
-
-
 def test_a_single_batch_is_a_pair_of_halves(tmp_path):
     local = exchange(tmp_path, train={"batch_size": 32})
     ((images, labels),) = local.batches("epoch", 1)
