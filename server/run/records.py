@@ -125,7 +125,7 @@ class Recorder:
         sent = {failure.client: failure.sent for failure in failures}
         for row in rows:
             client = row["client"]
-            if sent.get(client, True):
+            if client in requests and sent.get(client, True):  # a stranger's reply answers no request
                 request_size = len(request_text(requests[client]).encode())
                 row |= _byte_columns("down", message_parts, message_size + request_size)
             else:
