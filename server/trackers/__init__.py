@@ -1,1 +1,1 @@
-"""Where the rows of a run go besides its own files: one small file per tracker, chosen by conf/tracker/."""
+"""What follows a run: the terminal, and libraries that log its numbers, chosen by conf/tracker/."""

@@ -1,56 +1,123 @@
-"""What all trackers share: their options, what they log, and that their failure is not the run's."""
+"""What all trackers share: their options, their base class, and a guard that keeps their errors out of the run."""
 
 import contextlib
 import importlib
-import json
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, NamedTuple, Protocol
+from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 from pydantic import Field
 
 from common.config import build, checked
 from common.errors import ConfigError
 from common.settings import RunSettings
-from common.wire.messages import trained_count
 from server.trackers.events import Listener
+from server.trackers.scalars import Scalar, scalars
 
 LOG = logging.getLogger("goldfinch.trackers")
 
 
 class Tracker(Protocol):
-    """A listener that is closed when the run ends, however it ends."""
+    """A listener that is closed when the run ends, also if the run fails."""
 
     def __call__(self, name: str, entry: Mapping[str, Any]) -> None:
-        """Take in an event, or rows (``scores`` and ``activity``)."""
+        """Receive an event, or the rows of ``scores`` and ``activity``."""
 
     def close(self) -> None:
-        """Write out what is pending."""
+        """Write what is pending and release what the tracker holds."""
+
+
+class ScalarTracker(ABC):
+    """Base of the trackers that log a run's numbers to a library.
+
+    The base decides which values of which event are logged (:func:`~server.trackers.scalars.scalars`). A subclass
+    says how the library opens a run, logs numbers and closes the run.
+
+    Args:
+        settings: the run's settings.
+
+    Attributes:
+        status: how the run ended; ``failed`` until an event says otherwise.
+    """
+
+    def __init__(self, settings: RunSettings) -> None:
+        self.settings = settings
+        self.status: Literal["failed", "stopped", "finished"] = "failed"
+        self._started = False
+
+    @property
+    def title(self) -> str:
+        """The run's name for people: method, data and seed."""
+        return f"{self.settings.method.name} {self.settings.data.name} seed {self.settings.seed}"
+
+    def __call__(self, name: str, entry: Mapping[str, Any]) -> None:
+        """See :class:`Tracker`."""
+        if name in ("start", "resume"):
+            self.open(str(entry["run"]), int(entry["round"]))
+            self._started = True
+        if not self._started:
+            return
+        found = scalars(name, entry)
+        if found:
+            self.log(found)
+        if name == "stopped":
+            self.status = "stopped"
+        elif name == "finish":
+            self.status = "finished"
+            self.log_hash(str(entry["sha256"]))
+
+    @abstractmethod
+    def open(self, run: str, completed: int) -> None:
+        """Open the library's run, or continue the one of an earlier call.
+
+        Args:
+            run: the run's id, which a resumed run keeps.
+            completed: the number of rounds that are complete, >= 0.
+        """
+
+    @abstractmethod
+    def log(self, found: Sequence[Scalar]) -> None:
+        """Log the numbers of one event.
+
+        Args:
+            found: at least one number. Their rounds can differ.
+        """
+
+    def log_hash(self, sha256: str) -> None:  # noqa: B027  # a library without a place for it logs no hash
+        """Log the SHA-256 of the final state. The default does nothing."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Write what is pending and close the library's run. Called also if the run was never opened."""
 
 
 @checked
 class TrackerSettings:
-    """conf/tracker/csv.yaml, and what every other tracker has too.
+    """conf/tracker/csv.yaml, and the options that every other tracker has too.
 
     Args:
         prometheus_port: TCP port on which the server process answers Prometheus at ``/metrics``; ``None`` is off.
-        prometheus_address: network address it listens on; ``0.0.0.0`` is every one, as a container needs.
+        prometheus_address: network address to listen on; ``0.0.0.0`` is all addresses, as a container needs.
     """
 
     library: ClassVar[str] = ""
-    """What a kind of tracker writes with: the module, and the extra that it is in."""
+    """Module that the tracker writes with, and the extra of the installation that brings it; empty for none."""
 
     prometheus_port: Annotated[int, Field(gt=0, lt=65536)] | None = None
     prometheus_address: str = "127.0.0.1"
 
     def require(self) -> None:
-        """Check that the libraries are there.
+        """Check that the tracker's libraries can be imported.
 
         Raises:
-            ConfigError: one is not; the message says how to install it.
+            ConfigError: a library cannot be imported. The message says how to install it.
         """
-        extras = {"prometheus_client": "prometheus"} if self.prometheus_port is not None else {}
-        extras |= {self.library: self.library} if self.library else {}
+        extras = {}  # extra by module
+        if self.prometheus_port is not None:
+            extras["prometheus_client"] = "prometheus"
+        if self.library:
+            extras[self.library] = self.library
         for module, extra in extras.items():
             try:
                 importlib.import_module(module)
@@ -61,7 +128,10 @@ class TrackerSettings:
                 ) from error
 
     def trackers(self, settings: RunSettings) -> list[Tracker]:
-        """The trackers, opened.
+        """Return the open trackers: Prometheus if it has a port. A subclass adds its own.
+
+        Args:
+            settings: the run's settings.
 
         Raises:
             ConfigError: the port is taken.
@@ -80,10 +150,13 @@ class TrackerSettings:
 
 
 def tracker_settings(settings: RunSettings) -> TrackerSettings:
-    """Return the chosen tracker's options, checked, after its library was found.
+    """Return the chosen tracker's options after a check that its libraries are installed.
+
+    Args:
+        settings: the run's settings.
 
     Raises:
-        ConfigError: an option is wrong, or the library is not installed.
+        ConfigError: an option is wrong, or a library is not installed.
     """
     chosen = build(settings.tracker, "tracker")
     if not isinstance(chosen, TrackerSettings):
@@ -94,105 +167,61 @@ def tracker_settings(settings: RunSettings) -> TrackerSettings:
 
 @contextlib.contextmanager
 def tracking(settings: RunSettings, listeners: Sequence[Listener]) -> Iterator[list[Listener]]:
-    """``listeners`` and the run's trackers, which are closed afterwards.
+    """Yield ``listeners`` and the run's trackers; the trackers are closed afterwards.
 
-    A tracker that raises is left out from then on, ``listeners`` are told ``tracker failed``, and the run goes on.
+    A tracker that raises receives no more events. ``listeners`` receive the event ``tracker failed``, and the run
+    continues.
+
+    Args:
+        settings: the run's settings.
+        listeners: the run's other listeners.
+
+    Raises:
+        ConfigError: an option of the tracker is wrong, a library is not installed, or the port is taken.
     """
-    guards = [Guard(tracker, listeners) for tracker in tracker_settings(settings).trackers(settings)]
+    guarded = [GuardedTracker(tracker, listeners) for tracker in tracker_settings(settings).trackers(settings)]
     try:
-        yield [*listeners, *guards]
+        yield [*listeners, *guarded]
     finally:
-        for guard in guards:
-            guard.close()
+        for tracker in guarded:
+            tracker.close()
 
 
-class Guard:
-    """A tracker whose errors stay its own."""
+class GuardedTracker:
+    """A tracker that cannot end the run: its first error is reported, and it receives no events afterwards.
+
+    Args:
+        tracker: the tracker.
+        listeners: receive the event ``tracker failed``.
+    """
 
     def __init__(self, tracker: Tracker, listeners: Sequence[Listener]) -> None:
-        self.tracker, self.listeners = tracker, listeners
-        self.broken = False
+        self.tracker = tracker
+        self.listeners = listeners
+        self.failed = False
 
     def __call__(self, name: str, entry: Mapping[str, Any]) -> None:
-        """Pass on, unless the tracker broke before."""
-        if self.broken:
+        """Pass an event on, unless the tracker failed before."""
+        if self.failed:
             return
         try:
             self.tracker(name, entry)
-        except Exception as error:  # an error of a third library must not end training
-            self._give_up(error)
+        except Exception as error:  # a library can raise any type, and none of them may end the run
+            self._report(error)
 
     def close(self) -> None:
-        """Close the tracker."""
+        """Close the tracker, also if it failed before."""
         try:
             self.tracker.close()
         except Exception as error:  # as above
-            self._give_up(error)
+            self._report(error)
 
-    def _give_up(self, error: Exception) -> None:
-        if self.broken:
+    def _report(self, error: Exception) -> None:
+        """Report the tracker's first error."""
+        if self.failed:
             return
-        self.broken = True
+        self.failed = True
         kind = type(self.tracker).__name__
         LOG.warning("%s failed", kind, exc_info=error)
         for listener in self.listeners:
             listener("tracker failed", {"tracker": kind, "reason": f"{type(error).__name__}: {error}"})
-
-
-class Scalar(NamedTuple):
-    """One number of one round.
-
-    Args:
-        tag: what it is, from the general to the particular: ``accuracy/<domain>/<client>``.
-        round: the round it belongs to.
-        value: the number.
-    """
-
-    tag: str
-    round: int
-    value: float
-
-
-def scalars(name: str, entry: Mapping[str, Any]) -> list[Scalar]:
-    """The numbers in an event or in rows.
-
-    ``accuracy/<domain>/<client>`` (per cent) and ``test_loss/...`` of every scored row; ``train_loss/<term>/<client>``,
-    ``seconds/<phase>/<client>`` and ``bytes/<way>/<client>`` of every activity row; ``summary/...`` over domains,
-    which is ``summary/partial/...`` in rounds that lack some, and ``summary/missing_domains``, how many they lack;
-    ``round/...`` of the round as a whole.
-    """
-    if name == "scores":
-        return [
-            Scalar(f"{tag}/{row['domain']}/{row['client']}", int(row["round"]), float(row[key]))
-            for row in entry["rows"]
-            for tag, key in (("accuracy", "accuracy"), ("test_loss", "loss"))
-        ]
-    if name == "activity":
-        return [scalar for row in entry["rows"] for scalar in _activity(row)]
-    number = int(entry.get("round", 0))
-    if name == "score":
-        found = {f"summary/accuracy/{domain}": value for domain, value in entry["accuracy"].items()}
-        mark = "summary/partial" if entry.get("missing") else "summary"
-        found |= {f"{mark}/{key}": entry[key] for key in ("average", "worst")}
-        found |= {"summary/missing_domains": len(entry.get("missing", {}))}
-    elif name == "validation":
-        found = {"summary/partial/validation" if entry.get("missing") else "summary/validation": entry["average"]}
-    elif name == "round done":
-        found = {"round/seconds": entry["seconds"]}
-        found |= {f"round/clients_{status}": count for status, count in entry["outcomes"].items()}
-        found["round/clients_trained"] = trained_count(entry["outcomes"])
-        found |= {f"round/{term}": value for term, value in entry["losses"].items()}
-        found |= {f"round/bytes_{way}": entry[f"bytes_{way}"] for way in ("up", "down")}
-    else:
-        return []
-    return [Scalar(tag, number, float(value)) for tag, value in found.items()]
-
-
-def _activity(row: Mapping[str, Any]) -> list[Scalar]:
-    number, client = int(row["round"]), row["client"]
-    found = {f"train_loss/{term}/{client}": value for term, value in json.loads(row.get("losses") or "{}").items()}
-    for key, value in row.items():
-        what, _, which = key.partition("_")
-        if what in ("seconds", "bytes") and which and value not in ("", None):
-            found[f"{what}/{which}/{client}"] = value
-    return [Scalar(tag, number, float(value)) for tag, value in found.items()]

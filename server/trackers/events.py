@@ -1,4 +1,4 @@
-"""A run's events: who is told of them, and what they are in words."""
+"""A run's events: the type of their listeners, and their text for people."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -10,7 +10,7 @@ from common.settings import RunSettings
 Listener = Callable[[str, Mapping[str, Any]], None]
 """Called with an event's name and content."""
 
-WORDS = {
+LINES = {
     "code changed": "code changed since the rounds that are done: {reason}",
     "data changed": "data changed since the rounds that are done: {reason}",
     "missing": "going on without {clients}",
@@ -22,11 +22,15 @@ WORDS = {
     "stopped": "stopped after round {round}; resume=true goes on",
     "failed": "failed after round {round}: {reason}",
 }
-"""What is said of an event out of the ordinary."""
+"""The line of each event that only names its content."""
 
 
 def plain_lines(settings: RunSettings) -> Listener:
-    """A listener that prints one line per scored round, and a line for everything out of the ordinary."""
+    """Return a listener that prints a line for each scored round and for each failure, refusal and warning.
+
+    Args:
+        settings: the run's settings.
+    """
     started = time.perf_counter()
     rounds = settings.train.rounds
 
@@ -41,44 +45,80 @@ def plain_lines(settings: RunSettings) -> Listener:
 
 
 def describe(name: str, entry: Mapping[str, Any], rounds: int) -> str:
-    """One line for an event; empty for events that need none."""
+    """Return an event as one line of text; empty for an event that needs no line.
+
+    Args:
+        name: the event's name.
+        entry: the event's content.
+        rounds: the number of rounds of the run.
+    """
     if name == "score":
-        cells = "  ".join(f"{domain} {value:5.1f}" for domain, value in entry["accuracy"].items())
-        average, worst = f"average {entry['average']:5.1f}", f"worst {entry['worst']:5.1f}"
-        return f"round {entry['round']:>3}/{rounds}  {cells}  |  {average}  {worst}{partial_words(entry)}"
+        return _score_line(entry, rounds)
     if name == "validation":
-        return f"round {entry['round']:>3}/{rounds}  validation {entry['average']:5.1f}{partial_words(entry)}"
+        return f"round {entry['round']:>3}/{rounds}  validation {entry['average']:5.1f}{partial_note(entry)}"
     if name == "score missing":
-        return _score_missing(entry)
-    if name in ("start", "resume"):
-        verb = "starts" if name == "start" else f"resumes after round {entry['round']}"
-        return f"{entry['method']} on {entry['data']} {verb}: {len(entry['clients'])} clients, {entry['rounds']} rounds"
-    if name in WORDS:
-        return WORDS[name].format_map({**entry, "clients": ", ".join(entry.get("clients", ()))})
+        return _missing_score_line(entry)
+    if name == "start":
+        return f"{entry['method']} on {entry['data']} starts: {_scope(entry)}"
+    if name == "resume":
+        return f"{entry['method']} on {entry['data']} resumes after round {entry['round']}: {_scope(entry)}"
     if name == "round skipped":
-        by = f" ({entry['by']})" if "by" in entry else ""
-        return (
-            f"round {entry['round']} is skipped: {entry['answered']} of {entry['needed']} needed{by} clients answered"
-        )
+        return _skipped_line(entry)
+    if name == "finish":
+        return _finish_line(entry)
     if name.startswith("client "):
         return f"round {entry['round']}: {entry['client']} {name.removeprefix('client ')}: {entry['reason']}"
-    if name == "finish":
-        missing = entry.get("missing", {})
-        partial = f"; THE FINAL SCORE IS PARTIAL, without {named_missing(missing)}" if missing else ""
-        return f"finished after round {entry['round']}, state {entry['sha256'][:16]}{partial}"
+    if name in LINES:
+        clients = ", ".join(entry.get("clients", ()))
+        return LINES[name].format_map({**entry, "clients": clients})
     return ""
 
 
-def _score_missing(entry: Mapping[str, Any]) -> str:
-    """One line for a score that did not come; empty if the client's failure is told of already."""
+def _score_line(entry: Mapping[str, Any], rounds: int) -> str:
+    domains = "  ".join(f"{domain} {accuracy:5.1f}" for domain, accuracy in entry["accuracy"].items())
+    average = f"average {entry['average']:5.1f}"
+    worst = f"worst {entry['worst']:5.1f}"
+    return f"round {entry['round']:>3}/{rounds}  {domains}  |  {average}  {worst}{partial_note(entry)}"
+
+
+def _missing_score_line(entry: Mapping[str, Any]) -> str:
+    """Return the line of a score that is missing; empty if the client's failure has a line of its own."""
     if entry["status"] == "unasked":
         return f"round {entry['round']}: {entry['domain']} is not scored: {entry['reason']}"
-    if entry["status"] != "silent":
+    if entry["status"] == "silent":
+        return f"round {entry['round']}: {entry['client']} did not score {entry['domain']}: {entry['reason']}"
+    return ""
+
+
+def _scope(entry: Mapping[str, Any]) -> str:
+    return f"{len(entry['clients'])} clients, {entry['rounds']} rounds"
+
+
+def _skipped_line(entry: Mapping[str, Any]) -> str:
+    by = ""
+    if "by" in entry:
+        by = f" ({entry['by']})"
+    return f"round {entry['round']} is skipped: {entry['answered']} of {entry['needed']} needed{by} clients answered"
+
+
+def _finish_line(entry: Mapping[str, Any]) -> str:
+    line = f"finished after round {entry['round']}, state {entry['sha256'][:16]}"
+    missing = entry.get("missing")
+    if missing:
+        line += f"; THE FINAL SCORE IS PARTIAL, without {named_missing(missing)}"
+    return line
+
+
+def partial_note(entry: Mapping[str, Any]) -> str:
+    """Return the note on a partial score: the missing domains, each with the last round that scored it.
+
+    Args:
+        entry: the content of the event ``score`` or ``validation``.
+
+    Returns:
+        The note with two spaces before it; empty if the score is whole.
+    """
+    missing = entry.get("missing")
+    if not missing:
         return ""
-    return f"round {entry['round']}: {entry['client']} did not score {entry['domain']}: {entry['reason']}"
-
-
-def partial_words(entry: Mapping[str, Any]) -> str:
-    """Return what is added to a score that lacks domains: that it is partial, and since when each is missing."""
-    missing = entry.get("missing", {})
-    return f"  PARTIAL, without {named_missing(missing)}" if missing else ""
+    return f"  PARTIAL, without {named_missing(missing)}"

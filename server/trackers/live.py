@@ -1,6 +1,6 @@
-"""What a person sees while a run goes on: a live view in a terminal, plain lines elsewhere, nothing when quiet.
+"""Shows a run while it goes on: a live view in a terminal, plain lines elsewhere, nothing with ``quiet``.
 
-The view: round, time left, accuracy per domain, losses, clients, bytes.
+The live view has the round, the time left, the accuracy of each domain, losses, clients and bytes.
 """
 
 from __future__ import annotations
@@ -32,32 +32,51 @@ BARS = "▁▂▃▄▅▆▇█"
 MAX_NOTES = 4
 TROUBLES = (CLIPPED, "refused", "failed", "lost")
 SMOOTHING = 0.6
+"""Weight of the past in the moving average of a round's seconds, in [0, 1)."""
+
 MIN_WIDTH = 44
 """Columns below which the live view gives way to plain lines."""
 
+WIDE, WIDEST = 60, 66
+"""Columns from which the live view also has the time gone and the best score, and from which it has all bytes."""
+
+NOT_NOTED = ("start", "score", "validation", "finish", "stopped", "scores", "activity")
+"""Events that the view shows elsewhere; the line of every other event is a note at the end."""
+
+STATE_STYLES = {"finished": "green", "failed": "bold red"}
+
 
 class LiveView:
-    """A listener that draws what it was told of, several times a second, below what is printed meanwhile."""
+    """A listener that draws the run's events several times a second, below the lines that are printed meanwhile.
+
+    Args:
+        settings: the run's settings.
+        console: the terminal.
+        clock: returns the time in seconds; only differences are used.
+    """
 
     def __init__(self, settings: RunSettings, console: Console, clock: Callable[[], float] = time.perf_counter) -> None:
-        self.settings, self.console, self.clock = settings, console, clock
-        self.total, self.done, self.current = settings.train.rounds, 0, 0
+        self.settings = settings
+        self.clock = clock
+        self.state = "waiting for clients"
+        self.clients = 0
+        self.total = settings.train.rounds
+        self.done = 0
+        self.current = 0
         self.began = clock()
         self.round_began = self.began
         self.round_seconds: float | None = None
-        self.scores: dict[str, list[float]] = {}
-        self.best: dict[str, float] = {}  # of whole scores, those before the run was resumed among them
-        self.now: dict[str, float] = {}
+        self.scores: dict[str, list[float]] = {}  # by domain or summary
+        self.best: dict[str, float] = {}  # of scores that are not partial, also those before the run was resumed
+        self.latest: dict[str, float] = {}  # the last round's accuracy, by domain
         self.missing: dict[str, int | None] = {}
-        self.partial: set[str] = set()
+        self.partial: set[str] = set()  # domains and summaries with a partial last score
         self.losses: dict[str, list[float]] = {}
         self.outcomes: Counter[str] = Counter()
         self.last_outcomes: dict[str, int] = {}
         self.bytes = {"up": 0, "down": 0}
         self.last_bytes = {"up": 0, "down": 0}
-        self.clients = 0
         self.notes: list[str] = []
-        self.state = "waiting for clients"
         self._live = Live(self, console=console, refresh_per_second=4, transient=False)
 
     def __enter__(self) -> LiveView:
@@ -65,75 +84,93 @@ class LiveView:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None:
-            self.state = "interrupted" if issubclass(kind, KeyboardInterrupt) else "failed"
+        if kind is not None and issubclass(kind, KeyboardInterrupt):
+            self.state = "interrupted"
+        elif kind is not None:
+            self.state = "failed"
         self._live.stop()
 
-    # ---- what it is told -------------------------------------------------------------------------------------------
+    # ---- events ----------------------------------------------------------------------------------------------------
 
     def __call__(self, name: str, entry: Mapping[str, Any]) -> None:
-        """Take an event in."""
+        """Receive an event."""
         if name in ("start", "resume"):
-            self.done = self.current = int(entry["round"])
-            self.total, self.clients = int(entry["rounds"]), len(entry["clients"])
-            self.best = dict(entry.get("best", {}))
-            self.state = "scoring" if self.done >= self.total else "training"
-        elif name == "registered":
-            self.clients += self.state == "waiting for clients"
+            self._start(entry)
+        elif name == "registered" and self.state == "waiting for clients":
+            self.clients += 1
         elif name == "round":
-            self.current, self.round_began = int(entry["round"]), self.clock()
+            self.current = int(entry["round"])
+            self.round_began = self.clock()
         elif name == "score":
-            self._take_scores(entry)
+            self._add_scores(entry)
         elif name == "validation":
-            self._take("validation", float(entry["average"]), partial=bool(entry.get("missing")))
+            self._add_score("validation", float(entry["average"]), partial=bool(entry.get("missing")))
         elif name == "round done":
             self._finish_round(entry)
         elif name == "round skipped":
             self.done = int(entry["round"])
         elif name == "finish":
-            self.state = "finished, score partial" if entry.get("missing") else "finished"
+            self.state = "finished"
+            if entry.get("missing"):
+                self.state = "finished, score partial"
         elif name == "stopped":
             self.state = "stopped; resume=true goes on"
-        if name not in ("start", "score", "validation", "finish", "stopped", "scores", "activity"):
-            line = describe(name, entry, self.total)
-            self.notes += [line] if line else []
+        if name in NOT_NOTED:
+            return
+        line = describe(name, entry, self.total)
+        if line:
+            self.notes.append(line)
 
-    def _take_scores(self, entry: Mapping[str, Any]) -> None:
+    def _start(self, entry: Mapping[str, Any]) -> None:
+        self.done = int(entry["round"])
+        self.current = self.done
+        self.total = int(entry["rounds"])
+        self.clients = len(entry["clients"])
+        self.best = dict(entry.get("best", {}))
+        self.state = "training"
+        if self.done >= self.total:
+            self.state = "scoring"
+
+    def _add_scores(self, entry: Mapping[str, Any]) -> None:
         self.missing = dict(entry.get("missing", {}))
-        self.now = dict(entry["accuracy"])
-        for domain, value in entry["accuracy"].items():
-            self._take(domain, float(value), partial=domain in self.missing)
+        self.latest = dict(entry["accuracy"])
+        for domain, value in self.latest.items():
+            self._add_score(domain, float(value), partial=domain in self.missing)
         for name in ("average", "worst"):
-            self._take(name, float(entry[name]), partial=bool(self.missing))
+            self._add_score(name, float(entry[name]), partial=bool(self.missing))
 
-    def _take(self, name: str, value: float, *, partial: bool) -> None:
-        """Take in a row's value; one that lacks domains or clients is marked, and is never the best."""
+    def _add_score(self, name: str, value: float, *, partial: bool) -> None:
+        """Add a score of a domain or summary. A partial score is marked, and is never the best."""
         self.scores.setdefault(name, []).append(value)
-        self.partial = self.partial - {name} | ({name} if partial else set())
-        if not partial:
-            self.best[name] = max(value, self.best.get(name, value))
+        if partial:
+            self.partial.add(name)
+            return
+        self.partial.discard(name)
+        self.best[name] = max(value, self.best.get(name, value))
 
     def _finish_round(self, entry: Mapping[str, Any]) -> None:
         self.done = int(entry["round"])
         if self.done >= self.total:
             self.state = "scoring"
         seconds = float(entry["seconds"])
-        past = self.round_seconds
-        self.round_seconds = seconds if past is None else SMOOTHING * past + (1 - SMOOTHING) * seconds
+        if self.round_seconds is None:
+            self.round_seconds = seconds
+        else:
+            self.round_seconds = SMOOTHING * self.round_seconds + (1 - SMOOTHING) * seconds
         for term, value in entry.get("losses", {}).items():
             self.losses.setdefault(term, []).append(float(value))
-        self.last_outcomes = {str(key): int(value) for key, value in entry.get("outcomes", {}).items()}
+        self.last_outcomes = {str(outcome): int(count) for outcome, count in entry.get("outcomes", {}).items()}
         self.outcomes.update(self.last_outcomes)
         for way in self.bytes:
             self.last_bytes[way] = int(entry.get(f"bytes_{way}", 0))
             self.bytes[way] += self.last_bytes[way]
 
-    # ---- what it draws ---------------------------------------------------------------------------------------------
+    # ---- drawing ---------------------------------------------------------------------------------------------------
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """The whole view, no wider than the terminal."""
+        """Draw the whole view, no wider than the terminal."""
         width = options.max_width
-        parts: list[RenderableType] = [self._head(width), self._bar(width)]
+        parts: list[RenderableType] = [self._head(width), self._progress(width)]
         if self.scores:
             parts.append(Padding(self._accuracy(width), (1, 0, 0, 0)))
         if self.missing:
@@ -141,7 +178,8 @@ class LiveView:
         facts = self._facts(width)
         if facts.row_count:
             parts.append(Padding(facts, (1, 0, 0, 0)))
-        parts += [Text(f"! {note}", "yellow", no_wrap=True, overflow="ellipsis") for note in self.notes[-MAX_NOTES:]]
+        for note in self.notes[-MAX_NOTES:]:
+            parts.append(Text(f"! {note}", "yellow", no_wrap=True, overflow="ellipsis"))
         if len(self.notes) > MAX_NOTES:
             parts.append(Text(f"  {len(self.notes) - MAX_NOTES} more in events.jsonl", "dim"))
         if self.state.startswith("finished"):
@@ -149,102 +187,160 @@ class LiveView:
         yield Group(*parts)
 
     def _head(self, width: int) -> Text:
+        """Return the line with method, data, clients and seed on the left and the state on the right."""
         head = Text(no_wrap=True, overflow="ellipsis")
         head.append(self.settings.method.name, "bold")
         head.append(f" on {self.settings.data.name}")
-        head.append(f"  {self.clients} clients" if self.clients else "", "dim")
+        if self.clients:
+            head.append(f"  {self.clients} clients", "dim")
         head.append(f"  seed {self.settings.seed}", "dim")
-        style = {"finished": "green", "failed": "bold red"}.get(self.state, "yellow")
         gap = width - head.cell_len - len(self.state)
-        return head.append(" " * gap if gap > 1 else "  ").append(self.state, style)
+        if gap < 2:
+            gap = 2
+        head.append(" " * gap)
+        head.append(self.state, STATE_STYLES.get(self.state, "yellow"))
+        return head
 
-    def _bar(self, width: int) -> Table:
-        seconds = self.clock() - self.began
-        elapsed, left = duration(seconds), self._left()
+    def _progress(self, width: int) -> Table:
+        """Return the line with the round, the progress bar, and the time gone and left."""
+        number = self.done
+        if self.state == "training":
+            number = self.current
+        times = duration(self.clock() - self.began)
+        left = self._left()
+        if left and width >= WIDE:
+            times = f"{times} gone, {left} left"
+        elif left:
+            times = f"{left} left"
+        bar = ProgressBar(
+            total=max(1, self.total), completed=self.done, complete_style="yellow", finished_style="green"
+        )
         table = Table.grid(padding=(0, 1), expand=True)
         table.add_column(no_wrap=True)
         table.add_column(ratio=1)
         table.add_column(no_wrap=True, justify="right")
-        shown = self.current if self.state == "training" else self.done
-        times = f"{elapsed} gone, {left} left" if left and width >= 60 else f"{left} left" if left else elapsed
-        bar = ProgressBar(
-            total=max(1, self.total), completed=self.done, complete_style="yellow", finished_style="green"
-        )
-        table.add_row(Text(f"round {shown} of {self.total}"), bar, Text(times, "dim"))
+        table.add_row(Text(f"round {number} of {self.total}"), bar, Text(times, "dim"))
         return table
 
     def _left(self) -> str:
+        """Return the time that the remaining rounds take; empty before the first round and after the last.
+
+        The estimate counts down during a round. ``rich.progress`` changes its estimate only when a step is done.
+        """
         if self.state != "training" or self.round_seconds is None:
             return ""
-        spent = self.clock() - self.round_began if self.current > self.done else 0.0
-        remaining = (self.total - self.done) * self.round_seconds - min(spent, self.round_seconds)
+        spent = 0.0
+        if self.current > self.done:
+            spent = min(self.clock() - self.round_began, self.round_seconds)
+        remaining = (self.total - self.done) * self.round_seconds - spent
         return duration(max(0.0, remaining))
 
     def _accuracy(self, width: int) -> Table:
+        """Return the table of accuracies: a row for each domain, then one for each summary."""
+        domains = sorted((self.scores.keys() | self.missing.keys()) - set(SUMMARIES))
+        max_label_width = max(10, width // 3)
+        label_width = len("accuracy in %")
+        for name in [*domains, "average"]:
+            needed = len(name)
+            if self.missing:
+                needed += len(f" {PARTIAL}")
+            label_width = max(label_width, needed)
+        label_width = min(label_width, max_label_width)
+        other_columns_width = 22
+        if width >= WIDE:
+            other_columns_width = 30
+        chart_width = max(4, min(40, width - label_width - other_columns_width))
+
         table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1), expand=False)
-        table.add_column("accuracy in %", no_wrap=True, overflow="ellipsis", max_width=max(10, width // 3))
+        table.add_column("accuracy in %", no_wrap=True, overflow="ellipsis", max_width=max_label_width)
         table.add_column("now", justify="right", no_wrap=True)
         table.add_column("change", justify="right", no_wrap=True)
-        roomy = width >= 60
-        if roomy:
+        if width >= WIDE:
             table.add_column("best", justify="right", no_wrap=True)
-        names = list({name for name in [*self.scores, *self.missing] if name not in SUMMARIES})
-        label = min(max(10, width // 3), max(13, *(len(name) + 2 * bool(self.missing) for name in [*names, "average"])))
-        room = max(4, min(40, width - label - (30 if roomy else 22)))
         table.add_column("over rounds", no_wrap=True)
-        for name in [*sorted(names), *(name for name in SUMMARIES if name in self.scores)]:
-            values = self.scores.get(name, [])
-            gone = name in self.missing and name not in self.now
-            marked = gone or name in self.partial
-            cells = [Text(name + f" {PARTIAL}" * marked), Text("-" if gone else f"{values[-1]:.1f}")]
-            cells += [Text("") if marked else _change(values)]
-            cells += [Text(f"{self.best[name]:.1f}" if name in self.best else "-", "dim")] if roomy else []
+        for name in domains:
+            self._add_accuracy_row(table, name, chart_width, with_best=width >= WIDE)
+        for name in SUMMARIES:
+            if name not in self.scores:
+                continue
             if name == "average":
                 table.add_section()
-            style = "bold" if name == "average" and not marked else ""
-            table.add_row(*cells, Text(sparkline(values, room), "yellow"), style=style)
+            self._add_accuracy_row(table, name, chart_width, with_best=width >= WIDE)
         return table
 
+    def _add_accuracy_row(self, table: Table, name: str, chart_width: int, *, with_best: bool) -> None:
+        """Add a domain or summary: its name, last score, change, best score if asked for, and course over rounds."""
+        values = self.scores.get(name, [])
+        label = name
+        now = "-"
+        change = Text("")
+        style = ""
+        is_absent = name in self.missing and name not in self.latest
+        is_marked = is_absent or name in self.partial
+        if not is_absent:
+            now = f"{values[-1]:.1f}"
+        if is_marked:
+            label += f" {PARTIAL}"
+        else:
+            change = _change(values)
+            if name == "average":
+                style = "bold"
+        cells = [Text(label), Text(now), change]
+        if with_best:
+            best = "-"
+            if name in self.best:
+                best = f"{self.best[name]:.1f}"
+            cells.append(Text(best, "dim"))
+        cells.append(Text(sparkline(values, chart_width), "yellow"))
+        table.add_row(*cells, style=style)
+
     def _facts(self, width: int) -> Table:
+        """Return the table of losses, clients and bytes; each row appears with its first value."""
         table = Table.grid(padding=(0, 2))
         table.add_column(style="dim", no_wrap=True)
         table.add_column(overflow="fold")
         if self.losses:
-            terms = Text()
-            for term, values in self.losses.items():
-                change = values[-1] - values[-2] if len(values) > 1 else 0.0
-                arrow = "" if abs(change) < 5e-4 else "\u00a0↓" if change < 0 else "\u00a0↑"
-                terms.append("   " if terms else "").append(f"{term}\u00a0{values[-1]:.3f}{arrow}")
-            table.add_row("loss", terms)
+            terms = [_loss_text(term, values) for term, values in self.losses.items()]
+            table.add_row("loss", Text("   ".join(terms)))
         if self.last_outcomes:
             table.add_row("clients", self._outcomes())
-        if any(self.bytes.values()):
-            now, all_ = self.last_bytes, self.bytes
-            text = f"{size(now['down'])} down, {size(now['up'])} up a round"
-            if width >= 66:
-                text += f"; {size(all_['down'])} and {size(all_['up'])} so far"
+        if self.bytes["up"] or self.bytes["down"]:
+            text = f"{size(self.last_bytes['down'])} down, {size(self.last_bytes['up'])} up a round"
+            if width >= WIDEST:
+                text += f"; {size(self.bytes['down'])} and {size(self.bytes['up'])} so far"
             table.add_row("bytes", Text(text))
         return table
 
     def _outcomes(self) -> Text:
+        """Return the numbers of clients that trained, were late, or were in trouble, in the last round and in all."""
         asked = sum(self.last_outcomes.values())
-        trained = trained_count(self.last_outcomes)
-        text = Text(f"{trained} of {asked} trained")
+        text = Text(f"{trained_count(self.last_outcomes)} of {asked} trained")
         if self.outcomes["late"]:
             text.append(f"   {self.last_outcomes.get('late', 0)} late ({self.outcomes['late']} in all)", "dim")
-        for word in TROUBLES:
-            now, ever = self.last_outcomes.get(word, 0), self.outcomes[word]
-            if ever:
-                text.append(f"   {now} {word} ({ever} in all)", "red" if now else "yellow")
-        if not any(self.outcomes[outcome] for outcome in TROUBLES):
+        no_trouble = True
+        for outcome in TROUBLES:
+            in_all = self.outcomes[outcome]
+            if not in_all:
+                continue
+            no_trouble = False
+            now = self.last_outcomes.get(outcome, 0)
+            style = "yellow"
+            if now:
+                style = "red"
+            text.append(f"   {now} {outcome} ({in_all} in all)", style)
+        if no_trouble:
             text.append("   none refused, none failed", "dim")
         return text
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """At most ``width`` block characters for the course of ``values``; equal values give a flat line.
+    """Return the course of ``values`` as at most ``width`` block characters; equal values give a flat line.
 
-    More values than characters are thinned to evenly spaced ones that include the first and the last.
+    If there are more values than characters, evenly spaced values are drawn, with the first and the last among them.
+
+    Args:
+        values: finite numbers, in the order of the rounds.
+        width: the number of characters; below 1, nothing is drawn.
     """
     if not values or width < 1:
         return ""
@@ -253,10 +349,14 @@ def sparkline(values: Sequence[float], width: int) -> str:
         picks = [round(index * last / max(1, width - 1)) for index in range(width)]
         picks[-1] = last
         values = [values[pick] for pick in picks]
-    low, high = min(values), max(values)
+    low = min(values)
+    high = max(values)
     if high - low < 1e-9:
         return BARS[3] * len(values)
-    return "".join(BARS[round((value - low) / (high - low) * (len(BARS) - 1))] for value in values)
+    drawn = ""
+    for value in values:
+        drawn += BARS[round((value - low) / (high - low) * (len(BARS) - 1))]
+    return drawn
 
 
 def _change(values: Sequence[float]) -> Text:
@@ -265,18 +365,37 @@ def _change(values: Sequence[float]) -> Text:
     change = values[-1] - values[-2]
     if abs(change) < 0.05:
         return Text("0.0", "dim")
-    return Text(f"{change:+.1f}", "green" if change > 0 else "red")
+    if change > 0:
+        return Text(f"{change:+.1f}", "green")
+    return Text(f"{change:+.1f}", "red")
 
 
-# ---- what is shown where there is no such terminal -------------------------------------------------------------------
+def _loss_text(term: str, values: Sequence[float]) -> str:
+    """Return a loss term with its last value, and an arrow if it changed; no-break spaces keep them together."""
+    text = f"{term}\u00a0{values[-1]:.3f}"
+    if len(values) < 2:
+        return text
+    change = values[-1] - values[-2]
+    if change >= 5e-4:
+        return text + "\u00a0↑"
+    if change <= -5e-4:
+        return text + "\u00a0↓"
+    return text
+
+
+# ---- choice of view --------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
 def watching(settings: RunSettings, *, quiet: bool = False, console: Console | None = None) -> Iterator[Listener]:
-    """A listener that shows the run, for as long as it goes on.
+    """Yield a listener that shows the run within the block.
 
-    Meanwhile log records and warnings go to ``logs/goldfinch.log`` in the run's folder instead of the screen.
-    With ``quiet`` it shows nothing; errors are raised all the same.
+    Log records and warnings go to ``logs/goldfinch.log`` in the run's folder instead of the screen.
+
+    Args:
+        settings: the run's settings.
+        quiet: show nothing. Errors are raised all the same.
+        console: the terminal; ``None`` is the standard output.
     """
     console = console or Console()
     with logging_to_file(settings):
@@ -291,24 +410,31 @@ def watching(settings: RunSettings, *, quiet: bool = False, console: Console | N
 
 @contextlib.contextmanager
 def logging_to_file(settings: RunSettings) -> Iterator[None]:
-    """Send log records and Python warnings to ``logs/goldfinch.log``; the root logger is as before afterwards."""
-    root = logging.getLogger()
-    others = [logger for logger in (logging.getLogger(name) for name in ("flwr", "ray")) if logger.handlers]
+    """Send log records and Python warnings to ``logs/goldfinch.log`` within the block.
+
+    Args:
+        settings: the run's settings.
+    """
+    loggers = [logging.getLogger()]
+    for name in ("flwr", "ray"):
+        logger = logging.getLogger(name)
+        if logger.handlers:
+            loggers.append(logger)
     folder = settings.output_folder / "logs"
     folder.mkdir(parents=True, exist_ok=True)
     handler = logging.FileHandler(folder / "goldfinch.log", delay=True)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    before = [(logger, list(logger.handlers)) for logger in (root, *others)]
-    shown = warnings.showwarning
-    for logger in (root, *others):
+    handlers_before = [list(logger.handlers) for logger in loggers]
+    showwarning_before = warnings.showwarning
+    for logger in loggers:
         logger.handlers = [handler]
     logging.captureWarnings(True)
     try:
         yield
     finally:
         logging.captureWarnings(False)
-        warnings.showwarning = shown
-        for logger, handlers in before:
+        warnings.showwarning = showwarning_before
+        for logger, handlers in zip(loggers, handlers_before, strict=True):
             logger.handlers = handlers
         handler.close()
         with contextlib.suppress(OSError):

@@ -1,17 +1,21 @@
-"""Rows to MLflow: ``mlflow ui --backend-store-uri sqlite:///DIR/mlflow.db``."""
+"""Log runs to MLflow: ``mlflow ui --backend-store-uri sqlite:///DIR/mlflow.db``."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from common.config import checked
 from common.settings import RunSettings, flat
-from server.trackers.base import Tracker, TrackerSettings, scalars
+from server.trackers.base import ScalarTracker, Tracker, TrackerSettings
+from server.trackers.scalars import Scalar
 
 MAX_METRICS = 1000
 MAX_PARAMETERS = 100
 MAX_PARAMETER_LENGTH = 500
+"""MLflow's limits: metrics and parameters in one batch, characters of a parameter's value."""
+
 RUN_TAG = "goldfinch.run"
+STATUS = {"failed": "FAILED", "stopped": "KILLED", "finished": "FINISHED"}
 
 
 @checked
@@ -34,59 +38,65 @@ class MLflow(TrackerSettings):
         return [*super().trackers(settings), MLflowTracker(address, self.experiment, settings)]
 
 
-class MLflowTracker:
-    """One MLflow run per run; a resumed run goes on with the MLflow run that carries its id as a tag."""
+class MLflowTracker(ScalarTracker):
+    """Logs to one MLflow run. A resumed run continues the MLflow run that has its id as a tag.
+
+    Args:
+        address: URI of MLflow's store or server.
+        experiment: MLflow's name for a group of runs.
+        settings: the run's settings.
+    """
 
     def __init__(self, address: str, experiment: str, settings: RunSettings) -> None:
-        self.address, self.experiment, self.settings = address, experiment, settings
+        super().__init__(settings)
+        self.address = address
+        self.experiment = experiment
         self.client: Any = None
         self.run = ""
-        self.status = "FAILED"
 
-    def __call__(self, name: str, entry: Mapping[str, Any]) -> None:
-        """See :class:`~server.trackers.base.Tracker`."""
-        if name in ("start", "resume"):
-            self._open(str(entry["run"]))
-        if self.client is None:
-            return
-        if name == "finish":
-            self.status = "FINISHED"
-            self.client.set_tag(self.run, "goldfinch.state_sha256", entry["sha256"])
-        elif name == "stopped":
-            self.status = "KILLED"
-        self._log(name, entry)
-
-    def _log(self, name: str, entry: Mapping[str, Any]) -> None:
-        from mlflow.entities import Metric
-
-        now = round(time.time() * 1000)
-        metrics = [Metric(item.tag, item.value, now, item.round) for item in scalars(name, entry)]
-        for part in _parts(metrics, MAX_METRICS):
-            self.client.log_batch(self.run, metrics=part)
-
-    def _open(self, run: str) -> None:
+    def open(self, run: str, completed: int) -> None:  # noqa: ARG002  # MLflow needs no number of rounds
+        """See :class:`~server.trackers.base.ScalarTracker`."""
         from mlflow import MlflowClient
-        from mlflow.entities import Param
 
         self.client = MlflowClient(self.address)
-        found = self.client.get_experiment_by_name(self.experiment)
-        experiment = found.experiment_id if found else self.client.create_experiment(self.experiment)
+        experiment = self._experiment_id()
         earlier = self.client.search_runs([experiment], f"tags.`{RUN_TAG}` = '{run}'")
         if earlier:
             self.run = earlier[0].info.run_id
             self.client.update_run(self.run, "RUNNING")
             return
-        title = f"{self.settings.method.name} {self.settings.data.name} seed {self.settings.seed}"
-        self.run = self.client.create_run(experiment, tags={RUN_TAG: run}, run_name=title).info.run_id
-        settings = {key: str(value)[:MAX_PARAMETER_LENGTH] for key, value in flat(self.settings.raw).items()}
-        for part in _parts([Param(key, value) for key, value in settings.items()], MAX_PARAMETERS):
-            self.client.log_batch(self.run, params=part)
+        self.run = self.client.create_run(experiment, tags={RUN_TAG: run}, run_name=self.title).info.run_id
+        self._log_settings()
+
+    def _experiment_id(self) -> str:
+        found = self.client.get_experiment_by_name(self.experiment)
+        if found:
+            return str(found.experiment_id)
+        return str(self.client.create_experiment(self.experiment))
+
+    def _log_settings(self) -> None:
+        from mlflow.entities import Param
+
+        parameters = []
+        for key, value in flat(self.settings.raw).items():
+            parameters.append(Param(key, str(value)[:MAX_PARAMETER_LENGTH]))
+        for start in range(0, len(parameters), MAX_PARAMETERS):
+            self.client.log_batch(self.run, params=parameters[start : start + MAX_PARAMETERS])
+
+    def log(self, found: Sequence[Scalar]) -> None:
+        """See :class:`~server.trackers.base.ScalarTracker`."""
+        from mlflow.entities import Metric
+
+        now = round(time.time() * 1000)
+        metrics = [Metric(scalar.tag, scalar.value, now, scalar.round) for scalar in found]
+        for start in range(0, len(metrics), MAX_METRICS):
+            self.client.log_batch(self.run, metrics=metrics[start : start + MAX_METRICS])
+
+    def log_hash(self, sha256: str) -> None:
+        """See :class:`~server.trackers.base.ScalarTracker`."""
+        self.client.set_tag(self.run, "goldfinch.state_sha256", sha256)
 
     def close(self) -> None:
-        """See :class:`~server.trackers.base.Tracker`."""
+        """See :class:`~server.trackers.base.ScalarTracker`."""
         if self.client is not None and self.run:
-            self.client.set_terminated(self.run, self.status)
-
-
-def _parts(items: Sequence[Any], size: int) -> list[Sequence[Any]]:
-    return [items[start : start + size] for start in range(0, len(items), size)]
+            self.client.set_terminated(self.run, STATUS[self.status])

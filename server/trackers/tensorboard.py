@@ -1,12 +1,13 @@
-"""Rows to TensorBoard's event files: ``tensorboard --logdir outputs``."""
+"""Log runs to TensorBoard's event files: ``tensorboard --logdir outputs``."""
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 from common.config import checked
 from common.settings import RunSettings, flat
-from server.trackers.base import Tracker, TrackerSettings, scalars
+from server.trackers.base import ScalarTracker, Tracker, TrackerSettings
+from server.trackers.scalars import Scalar
 
 
 @checked
@@ -14,7 +15,7 @@ class TensorBoard(TrackerSettings):
     """conf/tracker/tensorboard.yaml.
 
     Args:
-        folder: where the event files go; ``None`` is ``tensorboard`` in the run's folder.
+        folder: folder for the event files; ``None`` is ``tensorboard`` in the run's folder.
     """
 
     library: ClassVar[str] = "tensorboard"
@@ -23,36 +24,45 @@ class TensorBoard(TrackerSettings):
 
     def trackers(self, settings: RunSettings) -> list[Tracker]:
         """See :class:`~server.trackers.base.TrackerSettings`."""
-        folder = Path(self.folder) if self.folder else settings.output_folder / "tensorboard"
+        folder = settings.output_folder / "tensorboard"
+        if self.folder:
+            folder = Path(self.folder)
         return [*super().trackers(settings), TensorBoardTracker(folder, settings)]
 
 
-class TensorBoardTracker:
-    """Writes scalars by round; a resumed run hides what an interrupted round had written."""
+class TensorBoardTracker(ScalarTracker):
+    """Writes scalars by round. A resumed run hides what an interrupted round wrote.
+
+    Args:
+        folder: folder for the event files.
+        settings: the run's settings.
+    """
 
     def __init__(self, folder: Path, settings: RunSettings) -> None:
-        self.folder, self.settings = folder, settings
+        super().__init__(settings)
+        self.folder = folder
         self.writer: Any = None
 
-    def __call__(self, name: str, entry: Mapping[str, Any]) -> None:
-        """See :class:`~server.trackers.base.Tracker`."""
-        if name in ("start", "resume"):
-            self._open(int(entry["round"]))
-        if self.writer is None:
-            return
-        for scalar in scalars(name, entry):
-            self.writer.add_scalar(scalar.tag, scalar.value, scalar.round)
-        if name in ("round done", "score"):
-            self.writer.flush()
-
-    def _open(self, done: int) -> None:
+    def open(self, run: str, completed: int) -> None:  # noqa: ARG002  # event files have no id
+        """See :class:`~server.trackers.base.ScalarTracker`."""
         from torch.utils.tensorboard import SummaryWriter
 
-        self.writer = SummaryWriter(str(self.folder), purge_step=done + 1 if done else 0)
-        lines = [f"| {key} | {value} |" for key, value in flat(self.settings.raw).items()]
-        self.writer.add_text("settings", "\n".join(["| key | value |", "|---|---|", *lines]), done)
+        first_hidden = 0
+        if completed:
+            first_hidden = completed + 1
+        self.writer = SummaryWriter(str(self.folder), purge_step=first_hidden)
+        lines = ["| key | value |", "|---|---|"]
+        for key, value in flat(self.settings.raw).items():
+            lines.append(f"| {key} | {value} |")
+        self.writer.add_text("settings", "\n".join(lines), completed)
+
+    def log(self, found: Sequence[Scalar]) -> None:
+        """See :class:`~server.trackers.base.ScalarTracker`."""
+        for scalar in found:
+            self.writer.add_scalar(scalar.tag, scalar.value, scalar.round)
+        self.writer.flush()
 
     def close(self) -> None:
-        """See :class:`~server.trackers.base.Tracker`."""
+        """See :class:`~server.trackers.base.ScalarTracker`."""
         if self.writer is not None:
             self.writer.close()

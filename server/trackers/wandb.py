@@ -1,11 +1,12 @@
-"""Rows to Weights & Biases, offline unless asked otherwise: ``wandb sync DIR/wandb/offline-run-*`` sends them later."""
+"""Log runs to Weights & Biases, offline by default: ``wandb sync DIR/wandb/offline-run-*`` sends a run later."""
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 from common.config import checked
 from common.settings import RunSettings
-from server.trackers.base import Tracker, TrackerSettings, scalars
+from server.trackers.base import ScalarTracker, Tracker, TrackerSettings
+from server.trackers.scalars import Scalar
 
 
 @checked
@@ -27,48 +28,55 @@ class WeightsAndBiases(TrackerSettings):
         return [*super().trackers(settings), WandbTracker(self.project, self.mode, settings)]
 
 
-class WandbTracker:
-    """One W&B run per run, under the run's own id, so that a resumed run goes on with it."""
+class WandbTracker(ScalarTracker):
+    """Logs to one W&B run with the run's own id, so that a resumed run continues it.
+
+    Args:
+        project: the project's name.
+        mode: ``offline`` or ``online``.
+        settings: the run's settings.
+    """
 
     def __init__(self, project: str, mode: Literal["offline", "online"], settings: RunSettings) -> None:
-        self.project, self.mode, self.settings = project, mode, settings
+        super().__init__(settings)
+        self.project = project
+        self.mode = mode
         self.run: Any = None
-        self.finished = False
 
-    def __call__(self, name: str, entry: Mapping[str, Any]) -> None:
-        """See :class:`~server.trackers.base.Tracker`."""
-        if name in ("start", "resume"):
-            self._open(str(entry["run"]))
-        if self.run is None:
-            return
-        by_round: dict[int, dict[str, float]] = {}
-        for scalar in scalars(name, entry):
-            by_round.setdefault(scalar.round, {})[scalar.tag] = scalar.value
-        for number, values in by_round.items():  # scores of a round come with the next one's training, so steps jump
-            self.run.log({"round": number, **values})
-        if name in ("finish", "stopped"):
-            self.finished = True
-            if name == "finish":
-                self.run.summary["state_sha256"] = entry["sha256"]
-
-    def _open(self, run: str) -> None:
+    def open(self, run: str, completed: int) -> None:  # noqa: ARG002  # W&B needs no number of rounds
+        """See :class:`~server.trackers.base.ScalarTracker`."""
         import wandb
 
-        settings = self.settings
+        resume = None
+        if self.mode == "online":
+            resume = "allow"
         self.run = wandb.init(
             project=self.project,
             id=run,
-            name=f"{settings.method.name} {settings.data.name} seed {settings.seed}",
-            config=dict(settings.raw),
-            dir=str(settings.output_folder),
+            name=self.title,
+            config=dict(self.settings.raw),
+            dir=str(self.settings.output_folder),
             mode=self.mode,
-            resume="allow" if self.mode == "online" else None,
+            resume=resume,
             settings=wandb.Settings(silent=True, console="off", x_disable_stats=True),
         )
         self.run.define_metric("round", hidden=True)
         self.run.define_metric("*", step_metric="round")
 
+    def log(self, found: Sequence[Scalar]) -> None:
+        """See :class:`~server.trackers.base.ScalarTracker`."""
+        by_round: dict[int, dict[str, float]] = {}
+        for scalar in found:
+            by_round.setdefault(scalar.round, {})[scalar.tag] = scalar.value
+        for number, values in by_round.items():  # scores of a round arrive with the next round's training
+            self.run.log({"round": number, **values})
+
+    def log_hash(self, sha256: str) -> None:
+        """See :class:`~server.trackers.base.ScalarTracker`."""
+        self.run.summary["state_sha256"] = sha256
+
     def close(self) -> None:
-        """See :class:`~server.trackers.base.Tracker`."""
-        if self.run is not None:
-            self.run.finish(exit_code=0 if self.finished else 1)
+        """See :class:`~server.trackers.base.ScalarTracker`."""
+        if self.run is None:
+            return
+        self.run.finish(exit_code=int(self.status == "failed"))

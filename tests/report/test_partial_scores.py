@@ -31,8 +31,8 @@ from server.results.report.plots import accuracy_against_bytes, accuracy_bars
 from server.results.run import Run
 from server.results.seeds import Value, curve
 from server.results.table import markdown, render
-from server.trackers.base import scalars
 from server.trackers.live import LiveView
+from server.trackers.scalars import scalars
 
 SMALL = ("engine=inline", "train.rounds=2", "rounds.test_samples=8", "train.local_steps=1", "train.device=cpu")
 

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from support.runs import TouchedEngine, run
@@ -14,7 +16,10 @@ from common.choices import CONF, trust
 from common.config import build, checked, compose_config
 from common.errors import ConfigError
 from common.settings import RunSettings
-from server.trackers.base import Scalar, Tracker, TrackerSettings, scalars
+from server.trackers.base import ScalarTracker, Tracker, TrackerSettings
+from server.trackers.mlflow import MLflowTracker
+from server.trackers.scalars import Scalar, scalars
+from server.trackers.wandb import WandbTracker
 
 OPTIONS = sorted(path.stem for path in (CONF / "tracker").glob("*.yaml"))
 Point = tuple[str, int, float]
@@ -191,3 +196,71 @@ def test_scalars_of_an_unknown_event_are_none() -> None:
         Scalar("train_loss/cross_entropy/a-0", 3, 0.5),
         Scalar("bytes/up/a-0", 3, 7.0),
     ]
+
+
+class Recorder(ScalarTracker):
+    """A tracker that records how it is called."""
+
+    def __init__(self, settings: RunSettings) -> None:
+        super().__init__(settings)
+        self.calls: list[tuple[object, ...]] = []
+
+    def open(self, run: str, completed: int) -> None:
+        self.calls.append(("open", run, completed))
+
+    def log(self, found: Sequence[Scalar]) -> None:
+        self.calls.append(("log", *found))
+
+    def log_hash(self, sha256: str) -> None:
+        self.calls.append(("hash", sha256))
+
+    def close(self) -> None:
+        self.calls.append(("close", self.status))
+
+
+@pytest.mark.parametrize(
+    ("name", "entry", "status"),
+    [("finish", {"round": 2, "sha256": "ab"}, "finished"), ("stopped", {"round": 2}, "stopped"), (None, {}, "failed")],
+    ids=["finished", "stopped", "failed"],
+)
+def test_the_base_opens_logs_and_tells_how_the_run_ended(
+    name: str | None, entry: Mapping[str, Any], status: str, tmp_path: Path
+) -> None:
+    tracker = Recorder(toy_settings("fedavg", tmp_path))
+    tracker("validation", {"round": 0, "average": 9.0})  # nothing is logged before the run is open
+    tracker("resume", {"run": "r1", "round": 1})
+    tracker("validation", {"round": 1, "average": 10.0})
+    tracker("round", {"round": 2})
+    if name is not None:
+        tracker(name, entry)
+    tracker.close()
+    expected: list[tuple[object, ...]] = [("open", "r1", 1), ("log", Scalar("summary/validation", 1, 10.0))]
+    if name == "finish":
+        expected.append(("hash", "ab"))
+    assert tracker.calls == [*expected, ("close", status)]
+    assert tracker.title == "fedavg toy seed 0"
+
+
+def test_mlflow_and_wandb_get_batches_within_their_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both libraries are replaced by stand-ins, so that the calls are checked where neither is installed."""
+    mlflow = MagicMock()
+    mlflow.MlflowClient.return_value.search_runs.return_value = []
+    wandb = MagicMock()
+    for name, module in {"mlflow": mlflow, "mlflow.entities": mlflow.entities, "wandb": wandb}.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    rows = [
+        {"round": index % 2, "domain": "d", "client": f"c{index}", "accuracy": 1, "loss": 1} for index in range(501)
+    ]
+    settings = toy_settings("fedavg", tmp_path)
+    for tracker in (MLflowTracker("uri", "experiment", settings), WandbTracker("project", "offline", settings)):
+        tracker("start", {"run": "r1", "round": 0})
+        tracker("scores", {"rows": rows})
+        tracker("finish", {"round": 1, "sha256": "ab"})
+        tracker.close()
+    client = mlflow.MlflowClient.return_value
+    sizes = [len(call.kwargs["metrics"]) for call in client.log_batch.call_args_list if "metrics" in call.kwargs]
+    assert sizes == [1000, 2]
+    assert client.set_terminated.call_args.args[1] == "FINISHED"
+    logged = [call.args[0] for call in wandb.init.return_value.log.call_args_list]
+    assert [(values["round"], len(values)) for values in logged] == [(0, 2 * 251 + 1), (1, 2 * 250 + 1)]
+    assert wandb.init.return_value.finish.call_args.kwargs == {"exit_code": 0}
