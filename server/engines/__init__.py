@@ -1,1 +1,1 @@
-"""Ways to reach the clients."""
+"""Engines: the ways to reach the clients."""

@@ -1,4 +1,4 @@
-"""The Flower engine: clients behind SuperNodes, simulated or deployed, reached by one loop through its Grid."""
+"""The Flower engine: reaches clients behind SuperNodes, simulated or deployed, through Flower's Grid."""
 
 from __future__ import annotations
 
@@ -29,16 +29,50 @@ from strategies.core.federation import Closing, Reply
 from strategies.core.flower import fit_res_to_answer, properties_to_registrations, request_to_fit_ins
 
 GRACE_SECONDS = 5.0
-"""How long the parts of an answer that came in time may take."""
+"""Seconds after a deadline in which the last parts of a reply may still arrive."""
 
-PATIENCE_SECONDS, LONGEST_PATIENCE_SECONDS = 20.0, 3600.0
-"""What a node has to register; twice as much each time it is asked again, which a tenth of that later it is."""
+PATIENCE_SECONDS, MAX_PATIENCE_SECONDS = 20.0, 3600.0
+"""Seconds a node is given to register. They double after each lost reply, up to an hour.
 
-SHORTEST_PAUSE, LONGEST_PAUSE = 0.02, 3.0
-LATE, LOOKING = 0.05, 0.1
-"""An answer that took t seconds lies at most 0.05 t, and looking takes at most a tenth of the time."""
+The node is asked again after a tenth of that time.
+"""
+
+MIN_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.02, 3.0
+MAX_DELAY_SHARE, MAX_POLLING_SHARE = 0.05, 0.1
+"""A reply that took t seconds is noticed at most 0.05 t later, and polling takes at most a tenth of the time."""
 
 Outcome = TypeVar("Outcome")
+
+
+class Deadline:
+    """The time at which the engine stops waiting.
+
+    Args:
+        seconds: seconds from now, >= 0.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._began = time.monotonic()
+        self._end = self._began + seconds
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the wait began."""
+        return time.monotonic() - self._began
+
+    @property
+    def left(self) -> float:
+        """Seconds until the deadline; negative after it."""
+        return self._end - time.monotonic()
+
+    @property
+    def passed(self) -> bool:
+        """Whether the deadline has passed."""
+        return time.monotonic() >= self._end
+
+    def extend(self, seconds: float) -> None:
+        """Leave at least ``seconds`` from now."""
+        self._end = max(self._end, time.monotonic() + seconds)
 
 
 @dataclass
@@ -46,10 +80,10 @@ class NodeState:
     """What the engine knows about one node.
 
     Args:
-        name: the name under which the node was enrolled; ``None`` while it is offline.
+        name: the client that the node's key is enrolled for, empty without one; ``None`` while the node is offline.
         due: when to ask the node for its clients, on the monotonic clock; infinite once it was asked.
         invited: whether the node was ever asked for its clients.
-        lost: the number of its answers that got lost.
+        lost: the number of its replies that were lost.
         outcome: its registrations, or why there are none, until :meth:`FlowerEngine.register` reads them.
     """
 
@@ -66,8 +100,12 @@ class NodeState:
 
     @property
     def patience(self) -> float:
-        """The seconds that the node has to answer: twice as many after each lost answer."""
-        return min(LONGEST_PATIENCE_SECONDS, PATIENCE_SECONDS * 2.0**self.lost)
+        """The seconds that the node is given to register: twice as many after each lost reply."""
+        return min(MAX_PATIENCE_SECONDS, PATIENCE_SECONDS * 2.0**self.lost)
+
+    def ask_again_later(self) -> None:
+        """Set the time of the next invitation."""
+        self.due = time.monotonic() + self.patience / 10
 
 
 class FlowerEngine:
@@ -76,12 +114,14 @@ class FlowerEngine:
     Args:
         grid: Flower's way to the nodes.
         simulated: the nodes are Flower's simulation on Ray.
-        enrolled: a node may be the one client that its key was enrolled for, and nobody else. The SuperLink holds each
-            call of a node to its key, and the operator alone says which client that is for.
+        enrolled: a node may only be the client that its key is enrolled for. The SuperLink binds each call of a node
+            to its key, and the operator decides which client a key is enrolled for.
     """
 
     def __init__(self, grid: Grid, *, simulated: bool = False, enrolled: bool = False) -> None:
-        self.grid, self.simulated, self.enrolled = grid, simulated, enrolled
+        self.grid = grid
+        self.simulated = simulated
+        self.enrolled = enrolled
         self._inbox = Inbox(grid)
         self._states: dict[int, NodeState] = {}  # by node
         self._nodes: dict[str, int] = {}  # node by client
@@ -90,53 +130,60 @@ class FlowerEngine:
     # ---- registration ----------------------------------------------------------------------------------------------
 
     def register(self, expected: Sequence[str], admit: Admit, seconds: float) -> list[Failure]:
-        """See :class:`server.run.engine.Engine`. Nodes answer once; a node that restarts is a new one.
+        """Register new clients. See :class:`server.run.engine.Engine`.
 
-        What came during the rounds is here at once. Only while a client lacks a node is waited: ``seconds``, and for
-        nodes that were never asked before. A node whose answer got lost is asked again, ever more rarely. Waiting ends
-        early when so many nodes refused that no client is left to wait for; of enrolled nodes each refuses for its own.
+        Registrations that arrived during the rounds are read at once. The engine waits only while a client has no
+        node: for ``seconds``, and longer for nodes that are asked for the first time. A node registers once; after a
+        restart it is a new node. After a lost reply, the node is asked again, each time after a longer pause.
+
+        Waiting ends early if as many nodes were refused as clients are absent. With enrolled nodes, only a node that
+        is enrolled for an absent client counts.
         """
         found: set[str] = set()
-        failures: dict[int, Failure] = {}
-        began = time.monotonic()
-        end = new_end = began + seconds
+        failures: dict[int, Failure] = {}  # by node
+        deadline = Deadline(seconds)
+        first_reply_deadline = Deadline(seconds)
         while True:
-            if self._invite(end - time.monotonic()):
-                new_end = max(end, time.monotonic() + PATIENCE_SECONDS + GRACE_SECONDS)
+            if self._invite(deadline):
+                first_reply_deadline.extend(PATIENCE_SECONDS + GRACE_SECONDS)
             for identity, message in self._inbox.pull(set(self._asked)):
-                self._note(identity, message)
-            for node, state in sorted(self._states.items()):
-                outcome = state.outcome
-                if outcome is None:
-                    continue
-                state.outcome = None
-                failures.pop(node, None)
-                if isinstance(outcome, Failure):
-                    failures[node] = outcome
-                    continue
-                for registration in outcome:
-                    client = registration.client
-                    reason = self._taken(client, node) or admit(registration)
-                    if reason:
-                        failures[node] = Failure(state.name or client, "refused", reason)
-                    else:
-                        self._nodes[client] = node
-                        found.add(client)
-            absent = {client for client, node in self._nodes.items() if not self._is_online(node)}
-            absent = (absent | set(expected)) - found
-            refusing = [node for node, failure in failures.items() if failure.status == "refused"]
-            refused = sum(not self.enrolled or self._states[node].name in absent for node in refusing)
-            until = new_end if not all(self._states[node].lost for node in self._asked.values()) else end
-            if refused >= len(absent) or time.monotonic() >= until:
+                self._note_registration(identity, message)
+            self._admit_registered(admit, found, failures)
+            absent = self._absent(expected) - found
+            if self._awaits_first_reply():
+                current_deadline = first_reply_deadline
+            else:
+                current_deadline = deadline
+            if self._count_refused(failures, absent) >= len(absent) or current_deadline.passed:
                 break
-            self._pause(time.monotonic() - began, until)
+            self._pause(current_deadline)
         if absent and seconds:
             for node in self._asked.values():
                 failures.setdefault(node, Failure(f"node {node}", "lost", "it has not answered yet"))
         return list(failures.values())
 
-    def _taken(self, client: str, node: int) -> str:
-        """Why ``node`` cannot be ``client``; empty if it can."""
+    def _admit_registered(self, admit: Admit, found: set[str], failures: dict[int, Failure]) -> None:
+        """Admit the clients of all registrations that have arrived; add them to ``found``, or to ``failures``."""
+        for node, state in sorted(self._states.items()):
+            outcome = state.outcome
+            if outcome is None:
+                continue
+            state.outcome = None
+            failures.pop(node, None)
+            if isinstance(outcome, Failure):
+                failures[node] = outcome
+                continue
+            for registration in outcome:
+                client = registration.client
+                reason = self._conflict(client, node) or admit(registration)
+                if reason:
+                    failures[node] = Failure(state.name or client, "refused", reason)
+                else:
+                    self._nodes[client] = node
+                    found.add(client)
+
+    def _conflict(self, client: str, node: int) -> str | None:
+        """Return why ``node`` cannot be ``client``, or ``None`` if it can."""
         name = self._states[node].name
         if name is None:
             return f"node {node} left again"
@@ -145,24 +192,47 @@ class FlowerEngine:
         other = self._nodes.get(client, node)
         if other != node and self._is_online(other):
             return f"nodes {other} and {node} both claim to be it"
-        return ""
+        return None
+
+    def _absent(self, expected: Sequence[str]) -> set[str]:
+        """Return the expected clients and those with a node that is offline."""
+        absent = set(expected)
+        for client, node in self._nodes.items():
+            if not self._is_online(node):
+                absent.add(client)
+        return absent
+
+    def _awaits_first_reply(self) -> bool:
+        """Return whether a node was asked for its clients and has not lost a reply before."""
+        return any(self._states[node].lost == 0 for node in self._asked.values())
+
+    def _count_refused(self, failures: Mapping[int, Failure], absent: set[str]) -> int:
+        """Return how many of the absent clients need not be waited for, because a node was refused."""
+        count = 0
+        for node, failure in failures.items():
+            if failure.status != "refused":
+                continue
+            if not self.enrolled or self._states[node].name in absent:
+                count += 1
+        return count
 
     def _is_online(self, node: int) -> bool:
-        """Whether Flower listed the node when it was last asked."""
+        """Return whether the node was online when the engine last asked Flower."""
         return node in self._states and self._states[node].online
 
-    def _look(self) -> None:
+    def _update_nodes(self) -> None:
         """Ask Flower which nodes are online."""
         for state in self._states.values():
             state.name = None
         for found in self.grid.get_nodes():
             self._states.setdefault(found.node_id, NodeState()).name = found.name
-        late = self._inbox.late  # a node that went offline has forgotten what it was asked
-        self._inbox.late = {identity: node for identity, node in late.items() if self._is_online(node)}
+        for identity, node in list(self._inbox.late.items()):
+            if not self._is_online(node):  # a node that went offline has forgotten its request
+                del self._inbox.late[identity]
 
-    def _invite(self, seconds: float) -> bool:
+    def _invite(self, deadline: Deadline) -> bool:
         """Ask the nodes that are due for their clients. Return whether one of them is asked for the first time."""
-        self._look()
+        self._update_nodes()
         now = time.monotonic()
         asked = set(self._asked.values())
         due = []
@@ -171,31 +241,32 @@ class FlowerEngine:
                 state.due = now  # it is asked again when it returns
             if state.online and state.due <= now:
                 due.append(node)
-        new = any(not self._states[node].invited for node in due)
         content = getpropertiesins_to_recorddict(GetPropertiesIns({}))
         messages = []
         for node in due:
-            ttl = max(seconds, self._states[node].patience)
+            ttl = max(deadline.left, self._states[node].patience)
             messages.append(Message(content, node, MessageTypeLegacy.GET_PROPERTIES, ttl=ttl))
+        has_new_node = False
         for node, identity in zip(due, self._push(messages), strict=True):
             state = self._states[node]
+            if not state.invited:
+                has_new_node = True
             state.invited = True
-            if identity:
+            if identity is None:
+                state.ask_again_later()
+            else:
                 state.due = inf
                 self._asked[identity] = node
-            else:
-                state.due = now + state.patience / 10
-        return new
+        return has_new_node
 
-    def _note(self, identity: str, message: Message | None) -> None:
-        """What a node says when it is asked for its clients."""
+    def _note_registration(self, identity: str, message: Message | None) -> None:
+        """Keep a node's reply to an invitation until :meth:`register` reads it."""
         node = self._asked.pop(identity)
-        read = recorddict_to_getpropertiesres
-        outcome = self._outcome(f"node {node}", message, lambda said: properties_to_registrations(read(said)))
+        outcome = self._read(f"node {node}", message, _registrations)
         state = self._states[node]
         state.outcome = outcome
         if isinstance(outcome, Failure) and outcome.status == "lost":
-            state.due = time.monotonic() + state.patience / 10
+            state.ask_again_later()
             state.lost += 1
 
     # ---- exchanges -------------------------------------------------------------------------------------------------
@@ -209,88 +280,127 @@ class FlowerEngine:
         keep: Keep = as_it_is,
         closing: Closing | None = None,
     ) -> tuple[list[Reply], list[Failure]]:
-        """See :class:`server.run.engine.Engine`.
+        """Exchange one message with the clients. See :class:`server.run.engine.Engine`.
 
-        A late client's answer is thrown away when it comes. Until then its node is asked for nothing but scores, since
-        it would answer one stale request after the other.
+        A late client's reply is discarded when it arrives. Until then its node is sent only the requests that need its
+        scores. Otherwise it would answer one outdated request after the other.
 
         Raises:
-            EngineError: a Ray actor died; Flower does not replace it, so every later round would lose clients.
+            EngineError: a Ray actor died. Flower does not replace it, so every later round would lose clients.
         """
         blob = encode(message)
-        self._look()
-        there = [
-            client for client in sorted(requests) if client in self._nodes and self._is_online(self._nodes[client])
-        ]
-        awaited = closing.awaited if closing else set(there)
-        busy = set(self._inbox.late.values())
-        clients = [client for client in there if client in awaited or self._nodes[client] not in busy]
-        messages = self._messages(blob, [requests[client] for client in clients], seconds)
-        waiting = dict(zip(self._push(messages), clients, strict=True))
-        del messages
-        waiting.pop("", None)
-        behind = set(there) - set(clients)
-        offline = sorted(requests.keys() - set(waiting.values()) - behind)
-        failures = [Failure(client, "lost", "its node is offline", sent=False) for client in offline]
-        failures += [Failure(client, "late", "still at an earlier round", sent=False) for client in sorted(behind)]
+        self._update_nodes()
+        clients, behind = self._recipients(requests, closing)
+        waiting = self._send(blob, [requests[client] for client in clients], seconds)
+        failures = []
+        for client in sorted(requests.keys() - set(waiting.values()) - set(behind)):
+            failures.append(Failure(client, "lost", "its node is offline", sent=False))
+        for client in behind:
+            failures.append(Failure(client, "late", "still at an earlier round", sent=False))
         replies: list[Reply] = []
-        for identity, answer in self._answers(set(waiting), seconds):
+        trained = 0
+        for identity, received in self._receive(set(waiting), Deadline(seconds + GRACE_SECONDS)):
             request = requests[waiting.pop(identity)]
-            outcome = self._outcome(request.client, answer, partial(_reply, request))
+            outcome = self._read(request.client, received, partial(_reply, request))
             if isinstance(outcome, Failure):
                 failures.append(outcome)
             else:
                 replies.append(replace(outcome, payload=keep(outcome.payload)))
-            trained = sum(reply.answer.trained for reply in replies)
+                trained += outcome.answer.trained
             if waiting and closing and closing.reached(trained, waiting.values()):
-                self._inbox.late |= {identity: self._nodes[client] for identity, client in waiting.items()}
-                return replies, failures + [Failure(client, "late", ENOUGH) for client in waiting.values()]
-        reason = f"no complete answer within {seconds:.0f} s"
-        return replies, failures + [Failure(client, "lost", reason) for client in waiting.values()]
+                for late_identity, client in waiting.items():
+                    self._inbox.late[late_identity] = self._nodes[client]
+                    failures.append(Failure(client, "late", ENOUGH))
+                return replies, failures
+        for client in waiting.values():
+            failures.append(Failure(client, "lost", f"no complete answer within {seconds:.0f} s"))
+        return replies, failures
 
-    def _messages(self, blob: bytes, requests: Sequence[Request], seconds: float) -> list[Message]:
-        """The requests as Flower's messages, which share one record of tensors: it is held, hashed and sent once."""
+    def _recipients(
+        self, requests: Mapping[str, Request], closing: Closing | None
+    ) -> tuple[Sequence[str], Sequence[str]]:
+        """Return the clients with a node that is online, in order: those to send to, and those that are behind.
+
+        A client is behind while its node works on an earlier request. It is sent the request all the same if the
+        exchange cannot close without it.
+        """
+        busy = set(self._inbox.late.values())
+        clients = []
+        behind = []
+        for client in sorted(requests):
+            node = self._nodes.get(client)
+            if node is None or not self._is_online(node):
+                continue
+            may_skip = closing is not None and client not in closing.awaited
+            if node in busy and may_skip:
+                behind.append(client)
+            else:
+                clients.append(client)
+        return clients, behind
+
+    def _send(self, blob: bytes, requests: Sequence[Request], seconds: float) -> dict[str, str]:
+        """Send the requests. Return the client by message id, without the clients that it could not be sent to.
+
+        The messages share one record of tensors, so that it is held, hashed and sent once.
+        """
         contents = [fitins_to_recorddict(request_to_fit_ins(blob, request), keep_input=True) for request in requests]
-        for array in contents[0].array_records["fitins.parameters"].values() if self.simulated and contents else ():
-            array.data = cast(bytes, InRay(blob))  # Flower hands it on
+        if self.simulated and contents:
+            for array in contents[0].array_records["fitins.parameters"].values():
+                array.data = cast(bytes, InRay(blob))  # Flower passes it on without reading it
         messages: list[Message] = []
         for request, content in zip(requests, contents, strict=True):
             content.update(contents[0].array_records)
-            node, group = self._nodes[request.client], str(request.round)
-            messages.append(Message(content, node, MessageType.TRAIN, ttl=seconds, group_id=group))
-        return messages
+            node = self._nodes[request.client]
+            messages.append(Message(content, node, MessageType.TRAIN, ttl=seconds, group_id=str(request.round)))
+        clients = {}
+        for request, identity in zip(requests, self._push(messages), strict=True):
+            if identity is not None:
+                clients[identity] = request.client
+        return clients
 
-    def _push(self, messages: Sequence[Message]) -> list[str]:
-        """Send; the ids under which the messages were taken, empty where one was not."""
-        taken = set(self.grid.push_messages(messages)) if messages else set()
-        identities = [message.metadata.message_id for message in messages]
-        return [identity if identity in taken else "" for identity in identities]
+    def _push(self, messages: Sequence[Message]) -> list[str | None]:
+        """Send messages. Return the id of each; ``None`` for a message that Flower did not accept."""
+        if not messages:
+            return []
+        accepted = set(self.grid.push_messages(messages))
+        identities: list[str | None] = []
+        for message in messages:
+            identity = message.metadata.message_id
+            if identity in accepted:
+                identities.append(identity)
+            else:
+                identities.append(None)
+        return identities
 
-    def _answers(self, waiting: set[str], seconds: float) -> Iterator[tuple[str, Message | None]]:
-        """Answers to these messages as they come, until all are there or the time is over."""
-        began = time.monotonic()
-        end = began + seconds + GRACE_SECONDS
+    def _receive(self, waiting: set[str], deadline: Deadline) -> Iterator[tuple[str, Message | None]]:
+        """Yield the replies to the messages ``waiting`` as they arrive, until all are there or the deadline passes."""
         while waiting:
-            came = False
+            has_reply = False
             for identity, message in self._inbox.pull(waiting | self._asked.keys()):
                 if identity in self._asked:
-                    self._note(identity, message)
+                    self._note_registration(identity, message)
                     continue
                 waiting.discard(identity)
-                came = True
+                has_reply = True
                 yield identity, message
-            if time.monotonic() >= end:
+            if deadline.passed:
                 return
             if waiting:
-                self._pause(0.0 if came else time.monotonic() - began, end)
+                self._pause(deadline, has_reply=has_reply)
 
-    def _outcome(
+    def _read(
         self, name: str, message: Message | None, read: Callable[[RecordDict], Outcome | Failure]
     ) -> Outcome | Failure:
-        """What ``read`` makes of an answer, or what became of it.
+        """Return what ``read`` makes of a reply's content, or the failure that the reply is.
+
+        Args:
+            name: the client or node that replied.
+            message: the reply; ``None`` if its parts were lost.
+            read: reads the content.
 
         Raises:
-            EngineError: Ray lost it. Flower's simulation has codes for all that a client raises, whatever that says.
+            EngineError: Ray lost the reply. Flower's simulation has a code of its own for each error that a client
+                raises, so the code ``UNKNOWN`` comes from Ray alone.
         """
         if message is None:
             return Failure(name, "lost", "its answer got lost on the way, or is too large")
@@ -305,41 +415,61 @@ class FlowerEngine:
             return read(message.content)
         except PayloadError as error:
             return Failure(name, "refused", str(error))
-        except Exception as error:  # whatever Flower raises over records that are not what they should be
+        except Exception as error:  # Flower can raise any type on records of a client that is not ours
             return Failure(name, "refused", f"not the answer of a Goldfinch client: {error!r}")
 
-    def _pause(self, waited: float, end: float) -> None:
-        """Wait until the next look; see :data:`LATE`."""
-        pause = min(LONGEST_PAUSE, max(SHORTEST_PAUSE, LATE * waited, self._inbox.took / LOOKING))
-        time.sleep(max(0.0, min(pause, end - time.monotonic())))
+    def _pause(self, deadline: Deadline, *, has_reply: bool = False) -> None:
+        """Sleep until the next poll; see :data:`MAX_DELAY_SHARE`.
+
+        Args:
+            deadline: when the wait ends; the pause grows with the time since it began.
+            has_reply: a reply has just arrived, so that others are likely to follow at once.
+        """
+        pause = max(MIN_PAUSE_SECONDS, self._inbox.poll_seconds / MAX_POLLING_SHARE)
+        if not has_reply:
+            pause = max(pause, MAX_DELAY_SHARE * deadline.elapsed)
+        pause = min(pause, MAX_PAUSE_SECONDS, deadline.left)
+        time.sleep(max(0.0, pause))
 
     def close(self) -> None:
-        """Nothing to release: the nodes are Flower's."""
+        """Release nothing: the nodes are Flower's."""
 
 
 class InRay:
-    """A message's tensors in Ray's store, once for all clients: pickled is where they lie.
+    """A message's tensors in Ray's object store, once for all clients. Pickling it gives the reference to them.
 
-    As bytes, which clients copy: an array, which they would read in place, stays in the store for the rest of the run.
+    The tensors are stored as bytes, which clients copy. Clients would read an array in place, and it would stay in the
+    store for the rest of the run.
+
+    Args:
+        blob: the encoded tensors.
     """
 
     def __init__(self, blob: bytes) -> None:
         self.blob = blob
+        self.reference: Any = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        import ray  # only where Flower's simulation is
+        import ray  # only a simulation has it
 
-        self.place = getattr(self, "place", None) or ray.put(self.blob)
-        return ray.get, (self.place,)
+        if self.reference is None:
+            self.reference = ray.put(self.blob)
+        return ray.get, (self.reference,)
+
+
+def _registrations(content: RecordDict) -> list[Registration]:
+    return properties_to_registrations(recorddict_to_getpropertiesres(content))
 
 
 def _reply(request: Request, content: RecordDict) -> Reply | Failure:
-    """Return what a client answers to ``request``."""
-    client, result = request.client, recorddict_to_fitres(content, keep_input=False)
+    """Return a client's reply to ``request``, or its failure."""
+    client = request.client
+    result = recorddict_to_fitres(content, keep_input=False)
     if result.status.code != Code.OK:
         return Failure(client, "failed", result.status.message, str(result.metrics.get("traceback", "")))
     try:
-        answer, payload, size_up = fit_res_to_answer(result)
+        answer, payload, bytes_up = fit_res_to_answer(result)
     except PayloadError as error:
-        return Failure(client, "refused", str(error), bytes_up=sum(map(len, result.parameters.tensors)))
-    return Reply(client, answer, payload, size_up)
+        bytes_up = sum(len(tensor) for tensor in result.parameters.tensors)
+        return Failure(client, "refused", str(error), bytes_up=bytes_up)
+    return Reply(client, answer, payload, bytes_up)

@@ -1,4 +1,4 @@
-"""The inline engine: all clients in this process, one after another or on a few threads."""
+"""The inline engine: all clients in this process, one after another or on several threads."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from strategies.core.federation import Closing, Reply
 
 
 class LocalDevice(Protocol):
-    """What the engine needs of a device; the client's room implements it."""
+    """What the engine needs of a device; ``client.device`` implements it."""
 
     def register(self) -> Registration:
-        """What the device says of itself."""
+        """Return the device's registration."""
 
     def answer(self, request: Request, message: Payload) -> Payload:
-        """The answer to a request; its header is an :class:`~common.wire.messages.Answer`."""
+        """Return the answer to a request; its header is an :class:`~common.wire.messages.Answer`."""
 
 
 @checked
@@ -36,9 +36,8 @@ class InlineSettings:
 
     Args:
         name: ``inline``.
-        device: dotted name of ``function(settings, spec) -> device``, named here so that the server's room does not
-            import the client's.
-        wire: send every message through the codec, as the other engines do.
+        device: dotted name of ``function(settings, spec) -> device``, so that server/ does not import client/.
+        wire: encode and decode every message, as the other engines do.
         workers: clients that train at the same time, each with ``train.threads`` threads, >= 1. The result does not
             depend on it.
     """
@@ -72,10 +71,17 @@ class InlineEngine:
         admit: Admit,
         seconds: float,  # noqa: ARG002  # nothing here waits on a network
     ) -> list[Failure]:
-        """See :class:`server.run.engine.Engine`; bad data raises, since every client is here to be mended."""
-        found = list(self._pool.map(lambda client: self.devices[client].register(), expected))
-        reasons = [(registration.client, admit(registration)) for registration in found]
-        return [Failure(client, "refused", reason) for client, reason in reasons if reason]
+        """Register the clients. See :class:`server.run.engine.Engine`.
+
+        A client's own error is raised, since it can be fixed on this machine.
+        """
+        registrations = list(self._pool.map(lambda client: self.devices[client].register(), expected))
+        failures = []
+        for registration in registrations:
+            reason = admit(registration)
+            if reason:
+                failures.append(Failure(registration.client, "refused", reason))
+        return failures
 
     def exchange(
         self,
@@ -86,27 +92,38 @@ class InlineEngine:
         keep: Keep = as_it_is,
         closing: Closing | None = None,  # noqa: ARG002
     ) -> tuple[list[Reply], list[Failure]]:
-        """See :class:`server.run.engine.Engine`."""
-        blob = encode(message) if self.options.wire else b""
-        outcomes = list(self._pool.map(lambda request: self._ask(request, message, blob, keep), requests.values()))
-        replies = [outcome for outcome in outcomes if isinstance(outcome, Reply)]
-        return replies, [outcome for outcome in outcomes if isinstance(outcome, Failure)]
-
-    def _ask(self, request: Request, message: Payload, blob: bytes, keep: Keep) -> Reply | Failure:
-        try:
-            answer = self.devices[request.client].answer(request, decode(blob) if blob else message)
-            if self.options.wire:
-                uploaded = encode(answer)
-                size_up = len(uploaded)
-                answer = decode(uploaded)
+        """Exchange one message with the clients. See :class:`server.run.engine.Engine`."""
+        blob = None
+        if self.options.wire:
+            blob = encode(message)
+        replies: list[Reply] = []
+        failures: list[Failure] = []
+        for outcome in self._pool.map(lambda request: self._ask(request, message, blob, keep), requests.values()):
+            if isinstance(outcome, Failure):
+                failures.append(outcome)
             else:
-                size_up = encoded_size(answer)
+                replies.append(outcome)
+        return replies, failures
+
+    def _ask(self, request: Request, message: Payload, blob: bytes | None, keep: Keep) -> Reply | Failure:
+        """Return a client's reply, or its failure. With ``blob``, both directions are encoded and decoded."""
+        device = self.devices[request.client]
+        try:
+            if blob is None:
+                answer = device.answer(request, message)
+                bytes_up = encoded_size(answer)
+            else:
+                uploaded = encode(device.answer(request, decode(blob)))
+                bytes_up = len(uploaded)
+                answer = decode(uploaded)
             header = read_header(Answer, answer.header)
         except GoldfinchError as error:
             return Failure(request.client, "failed", str(error), traceback.format_exc())
-        except Exception as error:  # whatever a client's half raises is that client's failure
+        except Exception as error:  # a method can raise any type on a client
             return Failure(request.client, "failed", f"{type(error).__name__}: {error}", traceback.format_exc())
-        return Reply(request.client, header, keep(answer), size_up)  # outside of the try: a full disk is the server's
+        return Reply(
+            request.client, header, keep(answer), bytes_up
+        )  # not in the try: a full disk is the server's error
 
     def close(self) -> None:
         """See :class:`server.run.engine.Engine`."""

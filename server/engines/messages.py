@@ -1,7 +1,7 @@
-"""Answers through Flower's Grid, each taken when its last part has come.
+"""Replies through Flower's Grid, each read when its last part has arrived.
 
-Flower's own ``pull_messages`` hands over an answer as soon as its sender has announced it, and then waits for its
-parts, up to two hours, while all others wait behind it. Here an answer that is not complete is looked at again later.
+Flower's own ``pull_messages`` starts with a reply as soon as its sender has announced it. It then waits up to two hours
+for the reply's parts, and all other replies wait with it. Here a reply that is not complete is polled again later.
 """
 
 from __future__ import annotations
@@ -22,12 +22,19 @@ from flwr.superlink.grid.http_grid import HttpGrid
 from common.wire.payload import MAX_BYTES
 
 MAX_REPLY_BYTES = MAX_BYTES + 2**20
-"""Of an answer: its tensors, and Flower's words around them."""
+"""Largest size of a reply: its tensors, and Flower's records around them."""
 
 
 @dataclass
 class Announced:
-    """An answer of which parts are missing, by their ids."""
+    """A reply with parts that have not arrived.
+
+    Args:
+        identity: id of the reply's message.
+        missing: ids of the parts that have not arrived.
+        parts: the parts that have arrived, by id; without content if the reply is discarded.
+        size: bytes of the parts that have arrived.
+    """
 
     identity: str
     missing: list[str]
@@ -36,73 +43,105 @@ class Announced:
 
 
 class Inbox:
-    """What has come.
+    """The replies that have arrived.
 
     Args:
         grid: Flower's own.
 
     Attributes:
-        took: seconds that the last look took, without the parts that were there.
-        late: messages whose answers are thrown away when they come, and the nodes that they went to.
+        poll_seconds: seconds that the last poll took, without the transfer of parts.
+        late: the node by message id; replies to these messages are discarded when they arrive.
     """
 
     def __init__(self, grid: Grid) -> None:
         self.grid = grid
-        self.took = 0.0
+        self.poll_seconds = 0.0
         self.late: dict[str, int] = {}
-        self._announced: dict[str, Announced] = {}
+        self._announced: dict[str, Announced] = {}  # by the id of the message that is answered
 
     def pull(self, identities: set[str]) -> Iterator[tuple[str, Message | None]]:
-        """The complete answers to messages of these ids, each once; ``None`` where its parts were lost or make none.
+        """Yield the complete replies to messages, each once.
 
-        Answers to all other messages are forgotten. Late ones are taken too, so that the SuperLink need not keep them.
+        Replies to other messages are forgotten. Late replies are received too, so that the SuperLink does not keep
+        them, and discarded.
+
+        Args:
+            identities: ids of the messages.
+
+        Yields:
+            The id of the message and the reply; ``None`` if its parts were lost, are too large, or make no message.
         """
         identities = identities | self.late.keys()
-        self._announced = {key: answer for key, answer in self._announced.items() if key in identities}
-        new = identities - self._announced.keys()
-        began = time.monotonic()
-        if not isinstance(self.grid, HttpGrid):  # in this process: an answer is there or it is not
-            found = list(self.grid.pull_messages(new)) if new else []
-            self.took = time.monotonic() - began
-            while found:  # none is held longer than it must
-                message = found.pop()
-                if self.late.pop(message.metadata.reply_to_message_id, None) is not None:
-                    continue
-                yield message.metadata.reply_to_message_id, message
-            return
-        if new:
-            pulled = self.grid._runtime_client.PullMessages(PullAppMessagesRequest(message_ids=new))
-            for head, tree in zip(pulled.messages_list, pulled.message_object_trees, strict=True):
-                parts = dict.fromkeys(part.object_id for part in iterate_object_tree(tree))
-                self._announced[head.metadata.reply_to_message_id] = Announced(head.metadata.message_id, list(parts))
-        self.took = time.monotonic() - began
-        for key, answer in list(self._announced.items()):
-            lost = self._fetch(self.grid, answer, keep=key not in self.late)
-            if lost or not answer.missing:
-                del self._announced[key]
-                whole = None if lost else self._assemble(self.grid, answer)
-                if self.late.pop(key, None) is None:
-                    yield key, whole
+        if isinstance(self.grid, HttpGrid):
+            replies = self._pull_http(self.grid, identities)
+        else:
+            replies = self._pull_in_memory(identities)
+        for identity, message in replies:
+            is_late = self.late.pop(identity, None) is not None
+            if not is_late:
+                yield identity, message
 
-    def _fetch(self, grid: HttpGrid, answer: Announced, *, keep: bool) -> bool:
-        """Take the parts that have come; whether one will never come, or they are more than anybody has to send."""
-        while answer.missing:
-            request = PullObjectRequest(node=grid.node, run_id=grid.run.run_id, object_id=answer.missing[-1])
-            part = grid._runtime_client.PullObject(request)
+    def _pull_in_memory(self, identities: set[str]) -> Iterator[tuple[str, Message]]:
+        """Yield the replies of a grid in this process, in which every reply is complete."""
+        if not identities:
+            return
+        began = time.monotonic()
+        found = list(self.grid.pull_messages(identities))
+        self.poll_seconds = time.monotonic() - began
+        while found:  # each is released as soon as it is read
+            message = found.pop()
+            yield message.metadata.reply_to_message_id, message
+
+    def _pull_http(self, grid: HttpGrid, identities: set[str]) -> Iterator[tuple[str, Message | None]]:
+        """Poll for new replies, fetch parts, and yield the replies that are complete or lost."""
+        for identity in self._announced.keys() - identities:
+            del self._announced[identity]
+        began = time.monotonic()
+        unannounced = identities - self._announced.keys()
+        if unannounced:
+            self._poll(grid, unannounced)
+        self.poll_seconds = time.monotonic() - began
+        for identity, reply in list(self._announced.items()):
+            lost = self._fetch(grid, reply, keep=identity not in self.late)
+            if reply.missing and not lost:
+                continue
+            del self._announced[identity]
+            message = None
+            if not lost:
+                message = self._assemble(grid, reply)
+            yield identity, message
+
+    def _poll(self, grid: HttpGrid, identities: set[str]) -> None:
+        """Ask the SuperLink which replies are announced."""
+        pulled = grid._runtime_client.PullMessages(PullAppMessagesRequest(message_ids=identities))
+        for head, tree in zip(pulled.messages_list, pulled.message_object_trees, strict=True):
+            parts = dict.fromkeys(part.object_id for part in iterate_object_tree(tree))  # unique, in order
+            self._announced[head.metadata.reply_to_message_id] = Announced(head.metadata.message_id, list(parts))
+
+    def _fetch(self, grid: HttpGrid, reply: Announced, *, keep: bool) -> bool:
+        """Fetch the parts that have arrived. Return whether the reply is lost: a part is gone, or it is too large."""
+        while reply.missing:
+            identity = reply.missing[-1]
+            part = grid._runtime_client.PullObject(
+                PullObjectRequest(node=grid.node, run_id=grid.run.run_id, object_id=identity)
+            )
             if not part.object_available:
                 return not part.object_found
-            answer.parts[answer.missing.pop()] = part.object_content if keep else b""
-            answer.size += len(part.object_content)
-            if answer.size > MAX_REPLY_BYTES:
+            reply.missing.pop()
+            reply.parts[identity] = b""
+            if keep:
+                reply.parts[identity] = part.object_content
+            reply.size += len(part.object_content)
+            if reply.size > MAX_REPLY_BYTES:
                 return True
         return False
 
-    def _assemble(self, grid: HttpGrid, answer: Announced) -> Message | None:
-        """The message that the parts make, if they make one; the SuperLink may forget them."""
-        node, run = grid.node, grid.run.run_id
-        received = ConfirmMessageReceivedRequest(node=node, run_id=run, message_object_id=answer.identity)
-        grid._runtime_client.ConfirmMessageReceived(received)
+    def _assemble(self, grid: HttpGrid, reply: Announced) -> Message | None:
+        """Return the message that the parts make, or ``None``; allow the SuperLink to delete them."""
+        grid._runtime_client.ConfirmMessageReceived(
+            ConfirmMessageReceivedRequest(node=grid.node, run_id=grid.run.run_id, message_object_id=reply.identity)
+        )
         try:
-            return cast(Message, inflate_object_from_contents(answer.identity, answer.parts))
-        except Exception:  # whatever Flower raises over parts that somebody else made
+            return cast(Message, inflate_object_from_contents(reply.identity, reply.parts))
+        except Exception:  # Flower can raise any type on parts that another program made
             return None

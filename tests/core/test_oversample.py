@@ -252,7 +252,7 @@ def test_failures_do_not_count_as_answers_and_a_node_that_left_is_asked_again() 
     )
     identity = list(grid.world.nodes)[2]
     grid.world.leave(identity)
-    engine._look()
+    engine._update_nodes()
     grid.world.come_back(identity, Slow("c"))
     replies, _ = engine.exchange(Payload({}), asked("c"), 600, closing=Closing(1, frozenset()))
     assert [reply.client for reply in replies] == ["c"]

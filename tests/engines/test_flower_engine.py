@@ -32,7 +32,7 @@ from common.settings import RunSettings, load_settings
 from common.wire.messages import Registration, Request, request_text
 from common.wire.payload import TENSOR_TYPE, Payload, decode, encode
 from server.engines import flower as flower_engine
-from server.engines.flower import FlowerEngine
+from server.engines.flower import Deadline, FlowerEngine
 from server.engines.inline import InlineEngine
 from server.run.conduct import prepare_output, run_federation
 from server.trackers.events import describe
@@ -240,7 +240,7 @@ def test_how_often_answers_are_looked_for(monkeypatch: pytest.MonkeyPatch) -> No
             return [("a", None)] if clock.now >= arrival else []
 
         monkeypatch.setattr(engine._inbox, "pull", pull)
-        assert [key for key, _ in engine._answers({"a"}, 1e9)] == ["a"]
+        assert [key for key, _ in engine._receive({"a"}, Deadline(1e9))] == ["a"]
         assert clock.now - arrival <= min(3.0, max(0.02, 0.06 * arrival)) + 1e-6
         assert looks <= arrival / 3.0 + 120
 
