@@ -1,14 +1,14 @@
-"""What hostile clients do to accuracy, by attack, method and aggregation rule, with and without the bound on lengths.
+"""What hostile clients do to accuracy, by attack, method and defence.
 
     python bench/poisoning.py           # every run that bench/results/poisoning.csv does not hold yet, then the table
     python bench/poisoning.py --table   # the table of what is there
     python bench/poisoning.py --methods fpl --federations "1 of 5" --seeds 0   # a part of it
-    python bench/poisoning.py --dry-run  # one attack after one honest round, few images; writes nothing
+    python bench/poisoning.py --dry-run  # one attacked run of two rounds on few images; writes nothing
 
-A federation trains honestly for some rounds and is attacked in the ones that follow, from the same state for every
-attack and rule. Attackers train honestly and change what they send (or, for label flip, what they learn from);
-everything else is the shipped code. Hostile are clients drawn by the seed. Runs are inline, in this process, on one
-thread.
+A federation of clients of different domains trains for 15 rounds. Hostile clients, drawn by the seed, train honestly
+and change what they send; for label flip they change what they learn from. They know the defence: "at the bound" means
+a thousand times too long, so that the server scales the update to exactly the longest that it accepts. Everything else
+is the shipped code. Runs are inline, in this process, on one thread.
 """
 
 from __future__ import annotations
@@ -20,39 +20,59 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout, whatever is installed
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # this checkout, not an installed package
 
 from bench.measuring import arguments, environment, start
 from bench.rows import append_rows
 from common.data.batches import Split
-from common.metrics import RoundScore
 from common.prototypes import PrototypeSet
 from common.seeding import generator
 from common.settings import RunSettings, load_settings
-from common.wire.messages import Request
+from common.wire.messages import Registration, Request
 from common.wire.payload import Payload
 from server.engines.inline import InlineEngine
-from server.run.checkpoint import Checkpoint
 from server.run.conduct import prepare_output
 from server.run.engine import Admit, Failure, Reply
 from server.run.history import read_rows
 from server.run.rounds import RoundLoop
 
 RESULTS = Path(__file__).parent / "results" / "poisoning.csv"
-SEEDS = (0, 1)
-METHODS = ("fedavg", "fpl", "fedproto")
-ATTACKS = ("none", "times ten", "sign flip", "prototype swap", "label flip", "variances")
-RULES = ("mean", "statistics_median", "median", "trimmed_mean", "multi_krum", "krum")
-HONEST_ROUNDS, ROUNDS = 12, 4
-SWAPPED = (3, 8)
-"""The classes whose prototypes are exchanged."""
+SEEDS = (0, 1, 2)
+METHODS = ("fpl", "fedavg")
+ATTACKS = {
+    "none": "nobody is hostile",
+    "sign flip": "the update with the opposite sign, at the bound, from round 1; prototypes too",
+    "honest, then flip": "the honest direction at the bound in rounds 1 to 10, then sign flip at the bound",
+    "growing, then flip": "the honest update, 8 % longer each round, flipped from round 11",
+    "late sign flip": "honest in rounds 1 to 10, then the update with the opposite sign and its own length",
+    "drift": "the opposite of its first update, at the bound, in every round",
+    "noise": "a random step at the bound",
+    "noise, 9e6 samples": "the same, and the client registers nine million samples",
+    "label flip": "label y is trained as K - 1 - y",
+    "prototype roll": "each class is sent another class's prototype, at the bound",
+    "variances": "running variances a thousand times as large",
+    "little is enough": "mean minus 1.5 standard deviations of the honest updates (Baruch et al., 2019)",
+    "inner product": "the negative mean of the honest updates, at the bound (Xie et al., 2020)",
+    "late inner product": "the same from round 11",
+}
+DEFENCES: dict[str, tuple[str, ...]] = {
+    "default": (),
+    "bound only": ("rounds.opposing=off",),
+    "none": ("rounds.opposing=off", "rounds.outliers=off"),
+    "median": ("rounds.opposing=off", "aggregation=median"),
+    "trimmed_mean": ("rounds.opposing=off", "aggregation=trimmed_mean"),
+    "multi_krum": ("rounds.opposing=off", "aggregation=multi_krum"),
+}
+ROUNDS, LATE = 15, 10
+AT_THE_BOUND = 1000.0
+LITTLE = 1.5
+"""Standard deviations of "little is enough"."""
 
 FEDERATIONS: dict[str, tuple[int, Sequence[str]]] = {
     "1 of 5": (
@@ -76,33 +96,31 @@ COMMON = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """One run. Accuracies in per cent after the last round; how many updates were shortened, how many refused."""
+    """One run. Accuracies in per cent after the last round; answers that were scaled or left out, and refused ones."""
 
     federation: str
     method: str
     attack: str
-    aggregation: str
-    bound: str
+    defence: str
     seed: int
     average: float
     worst: float
     clipped: int
     refused: int
+    honest_clipped: int
+    honest_left_out: int
     seconds: float
-    sha256: str
     torch: str
     commit: str
     when: str
 
 
-Key = tuple[str, str, str, str, str, int]
+Key = tuple[str, str, str, str, int]
 
 
 def key_of(outcome: Outcome) -> Key:
-    """What tells runs apart."""
-    return (
-        outcome.federation, outcome.method, outcome.attack, outcome.aggregation, outcome.bound, outcome.seed,
-    )  # fmt: skip
+    """Return what tells runs apart."""
+    return (outcome.federation, outcome.method, outcome.attack, outcome.defence, outcome.seed)
 
 
 class HostileEngine:
@@ -111,51 +129,82 @@ class HostileEngine:
     Args:
         settings: the run's settings.
         attack: one of :data:`ATTACKS`.
-        count: how many clients are hostile.
+        count: number of hostile clients.
     """
 
     simulated = True
 
     def __init__(self, settings: RunSettings, attack: str, count: int) -> None:
         self.inner = InlineEngine(settings)
-        self.attack, self.class_count = attack, settings.data.class_count
+        self.attack = attack
+        self.first_steps: dict[str, dict[str, Tensor]] = {}
+        self.registered: dict[str, dict[str, Any]] = {}
         clients = sorted(self.inner.devices)
         drawn = torch.randperm(len(clients), generator=generator(settings.seed, "hostile"))[:count].tolist()
         self.hostile = {clients[index] for index in drawn} if attack != "none" else set()
         if attack == "label flip":
             for client in self.hostile:
-                flip_labels(self.inner.devices[client], self.class_count)
+                flip_labels(self.inner.devices[client], settings.data.class_count)
 
     def register(self, expected: Sequence[str], admit: Admit, seconds: float) -> list[Failure]:
         """See :class:`server.run.engine.Engine`."""
-        return self.inner.register(expected, admit, seconds)
+
+        def admit_changed(registration: Registration) -> str | None:
+            if self.attack == "noise, 9e6 samples" and registration.client in self.hostile:
+                counts = [count * 9_000_000 // registration.samples for count in registration.class_counts]
+                registration = replace(registration, samples=sum(counts), class_counts=counts)
+                self.registered[registration.client] = {"samples": sum(counts), "class_counts": counts}
+            return admit(registration)
+
+        return self.inner.register(expected, admit_changed, seconds)
 
     def exchange(
         self, message: Payload, requests: Mapping[str, Request], seconds: float, **more: Any
     ) -> tuple[list[Reply], list[Failure]]:
         """See :class:`server.run.engine.Engine`."""
         replies, failures = self.inner.exchange(message, requests, seconds, **more)
-        return [
-            replace(reply, payload=self.spoiled(reply.payload, message))
-            if reply.client in self.hostile and requests[reply.client].train
-            else reply
-            for reply in replies
-        ], failures
+        honest = [
+            reply.payload for reply in replies if reply.client not in self.hostile and requests[reply.client].train
+        ]
+        sent: list[Reply] = []
+        for reply in replies:
+            request = requests[reply.client]
+            if reply.client in self.hostile and request.train:
+                reply = replace(reply, payload=self.changed(reply.payload, message, request, honest))
+            if reply.client in self.registered:
+                reply = replace(reply, answer=replace(reply.answer, **self.registered[reply.client]))
+            sent.append(reply)
+        return sent, failures
 
-    def spoiled(self, payload: Payload, message: Payload) -> Payload:
-        """The answer as the attack has it."""
-        if self.attack in ("sign flip", "times ten"):
-            factor = -1.0 if self.attack == "sign flip" else 10.0
-            weights = {name: moved(name, tensor, message.weights, factor) for name, tensor in payload.weights.items()}
-            sets = payload.prototypes
-            if sets is not None:
-                sets = PrototypeSet(factor * sets.vectors, sets.labels, sets.weights)
-            return replace(payload, weights=weights, prototypes=sets)
+    def changed(self, payload: Payload, message: Payload, request: Request, honest: Sequence[Payload]) -> Payload:
+        """Return what the hostile client sends."""
+        late = request.round > LATE
+        if self.attack == "sign flip":
+            return scaled(payload, message, -AT_THE_BOUND)
+        if self.attack == "honest, then flip":
+            return scaled(payload, message, -AT_THE_BOUND if late else AT_THE_BOUND)
+        if self.attack == "growing, then flip":
+            length = 1.08**request.round
+            return scaled(payload, message, -length if late else length)
+        if self.attack == "late sign flip":
+            return scaled(payload, message, -1.0 if late else 1.0)
+        if self.attack == "drift":
+            steps = self.first_steps.setdefault(request.client, steps_of(payload, message))
+            return stepped(payload, message, {name: -AT_THE_BOUND * step for name, step in steps.items()})
+        if self.attack.startswith("noise"):
+            return stepped(payload, message, random_steps(payload, message, request))
+        if self.attack == "prototype roll" and payload.prototypes is not None and len(payload.prototypes):
+            rolled = AT_THE_BOUND * payload.prototypes.vectors.roll(1, 0)
+            return replace(
+                payload, prototypes=PrototypeSet(rolled, payload.prototypes.labels, payload.prototypes.weights)
+            )
         if self.attack == "variances":
-            scaled = {name: 60 * tensor for name, tensor in payload.weights.items() if name.endswith("running_var")}
-            return replace(payload, weights={**payload.weights, **scaled})
-        if self.attack == "prototype swap" and payload.prototypes is not None:
-            return replace(payload, prototypes=swapped(payload.prototypes))
+            large = {name: 1000 * tensor for name, tensor in payload.weights.items() if name.endswith("running_var")}
+            return replace(payload, weights={**payload.weights, **large})
+        if self.attack == "little is enough":
+            return stepped(payload, message, little(honest, message))
+        if self.attack == "inner product" or (self.attack == "late inner product" and late):
+            return stepped(payload, message, negative_mean(honest, message))
         return payload
 
     def close(self) -> None:
@@ -163,24 +212,65 @@ class HostileEngine:
         self.inner.close()
 
 
-def moved(name: str, tensor: Tensor, received: Mapping[str, Tensor], factor: float) -> Tensor:
-    """``w^t + factor (w_k - w^t)``; running statistics stay honest, or the gate would see negative variances."""
-    if not tensor.is_floating_point() or "running_" in name:
-        return tensor
-    return received[name] + factor * (tensor - received[name])
+def is_parameter(name: str, tensor: Tensor) -> bool:
+    """Return whether a tensor is trained: neither a running statistic nor a counter."""
+    return tensor.is_floating_point() and "running_" not in name
 
 
-def swapped(prototypes: PrototypeSet) -> PrototypeSet:
-    """Two classes with each other's vectors; counts stay."""
-    first, second = ((prototypes.labels == label).nonzero().flatten() for label in SWAPPED)
-    vectors = prototypes.vectors.clone()
-    if len(first) == len(second) == 1:
-        vectors[first], vectors[second] = prototypes.vectors[second], prototypes.vectors[first]
-    return PrototypeSet(vectors, prototypes.labels, prototypes.weights)
+def steps_of(payload: Payload, message: Payload) -> dict[str, Tensor]:
+    """Return how far each parameter moved."""
+    steps: dict[str, Tensor] = {}
+    for name, tensor in payload.weights.items():
+        if is_parameter(name, tensor):
+            steps[name] = tensor - message.weights[name]
+    return steps
+
+
+def stepped(payload: Payload, message: Payload, steps: Mapping[str, Tensor]) -> Payload:
+    """Return the payload with other steps; running statistics stay honest."""
+    moved = {name: message.weights[name] + step for name, step in steps.items()}
+    return replace(payload, weights={**payload.weights, **moved})
+
+
+def scaled(payload: Payload, message: Payload, factor: float) -> Payload:
+    """Return the payload with its step and its prototypes multiplied by ``factor``."""
+    steps = {name: factor * step for name, step in steps_of(payload, message).items()}
+    changed = stepped(payload, message, steps)
+    if payload.prototypes is None:
+        return changed
+    vectors = factor * payload.prototypes.vectors
+    return replace(changed, prototypes=PrototypeSet(vectors, payload.prototypes.labels, payload.prototypes.weights))
+
+
+def random_steps(payload: Payload, message: Payload, request: Request) -> dict[str, Tensor]:
+    """Return random steps at the bound, in each tensor in proportion to the honest step."""
+    draws = generator(0, "noise", request.client, request.round)
+    steps: dict[str, Tensor] = {}
+    for name, step in steps_of(payload, message).items():
+        deviation = step.std() if step.numel() > 1 else step.abs().sum()
+        steps[name] = AT_THE_BOUND * deviation * torch.randn(step.shape, generator=draws)
+    return steps
+
+
+def honest_steps(honest: Sequence[Payload], message: Payload) -> dict[str, Tensor]:
+    """Return the honest clients' steps, stacked, by parameter."""
+    steps = [steps_of(payload, message) for payload in honest]
+    return {name: torch.stack([each[name] for each in steps]) for name in steps[0]}
+
+
+def little(honest: Sequence[Payload], message: Payload) -> dict[str, Tensor]:
+    """Return the mean minus :data:`LITTLE` standard deviations of the honest steps."""
+    stacked = honest_steps(honest, message)
+    return {name: steps.mean(0) - LITTLE * steps.std(0) for name, steps in stacked.items()}
+
+
+def negative_mean(honest: Sequence[Payload], message: Payload) -> dict[str, Tensor]:
+    """Return the negative mean of the honest steps, at the bound."""
+    return {name: -AT_THE_BOUND * steps.mean(0) for name, steps in honest_steps(honest, message).items()}
 
 
 def flip_labels(device: object, class_count: int) -> None:
-    """Every label y of the device's training data becomes K - 1 - y, before it registers."""
+    """Turn every label y of the device's training data into K - 1 - y, before it registers."""
     read = device._own_data  # type: ignore[attr-defined]
 
     def flipped() -> tuple[Split, Split]:
@@ -190,50 +280,31 @@ def flip_labels(device: object, class_count: int) -> None:
     device._own_data = flipped  # type: ignore[attr-defined]
 
 
-def rounds_of(
-    overrides: Sequence[str], attack: str, hostile: int, start: Checkpoint | None
-) -> tuple[Checkpoint, RoundScore, Counter[str]]:
-    """A run begun from ``start`` or from the initial weights: where it ended, its last score, and answers by status.
-
-    ``start`` brings its remembered lengths: for the bound, the attack comes from clients that were honest so far.
-    """
+def run(federation: str, method: str, attack: str, defence: str, seed: int, more: Sequence[str] = ()) -> Outcome:
+    """Run one attacked federation and return its row."""
+    count, overrides = FEDERATIONS[federation]
+    chosen = [f"method={method}", f"seed={seed}", f"train.rounds={ROUNDS}", *DEFENCES[defence], *more]
+    if defence in ("trimmed_mean", "multi_krum"):
+        chosen.append(f"aggregation.attackers={count}")
+    started = time.process_time()
     with tempfile.TemporaryDirectory() as folder:
-        settings = load_settings([*COMMON, *overrides, f"output={folder}"])
+        settings = load_settings([*COMMON, *overrides, *chosen, f"output={folder}"])
         prepare_output(settings)
-        engine = HostileEngine(settings, attack, hostile)
+        engine = HostileEngine(settings, attack, count)
         rounds = RoundLoop(settings, engine)
-        if start is not None:
-            rounds.federation.initial_state = lambda: replace(start.state, round=0)  # type: ignore[method-assign]
-            rounds.federation.bounds.lengths = dict(start.lengths)
         rounds.run()
         engine.close()
-        statuses = Counter(row["status"] for row in read_rows(Path(folder) / "activity.csv"))
-        end = rounds.checkpoints.load()
-        assert end is not None
-        return end, rounds.history.round_scores()[-1], statuses
-
-
-@cache
-def honest_state(federation: str, method: str, seed: int) -> Checkpoint:
-    """What :data:`HONEST_ROUNDS` rounds without an attack lead to, with the plain average."""
-    overrides = (*FEDERATIONS[federation][1], f"method={method}", f"seed={seed}", f"train.rounds={HONEST_ROUNDS}")
-    return rounds_of(overrides, "none", 0, None)[0]
-
-
-def run(federation: str, method: str, attack: str, rule: str, bound: str, seed: int) -> Outcome:
-    """One attacked run and its row."""
-    count, overrides = FEDERATIONS[federation]
-    extra = [f"aggregation.attackers={count}"] if rule not in ("mean", "statistics_median", "median") else []
-    extra += ["rounds.outliers=off"] if bound == "off" else []
-    start = honest_state(federation, method, seed)
-    started = time.process_time()
-    chosen = (f"method={method}", f"aggregation={rule}", f"seed={1000 + seed}", f"train.rounds={ROUNDS}")
-    end, score, statuses = rounds_of([*overrides, *chosen, *extra], attack, count, start)
+        rows = read_rows(Path(folder) / "activity.csv")
+        score = rounds.history.round_scores()[-1]
+    statuses = Counter(row["status"] for row in rows)
+    reasons = [row["reason"] for row in rows if row["status"] == "clipped" and row["client"] not in engine.hostile]
+    shortened = sum("longer than the bound" in reason for reason in reasons)
+    left_out = sum("left out: its" in reason for reason in reasons)
     where = environment(torch.device("cpu"))
     return Outcome(
-        federation, method, attack, rule, bound, seed, round(score.average, 3), round(score.worst, 3),
-        statuses["clipped"], statuses["refused"], round(time.process_time() - started, 2), end.state.sha256(),
-        str(where["torch"]), str(where["commit"]), str(where["when"]),
+        federation, method, attack, defence, seed, round(score.average, 3), round(score.worst, 3),
+        statuses["clipped"], statuses["refused"], shortened, left_out,
+        round(time.process_time() - started, 2), str(where["torch"]), str(where["commit"]), str(where["when"]),
     )  # fmt: skip
 
 
@@ -242,43 +313,44 @@ def plan(
     federations: Sequence[str],
     methods: Sequence[str],
     attacks: Sequence[str],
-    rules: Sequence[str],
-) -> Iterator[tuple[str, str, str, str, int]]:
-    """The runs with the bound on: a column of the table after the other."""
-    for rule in rules:
-        for seed in seeds:
-            for federation in federations:
-                for method in methods:
-                    for attack in attacks:
-                        if attack != "prototype swap" or method != "fedavg":
-                            yield federation, method, attack, rule, seed
+    defences: Sequence[str],
+) -> Iterator[Key]:
+    """Yield the runs of the table, a column after the other."""
+    for defence in defences:
+        for federation in federations:
+            for method in methods:
+                for attack in attacks:
+                    if attack == "prototype roll" and method == "fedavg":
+                        continue  # it sends no prototypes
+                    for seed in seeds:
+                        yield federation, method, attack, defence, seed
 
 
 def load(path: Path) -> list[Outcome]:
-    """The rows of the CSV, typed; none if it does not exist."""
-    kinds = {"seed": int, "clipped": int, "refused": int, "average": float, "worst": float, "seconds": float}
-    return [Outcome(**{name: kinds.get(name, str)(value) for name, value in row.items()}) for row in read_rows(path)]
-
-
-def append(outcome: Outcome, path: Path) -> None:
-    """Add a row to the CSV, made with a header when it does not exist."""
-    append_rows(path, [asdict(outcome)])
+    """Return the rows of the CSV, typed; none if it does not exist."""
+    kinds: dict[str, Any] = dict.fromkeys(("seed", "clipped", "refused", "honest_clipped", "honest_left_out"), int)
+    kinds |= dict.fromkeys(("average", "worst", "seconds"), float)
+    outcomes: list[Outcome] = []
+    for row in read_rows(path):
+        outcomes.append(Outcome(**{name: kinds.get(name, str)(value) for name, value in row.items()}))
+    return outcomes
 
 
 def cell(outcomes: Sequence[Outcome]) -> str:
-    """Mean ± standard deviation of the average accuracy over seeds."""
+    """Return mean ± standard deviation of the average accuracy over seeds; fewer than all seeds are marked."""
     if not outcomes:
         return "-"
     values = [outcome.average for outcome in outcomes]
     spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
-    return f"{statistics.mean(values):.1f}{spread}"
+    mark = "" if len(values) == len(SEEDS) else f" ({len(values)} seeds)"
+    return f"{statistics.mean(values):.1f}{spread}{mark}"
 
 
 def table(outcomes: Sequence[Outcome]) -> str:
-    """Markdown: rows are federation, method and attack; columns the rules, and the mean without the bound."""
+    """Return Markdown: rows are federation, method and attack; columns the defences."""
     lines = [
-        "| hostile | method | attack | clipped | mean, no bound | " + " | ".join(RULES) + " |",
-        "|---|---|---|---:|---:|" + "---:|" * len(RULES),
+        "| hostile | method | attack | " + " | ".join(DEFENCES) + " |",
+        "|---|---|---|" + "---:|" * len(DEFENCES),
     ]
     for federation in FEDERATIONS:
         for method in METHODS:
@@ -287,22 +359,15 @@ def table(outcomes: Sequence[Outcome]) -> str:
                 mine = [item for item in outcomes if (item.federation, item.method, item.attack) == wanted]
                 if not mine:
                     continue
-                by_rule = {rule: [x for x in mine if x.aggregation == rule and x.bound == "on"] for rule in RULES}
-                without = [x for x in mine if x.aggregation == "mean" and x.bound == "off"]
-                without += [x for x in by_rule["mean"] if not x.clipped]  # where nothing was cut it is the same run
-                clipped = sum(item.clipped for item in by_rule["mean"])
-                cells = [cell(without), *(cell(by_rule[rule]) for rule in RULES)]
-                lines.append(f"| {federation} | {method} | {attack} | {clipped} | " + " | ".join(cells) + " |")
+                cells = [cell([item for item in mine if item.defence == defence]) for defence in DEFENCES]
+                lines.append(f"| {federation} | {method} | {attack} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
 def dry_run() -> None:
-    """One attacked run of two rounds on few images."""
-    count, overrides = FEDERATIONS["1 of 5"]
-    chosen = [*overrides, "method=fpl", "protocol.samples=24", "rounds.test_samples=8"]
-    honest, _, _ = rounds_of([*chosen, "train.rounds=1"], "none", 0, None)
-    _, score, statuses = rounds_of([*chosen, "train.rounds=1", "seed=1000"], "sign flip", count, honest)
-    print(f"average {score.average:.2f}, worst {score.worst:.2f}, answers {dict(statuses)}")
+    """Run one attacked federation for two rounds on few images."""
+    few = ("protocol.samples=24", "rounds.test_samples=8", "train.rounds=2")
+    print(run("1 of 5", "fpl", "sign flip", "default", 0, few))
     print(table(load(RESULTS)))
 
 
@@ -315,7 +380,7 @@ def main() -> None:
     options.add_argument("--federations", nargs="+", default=list(FEDERATIONS), choices=list(FEDERATIONS))
     options.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
     options.add_argument("--attacks", nargs="+", default=list(ATTACKS), choices=list(ATTACKS))
-    options.add_argument("--rules", nargs="+", default=list(RULES), choices=list(RULES))
+    options.add_argument("--defences", nargs="+", default=list(DEFENCES), choices=list(DEFENCES))
     chosen = options.parse_args()
     torch.set_num_threads(1)
     if chosen.dry_run:
@@ -323,15 +388,12 @@ def main() -> None:
         return
     outcomes = load(chosen.results)
     done = {key_of(outcome) for outcome in outcomes}
-    runs = plan(chosen.seeds, chosen.federations, chosen.methods, chosen.attacks, chosen.rules)
-    for federation, method, attack, rule, seed in () if chosen.table else runs:
-        for bound in ("on", "off"):
-            key = (federation, method, attack, rule, bound, seed)
-            same = next((item for item in outcomes if key_of(item) == (*key[:4], "on", seed)), None)
-            if key in done or (bound == "off" and (rule != "mean" or same is None or not same.clipped)):
-                continue  # where the bound cut nothing, the run without it is the same run
-            outcomes.append(run(federation, method, attack, rule, bound, seed))
-            append(outcomes[-1], chosen.results)
+    if not chosen.table:
+        for key in plan(chosen.seeds, chosen.federations, chosen.methods, chosen.attacks, chosen.defences):
+            if key in done:
+                continue
+            outcomes.append(run(*key))
+            append_rows(chosen.results, [asdict(outcomes[-1])])
             print(outcomes[-1], flush=True)
     print(table(outcomes))
 

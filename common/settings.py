@@ -228,8 +228,10 @@ class RoundSettings:
         absence: probability, in [0, 1), that a client is absent, drawn for each round; at least one client is present.
         outliers: how an update with a norm above the bound is treated: ``clip`` scales it down to the bound,
             ``refuse`` leaves it out, ``off`` sets no bound. See :mod:`strategies.core.bounds`.
-        outlier_factor: the bound as a multiple of the norm of the exchange's median update, > 1; a client's own history
-            raises it.
+        outlier_factor: the bound as a multiple of the norm of the exchange's median update, > 1.
+        opposing: how an update is treated that works against the other clients': ``refuse`` leaves it out, and with it
+            prototypes of classes that point away from the others'; ``off`` compares nothing. See
+            :mod:`strategies.core.agreement`.
         max_samples: training samples above which a registration is refused.
         largest_client: the samples that a client counts for at most, as a multiple of the median client's, >= 1.
         largest_share: a client's largest share of an average over three clients or more, in (0, 1]. With 0.5 no client
@@ -254,7 +256,8 @@ class RoundSettings:
     test: bool = True
     absence: BelowOne = 0.0
     outliers: Literal["clip", "refuse", "off"] = "clip"
-    outlier_factor: Annotated[float, Field(gt=1)] = 1.5
+    outlier_factor: Annotated[float, Field(gt=1)] = 1.2
+    opposing: Literal["refuse", "off"] = "refuse"
     max_samples: Count = 10_000_000
     largest_client: Annotated[float, Field(ge=1)] = 10.0
     largest_share: Share = 0.5

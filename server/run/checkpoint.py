@@ -13,8 +13,8 @@ from common.storage.state import GlobalState, under_prefix, with_prefix
 BEST = "best"
 """The folder, beside ``checkpoint/``, of the checkpoint of the best round by validation."""
 
-LENGTHS = "lengths/"
-"""Prefix of what the bound on updates remembers."""
+MEMORY = "memory/"
+"""Prefix of what the guards against hostile updates remember."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,7 +25,7 @@ class Checkpoint:
         method, identity, seed: what the run was; another run's checkpoint is refused.
         rounds: how many rounds the run was to have.
         seconds: wall seconds of the run so far, parts that crashed included up to their last checkpoint.
-        lengths: what the bound on updates remembers, see :class:`strategies.core.bounds.Bounds`.
+        memory: what the guards remember, see :meth:`strategies.core.federation.Federation.memory`.
     """
 
     state: GlobalState
@@ -35,7 +35,7 @@ class Checkpoint:
     seed: int
     rounds: int
     seconds: float = 0.0
-    lengths: Mapping[str, Tensor] = field(default_factory=dict)
+    memory: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 class Checkpoints:
@@ -49,8 +49,8 @@ class Checkpoints:
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Write a checkpoint, then drop the oldest beyond ``keep``."""
-        facts = {name: value for name, value in vars(checkpoint).items() if name not in ("state", "lengths")}
-        tensors = checkpoint.state.tensors() | with_prefix(LENGTHS, checkpoint.lengths)
+        facts = {name: value for name, value in vars(checkpoint).items() if name not in ("state", "memory")}
+        tensors = checkpoint.state.tensors() | with_prefix(MEMORY, checkpoint.memory)
         self.series.write(checkpoint.state.round, tensors, facts)
         self.series.keep(self.series.numbers()[-self.count :])
 
@@ -99,7 +99,7 @@ def _understand(entry: Entry) -> Checkpoint:
     if bad := state.not_finite():
         raise ValueError(f"{bad} has values that are not finite")
     check_run_id(entry.facts.get("run"))  # clients keep their state in a folder of this name
-    return Checkpoint(state, **entry.facts, lengths=under_prefix(LENGTHS, entry.tensors))
+    return Checkpoint(state, **entry.facts, memory=under_prefix(MEMORY, entry.tensors))
 
 
 def check_belongs(checkpoint: Checkpoint, method: str, identity: str, seed: int, differ: Sequence[str] = ()) -> None:

@@ -114,11 +114,12 @@ class Recorder:
         message_parts, message_size = message.part_bytes(), encoded_size(message)
         arrived = {reply.client: reply for reply in replies}
         rows: list[dict[str, Any]] = []
+        reductions = outcome.reductions()
         for reply in outcome.admitted:
             row = self._reply_row(reply)
-            if reply.client in outcome.clipped:
+            if reply.client in reductions:
                 row["status"] = CLIPPED
-                row["reason"] = _clip_reason(outcome.clipped[reply.client])
+                row["reason"] = reductions[reply.client][:MAX_REASON]
             rows.append(row)
         for failure in failures:
             rows.append(self._failure_row(failure, arrived.get(failure.client)))
@@ -176,9 +177,13 @@ class Recorder:
         return row | _byte_columns("up", {}, size)
 
     def _write_clipped(self, outcome: Outcome) -> None:
-        for client, factors in outcome.clipped.items():
-            rounded = {name: round(factor, 6) for name, factor in factors.items()}
-            self._client_event("client clipped", client, reason=_clip_reason(factors), factors=rounded)
+        for client, reason in outcome.reductions().items():
+            factors = {name: round(factor, 6) for name, factor in outcome.clipped.get(client, {}).items()}
+            if client in outcome.opposing:
+                factors["update"] = 0.0
+            if client in outcome.unlike:
+                factors["prototypes of some classes"] = 0.0
+            self._client_event("client clipped", client, reason=reason[:MAX_REASON], factors=factors)
 
     def _write_capped(self, outcome: Outcome) -> None:
         """Report once each client that counts for fewer samples than it registered."""
@@ -279,13 +284,6 @@ class Recorder:
 
 def _entries(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, int, int]]:
     return [(row["domain"], row["correct"], row["count"]) for row in rows]
-
-
-def _clip_reason(factors: Mapping[str, float]) -> str:
-    """Return what a client's update was scaled by, the smallest factor first."""
-    ascending = sorted(factors.items(), key=lambda item: item[1])
-    parts = [f"{name} by {factor:.3g}" for name, factor in ascending]
-    return ("longer than the bound, scaled: " + ", ".join(parts))[:MAX_REASON]
 
 
 def _byte_columns(direction: str, parts: Mapping[str, int], total: int) -> dict[str, int]:

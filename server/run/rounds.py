@@ -106,7 +106,7 @@ class RoundLoop:
         return self.state
 
     def _open(self) -> None:
-        """Open the run's folder; take state, run id and bounds from its checkpoint if the run is resumed."""
+        """Open the run's folder; if it is resumed, take state, run id and the guards' memory from it."""
         start = open_run(self.settings, self.checkpoints, self.best_checkpoint, self.listeners)
         self.history, self.resume_check = start.history, start.check
         self.trained = start.checkpoint is not None
@@ -114,7 +114,7 @@ class RoundLoop:
             self.state = start.checkpoint.state
             self.run_id = start.checkpoint.run
             self.earlier_seconds = start.checkpoint.seconds
-            self.federation.bounds.lengths = dict(start.checkpoint.lengths)
+            self.federation.remember(start.checkpoint.memory)
 
     def _announce(self) -> None:
         """Write the event ``start`` or ``resume``, and what the privacy settings do not protect."""
@@ -205,7 +205,7 @@ class RoundLoop:
             seed=self.settings.seed,
             rounds=self.settings.train.rounds,
             seconds=round(self.seconds(), 3),
-            lengths=self.federation.bounds.lengths,
+            memory=self.federation.memory(),
         )
 
     def privacy_report(self) -> dict[str, Any] | None:

@@ -6,19 +6,17 @@ shorter step.
 
 The bound of a client is
 
-    min(MAX_HISTORY * factor * usual, max(factor * median * ratio, GROWTH * own))
+    factor * max(median, usual) * ratio
 
 - ``median`` is the median length of the exchange. Fewer than half of the clients cannot move it beyond honest lengths.
-- ``usual`` is the larger of ``median`` and the median of the medians of the last :data:`MEMORY` exchanges of this kind.
+- ``usual`` is the median of the medians of the last :data:`MEMORY` exchanges of this kind, so that one exchange of
+  short updates does not cut the next.
 - ``ratio`` is the client's number of batches over the median number, at most :data:`MAX_RATIO`, because the server
   cannot check how many samples a client has.
-- ``own`` is the median of the client's last :data:`MEMORY` lengths after clipping.
 
-A client that moves as it did before is not clipped when the others have converged. A client with long updates is
-clipped less every third round, until it is not clipped at all. A client that turns hostile is held to its own past.
-The history holds clipped lengths, so a hostile client raises its bound as slowly as an honest one: by :data:`GROWTH` in
-three rounds, and never beyond :data:`MAX_HISTORY` times the bound of the others. A hard domain and a hostile client
-cannot be told apart, and this is the cost.
+What a client sent earlier does not raise its bound: a client that behaves well for ten rounds and then turns hostile
+would gain by it. A client that pushes in a harmful direction with updates within the bound is the subject of
+:mod:`strategies.core.agreement`.
 """
 
 from __future__ import annotations
@@ -43,16 +41,10 @@ MIN_UPDATES = 3
 """Fewest updates that give a bound. With two, the median lies half-way to the hostile one."""
 
 MEMORY = 5
-"""Exchanges that are remembered. Missing ones count as 0, so a client's own median is 0 before its third."""
-
-MAX_HISTORY = 4.0
-"""Largest factor by which its history raises a client's bound above that of the others."""
-
-GROWTH = 1.25
-"""How much longer than its own median length a client may go."""
+"""Exchanges with medians that are remembered."""
 
 MAX_RATIO = 2.0
-"""Largest factor by which registered batches raise a bound; beyond it, only history does."""
+"""Largest factor by which registered batches raise a bound."""
 
 STILL = 0.02
 """The median counts as at least this share of the parameters' own norm. Otherwise, when most clients have converged, an
@@ -96,24 +88,22 @@ class Excess(NamedTuple):
 
 @dataclass
 class Bounds:
-    """Finds updates that are too long, and remembers the lengths of earlier exchanges.
+    """Finds updates that are too long, and remembers the median lengths of earlier exchanges.
 
     Args:
-        factor: > 1, see the module; of everything but parameters a domain has a scale of its own, so that it is
-            squared there.
-        clients: clients of the federation, registered or not.
-        lengths: by exchange and part, ``[clients + 1, MEMORY]`` float64: each client's last lengths at its index, in
-            the last row the exchanges' medians; newest last, 0 where there was none. What a checkpoint must keep.
+        factor: >= 1, see the module. It is squared for everything but parameters, because each domain has a scale of
+            its own there.
+        medians: by exchange and part, ``[MEMORY]`` float64: the last exchanges' median lengths, newest last, 0 where
+            there was none. A checkpoint must keep them.
     """
 
     factor: float
-    clients: int
-    lengths: dict[str, Tensor] = field(default_factory=dict)
+    medians: dict[str, Tensor] = field(default_factory=dict)
 
     def find(
         self, updates: Sequence[Update], state: GlobalState, expected: UploadSpec, server: ServerContext
     ) -> dict[str, dict[str, Excess]]:
-        """Return every part that is too long, by client id and part; remember the lengths of this exchange.
+        """Return every part that is too long, by client id and part; remember the medians of this exchange.
 
         The parts are
 
@@ -150,20 +140,18 @@ class Bounds:
     def _compare(
         self, name: str, key: str, lengths: Mapping[Client, float], median: float, batches: Mapping[str, int]
     ) -> dict[str, Excess]:
-        """Return the clients that exceed their bounds on one part; remember the lengths under ``key``."""
-        past = self.lengths.setdefault(key, torch.zeros(self.clients + 1, MEMORY, dtype=torch.float64))
-        own = past.median(1).values.tolist()  # MEMORY is odd, so this is the middle value
-        limit = MAX_HISTORY * max(median, own[-1])
+        """Return the clients that exceed their bounds on one part; remember the median under ``key``."""
+        past = self.medians.setdefault(key, torch.zeros(MEMORY, dtype=torch.float64))
+        usual = max(median, float(past.median()))  # MEMORY is odd, so this is the middle value
+        self.medians[key] = torch.cat([past[1:], past.new_tensor([median])])
         usual_batches = statistics.median(batches[client.id] for client in lengths)
         factor = self.factor if name == "parameters" else self.factor**2
-        past[-1] = _push(past[-1], median)
         found: dict[str, Excess] = {}
         for client, length in lengths.items():
             ratio = 1.0
             if name == "parameters":
                 ratio = min(MAX_RATIO, max(1.0, batches[client.id] / usual_batches))
-            bound = min(factor * limit, max(factor * median * ratio, GROWTH * own[client.index]))
-            past[client.index] = _push(past[client.index], min(length, bound))
+            bound = factor * usual * ratio
             if length > bound:
                 found[client.id] = Excess(length, bound, median)
         return found
@@ -257,10 +245,6 @@ def _short_rows(rows: Tensor, bound: float) -> Tensor:
     norms = _row_norms(rows)
     shares = torch.where(norms > bound, bound / norms, torch.ones_like(norms))
     return rows * shares.view(-1, *[1] * (rows.ndim - 1))
-
-
-def _push(past: Tensor, newest: float) -> Tensor:
-    return torch.cat([past[1:], past.new_tensor([newest])])
 
 
 def _batches(client: Client, train: TrainSettings) -> int:

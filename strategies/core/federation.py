@@ -9,21 +9,22 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from common.errors import PayloadError
 from common.seeding import generator
 from common.settings import RunSettings
 from common.storage.answer_store import AnswerStore
-from common.storage.state import GlobalState
+from common.storage.state import GlobalState, under_prefix, with_prefix
 from common.wire.messages import Answer, Request
 from common.wire.payload import Payload, cast_down, cast_up
 from strategies.core.aggregation import Mean, at_most, cap_samples
+from strategies.core.agreement import Agreement, Opposition, without_opposed_prototypes
 from strategies.core.bounds import Bounds, Excess
 from strategies.core.gate import Gate
 from strategies.core.method import Client, Method, ServerContext, Update, build_model, feature_size
@@ -75,6 +76,8 @@ class Outcome:
         updates: their updates, by client id, as they were aggregated: with the samples that they count for.
         refused: clients whose replies were not accepted, with the reasons.
         clipped: by client id, the factors in (0, 1) by which parts of its update were scaled.
+        opposing: by client id, why its update was left out; its scores count.
+        unlike: by client id, the classes of which its prototypes were left out.
         needed: updates that the exchange needed.
         by: the setting that ``needed`` comes from.
     """
@@ -84,8 +87,26 @@ class Outcome:
     updates: list[Update]
     refused: list[tuple[str, str]]
     clipped: dict[str, dict[str, float]]
+    opposing: dict[str, Opposition] = field(default_factory=dict)
+    unlike: dict[str, list[int]] = field(default_factory=dict)
     needed: int = 0
     by: str = ""
+
+    def reductions(self) -> dict[str, str]:
+        """Return what was scaled or left out of accepted replies, by client id, in words for the record."""
+        texts: dict[str, list[str]] = {}
+        for client, factors in self.clipped.items():
+            ascending = sorted(factors.items(), key=lambda item: item[1])
+            parts = [f"{name} by {factor:.3g}" for name, factor in ascending]
+            texts.setdefault(client, []).append("longer than the bound, scaled: " + ", ".join(parts))
+        for client, opposition in self.opposing.items():
+            texts.setdefault(client, []).append(f"left out: {opposition}")
+        for client, classes in self.unlike.items():
+            named = ", ".join(str(label) for label in classes)
+            texts.setdefault(client, []).append(
+                f"prototypes that point away from the other clients' left out: classes {named} (rounds.opposing=refuse)"
+            )
+        return {client: "; ".join(parts) for client, parts in texts.items()}
 
     @property
     def skipped(self) -> bool:
@@ -102,7 +123,8 @@ class Federation:
     Attributes:
         registry: the clients.
         server: what the method's server half may use in the present exchange; a new object for each exchange.
-        bounds: how long updates may be; the only memory from one exchange to the next, kept in checkpoints.
+        bounds: how long updates may be.
+        agreement: which updates work against the others.
         answer_store: where replies wait until the exchange closes.
         best: the round that is best by validation so far, whose own state devices keep; -1 if there is none.
 
@@ -114,7 +136,8 @@ class Federation:
         self.settings = settings
         self.method: Method = settings.method
         self.registry = Registry(settings)
-        self.bounds = Bounds(settings.rounds.outlier_factor, len(self.registry.expected))
+        self.bounds = Bounds(settings.rounds.outlier_factor)
+        self.agreement = Agreement(len(self.registry.expected), settings.seed)
         self.answer_store = AnswerStore(settings.output_folder, settings.rounds.memory * 2**30)
         self.best = -1
         self._requests: dict[str, Request] = {}
@@ -231,9 +254,10 @@ class Federation:
         """Check an exchange's replies and aggregate them; the only way, for every engine and for Flower's own server.
 
         In this order: the gate accepts or refuses each reply; updates that are too long are scaled down or refused
-        (``rounds.outliers``); no client counts for too many samples (``rounds.largest_share``); the aggregation rule is
+        (``rounds.outliers``); updates and prototypes that work against the others' are left out (``rounds.opposing``);
+        no client counts for too many samples (``rounds.largest_share``); the aggregation rule is
         told how many replies were refused; if as many updates are left as :meth:`needed` says, they are aggregated.
-        The bounds remember the exchange even if it is skipped.
+        The guards remember the exchange even if it is skipped.
 
         Args:
             state: the state that :meth:`message` was made from.
@@ -245,15 +269,22 @@ class Federation:
         updates, too_long, clipped = self._bound(state, updates)
         admitted = [reply for reply in admitted if reply.client not in too_long]
         refusals += too_long.items()
+        opposing: dict[str, Opposition] = {}
+        unlike: dict[str, list[int]] = {}
+        if self.settings.rounds.opposing == "refuse":
+            if not self.method.turns_steps:
+                opposing = self.agreement.find(updates, state, self.server)
+            updates = [update for update in updates if update.client.id not in opposing]
+            updates, unlike = without_opposed_prototypes(updates)
         updates = cap_samples(updates, self.server.clients, self.settings.rounds.largest_share)
-        aggregation = self.settings.aggregation.after_refusals(refused + len(refusals), len(updates))
+        aggregation = self.settings.aggregation.after_refusals(refused + len(refusals) + len(opposing), len(updates))
         needed, by = 0, ""
-        asked = self._asked_to_train
+        asked = self._asked_to_train - len(opposing)  # a client that is left out cannot hold up the round
         if asked:
             needed, by = self.needed(min(asked, enough) if enough else asked, aggregation)
         if needed and len(updates) >= needed:
             state = self.method.aggregate(state, updates, replace(self.server, aggregation=aggregation))
-        return Outcome(state, admitted, updates, refusals, clipped, needed, by)
+        return Outcome(state, admitted, updates, refusals, clipped, opposing, unlike, needed, by)
 
     def needed(self, asked: int, aggregation: Mean | None = None) -> tuple[int, str]:
         """Return how many of ``asked`` participants must have replied for an exchange to count, and the setting's name.
@@ -349,6 +380,15 @@ class Federation:
                 update = self.answer_store.keep(self.bounds.clip(update, state, expected, self.server, limits))
             bounded.append(update)
         return bounded, {}, factors
+
+    def memory(self) -> dict[str, Tensor]:
+        """Return what the guards remember from one exchange to the next; a checkpoint must keep it."""
+        return with_prefix("bounds/", self.bounds.medians) | with_prefix("agreement/", self.agreement.memory)
+
+    def remember(self, memory: Mapping[str, Tensor]) -> None:
+        """Continue with the memory of a checkpoint, see :meth:`memory`."""
+        self.bounds.medians = under_prefix("bounds/", memory)
+        self.agreement.memory = under_prefix("agreement/", memory)
 
     def _refusal(self, parts: dict[str, Excess]) -> str:
         """Return why an update is refused: its part that exceeds its bound most."""

@@ -194,8 +194,8 @@ class FlowerStrategy(Strategy):
         closed = self.federation.close(self.state, arrived, len(unread))
         for sender, reason in unread + closed.refused:
             log(WARNING, "round %s: the answer of %s is refused: %s", server_round, _shown(sender), _shown(reason))
-        for client, factors in closed.clipped.items():
-            log(WARNING, "round %s: the update of %s is scaled: %s", server_round, client, factors)
+        for client, reason in closed.reductions().items():
+            log(WARNING, "round %s: the update of %s: %s", server_round, client, reason)
         if failures:
             log(WARNING, "round %s: %s clients failed", server_round, len(failures))
         server = self.federation.server

@@ -76,6 +76,14 @@ class Method:
         """Whether what a round does depends on how many there are in all, so that a run cannot be made longer."""
         return False
 
+    @property
+    def turns_steps(self) -> bool:
+        """Whether the method itself turns the steps of honest clients against each other.
+
+        Directions of updates are then not compared, see :mod:`strategies.core.agreement`.
+        """
+        return False
+
     # ---- how it is scored ------------------------------------------------------------------------------------------
 
     @property

@@ -21,7 +21,7 @@ from common.storage.state import GlobalState
 from common.wire.messages import Request
 from common.wire.payload import Payload
 from server.trackers.events import describe
-from strategies.core.bounds import GROWTH, MAX_HISTORY, MAX_RATIO, MEMORY, STILL, Bounds
+from strategies.core.bounds import MAX_RATIO, MEMORY, STILL, Bounds
 from strategies.core.method import Client, Update, UploadSpec
 
 MEAN, VARIANCE = "norm.running_mean", "norm.running_var"
@@ -44,7 +44,7 @@ def moved(client: Client, parameters: float, statistics: float = 1.0) -> Update:
 def found(
     updates: list[Update], expected: UploadSpec | None = None, bounds: Bounds | None = None, **changes: Any
 ) -> dict[str, dict[str, tuple[float, float, float]]]:
-    bounds = bounds or Bounds(FACTOR, len(updates))
+    bounds = bounds or Bounds(FACTOR)
     return bounds.find(updates, STATE, expected or UploadSpec(), replace(Half(), **changes))
 
 
@@ -57,7 +57,7 @@ def limits(updates: list[Update], expected: UploadSpec | None = None, **changes:
 
 
 def clipped(update: Update, most: Mapping[str, float], expected: UploadSpec | None = None) -> Update:
-    return Bounds(FACTOR, 3).clip(update, STATE, expected or UploadSpec(), Half(), most)
+    return Bounds(FACTOR).clip(update, STATE, expected or UploadSpec(), Half(), most)
 
 
 def distance(weights: Mapping[str, Tensor], names: frozenset[str]) -> float:
@@ -214,40 +214,37 @@ def rounds_of(bounds: Bounds, lengths: Callable[[int], list[float]], count: int)
     return accepted
 
 
-def test_a_client_with_long_updates_in_every_round_is_soon_accepted_unclipped() -> None:
-    """Three times the others' length, with a factor of 2: cut for three rounds, less for three, then never again."""
-    accepted = [row[3] for row in rounds_of(Bounds(FACTOR, 4), lambda _: [1.0, 1.0, 1.0, 3.0], 12)]
-    assert accepted == pytest.approx([2.0] * 3 + [2.5] * 3 + [3.0] * 6, rel=1e-4)
+def test_a_client_with_long_updates_in_every_round_keeps_the_same_bound() -> None:
+    accepted = [row[3] for row in rounds_of(Bounds(FACTOR), lambda _: [1.0, 1.0, 1.0, 3.0], 12)]
+    assert accepted == pytest.approx([2.0] * 12, rel=1e-4)
+
+
+def test_good_behaviour_earns_a_hostile_client_nothing() -> None:
+    """Growing by 8 % a round, it ends at the bound that the others' median gives."""
+    accepted = [row[4] for row in rounds_of(Bounds(FACTOR), lambda number: [1.0, 1.0, 1.0, 1.0, 1.08**number], 40)]
+    assert max(accepted) == pytest.approx(FACTOR, rel=1e-4)
+
+
+def test_one_exchange_of_short_updates_does_not_cut_the_next() -> None:
+    accepted = rounds_of(Bounds(FACTOR), lambda number: [0.1, 0.1, 0.1] if number == 6 else [1.0, 1.0, 1.9], 7)
+    assert accepted[6] == pytest.approx([1.0, 1.0, 1.9])
 
 
 def test_who_still_learns_when_the_others_have_keeps_its_way_for_a_while() -> None:
-    accepted = rounds_of(Bounds(FACTOR, 3), lambda number: [1.9, 2.0, 3.0] if number <= 5 else [0.2, 0.2, 3.0], 9)
-    middle = max(0.2, STILL * OWN)
-    assert [row[2] for row in accepted] == pytest.approx([3.0] * 8 + [FACTOR * MAX_HISTORY * middle], rel=1e-4)
-
-
-def test_who_turns_hostile_is_held_to_what_it_did_before() -> None:
-    bounds = Bounds(FACTOR, 4)
-    rounds_of(bounds, lambda _: [4.0, 4.0, 4.0, 1.0], 8)
-    assert rounds_of(bounds, lambda _: [1.0, 1.0, 1.0, 1e5], 2)[1][3] == pytest.approx(2.0, rel=1e-4)
-
-
-def test_a_patient_liar_climbs_slowly_and_never_beyond_the_cap() -> None:
-    accepted = [row[4] for row in rounds_of(Bounds(FACTOR, 5), lambda _: [1.0, 1.0, 1.0, 1.0, 1e6], 60)]
-    for earlier, later in zip(accepted, accepted[3:], strict=False):
-        assert later <= GROWTH * earlier * 1.0001
-    assert max(accepted) == pytest.approx(FACTOR * MAX_HISTORY, rel=1e-4)
+    accepted = rounds_of(Bounds(FACTOR), lambda number: [1.9, 2.0, 3.0] if number <= 5 else [0.2, 0.2, 3.0], 9)
+    still = max(0.2, STILL * OWN)
+    assert [row[2] for row in accepted] == pytest.approx([3.0] * 8 + [FACTOR * still], rel=1e-4)
 
 
 def test_what_is_remembered_is_small_and_can_be_put_back() -> None:
-    """A run that goes on with the lengths of a checkpoint judges as the one that never stopped."""
-    lengths = [1.0, 1.0, 1.0, 9.0]
-    whole, first = Bounds(FACTOR, 4), Bounds(FACTOR, 4)
-    expected = rounds_of(whole, lambda _: lengths, 9)
-    rounds_of(first, lambda _: lengths, 5)
-    assert {tuple(tensor.shape) for tensor in first.lengths.values()} == {(5, MEMORY)}
-    again = Bounds(FACTOR, 4, {name: tensor.clone() for name, tensor in first.lengths.items()})
-    assert rounds_of(again, lambda _: lengths, 4) == expected[5:]
+    """A run that is resumed with the medians of a checkpoint judges as the one that never stopped."""
+    lengths: Callable[[int], list[float]] = lambda number: [1.0 / number, 1.0, 1.0, 9.0]  # noqa: E731
+    whole, first = Bounds(FACTOR), Bounds(FACTOR)
+    expected = rounds_of(whole, lengths, 9)
+    rounds_of(first, lengths, 5)
+    assert {tuple(tensor.shape) for tensor in first.medians.values()} == {(MEMORY,)}
+    again = Bounds(FACTOR, {name: tensor.clone() for name, tensor in first.medians.items()})
+    assert rounds_of(again, lambda number: lengths(number + 5), 4) == expected[5:]
 
 
 # ---- in a run --------------------------------------------------------------------------------------------------------
@@ -303,7 +300,7 @@ def test_by_default_it_is_shortened_and_the_record_says_so(tmp_path: Path) -> No
     told = [entry for name, entry in done.events if name == "client clipped" and entry["round"] == 2]
     (entry,) = [entry for entry in told if entry["client"] == "dark-0"]
     assert 0 < entry["factors"]["parameters"] < 0.01
-    assert f"parameters by {entry['factors']['parameters']:.3g}" in entry["reason"]
+    assert "parameters by " in entry["reason"]
     assert "dark-0 clipped: longer than the bound" in describe("client clipped", entry, 3)
     mine = [r for r in done.rows("activity.csv") if r["round"] == "2" and r["client"] == "dark-0"]
     assert [(row["status"], row["reason"]) for row in mine] == [("clipped", entry["reason"])]
@@ -321,8 +318,8 @@ def test_without_the_bound_a_long_update_is_accepted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("engine", [{}, {"wire": True}, {"workers": 2}], ids=["inline", "wire", "workers"])
-def test_a_resumed_run_remembers_lengths(engine: dict[str, Any], tmp_path: Path) -> None:
-    """A client that is ten times too long in every round: its bound hangs on its history, which a stop must keep."""
+def test_a_resumed_run_remembers_what_the_guards_do(engine: dict[str, Any], tmp_path: Path) -> None:
+    """A client that is ten times too long in every round: the bound depends on earlier medians, which a stop keeps."""
 
     def always(request: Request, payload: Payload) -> Payload:
         return far(request.round, factor=10.0)(request, payload)

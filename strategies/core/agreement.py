@@ -1,0 +1,251 @@
+"""Which updates work against the others: such an update is left out of the exchange (``rounds.opposing=refuse``).
+
+A bound on the length (:mod:`strategies.core.bounds`) does not stop a client that pushes the model in a harmful
+direction in every round, with updates of an ordinary length. This guard compares directions. Updates of clients of
+different domains are nearly orthogonal: honest clients have a cosine of about 0 to the sum of the others. A client that
+harms the model in every round is answered by the others, which undo the harm, and so its cosine becomes clearly
+negative. Four tests find this:
+
+- the cosine to the sum of the others' directions is below :data:`OPPOSED`;
+- its average over the exchanges, which falls fast and recovers slowly, is below :data:`SUSPECT`;
+- the cosine to the client's own earlier directions is below :data:`REVERSED`, and below the median client's by
+  :data:`MARGIN`: a client that turns around;
+- this cosine is above :data:`PERSISTENT`, and above the median client's by :data:`MARGIN`: a client that pushes in the
+  same direction in every round, also when the others undo it.
+
+The client with the lowest cosine is left out first and the others are compared again without it, so that one hostile
+client cannot make honest ones look opposed. Less than half of the clients are left out. Clients that send nearly the
+same direction do not vouch for each other.
+
+SCAFFOLD and FCCL+ turn the steps of honest clients against each other by design; there no directions are compared.
+
+Directions are compared in a sketch of :data:`SKETCH` numbers (Charikar et al., "Finding Frequent Items in Data
+Streams", 2002), because those of earlier exchanges must be kept for each client. The sketch depends on the run's seed.
+A client that knows the seed can make a direction that the sketch does not see; its length is bounded all the same.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from common.prototypes import PrototypeSet, class_means
+from common.seeding import generator
+from common.storage.state import GlobalState
+from strategies.core.context import ServerContext
+from strategies.core.exchange import Update
+
+MIN_UPDATES = 3
+"""Fewest updates that are compared. Of two, none is with the majority."""
+
+MAX_UPDATES = 256
+"""Most updates that are compared. In a larger exchange the bound on the length alone keeps a client's weight small."""
+
+OPPOSED = -0.2
+"""Cosine to the others below which an update is left out. Honest clients of the bundled data sets stay above -0.1."""
+
+SUSPECT = -0.12
+"""Remembered cosine below which an update is left out."""
+
+REVERSED, PERSISTENT = -0.2, 0.7
+"""Range of the cosine to the client's own earlier directions outside which an update is left out."""
+
+MARGIN = 0.3
+"""How far this cosine must also be from the median client's. Where the server overshoots, all clients turn around;
+where steps are small, all keep their direction."""
+
+FALL, RECOVERY = 0.5, 0.9
+"""Share of the remembered cosine that stays when the new one is lower, and when it is higher."""
+
+FADING = 0.5
+"""Share of a client's remembered direction that stays when the next one is added."""
+
+SAME = 0.5
+"""Cosine above which two clients send the same direction and do not count in each other's comparison."""
+
+SKETCH = 4096
+"""Numbers of a direction's sketch. A cosine is exact to about 1 / 64."""
+
+BLOCK = 256 * SKETCH
+"""Numbers of an update that are summed into the sketch at a time."""
+
+
+@dataclass(frozen=True)
+class Opposition:
+    """Why an update is left out.
+
+    Args:
+        others: cosine between the update and the sum of the others', in [-1, 1].
+        remembered: the average of this cosine over the exchanges so far.
+        own: cosine between the update and the client's own earlier ones; 0 if there was none.
+    """
+
+    others: float
+    remembered: float
+    own: float
+
+    def __str__(self) -> str:
+        return (
+            f"its update works against the other clients': cosine {self.others:.2f} to theirs, {self.remembered:.2f} "
+            f"on average over the rounds, {self.own:.2f} to its own earlier ones (rounds.opposing=refuse)"
+        )
+
+
+@dataclass
+class Agreement:
+    """Finds updates that work against the others, and remembers what clients did in earlier exchanges.
+
+    Args:
+        clients: clients of the federation, registered or not.
+        seed: the run's seed, which the sketch is drawn from.
+        memory: ``<exchange>/cosines [clients]`` and ``<exchange>/directions [clients, SKETCH]``, float32, by client
+            index; 0 where there was none. A checkpoint must keep them.
+    """
+
+    clients: int
+    seed: int
+    memory: dict[str, Tensor] = field(default_factory=dict)
+
+    def find(self, updates: Sequence[Update], state: GlobalState, server: ServerContext) -> dict[str, Opposition]:
+        """Return the updates to leave out, by client id, and remember this exchange.
+
+        Args:
+            updates: of all participants that passed the gate.
+            state: the state that the participants were sent.
+            server: names of the parameters, and the exchange's name.
+        """
+        names = [name for name in server.shared if name in server.parameters]
+        if not names or not MIN_UPDATES <= len(updates) <= MAX_UPDATES or not updates[0].weights:
+            return {}
+        directions = torch.stack([self._direction(update, state, names) for update in updates])
+        cosines = directions @ directions.T
+        own = self._own_cosines(updates, directions, server.exchange)
+        middle = statistics.median(own)
+        lowest, highest = min(REVERSED, middle - MARGIN), max(PERSISTENT, middle + MARGIN)
+        before = self._remembered(server.exchange, "cosines", ())
+        kept = list(range(len(updates)))
+        while len(kept) - 1 > len(updates) / 2:
+            opposed: list[tuple[float, int]] = []
+            for position in kept:
+                cosine = _cosine_to_others(cosines, position, kept)
+                remembered = _remember(float(before[updates[position].client.index]), cosine)
+                against_others = cosine < OPPOSED or remembered < SUSPECT
+                unlike_itself = not lowest <= own[position] <= highest
+                if against_others or unlike_itself:
+                    opposed.append((cosine, position))
+            if not opposed:
+                break
+            kept.remove(min(opposed)[1])
+        found: dict[str, Opposition] = {}
+        for position, update in enumerate(updates):
+            cosine = _cosine_to_others(cosines, position, kept)
+            remembered = _remember(float(before[update.client.index]), cosine)
+            before[update.client.index] = remembered
+            if position not in kept:
+                found[update.client.id] = Opposition(cosine, remembered, own[position])
+        return found
+
+    def _direction(self, update: Update, state: GlobalState, names: Sequence[str]) -> Tensor:
+        """``[SKETCH]`` float64 of length 1: the sketch of the update's step; zeros if it did not move.
+
+        Every number of the step is added to one of the sketch's with a random sign, so that inner products are kept
+        on average.
+        """
+        signs = generator(self.seed, "agreement")
+        sketch = torch.zeros(SKETCH, dtype=torch.float64)
+        for name in names:
+            step = (update.weights[name] - state.weights[name]).flatten().cpu()
+            for block in step.split(BLOCK):
+                padded = torch.zeros(math.ceil(len(block) / SKETCH) * SKETCH)
+                padded[: len(block)] = block
+                padded *= 2 * torch.randint(2, padded.shape, generator=signs, dtype=torch.int8) - 1
+                sketch += padded.view(-1, SKETCH).sum(0, dtype=torch.float64)
+        return sketch / torch.linalg.vector_norm(sketch).clamp_min(1e-30)
+
+    def _own_cosines(self, updates: Sequence[Update], directions: Tensor, exchange: str) -> list[float]:
+        """Return the cosine of each direction to the client's earlier ones, and add it to them."""
+        past = self._remembered(exchange, "directions", (SKETCH,))
+        cosines: list[float] = []
+        for update, direction in zip(updates, directions, strict=True):
+            earlier = past[update.client.index].double()
+            length = torch.linalg.vector_norm(earlier).clamp_min(1e-30)
+            cosines.append(float(earlier @ direction / length))
+            past[update.client.index] = FADING * earlier + direction
+        return cosines
+
+    def _remembered(self, exchange: str, name: str, shape: tuple[int, ...]) -> Tensor:
+        return self.memory.setdefault(f"{exchange}/{name}", torch.zeros(self.clients, *shape))
+
+
+def _cosine_to_others(cosines: Tensor, position: int, kept: Sequence[int]) -> float:
+    """Return the cosine between a direction and the sum of the ``kept`` others that do not send the same one."""
+    others: list[int] = []
+    for other in kept:
+        if other != position and float(cosines[position, other]) < SAME:
+            others.append(other)
+    if not others:
+        return 0.0
+    length = math.sqrt(max(0.0, float(cosines[others][:, others].sum())))
+    return float(cosines[position, others].sum()) / max(length, 1e-12)
+
+
+def _remember(before: float, cosine: float) -> float:
+    stays = FALL if cosine < before else RECOVERY
+    return stays * before + (1 - stays) * cosine
+
+
+# ---- prototypes ------------------------------------------------------------------------------------------------------
+
+
+def without_opposed_prototypes(updates: Sequence[Update]) -> tuple[list[Update], dict[str, list[int]]]:
+    """Leave out the prototypes of a client's class that point away from the other clients' of this class.
+
+    A class mean is compared after the mean over the client's classes has been subtracted, which removes most of what
+    differs between domains. A class that fewer than :data:`MIN_UPDATES` clients sent is left as it is.
+
+    Returns:
+        The updates, and the classes that were left out by client id.
+    """
+    classes = max((int(update.prototypes.labels.max()) for update in updates if len(update.prototypes)), default=-1) + 1
+    means: dict[int, Tensor] = {}
+    counts = torch.zeros(classes, dtype=torch.int64)
+    total: Tensor | None = None
+    for position, update in enumerate(updates):
+        if not len(update.prototypes):
+            continue
+        means[position] = _centred_means(update.prototypes, classes)
+        counts[torch.tensor(update.prototypes.classes)] += 1
+        total = means[position] if total is None else total + means[position]
+    result: list[Update] = []
+    left_out: dict[str, list[int]] = {}
+    for position, update in enumerate(updates):
+        if position in means and total is not None:
+            own = means[position]
+            agreement = (own * (total - own)).sum(1)
+            compared = [label for label in update.prototypes.classes if counts[label] >= MIN_UPDATES]
+            opposed = [label for label in compared if agreement[label] < 0]
+            if opposed:
+                left_out[update.client.id] = opposed
+                update = replace(update, prototypes=_without_classes(update.prototypes, opposed))
+        result.append(update)
+    return result, left_out
+
+
+def _without_classes(prototypes: PrototypeSet, labels: Sequence[int]) -> PrototypeSet:
+    keep = ~torch.isin(prototypes.labels, torch.tensor(labels))
+    return PrototypeSet(prototypes.vectors[keep], prototypes.labels[keep], prototypes.weights[keep])
+
+
+def _centred_means(prototypes: PrototypeSet, classes: int) -> Tensor:
+    """``[classes, D]`` float64: the unit class means minus their average; zeros for classes without prototypes."""
+    sets = class_means(prototypes.vectors, prototypes.labels, classes)
+    vectors = sets.vectors.double().flatten(1)
+    units = vectors / torch.linalg.vector_norm(vectors, dim=1, keepdim=True).clamp_min(1e-30)
+    result = torch.zeros(classes, units.shape[1], dtype=torch.float64)
+    result[sets.labels] = units - units.mean(0)
+    return result
