@@ -49,7 +49,7 @@ MAX_UPDATES = 256
 OPPOSED = -0.2
 """Cosine to the others below which an update is left out. Honest clients of the bundled data sets stay above -0.1."""
 
-SUSPECT = -0.12
+SUSPECT = -0.1
 """Remembered cosine below which an update is left out."""
 
 REVERSED, PERSISTENT = -0.2, 0.7
