@@ -2,14 +2,17 @@
 
 import os
 import stat
+import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 import torch
 from PIL import Image
+from PIL.TiffImagePlugin import TiffImageFile
 from torch import Tensor
 
 from common.data.cache import cached
@@ -20,7 +23,24 @@ FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "TIFF", "GIF", "PPM")
 """Formats that are decoded, by content, not by suffix. Pillow would start programs for others: Ghostscript for EPS."""
 
 MAX_PIXELS = 2**26
-"""Pixels of the largest image that is decoded, 8,192 x 8,192. A small file may declare many more."""
+"""Pixels of the largest image that is decoded, 8,192 x 8,192. A small file may declare many more. Such an image takes
+up to half a GiB while it is decoded."""
+
+LARGE_PIXELS = 2**22
+"""Pixels above which an image is decoded while no other large one is, so that threads do not multiply its memory."""
+
+TIFF_COMPRESSIONS = frozenset({
+    "raw", "tiff_raw_16", "tiff_lzw", "jpeg", "tiff_jpeg", "tiff_adobe_deflate", "tiff_deflate", "packbits",
+})  # fmt: skip
+"""Compressions of TIFF files that are decoded. Others are rare in photographs, and slow or seldom tested decoders."""
+
+TILE_SIZES = (322, 323)
+"""TIFF tags with the width and the height of a tile. A tile is decoded whole, also if it is larger than the image."""
+
+BLOCK_ROWS = 256
+"""Rows of a 16-bit image that are scaled to 8 bits at a time."""
+
+_one_large_at_a_time = threading.Lock()
 
 _VERSION = 1  # raise when decoding changes
 
@@ -187,22 +207,46 @@ def decode_image(source: Path | BinaryIO, image_size: int, name: str) -> np.ndar
     """Return one image as uint8 [image_size, image_size, 3]: grey becomes RGB, the whole image is resized (bilinear).
 
     Raises:
-        DataError: the file is no regular file, no image of :data:`FORMATS`, truncated, or has too many pixels.
+        DataError: the file is no regular file, no image of :data:`FORMATS`, truncated, has too many pixels, or is a
+            TIFF of a compression or with tiles that are not decoded.
     """
     try:
         if isinstance(source, Path) and not stat.S_ISREG(source.stat().st_mode):
             raise OSError("not a regular file")  # reading a pipe would block
         with Image.open(source, formats=FORMATS) as image:
-            if image.width * image.height > MAX_PIXELS:
-                raise OSError(f"{image.width} x {image.height} pixels; at most {MAX_PIXELS} are decoded")
-            return np.asarray(_rgb(image).resize((image_size, image_size), Image.Resampling.BILINEAR))
+            _check_size(image)
+            with _one_large_at_a_time if image.width * image.height > LARGE_PIXELS else nullcontext():
+                return np.asarray(_rgb(image).resize((image_size, image_size), Image.Resampling.BILINEAR))
     except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
         raise DataError(f"image {name} cannot be decoded ({error}); replace it, or take it out") from error
+
+
+def _check_size(image: Image.Image) -> None:
+    """Check what an image's header declares, before pixels are decoded.
+
+    Raises:
+        OSError: it has too many pixels, too large tiles, or a compression that is not decoded.
+    """
+    if image.width * image.height > MAX_PIXELS:
+        raise OSError(f"{image.width} x {image.height} pixels; at most {MAX_PIXELS} are decoded")
+    if not isinstance(image, TiffImageFile):
+        return
+    compression = image.info.get("compression", "raw")
+    if compression not in TIFF_COMPRESSIONS:
+        raise OSError(f"TIFF compression {compression}; save it as PNG, or with LZW or deflate compression")
+    width, height = (int(image.tag_v2.get(tag, 1)) for tag in TILE_SIZES)
+    if width * height > MAX_PIXELS:
+        raise OSError(f"tiles of {width} x {height} pixels; at most {MAX_PIXELS} are decoded")
 
 
 def _rgb(image: Image.Image) -> Image.Image:
     """Return the image in RGB; 16-bit grey is scaled to 8 bits (Pillow would clip it at 255)."""
     if image.mode.startswith("I;16") or image.mode == "I":
-        grey = np.asarray(image).clip(0, 65535).astype(np.uint32)
-        return Image.fromarray(((grey + 128) // 257).astype(np.uint8)).convert("RGB")
+        image.load()
+        grey = np.empty((image.height, image.width), dtype=np.uint8)
+        for top in range(0, image.height, BLOCK_ROWS):
+            bottom = min(top + BLOCK_ROWS, image.height)
+            block = np.asarray(image.crop((0, top, image.width, bottom))).clip(0, 65535).astype(np.uint32)
+            grey[top:bottom] = (block + 128) // 257
+        return Image.fromarray(grey).convert("RGB")
     return image.convert("RGB")

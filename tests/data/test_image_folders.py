@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import os
 import struct
+import subprocess
+import sys
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -221,16 +223,60 @@ def _many_pixels(path: Path) -> None:
     path.write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(chunks))
 
 
+def _lzma(path: Path) -> None:
+    Image.new("L", (8, 8)).save(path, format="TIFF", compression="lzma")
+
+
+def _large_tiles(path: Path) -> None:
+    """A TIFF of 8 x 8 pixels with tiles of 40,000 x 40,000."""
+    tags = [
+        (256, 8),
+        (257, 8),
+        (258, 8),
+        (259, 8),
+        (262, 1),
+        (277, 1),
+        (322, 40_000),
+        (323, 40_000),
+        (324, 8),
+        (325, 8),
+    ]
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags)
+    path.write_bytes(b"II*\0" + struct.pack("<IH", 8, len(tags)) + entries + struct.pack("<I", 0))
+
+
 @pytest.mark.parametrize(
     ("spoil", "reason"),
-    [(_postscript, "cannot identify"), (_pipe, "not a regular file"), (_many_pixels, "9000 x 9000 pixels; at most")],
-    ids=["PostScript by the name of PNG", "pipe", "more pixels than memory"],
+    [
+        (_postscript, "cannot identify"),
+        (_pipe, "not a regular file"),
+        (_many_pixels, "9000 x 9000 pixels; at most"),
+        (_lzma, "TIFF compression lzma; save it as PNG"),
+        (_large_tiles, "tiles of 40000 x 40000 pixels; at most"),
+    ],
+    ids=["PostScript by the name of PNG", "pipe", "more pixels than memory", "slow TIFF", "large tiles"],
 )
 def test_what_is_no_ordinary_image_is_not_decoded(tmp_path: Path, spoil: Callable[[Path], None], reason: str) -> None:
     path = write_image(tmp_path / "image.png", 3)
     spoil(path)
     with pytest.raises(DataError, match=reason):
         decode_image(path, 8, "image.png")
+
+
+def test_a_large_16_bit_image_takes_half_a_gibibyte_at_most(tmp_path: Path) -> None:
+    """A file of about a hundred kilobytes; in a process of its own, because peaks of a process only grow."""
+    Image.new("I;16", (8192, 8192), 30_000).save(tmp_path / "large.png")
+    script = (
+        "import resource, sys; from pathlib import Path; from common.data.image_files import decode_image\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "image = decode_image(Path(sys.argv[1]), 8, 'large.png')\n"
+        "print(int(image[0, 0, 0]), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path / "large.png")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    value, kibibytes = map(int, done.stdout.split())
+    assert value == 117
+    assert kibibytes < 550 * 1024 * (1 if sys.platform == "linux" else 1024)  # macOS counts in bytes
 
 
 @pytest.mark.parametrize("folder", [False, True], ids=["an image", "a class folder"])
