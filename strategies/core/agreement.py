@@ -43,6 +43,9 @@ from strategies.core.exchange import Update
 MIN_UPDATES = 3
 """Fewest updates that are compared. Of two, none is with the majority."""
 
+MIN_HOLDERS = 4
+"""Fewest clients with prototypes of a class for these to be compared. Of three, domains alone make one look opposed."""
+
 MAX_UPDATES = 256
 """Most updates that are compared. In a larger exchange the bound on the length alone keeps a client's weight small."""
 
@@ -206,7 +209,7 @@ def without_opposed_prototypes(updates: Sequence[Update]) -> tuple[list[Update],
     """Leave out the prototypes of a client's class that point away from the other clients' of this class.
 
     A class mean is compared after the mean over the client's classes has been subtracted, which removes most of what
-    differs between domains. A class that fewer than :data:`MIN_UPDATES` clients sent is left as it is.
+    differs between domains. A class that fewer than :data:`MIN_HOLDERS` clients sent is left as it is.
 
     Returns:
         The updates, and the classes that were left out by client id.
@@ -227,7 +230,7 @@ def without_opposed_prototypes(updates: Sequence[Update]) -> tuple[list[Update],
         if position in means and total is not None:
             own = means[position]
             agreement = (own * (total - own)).sum(1)
-            compared = [label for label in update.prototypes.classes if counts[label] >= MIN_UPDATES]
+            compared = [label for label in update.prototypes.classes if counts[label] >= MIN_HOLDERS]
             opposed = [label for label in compared if agreement[label] < 0]
             if opposed:
                 left_out[update.client.id] = opposed

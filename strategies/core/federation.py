@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from common.errors import PayloadError
+from common.privacy import GaussianPrivacy
 from common.seeding import generator
 from common.settings import RunSettings
 from common.storage.answer_store import AnswerStore
@@ -275,7 +276,8 @@ class Federation:
             if not self.method.turns_steps:
                 opposing = self.agreement.find(updates, state, self.server)
             updates = [update for update in updates if update.client.id not in opposing]
-            updates, unlike = without_opposed_prototypes(updates)
+            if not isinstance(self.settings.privacy, GaussianPrivacy):  # noise has no direction to compare
+                updates, unlike = without_opposed_prototypes(updates)
         updates = cap_samples(updates, self.server.clients, self.settings.rounds.largest_share)
         aggregation = self.settings.aggregation.after_refusals(refused + len(refusals) + len(opposing), len(updates))
         needed, by = 0, ""

@@ -381,9 +381,9 @@ def test_replays_are_refused_and_giants_shortened_and_named(method: str, tmp_pat
 
 @on_any_processor
 def test_a_robust_rule_bears_a_hostile_client(method: str, tmp_path: Path) -> None:
-    """Without the bound on lengths: a client's values, a hundred thousand times too large, do not reach the state."""
+    """Without the default guards: a client's values, a hundred thousand times too large, do not reach the state."""
     data = Toy(missing_class=False)  # what only two clients hold, no rule can defend
-    base = three_rounds(method, tmp_path, data=data, rounds={"outliers": "off"}, train={"rounds": 1})
+    base = three_rounds(method, tmp_path, data=data, rounds={"outliers": "off", "opposing": "off"}, train={"rounds": 1})
     raw = {**base.raw, "aggregation": {"_target_": "strategies.core.robust.Median"}}
     settings = replace(base, aggregation=Median(), raw=raw)
     if not settings.method.averages:

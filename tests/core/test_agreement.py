@@ -161,9 +161,9 @@ def test_rolled_prototypes_are_left_out_and_a_domain_s_own_shift_is_not() -> Non
         assert update.prototypes == before.prototypes
 
 
-def test_a_class_that_two_clients_hold_is_left_as_it_is() -> None:
+def test_a_class_that_three_clients_hold_is_left_as_it_is() -> None:
     rolled = {label: class_rows(0.0)[(label + 1) % 3] for label in range(3)}
-    updates = [with_prototypes(0, class_rows(0.0)), with_prototypes(1, rolled)]
+    updates = [with_prototypes(0, class_rows(0.0)), with_prototypes(1, class_rows(1.0)), with_prototypes(2, rolled)]
     kept, found = without_opposed_prototypes(updates)
     assert found == {}
     assert kept == updates

@@ -229,19 +229,8 @@ def _lzma(path: Path) -> None:
 
 def _large_tiles(path: Path) -> None:
     """A TIFF of 8 x 8 pixels with tiles of 40,000 x 40,000."""
-    tags = [
-        (256, 8),
-        (257, 8),
-        (258, 8),
-        (259, 8),
-        (262, 1),
-        (277, 1),
-        (322, 40_000),
-        (323, 40_000),
-        (324, 8),
-        (325, 8),
-    ]
-    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags)
+    tags = {256: 8, 257: 8, 258: 8, 259: 8, 262: 1, 277: 1, 322: 40_000, 323: 40_000, 324: 8, 325: 8}
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
     path.write_bytes(b"II*\0" + struct.pack("<IH", 8, len(tags)) + entries + struct.pack("<I", 0))
 
 
