@@ -10,7 +10,7 @@ from common.config import Names, build, check, checked
 from common.data.domain import ImageSize
 from common.errors import CheckpointError, ConfigError
 from common.metrics import named_missing
-from common.storage.files import check_run_id
+from common.storage.files import check_run_id, read_small
 from common.versions import VERSION
 
 DESCRIPTION, CARD = "model.json", "README.md"
@@ -140,10 +140,10 @@ def read_description(folder: Path) -> Description:
         CheckpointError: its ``model.json`` is damaged, or of another version.
     """
     path = folder / DESCRIPTION
-    if not path.is_file():
+    if not path.exists():
         raise ConfigError(f"{path} is missing: goldfinch export RUN --to {folder} writes one")
     try:
-        description: Description = build(json.loads(path.read_text(encoding="utf-8")), DESCRIPTION, Description)
+        description: Description = build(json.loads(read_small(path)), DESCRIPTION, Description)
         check_run_id(description.run)
     except (OSError, ValueError, AttributeError, ConfigError) as error:
         raise CheckpointError(f"{path} is damaged or of another version ({error}); export the run again") from error

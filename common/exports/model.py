@@ -1,7 +1,7 @@
 """A trained net for inference: from images in 0..1 to probabilities of named classes."""
 
-import hashlib
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from common.config import build
-from common.errors import CheckpointError, ConfigError
-from common.exports.description import Description, read_description
-from common.models.base import Model
+from common.errors import CheckpointError, ConfigError, GoldfinchError
+from common.exports.description import DESCRIPTION, Description, read_description
+from common.models.base import Model, shapes_only
 from common.models.pretrained import WEIGHTS
 from common.models.specs import ModelSpec
 from common.prototypes import PrototypeSet, normalise_rows
-from common.storage.files import Series, read_tensors
+from common.storage.files import Series, file_sha256, read_tensors
 from common.storage.state import MODEL_PREFIX, under_prefix
 
 PROTOTYPES = "prototypes."
@@ -51,12 +51,16 @@ class TrainedModel(nn.Module):
         spec, method = build(parts["model"], "model"), build(parts["method"], "method")
         if not isinstance(spec, ModelSpec) or not hasattr(method, "extend") or not hasattr(method, "inference"):
             raise CheckpointError("model.json: architecture names classes that are no network and no method")
-        plain = spec.build(len(self.classes), self.image_size, parts["seed"])
-        self.net = without_training_parts(method.extend(plain, parts["clients"], parts["seed"]))
-        try:
-            self.net.load_state_dict(weights)
-        except RuntimeError as error:
-            raise CheckpointError(f"the weights are not those of the network in model.json: {error}") from error
+        spec = without_start(spec)
+
+        def build_net() -> Model:
+            plain = spec.build(len(self.classes), self.image_size, parts["seed"])
+            return without_training_parts(method.extend(plain, parts["clients"], parts["seed"]))
+
+        with shapes_only():  # a small model.json can describe a network of many GiB
+            check_shapes(build_net(), weights)
+        self.net = build_net()
+        self.net.load_state_dict(weights)
         self.inference: nn.Module = method.inference(self.net, prototypes, parts["seed"])
         self.register_buffer("rows", prototypes.normalised)
         self.register_buffer("mean", torch.tensor(description.mean).view(1, -1, 1, 1))
@@ -92,6 +96,26 @@ class TrainedModel(nn.Module):
         return outputs
 
 
+def without_start(spec: ModelSpec) -> ModelSpec:
+    """Return the network's settings without files that training started from; the weights replace those anyway."""
+    paths = [name for name in ("pretrained", "pretrained_file") if getattr(spec, name, None) is not None]
+    return replace(spec, **dict.fromkeys(paths))
+
+
+def check_shapes(net: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Check that weights are those of a network.
+
+    Raises:
+        CheckpointError: a tensor is missing or unknown, or has another shape.
+    """
+    state = net.state_dict()
+    for name in sorted(state.keys() | weights.keys()):
+        if name not in state or name not in weights or state[name].shape != weights[name].shape:
+            raise CheckpointError(
+                f"the weights are not those of the network in model.json: {name} differs; export the run again"
+            )
+
+
 def without_training_parts(model: nn.Module) -> Model:
     """Return the model without the nets that only training needs, such as a discriminator."""
     assert isinstance(model, Model)
@@ -114,7 +138,15 @@ def load_model(folder: Path | str) -> TrainedModel:
             f"{folder} holds what clients of {description.method} share; each keeps the rest: on its device, "
             f"goldfinch export STATE --shared {folder} --to DIR"
         )
-    return TrainedModel(description, weights, prototypes)
+    try:
+        return TrainedModel(description, weights, prototypes)
+    except GoldfinchError:
+        raise
+    except Exception as error:  # what the settings of a stranger's network can raise is not known in advance
+        place = Path(folder) / DESCRIPTION
+        raise CheckpointError(
+            f"{place} describes no network that can be built ({type(error).__name__}: {error}); export the run again"
+        ) from error
 
 
 def read_export(folder: Path) -> tuple[Description, dict[str, Tensor], PrototypeSet]:
@@ -126,7 +158,7 @@ def read_export(folder: Path) -> tuple[Description, dict[str, Tensor], Prototype
     """
     description, path = read_description(folder), folder / WEIGHTS
     try:
-        if hashlib.sha256(path.read_bytes()).hexdigest() != description.files["safetensors"]["sha256"]:
+        if file_sha256(path) != description.files["safetensors"]["sha256"]:
             raise ValueError("its SHA-256 is not the one in model.json")
         tensors = read_tensors(path)[0]
         rows = under_prefix(PROTOTYPES, tensors)

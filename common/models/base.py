@@ -7,6 +7,7 @@ every cosine between them lies in [0, 1].
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Literal
 
 import torch
@@ -22,6 +23,19 @@ GROUP_WIDTH = 16
 
 _CONSTRUCTION = threading.Lock()
 
+_DEVICE: ContextVar[str] = ContextVar("device", default="cpu")
+"""Where layers are constructed: ``meta`` has shapes and no memory."""
+
+
+@contextmanager
+def shapes_only() -> Iterator[None]:
+    """Build networks inside without memory for their weights, on the device ``meta``."""
+    token = _DEVICE.set("meta")
+    try:
+        yield
+    finally:
+        _DEVICE.reset(token)
+
 
 class ModelError(ConfigError, ValueError):
     """A network that cannot be built, or lacks what a method needs."""
@@ -33,7 +47,7 @@ def initialised(seed: int, *key: str | int) -> Iterator[None]:
 
     torch's layers use the global random state. It is seeded for the block and restored afterwards.
     """
-    with _CONSTRUCTION, torch.random.fork_rng(devices=[]), torch.device("cpu"):
+    with _CONSTRUCTION, torch.random.fork_rng(devices=[]), torch.device(_DEVICE.get()):
         torch.default_generator.manual_seed(derive(seed, *key))
         yield
 

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from common.models.base import Model, ModelError
-from common.storage.files import read_tensors
+from common.storage.files import MAX_TENSOR_FILE, check_regular, read_tensors
 
 WEIGHTS = "model.safetensors"
 """The file in an exported model's folder with its weights and the names of its classes."""
@@ -29,12 +29,13 @@ def load_pretrained(backbone: nn.Module, path: Path) -> None:
     Raises:
         ModelError: the file is missing, unreadable, or belongs to another network.
     """
-    if not path.is_file():
+    if not path.exists():
         raise ModelError(
             f"model.pretrained_file={path}: no such file; write one with safetensors.torch.save_file("
             f"torchvision.models.resnet18(weights='DEFAULT').state_dict(), 'resnet18.safetensors')"
         )
     try:
+        check_regular(path, MAX_TENSOR_FILE)
         tensors = load_file(path)
     except (SafetensorError, OSError) as error:
         raise ModelError(f"model.pretrained_file={path}: not a readable safetensors file: {error}") from error

@@ -22,7 +22,7 @@ from common.metrics import RoundScore, summarise
 from common.models.base import Model
 from common.seeding import generator
 from common.settings import RunSettings, read_config, result_settings, settings_of
-from common.storage.files import folder_name
+from common.storage.files import folder_name, read_small
 from common.versions import hash_of_files
 from common.wire.messages import printable
 from server.run.accounting import LEDGER, Ledger, privacy_report, with_conditions
@@ -461,7 +461,7 @@ def brief(value: Any) -> str:
 def recorded_code(path: Path) -> str:
     """The hash of the code whose files ``code.json`` lists; ``unknown`` if it cannot be read."""
     try:
-        content = dict(json.loads(path.read_text()))
+        content = dict(json.loads(read_small(path)))
     except (OSError, ValueError, TypeError, RecursionError):
         return "unknown"
     files = {str(name): str(digest) for name, digest in content.items() if str(name).endswith((".py", ".yaml"))}

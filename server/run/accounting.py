@@ -17,7 +17,7 @@ from common.accounting import LIBRARY, composed, epsilon, new_accountant
 from common.errors import CheckpointError
 from common.privacy import NEIGHBOURS, GaussianPrivacy
 from common.settings import RunSettings
-from common.storage.files import write_json
+from common.storage.files import read_small, write_json
 from common.wire.messages import TRAINED_STATUSES
 
 DIGITS = 4
@@ -88,7 +88,7 @@ class Ledger:
             self.path.unlink(missing_ok=True)
         elif self.path.exists():
             try:
-                content = json.loads(self.path.read_text(encoding="utf-8"))
+                content = json.loads(read_small(self.path))
                 self._clients = {str(client): _entry(entry) for client, entry in content["clients"].items()}
                 before = {part: bool(content["sent"][part]) for part in self.sent}
                 self.sent = {part: is_sent or before[part] for part, is_sent in self.sent.items()}

@@ -14,7 +14,7 @@ from typing import Any
 from common.errors import ConfigError, EngineError, writing
 from common.metrics import RoundScore, best_round, peak_bytes, states, summarise
 from common.settings import RunSettings, yaml_of
-from common.storage.files import write_json, write_text
+from common.storage.files import read_small, write_json, write_text
 from common.versions import package_versions, processor
 from common.wire.messages import CLIPPED, trained_count
 from server.run.accounting import check_accountant
@@ -182,7 +182,7 @@ def run_federation(
 def _earlier_seconds(settings: RunSettings) -> float:
     path = settings.output_folder / "summary.json"
     try:
-        return float(json.loads(path.read_text())["wall_seconds"])
+        return float(json.loads(read_small(path))["wall_seconds"])
     except (OSError, ValueError, KeyError):
         return 0.0
 

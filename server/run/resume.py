@@ -11,7 +11,7 @@ from typing import Any
 from common.errors import CheckpointError
 from common.metrics import RoundScore
 from common.settings import RunSettings, differing, yaml_of
-from common.storage.files import write_json, write_text
+from common.storage.files import read_small, write_json, write_text
 from common.versions import code_files, package_versions
 from common.wire.messages import Registration, printable
 from server.run.checkpoint import Checkpoint, Checkpoints, check_belongs, check_length
@@ -156,8 +156,8 @@ def changed_code(folder: Path, own: tuple[str, ...] = (), *, resumed: bool) -> s
     """
     path, now = folder / "code.json", {**code_files(own), **package_versions()}
     try:
-        before = dict(json.loads(path.read_text())) if resumed and path.exists() else {}
-    except (ValueError, TypeError, RecursionError):
+        before = dict(json.loads(read_small(path))) if resumed and path.exists() else {}
+    except (OSError, ValueError, TypeError, RecursionError):
         return "code.json, which records the code of the rounds that are done, cannot be read"
     finally:
         write_json(path, now)

@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, Field, Json, TypeAdapter, ValidationError
 from typing_extensions import TypedDict  # pydantic takes typing's own from Python 3.12 on
 
 from common.errors import ConfigError
+from common.storage.files import check_regular
 from common.wire.messages import MAX_CLASSES, ClassCounts, Integer, Number, Word, printable
 
 Whole = Annotated[Integer, BeforeValidator(int)]
@@ -157,6 +158,9 @@ class Summary(TypedDict):
     versions: NotRequired[dict[str, str]]
 
 
+MAX_RECORD = 4 * 2**30
+"""Largest file of a run's record that is read, bytes."""
+
 SHAPES: dict[str, TypeAdapter[Any]] = {
     "history.csv": TypeAdapter(list[ScoreRow]),
     "activity.csv": TypeAdapter(list[ActivityRow]),
@@ -195,6 +199,7 @@ def reading(path: Path) -> Iterator[None]:
         ConfigError: with the file's name.
     """
     try:
+        check_regular(path, MAX_RECORD)
         yield
     except (OSError, ValueError, RecursionError, csv.Error) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
