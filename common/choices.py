@@ -7,6 +7,7 @@ from pathlib import Path
 import yaml
 
 from common.errors import ConfigError
+from common.regular_files import read_small
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
 
@@ -108,7 +109,7 @@ def _names_in_files(group: str) -> frozenset[str]:
     found: set[str] = set()
     for path in choices_of(group).values():
         try:
-            content = yaml.safe_load(path.read_text())
+            content = yaml.safe_load(read_small(path))
         except (OSError, ValueError, yaml.YAMLError) as error:
             raise ConfigError(f"{path} cannot be read: {error}; correct or remove the file") from error
         found.update(str(name) for _, name in imports_of(content, group))

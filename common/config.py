@@ -24,6 +24,7 @@ from yaml import YAMLError
 from common.choices import CONF, FOLDERS, choices_of, imports_of, trust, trusted
 from common.errors import ConfigError, nearest
 from common.overrides import parse_overrides, quoted_override, unescaped
+from common.regular_files import read_small
 from common.versions import CODE
 
 _HYDRA = threading.Lock()
@@ -111,7 +112,7 @@ def with_tuned(overrides: Sequence[str]) -> list[str]:
     if not path.is_file():
         raise ConfigError(f"tuned={name}: no such file; goldfinch tune writes one; {nearest(name, known)}")
     try:
-        content = construct(Tuned, dict(OmegaConf.to_container(OmegaConf.load(path))))  # type: ignore[arg-type]  # checked
+        content = construct(Tuned, dict(OmegaConf.to_container(OmegaConf.create(read_small(path)))))  # type: ignore[arg-type]  # checked
     except (OSError, ValueError, TypeError, YAMLError, OmegaConfBaseException, ConfigError) as error:
         raise ConfigError(f"{path} is not what goldfinch tune writes: {error}") from error
     for key, value in (("method", content.method), ("data", content.data)):
@@ -143,7 +144,7 @@ def printed_values(method: str, data: str) -> "Printed | None":
     if path is None:
         return None
     try:
-        content: Any = OmegaConf.to_container(OmegaConf.load(path))
+        content: Any = OmegaConf.to_container(OmegaConf.create(read_small(path)))
         node = content.get(data)
     except (OSError, ValueError, AttributeError, YAMLError, OmegaConfBaseException) as error:
         raise ConfigError(f"{path} does not hold printed settings by data set: {error}") from error

@@ -37,6 +37,7 @@ from common.data.views import Views
 from common.errors import ConfigError, nearest
 from common.models.specs import ModelSpec
 from common.privacy import GaussianPrivacy, NoPrivacy
+from common.regular_files import read_small
 from common.versions import CODE, code_sha256
 from common.wire.messages import printable
 
@@ -90,7 +91,7 @@ def read_config(path: Path) -> dict[str, Any]:
             (:func:`common.choices.trusted`).
     """
     try:
-        text = path.read_text()
+        text = read_small(path)
         if len(text) > MAX_CONFIG_LENGTH or _has_aliases(text):
             raise ValueError("it is too large, or refers to parts of itself, which no run writes")
         content: Any = OmegaConf.to_container(OmegaConf.create(text))

@@ -10,7 +10,8 @@ from common.config import Names, build, check, checked
 from common.data.domain import ImageSize
 from common.errors import CheckpointError, ConfigError
 from common.metrics import named_missing
-from common.storage.files import check_run_id, read_small
+from common.regular_files import read_small
+from common.storage.files import check_run_id
 from common.versions import VERSION
 
 DESCRIPTION, CARD = "model.json", "README.md"

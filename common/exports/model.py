@@ -15,7 +15,8 @@ from common.models.base import Model, shapes_only
 from common.models.pretrained import WEIGHTS
 from common.models.specs import ModelSpec
 from common.prototypes import PrototypeSet, normalise_rows
-from common.storage.files import Series, file_sha256, read_tensors
+from common.regular_files import file_sha256
+from common.storage.files import Series, read_tensors
 from common.storage.state import MODEL_PREFIX, under_prefix
 
 PROTOTYPES = "prototypes."

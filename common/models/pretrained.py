@@ -9,7 +9,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from common.models.base import Model, ModelError
-from common.storage.files import MAX_TENSOR_FILE, check_regular, read_tensors
+from common.regular_files import MAX_TENSOR_FILE, check_regular
+from common.storage.files import read_tensors
 
 WEIGHTS = "model.safetensors"
 """The file in an exported model's folder with its weights and the names of its classes."""

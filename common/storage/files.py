@@ -5,12 +5,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
 import secrets
-import stat
 from collections.abc import Callable, Container, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -21,6 +19,7 @@ from torch import Tensor
 from typing_extensions import Buffer  # collections.abc has it from Python 3.12 on
 
 from common.errors import ConfigError
+from common.regular_files import MAX_TENSOR_FILE, check_regular
 from common.storage.state import bytes_of, tensors_sha256
 
 Item = TypeVar("Item")
@@ -42,12 +41,6 @@ DTYPES = {
 
 MAX_NAME_BYTES = 200
 """Longest name of a client or domain; file systems allow 255 bytes, and indices and suffixes are added."""
-
-MAX_TEXT = 64 * 2**20
-"""Largest text file that is read whole, bytes, such as ``model.json``."""
-
-MAX_TENSOR_FILE = 64 * 2**30
-"""Largest file of tensors that is read, bytes."""
 
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
 """A run's id, which names a folder on devices and in a simulation's output."""
@@ -153,45 +146,6 @@ def safetensors_pieces(tensors: Mapping[str, Tensor], metadata: Mapping[str, str
 def _laid_out(tensors: Mapping[str, Tensor]) -> list[str]:
     order = list(DTYPES)
     return sorted(tensors, key=lambda name: (order.index(tensors[name].dtype), name))
-
-
-def check_regular(path: Path, limit: int) -> None:
-    """Check that a file that may be a stranger's can be read without blocking and without filling the memory.
-
-    Args:
-        path: the file; links are followed.
-        limit: largest size, bytes.
-
-    Raises:
-        OSError: it does not exist, is a folder, a pipe or a device, or is larger.
-    """
-    status = path.stat()
-    if not stat.S_ISREG(status.st_mode):
-        raise OSError(f"{path} is not a regular file")
-    if status.st_size > limit:
-        raise OSError(f"{path} has {status.st_size} bytes; at most {limit} are read")
-
-
-def read_small(path: Path) -> str:
-    """Return the text of a regular file of at most :data:`MAX_TEXT` bytes, UTF-8.
-
-    Raises:
-        OSError: see :func:`check_regular`.
-        ValueError: it is not UTF-8.
-    """
-    check_regular(path, MAX_TEXT)
-    return path.read_text(encoding="utf-8")
-
-
-def file_sha256(path: Path) -> str:
-    """Return the SHA-256 of a regular file of at most :data:`MAX_TENSOR_FILE` bytes, read block by block.
-
-    Raises:
-        OSError: see :func:`check_regular`.
-    """
-    check_regular(path, MAX_TENSOR_FILE)
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

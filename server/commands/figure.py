@@ -7,6 +7,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from common.errors import ConfigError, nearest
+from common.regular_files import read_small
 from server.plots.figures import bars, check_format, convergence, save, sensitivity
 from server.results.columns import domain_columns, domain_heads, mark_notes
 from server.results.groups import Group, group_runs
@@ -82,7 +83,7 @@ def names_of(runs: Sequence[Run]) -> list[str]:
 
 def _labels_in(path: Path) -> dict[Path, str]:
     try:
-        rows = json.loads(path.read_text())["rows"]
+        rows = json.loads(read_small(path))["rows"]
         return {Path(folder).absolute(): row["label"] for row in rows for folder in row["folders"].values()}
     except (OSError, ValueError, KeyError, TypeError):
         return {}

@@ -2,10 +2,13 @@
 
 import contextlib
 import inspect
+import os
+import shlex
 import signal
 import sys
 import textwrap
 import threading
+import traceback
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -45,8 +48,30 @@ def _terminate(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
     raise Terminated
 
 
+TRACEBACK = "GOLDFINCH_TRACEBACK"
+"""Environment variable; if it is set, an unexpected exception is shown with its traceback."""
+
+
+def _unexpected(error: Exception) -> str:
+    """Return the message for an exception that no command expects."""
+    from common.wire.messages import printable  # slow to import, and needed only here
+
+    if isinstance(error, OSError) and error.strerror:
+        place = f"{error.filename}: " if error.filename else ""
+        return printable(f"{place}{error.strerror}")
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return printable(f"{type(error).__name__}: {error} ({Path(last.filename).name}, line {last.lineno})")
+
+
+def _how_to_see_more() -> str:
+    from common.wire.messages import printable
+
+    again = shlex.join(["goldfinch", *sys.argv[1:]])
+    return printable(f"{TRACEBACK}=1 {again} shows where it happened")
+
+
 class Commands(TyperGroup):
-    """Goldfinch's commands: errors of the user's are said without a traceback, and an interruption has its own code."""
+    """Goldfinch's commands, and the one place where every exception becomes a message and an exit code."""
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; the exit code is 1 for an error, 130 for Ctrl-C and 143 for SIGTERM."""
@@ -60,6 +85,19 @@ class Commands(TyperGroup):
             words = str(error) or "stopped; the last complete round is kept: resume=true goes on"
             print(f"\n{words}", file=sys.stderr)
             raise typer.Exit(143 if isinstance(error, Terminated) else 130) from error
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
+            raise
+        except SystemExit as error:
+            message = (
+                f"a package that was imported called sys.exit({error.code!r}); see --own, --config-dir and _target_"
+            )
+            print(f"error: {message}\n{_how_to_see_more()}", file=sys.stderr)
+            raise typer.Exit(1) from error
+        except Exception as error:
+            if os.environ.get(TRACEBACK):
+                raise
+            print(f"error: {_unexpected(error)}\n{_how_to_see_more()}", file=sys.stderr)
+            raise typer.Exit(1) from error
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

@@ -14,6 +14,7 @@ from rich.console import Console
 from common.data.protocols import combined_hash
 from common.errors import ConfigError, nearest
 from common.overrides import quoted_override
+from common.regular_files import read_small
 from common.settings import RunSettings, load_settings
 from common.storage.files import write_bytes, write_json, write_text
 from server.commands.sweep import Job, execute, raise_failures
@@ -269,7 +270,7 @@ def _information(folder: Path) -> float:
 
     path, state = folder / "mutual_information.json", Run.open(folder).summary["state_sha256"]
     if path.exists():
-        kept = json.loads(path.read_text())
+        kept = json.loads(read_small(path))
         if kept["state_sha256"] == state:
             return float(kept["nats"])
     found = information_of_run(folder)

@@ -26,6 +26,7 @@ from common.config import compose_config, with_tuned
 from common.errors import ConfigError, GoldfinchError
 from common.metrics import PARTIAL, named_missing
 from common.overrides import parse_overrides, quoted_override, unescaped
+from common.regular_files import read_small
 from common.settings import RunSettings, settings_of
 from common.storage.files import write_json, write_text
 from common.text import duration
@@ -153,7 +154,7 @@ def check_folder(output: Path, arguments: Sequence[str], *, overwrite: bool = Fa
     check_not_in_a_run(output)
     path = output / "sweep.json"
     try:
-        known = dict(json.loads(path.read_text()))
+        known = dict(json.loads(read_small(path)))
     except (OSError, ValueError, TypeError):
         return
     before = [str(word) for word in known.get("arguments", [])]

@@ -16,8 +16,9 @@ from typing import Any
 from common.accounting import LIBRARY, composed, epsilon, new_accountant
 from common.errors import CheckpointError
 from common.privacy import NEIGHBOURS, GaussianPrivacy
+from common.regular_files import read_small
 from common.settings import RunSettings
-from common.storage.files import read_small, write_json
+from common.storage.files import write_json
 from common.wire.messages import TRAINED_STATUSES
 
 DIGITS = 4

@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field, Json, TypeAdapter, ValidationError
 from typing_extensions import TypedDict  # pydantic takes typing's own from Python 3.12 on
 
 from common.errors import ConfigError
-from common.storage.files import check_regular
+from common.regular_files import check_regular
 from common.wire.messages import MAX_CLASSES, ClassCounts, Integer, Number, Word, printable
 
 Whole = Annotated[Integer, BeforeValidator(int)]

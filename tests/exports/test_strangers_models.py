@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 
+from common import regular_files
 from common.errors import GoldfinchError
 from common.exports.model import load_model
 from common.models.specs import DigitCNN
+from common.regular_files import read_small
 from common.storage import files
-from common.storage.files import read_small, read_tensors
+from common.storage.files import read_tensors
 
 VALUES: tuple[Any, ...] = (None, True, -1, 0, 10**30, 1e308, "", "x", "../x", [], [[]], {}, {"_target_": "os.system"})
 
@@ -75,7 +77,7 @@ def test_a_file_beyond_the_limit_is_refused(folder: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(files, "MAX_TENSOR_FILE", 100)
     with pytest.raises(OSError, match="at most 100 are read"):
         read_tensors(folder / "model.safetensors")
-    monkeypatch.setattr(files, "MAX_TEXT", 100)
+    monkeypatch.setattr(regular_files, "MAX_TEXT", 100)
     with pytest.raises(OSError, match="at most 100 are read"):
         read_small(folder / "model.json")
 

@@ -1,0 +1,181 @@
+"""Every command with damaged inputs: a message and an exit code, never a traceback, and never a hang."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+
+import pytest
+
+from common import choices
+from server.cli import main
+from server.commands.program import TRACEBACK
+
+TINY = ["train.rounds=1", "train.local_steps=1", "protocol.samples=8", "rounds.test_samples=8", "data.domains=[sketch]"]
+LIMIT = 120
+"""Seconds after which a command counts as hanging."""
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "empty": lambda path: path.write_bytes(b""),
+    "no text": lambda path: path.write_bytes(bytes(range(256))),
+    "a list": lambda path: path.write_text("[]"),
+    "a string": lambda path: path.write_text('"text"'),
+    "nested": lambda path: path.write_text("[" * 50_000),
+    "odd numbers": lambda path: path.write_text(path.read_text(errors="replace").replace("1", "1e999")),
+    "cut": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
+    "missing": lambda path: None,
+    "a folder": lambda path: path.mkdir(),
+    "a pipe": lambda path: os.mkfifo(path),
+}
+REPLACED = ("missing", "a folder", "a pipe")
+FILES = ("config.yaml", "summary.json", "history.csv", "activity.csv", "events.jsonl", "code.json", "checkpoint")
+COMMANDS = {
+    "table": ["table", "RUN"],
+    "report": ["report", "RUN"],
+    "resume": ["resume", "RUN", "--quiet"],
+    "figure": ["figure", "convergence", "RUN", "OUT"],
+    "export": ["export", "RUN", "--to", "OUT"],
+}
+QUICK = {("table", "nested"), ("table", "a pipe"), ("resume", "a list"), ("export", "cut"), ("report", "odd numbers")}
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("original") / "run"
+    assert main(["run", "--quiet", "method=fpl", *TINY, f"output={folder}"]) == 0
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def time_limit() -> Iterator[None]:
+    """Raise after :data:`LIMIT` seconds what no command catches."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise TimeoutError(f"no answer after {LIMIT} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(LIMIT)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def check(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """Run a command; return what it wrote to stderr. Whatever it raises would be a traceback and fails the test."""
+    status = main(arguments)
+    error = capsys.readouterr().err
+    assert status in (0, 1, 2)
+    assert "Traceback" not in error
+    assert "no answer after" not in error
+    assert (status == 0) or error.strip(), "an error without a message"
+    return error
+
+
+def damage(name: str, path: Path) -> None:
+    if path.is_dir():
+        for each in path.iterdir():
+            damage(name, each)
+        return
+    if name in REPLACED:
+        path.unlink()
+    DAMAGES[name](path)
+
+
+def matrix() -> Iterator[object]:
+    for command in COMMANDS:
+        for name in DAMAGES:
+            marks = () if (command, name) in QUICK else (pytest.mark.slow,)
+            yield pytest.param(command, name, marks=marks, id=f"{command}, {name}")
+
+
+@pytest.mark.parametrize(("command", "name"), matrix())
+def test_a_damaged_run_folder_gives_a_message(
+    command: str,
+    name: str,
+    original: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One file of the folder after the other."""
+    monkeypatch.setattr(choices, "_OWN_NAMES", set())
+    for file in FILES:
+        folder = tmp_path / file / "run"
+        shutil.copytree(original, folder)
+        damage(name, folder / file)
+        replaced = {"RUN": str(folder), "OUT": str(tmp_path / file / "out.png")}
+        check([replaced.get(word, word) for word in COMMANDS[command]], capsys)
+
+
+SETTINGS = {
+    "a group outside": ["data=../x"],
+    "no experiment": ["experiment=null"],
+    "no device": ["engine.device=abc"],
+    "no number": ["train.rounds=abc"],
+    "no key": ["=3"],
+    "half a list": ["data.domains=[sketch"],
+    "a control character": ["method=\x1b[2J"],
+    "NUL": ["output=a\0b"],
+    "an endless interpolation": ["train.rounds=${train.rounds}"],
+}
+
+
+@pytest.mark.parametrize("given", SETTINGS.values(), ids=SETTINGS)
+def test_damaged_settings_give_a_message(
+    given: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert check(["run", "--quiet", *TINY, *given], capsys)
+
+
+@pytest.mark.parametrize("name", ["no text", "nested", "a folder", "a pipe", "a list"])
+def test_a_damaged_folder_of_settings_gives_a_message(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = tmp_path / "conf" / "method" / "mine.yaml"
+    place.parent.mkdir(parents=True)
+    place.write_text("lr: 1\n")
+    damage(name, place)
+    assert check(["run", "--quiet", f"--config-dir={tmp_path / 'conf'}", "method=mine", *TINY], capsys)
+
+
+def test_a_package_that_exits_when_imported_ends_the_command_with_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "leaving_package.py").write_text("import sys\nsys.exit(0)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    status = main(["--own", "leaving_package.Mine", "run", "--quiet", "method._target_=leaving_package.Mine", *TINY])
+    assert status == 1
+    assert "sys.exit(0)" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "closed").mkdir(mode=0o500)
+    error = check(["run", "--quiet", *TINY, f"output={tmp_path / 'closed' / 'run'}"], capsys)
+    assert "closed" in error
+
+
+def test_an_unexpected_exception_names_its_place_and_how_to_see_more(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("a fault")
+
+    monkeypatch.setattr("server.commands.models.list_choices", fail, raising=False)
+    monkeypatch.setattr("server.cli.print_choices", fail, raising=False)
+    monkeypatch.setattr("common.choices.search", fail)
+    arguments = ["run", f"--config-dir={tmp_path}"]
+    monkeypatch.setattr(sys, "argv", ["goldfinch", *arguments])
+    assert main(arguments) == 1
+    error = capsys.readouterr().err
+    assert "ZeroDivisionError: a fault (test_damaged_inputs.py, line" in error
+    assert f"{TRACEBACK}=1 goldfinch run" in error
+    monkeypatch.setenv(TRACEBACK, "1")
+    with pytest.raises(ZeroDivisionError):
+        main(arguments)
