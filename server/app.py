@@ -1,5 +1,6 @@
 """The Flower ServerApp: settings from the run's overrides, and the round loop over Flower's Grid."""
 
+import math
 import sys
 from pathlib import Path
 
@@ -15,6 +16,9 @@ from common.versions import shadows
 from server.engines.flower import FlowerEngine
 from server.run.conduct import prepare_output, run_federation
 from server.trackers.events import plain_lines
+
+SILENCE_SECONDS = 30.0
+"""Seconds beyond ``rounds.deadline`` that a SuperLink may take to answer a call."""
 
 app = ServerApp()
 
@@ -32,7 +36,9 @@ def main(grid: Grid, context: Context) -> None:
         settings = load_settings(split_overrides(overrides_in(context.run_config)))
         prepare_output(settings)
         enrolled = isinstance(grid, HttpGrid) and not grid._insecure  # without TLS Flower admits whoever comes
-        run_federation(settings, FlowerEngine(grid, simulated=simulated, enrolled=enrolled), [plain_lines(settings)])
+        silence = math.inf if simulated else settings.rounds.deadline + SILENCE_SECONDS
+        engine = FlowerEngine(grid, simulated=simulated, enrolled=enrolled, silence=silence)
+        run_federation(settings, engine, [plain_lines(settings)])
     except GoldfinchError as error:
         sys.tracebacklimit = 0  # Flower prints what is raised, and says so that the run failed: the words are enough
         raise error from None

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -42,6 +45,42 @@ MAX_DELAY_SHARE, MAX_POLLING_SHARE = 0.05, 0.1
 """A reply that took t seconds is noticed at most 0.05 t later, and polling takes at most a tenth of the time."""
 
 Outcome = TypeVar("Outcome")
+
+
+class SilenceLimit:
+    """Ends the process if a call inside the ``with`` block takes too long.
+
+    Flower repeats a call to a SuperLink without limit. A SuperLink that received SIGTERM closes its port and waits for
+    the server process, which waits for the SuperLink. The last complete round is in the checkpoint by then.
+
+    Args:
+        seconds: longest time that a call may take; infinity sets no limit.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._calls: list[threading.Timer] = []
+
+    def __enter__(self) -> None:
+        if self.seconds == inf:
+            return
+        timer = threading.Timer(self.seconds, self._end)
+        timer.daemon = True
+        timer.start()
+        self._calls.append(timer)
+
+    def __exit__(self, *_: object) -> None:
+        if self._calls:
+            self._calls.pop().cancel()
+
+    def _end(self) -> None:
+        print(
+            f"error: the SuperLink has not answered for {self.seconds:.0f} s; the last complete round is kept: start "
+            "the SuperLink again, and resume=true goes on",
+            file=sys.stderr,
+            flush=True,
+        )
+        os._exit(1)  # Flower's own end of the process would wait for the SuperLink, too
 
 
 class Deadline:
@@ -116,13 +155,15 @@ class FlowerEngine:
         simulated: the nodes are Flower's simulation on Ray.
         enrolled: a node may only be the client that its key is enrolled for. The SuperLink binds each call of a node
             to its key, and the operator decides which client a key is enrolled for.
+        silence: seconds that the SuperLink may take for one call; then this process ends, see :class:`SilenceLimit`.
     """
 
-    def __init__(self, grid: Grid, *, simulated: bool = False, enrolled: bool = False) -> None:
+    def __init__(self, grid: Grid, *, simulated: bool = False, enrolled: bool = False, silence: float = inf) -> None:
         self.grid = grid
         self.simulated = simulated
         self.enrolled = enrolled
         self._inbox = Inbox(grid)
+        self._limit = SilenceLimit(silence)
         self._states: dict[int, NodeState] = {}  # by node
         self._nodes: dict[str, int] = {}  # node by client
         self._asked: dict[str, int] = {}  # node by the message that asks it for its clients
@@ -146,7 +187,7 @@ class FlowerEngine:
         while True:
             if self._invite(deadline):
                 first_reply_deadline.extend(PATIENCE_SECONDS + GRACE_SECONDS)
-            for identity, message in self._inbox.pull(set(self._asked)):
+            for identity, message in self._pull(set(self._asked)):
                 self._note_registration(identity, message)
             self._admit_registered(admit, found, failures)
             absent = self._absent(expected) - found
@@ -224,7 +265,9 @@ class FlowerEngine:
         """Ask Flower which nodes are online."""
         for state in self._states.values():
             state.name = None
-        for found in self.grid.get_nodes():
+        with self._limit:
+            nodes = list(self.grid.get_nodes())
+        for found in nodes:
             self._states.setdefault(found.node_id, NodeState()).name = found.name
         for identity, node in list(self._inbox.late.items()):
             if not self._is_online(node):  # a node that went offline has forgotten its request
@@ -362,7 +405,8 @@ class FlowerEngine:
         """Send messages. Return the id of each; ``None`` for a message that Flower did not accept."""
         if not messages:
             return []
-        accepted = set(self.grid.push_messages(messages))
+        with self._limit:
+            accepted = set(self.grid.push_messages(messages))
         identities: list[str | None] = []
         for message in messages:
             identity = message.metadata.message_id
@@ -372,11 +416,21 @@ class FlowerEngine:
                 identities.append(None)
         return identities
 
+    def _pull(self, identities: set[str]) -> Iterator[tuple[str, Message | None]]:
+        """Yield the complete replies to messages as :meth:`.Inbox.pull` does, each received within the time limit."""
+        replies = self._inbox.pull(identities)
+        while True:
+            with self._limit:
+                reply = next(replies, None)
+            if reply is None:
+                return
+            yield reply
+
     def _receive(self, waiting: set[str], deadline: Deadline) -> Iterator[tuple[str, Message | None]]:
         """Yield the replies to the messages ``waiting`` as they arrive, until all are there or the deadline passes."""
         while waiting:
             has_reply = False
-            for identity, message in self._inbox.pull(waiting | self._asked.keys()):
+            for identity, message in self._pull(waiting | self._asked.keys()):
                 if identity in self._asked:
                     self._note_registration(identity, message)
                     continue

@@ -93,7 +93,7 @@ def matrix() -> Iterator[object]:
             yield pytest.param(command, name, marks=marks, id=f"{command}, {name}")
 
 
-@pytest.mark.parametrize(("command", "name"), matrix())
+@pytest.mark.parametrize(("command", "name"), list(matrix()))
 def test_a_damaged_run_folder_gives_a_message(
     command: str,
     name: str,

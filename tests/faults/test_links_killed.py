@@ -42,13 +42,13 @@ def whole(deployment: LocalDeployment, output: Path, *more: str) -> None:
     deployment.run(settings, overrides)
 
 
-def start(deployment: LocalDeployment, output: Path) -> tuple[Thread, list[str]]:
+def start(deployment: LocalDeployment, output: Path, *more: str) -> tuple[Thread, list[str]]:
     """A run that somebody watches; in the list will be what it ends with."""
     errors: list[str] = []
 
     def watch() -> None:
         try:
-            whole(deployment, output)
+            whole(deployment, output, *more)
         except EngineError as error:
             errors.append(str(error))
 
@@ -61,6 +61,28 @@ def server_process(deployment: LocalDeployment) -> int:
     found = [pid for pid, words in started_by(deployment, "superlink").items() if "flwr-serverapp" in words]
     assert len(found) == 1
     return found[0]
+
+
+def test_a_superlink_that_is_asked_to_end_in_a_round_ends_with_its_server_process(tmp_path: Path) -> None:
+    """SIGTERM: it closes its port and waits for the server process, whose calls find nobody."""
+    settings = load_settings([*TWO, f"output={tmp_path / 'inline'}"])
+    limits = ("rounds.deadline=20", "train.rounds=50")
+    with LocalDeployment(tmp_path / "flower", one_node_per_client(settings), secure=False) as deployment:
+        output = tmp_path / "run"
+        thread, errors = start(deployment, output, *limits)
+        wait_until(lambda: any(e["round"] == 2 for e in events(output, "round")), "round 2", 2 * PATIENCE)
+        server = server_process(deployment)
+        link = deployment.children["superlink"].process
+        asked = time.monotonic()
+        os.kill(link.pid, signal.SIGTERM)
+        wait_until(lambda: not Path(f"/proc/{server}").exists(), "the end of the server process", 2 * PATIENCE)
+        print(f"\nserver process gone after {time.monotonic() - asked:.0f} s", flush=True)
+        link.wait(PATIENCE)
+        print(f"SuperLink gone after {time.monotonic() - asked:.0f} s", flush=True)
+        deployment.start_link()
+        thread.join(PATIENCE)
+        assert len(errors) == 1
+        assert list((output / "checkpoint").iterdir())
 
 
 def test_killed_servers_and_superlinks(tmp_path: Path) -> None:
