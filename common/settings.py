@@ -230,8 +230,8 @@ class RoundSettings:
         outliers: how an update with a norm above the bound is treated: ``clip`` scales it down to the bound,
             ``refuse`` leaves it out, ``off`` sets no bound. See :mod:`strategies.core.bounds`.
         outlier_factor: the bound as a multiple of the norm of the exchange's median update, > 1.
-        opposing: how an update is treated that works against the other clients': ``refuse`` leaves it out, and with it
-            prototypes of classes that point away from the others'; ``off`` compares nothing. See
+        opposing: how an update is treated that works against the other clients': ``refuse`` leaves it out,
+            ``off`` compares nothing. See
             :mod:`strategies.core.agreement`.
         max_samples: training samples above which a registration is refused.
         largest_client: the samples that a client counts for at most, as a multiple of the median client's, >= 1.

@@ -181,8 +181,6 @@ class Recorder:
             factors = {name: round(factor, 6) for name, factor in outcome.clipped.get(client, {}).items()}
             if client in outcome.opposing:
                 factors["update"] = 0.0
-            if client in outcome.unlike:
-                factors["prototypes of some classes"] = 0.0
             self._client_event("client clipped", client, reason=reason[:MAX_REASON], factors=factors)
 
     def _write_capped(self, outcome: Outcome) -> None:

@@ -29,12 +29,11 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from common.prototypes import PrototypeSet, class_means
 from common.seeding import generator
 from common.storage.state import GlobalState
 from strategies.core.context import ServerContext
@@ -42,9 +41,6 @@ from strategies.core.exchange import Update
 
 MIN_UPDATES = 3
 """Fewest updates that are compared. Of two, none is with the majority."""
-
-MIN_HOLDERS = 4
-"""Fewest clients with prototypes of a class for these to be compared. Of three, domains alone make one look opposed."""
 
 MAX_UPDATES = 256
 """Most updates that are compared. In a larger exchange the bound on the length alone keeps a client's weight small."""
@@ -200,55 +196,3 @@ def _cosine_to_others(cosines: Tensor, position: int, kept: Sequence[int]) -> fl
 def _remember(before: float, cosine: float) -> float:
     stays = FALL if cosine < before else RECOVERY
     return stays * before + (1 - stays) * cosine
-
-
-# ---- prototypes ------------------------------------------------------------------------------------------------------
-
-
-def without_opposed_prototypes(updates: Sequence[Update]) -> tuple[list[Update], dict[str, list[int]]]:
-    """Leave out the prototypes of a client's class that point away from the other clients' of this class.
-
-    A class mean is compared after the mean over the client's classes has been subtracted, which removes most of what
-    differs between domains. A class that fewer than :data:`MIN_HOLDERS` clients sent is left as it is.
-
-    Returns:
-        The updates, and the classes that were left out by client id.
-    """
-    classes = max((int(update.prototypes.labels.max()) for update in updates if len(update.prototypes)), default=-1) + 1
-    means: dict[int, Tensor] = {}
-    counts = torch.zeros(classes, dtype=torch.int64)
-    total: Tensor | None = None
-    for position, update in enumerate(updates):
-        if not len(update.prototypes):
-            continue
-        means[position] = _centred_means(update.prototypes, classes)
-        counts[torch.tensor(update.prototypes.classes)] += 1
-        total = means[position] if total is None else total + means[position]
-    result: list[Update] = []
-    left_out: dict[str, list[int]] = {}
-    for position, update in enumerate(updates):
-        if position in means and total is not None:
-            own = means[position]
-            agreement = (own * (total - own)).sum(1)
-            compared = [label for label in update.prototypes.classes if counts[label] >= MIN_HOLDERS]
-            opposed = [label for label in compared if agreement[label] < 0]
-            if opposed:
-                left_out[update.client.id] = opposed
-                update = replace(update, prototypes=_without_classes(update.prototypes, opposed))
-        result.append(update)
-    return result, left_out
-
-
-def _without_classes(prototypes: PrototypeSet, labels: Sequence[int]) -> PrototypeSet:
-    keep = ~torch.isin(prototypes.labels, torch.tensor(labels))
-    return PrototypeSet(prototypes.vectors[keep], prototypes.labels[keep], prototypes.weights[keep])
-
-
-def _centred_means(prototypes: PrototypeSet, classes: int) -> Tensor:
-    """``[classes, D]`` float64: the unit class means minus their average; zeros for classes without prototypes."""
-    sets = class_means(prototypes.vectors, prototypes.labels, classes)
-    vectors = sets.vectors.double().flatten(1)
-    units = vectors / torch.linalg.vector_norm(vectors, dim=1, keepdim=True).clamp_min(1e-30)
-    result = torch.zeros(classes, units.shape[1], dtype=torch.float64)
-    result[sets.labels] = units - units.mean(0)
-    return result

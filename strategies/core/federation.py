@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 
 from common.errors import PayloadError
-from common.privacy import GaussianPrivacy
 from common.seeding import generator
 from common.settings import RunSettings
 from common.storage.answer_store import AnswerStore
@@ -25,7 +24,7 @@ from common.storage.state import GlobalState, under_prefix, with_prefix
 from common.wire.messages import Answer, Request
 from common.wire.payload import Payload, cast_down, cast_up
 from strategies.core.aggregation import Mean, at_most, cap_samples
-from strategies.core.agreement import Agreement, Opposition, without_opposed_prototypes
+from strategies.core.agreement import Agreement, Opposition
 from strategies.core.bounds import Bounds, Excess
 from strategies.core.gate import Gate
 from strategies.core.method import Client, Method, ServerContext, Update, build_model, feature_size
@@ -78,7 +77,6 @@ class Outcome:
         refused: clients whose replies were not accepted, with the reasons.
         clipped: by client id, the factors in (0, 1) by which parts of its update were scaled.
         opposing: by client id, why its update was left out; its scores count.
-        unlike: by client id, the classes of which its prototypes were left out.
         needed: updates that the exchange needed.
         by: the setting that ``needed`` comes from.
     """
@@ -89,7 +87,6 @@ class Outcome:
     refused: list[tuple[str, str]]
     clipped: dict[str, dict[str, float]]
     opposing: dict[str, Opposition] = field(default_factory=dict)
-    unlike: dict[str, list[int]] = field(default_factory=dict)
     needed: int = 0
     by: str = ""
 
@@ -102,11 +99,6 @@ class Outcome:
             texts.setdefault(client, []).append("longer than the bound, scaled: " + ", ".join(parts))
         for client, opposition in self.opposing.items():
             texts.setdefault(client, []).append(f"left out: {opposition}")
-        for client, classes in self.unlike.items():
-            named = ", ".join(str(label) for label in classes)
-            texts.setdefault(client, []).append(
-                f"prototypes that point away from the other clients' left out: classes {named} (rounds.opposing=refuse)"
-            )
         return {client: "; ".join(parts) for client, parts in texts.items()}
 
     @property
@@ -255,7 +247,7 @@ class Federation:
         """Check an exchange's replies and aggregate them; the only way, for every engine and for Flower's own server.
 
         In this order: the gate accepts or refuses each reply; updates that are too long are scaled down or refused
-        (``rounds.outliers``); updates and prototypes that work against the others' are left out (``rounds.opposing``);
+        (``rounds.outliers``); updates that work against the others' are left out (``rounds.opposing``);
         no client counts for too many samples (``rounds.largest_share``); the aggregation rule is
         told how many replies were refused; if as many updates are left as :meth:`needed` says, they are aggregated.
         The guards remember the exchange even if it is skipped.
@@ -271,13 +263,10 @@ class Federation:
         admitted = [reply for reply in admitted if reply.client not in too_long]
         refusals += too_long.items()
         opposing: dict[str, Opposition] = {}
-        unlike: dict[str, list[int]] = {}
         if self.settings.rounds.opposing == "refuse":
             if not self.method.turns_steps:
                 opposing = self.agreement.find(updates, state, self.server)
             updates = [update for update in updates if update.client.id not in opposing]
-            if not isinstance(self.settings.privacy, GaussianPrivacy):  # noise has no direction to compare
-                updates, unlike = without_opposed_prototypes(updates)
         updates = cap_samples(updates, self.server.clients, self.settings.rounds.largest_share)
         aggregation = self.settings.aggregation.after_refusals(refused + len(refusals) + len(opposing), len(updates))
         needed, by = 0, ""
@@ -286,7 +275,7 @@ class Federation:
             needed, by = self.needed(min(asked, enough) if enough else asked, aggregation)
         if needed and len(updates) >= needed:
             state = self.method.aggregate(state, updates, replace(self.server, aggregation=aggregation))
-        return Outcome(state, admitted, updates, refusals, clipped, opposing, unlike, needed, by)
+        return Outcome(state, admitted, updates, refusals, clipped, opposing, needed, by)
 
     def needed(self, asked: int, aggregation: Mean | None = None) -> tuple[int, str]:
         """Return how many of ``asked`` participants must have replied for an exchange to count, and the setting's name.

@@ -13,12 +13,11 @@ from support.runs import TouchedEngine, run
 from support.toy import toy_settings
 from torch import Tensor
 
-from common.prototypes import PrototypeSet
 from common.settings import RunSettings
 from common.storage.state import GlobalState
 from common.wire.messages import Request
 from common.wire.payload import Payload
-from strategies.core.agreement import MAX_UPDATES, SKETCH, Agreement, without_opposed_prototypes
+from strategies.core.agreement import MAX_UPDATES, SKETCH, Agreement
 from strategies.core.federation import Federation
 from strategies.core.method import Update
 
@@ -135,38 +134,6 @@ def test_a_sketch_keeps_cosines() -> None:
     assert directions.shape == (3, SKETCH)
     exact = torch.nn.functional.cosine_similarity(first, first + second, dim=0)
     assert float(directions[0] @ directions[1]) == pytest.approx(float(exact), abs=0.05)
-
-
-# ---- prototypes ------------------------------------------------------------------------------------------------------
-
-
-def with_prototypes(position: int, rows: dict[int, Tensor]) -> Update:
-    labels = torch.tensor(sorted(rows))
-    vectors = torch.stack([rows[int(label)] for label in labels])
-    return Update(clients([20] * 4)[position], prototypes=PrototypeSet(vectors, labels, torch.ones(len(labels))))
-
-
-def class_rows(shift: float) -> dict[int, Tensor]:
-    """Return three orthogonal class rows, all moved by a domain's own shift."""
-    return {label: torch.eye(4)[label] + shift * torch.eye(4)[3] for label in range(3)}
-
-
-def test_rolled_prototypes_are_left_out_and_a_domain_s_own_shift_is_not() -> None:
-    rolled = {label: class_rows(0.0)[(label + 1) % 3] for label in range(3)}
-    honest = [with_prototypes(position, class_rows(shift)) for position, shift in enumerate((0.0, 0.5, 2.0))]
-    kept, found = without_opposed_prototypes([*honest, with_prototypes(3, rolled)])
-    assert found == {name_of(3, 4): [0, 1, 2]}
-    assert len(kept[3].prototypes) == 0
-    for update, before in zip(kept[:3], honest, strict=True):
-        assert update.prototypes == before.prototypes
-
-
-def test_a_class_that_three_clients_hold_is_left_as_it_is() -> None:
-    rolled = {label: class_rows(0.0)[(label + 1) % 3] for label in range(3)}
-    updates = [with_prototypes(0, class_rows(0.0)), with_prototypes(1, class_rows(1.0)), with_prototypes(2, rolled)]
-    kept, found = without_opposed_prototypes(updates)
-    assert found == {}
-    assert kept == updates
 
 
 # ---- in a run --------------------------------------------------------------------------------------------------------
