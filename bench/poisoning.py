@@ -64,7 +64,6 @@ ATTACKS = {
 DEFENCES: dict[str, tuple[str, ...]] = {
     "default": (),
     "bound only": ("rounds.opposing=off",),
-    "none": ("rounds.opposing=off", "rounds.outliers=off"),
     "median": ("rounds.opposing=off", "aggregation=median"),
     "trimmed_mean": ("rounds.opposing=off", "aggregation=trimmed_mean"),
     "multi_krum": ("rounds.opposing=off", "aggregation=multi_krum"),

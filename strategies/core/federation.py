@@ -263,9 +263,8 @@ class Federation:
         admitted = [reply for reply in admitted if reply.client not in too_long]
         refusals += too_long.items()
         opposing: dict[str, Opposition] = {}
-        if self.settings.rounds.opposing == "refuse":
-            if not self.method.turns_steps:
-                opposing = self.agreement.find(updates, state, self.server)
+        if self.settings.rounds.opposing == "refuse" and not self.method.turns_steps:
+            opposing = self.agreement.find(updates, state, self.server)
             updates = [update for update in updates if update.client.id not in opposing]
         updates = cap_samples(updates, self.server.clients, self.settings.rounds.largest_share)
         aggregation = self.settings.aggregation.after_refusals(refused + len(refusals) + len(opposing), len(updates))
