@@ -36,6 +36,11 @@ from common.storage.files import write_bytes
 AUTHORITY_DAYS = 3650
 SERVER_DAYS = 365
 RENEWAL_DAYS = 30
+HOST_NAME = re.compile(r"(?!-)[A-Za-z0-9-]{1,63}(?<!-)(\.(?!-)[A-Za-z0-9-]{1,63}(?<!-))*")
+"""A host name (RFC 1123). Certificates for all hosts of a domain (``*``) are not made."""
+
+MAX_HOST_NAME = 253
+
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -216,10 +221,12 @@ def _general_name(host: str) -> x509.GeneralName:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
         pass
-    try:
-        return x509.DNSName(host)
-    except ValueError as error:
-        raise ConfigError(f"host={host!r} is neither an address nor a host name: {error}") from error
+    if len(host) > MAX_HOST_NAME or not HOST_NAME.fullmatch(host):
+        raise ConfigError(
+            f"--host {host!r} is neither an address nor a host name: labels of letters, digits and -, with dots "
+            f"between them, {MAX_HOST_NAME} characters at most"
+        )
+    return x509.DNSName(host)
 
 
 def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:

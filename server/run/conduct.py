@@ -19,6 +19,7 @@ from common.storage.files import write_json, write_text
 from common.versions import package_versions, processor
 from common.wire.messages import CLIPPED, trained_count
 from server.run.accounting import check_accountant
+from server.run.checkpoint import Checkpoints
 from server.run.engine import Engine
 from server.run.history import PARTS, History
 from server.run.rounds import RoundLoop
@@ -140,10 +141,11 @@ def storage_errors(folder: Path) -> Iterator[None]:
         if error.errno not in advice:
             raise
         place = error.filename or folder
-        raise EngineError(
-            f"{place}: {error.strerror}; {advice[error.errno]}, then go on with resume=true: the last complete round "
-            f"is kept in {folder / 'checkpoint'}"
-        ) from error
+        if Checkpoints(folder / "checkpoint").series.numbers():
+            then = f"then go on with resume=true: the last complete round is kept in {folder / 'checkpoint'}"
+        else:
+            then = "then start the run again: no round was complete"
+        raise EngineError(f"{place}: {error.strerror}; {advice[error.errno]}, {then}") from error
 
 
 def run_federation(

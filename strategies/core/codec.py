@@ -45,7 +45,11 @@ def read_registrations(text: str) -> list[Registration]:
     content = _json(text)
     if not isinstance(content, list) or not all(isinstance(item, dict) for item in content):
         raise PayloadError("the node's registrations are not a list of objects")
-    return [read_header(Registration, item) for item in content]
+    registrations = [read_header(Registration, item) for item in content]
+    clients = {registration.client for registration in registrations}
+    if len(clients) < len(registrations):
+        raise PayloadError(f"the node registers {len(clients)} clients {len(registrations)} times; once each is read")
+    return registrations
 
 
 def only_blob(tensor_type: str, tensors: Sequence[bytes]) -> bytes:

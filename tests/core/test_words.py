@@ -74,6 +74,12 @@ def test_what_a_node_registers_is_not_even_read_beyond_a_bound() -> None:
         read_registrations(text + " " * MAX_REGISTERED)
 
 
+def test_a_node_registers_each_client_once() -> None:
+    registration = read_header(Registration, REGISTRATION)
+    with pytest.raises(PayloadError, match="registers 1 clients 3 times"):
+        read_registrations(write_registrations([registration] * 3))
+
+
 def test_as_many_loss_terms_as_are_accepted_fit_into_a_field(tmp_path: Path) -> None:
     """9,000 of them made a field that Python's reader of CSV refuses."""
     with pytest.raises(PayloadError, match="more than 50 entries"):

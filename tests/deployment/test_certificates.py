@@ -175,6 +175,14 @@ def test_a_damaged_certificate_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "host", ["a b", "*", "a." * 150 + "a", "-a", "a..b"], ids=["space", "star", "long", "hyphen", "empty label"]
+)
+def test_what_is_no_host_name_is_refused(tmp_path: Path, host: str) -> None:
+    with pytest.raises(ConfigError, match="neither an address nor a host name"):
+        ensure(tmp_path, [host])
+
+
+@pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (["certificates", "FOLDER", "--days", "4000"], r"\[1, 825\]"),
