@@ -346,10 +346,12 @@ def cell(outcomes: Sequence[Outcome]) -> str:
 
 
 def table(outcomes: Sequence[Outcome]) -> str:
-    """Return Markdown: rows are federation, method and attack; columns the defences."""
+    """Return Markdown: rows are federation, method and attack; columns the defences that were run."""
+    run_defences = {outcome.defence for outcome in outcomes}
+    defences = [defence for defence in DEFENCES if defence in run_defences]
     lines = [
-        "| hostile | method | attack | " + " | ".join(DEFENCES) + " |",
-        "|---|---|---|" + "---:|" * len(DEFENCES),
+        "| hostile | method | attack | " + " | ".join(defences) + " |",
+        "|---|---|---|" + "---:|" * len(defences),
     ]
     for federation in FEDERATIONS:
         for method in METHODS:
@@ -358,7 +360,7 @@ def table(outcomes: Sequence[Outcome]) -> str:
                 mine = [item for item in outcomes if (item.federation, item.method, item.attack) == wanted]
                 if not mine:
                     continue
-                cells = [cell([item for item in mine if item.defence == defence]) for defence in DEFENCES]
+                cells = [cell([item for item in mine if item.defence == defence]) for defence in defences]
                 lines.append(f"| {federation} | {method} | {attack} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
