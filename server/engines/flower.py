@@ -418,7 +418,7 @@ class FlowerEngine:
 
     def _pull(self, identities: set[str]) -> Iterator[tuple[str, Message | None]]:
         """Yield the complete replies to messages as :meth:`.Inbox.pull` does, each received within the time limit."""
-        replies = self._inbox.pull(identities)
+        replies = iter(self._inbox.pull(identities))
         while True:
             with self._limit:
                 reply = next(replies, None)

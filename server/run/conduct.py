@@ -142,10 +142,12 @@ def storage_errors(folder: Path) -> Iterator[None]:
             raise
         place = error.filename or folder
         if Checkpoints(folder / "checkpoint").series.numbers():
-            then = f"then go on with resume=true: the last complete round is kept in {folder / 'checkpoint'}"
+            kept = f"the last complete round is kept in {folder / 'checkpoint'}"
         else:
-            then = "then start the run again: no round was complete"
-        raise EngineError(f"{place}: {error.strerror}; {advice[error.errno]}, {then}") from error
+            kept = "no round was complete yet"
+        raise EngineError(
+            f"{place}: {error.strerror}; {advice[error.errno]}, then go on with resume=true: {kept}"
+        ) from error
 
 
 def run_federation(
