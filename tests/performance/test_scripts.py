@@ -52,9 +52,11 @@ def test_a_script_runs_dry_and_writes_nothing(script: Path, tmp_path: Path) -> N
     assert written() == before
 
 
+# A shell that starts the tests in the background without job control makes its children ignore SIGINT.
 STARTS = """
-import subprocess, sys, time
+import signal, subprocess, sys, time
 from bench.measuring import start
+signal.signal(signal.SIGINT, signal.default_int_handler)
 def main():
     inner = (
         "import subprocess; quiet = subprocess.DEVNULL; "
