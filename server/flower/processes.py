@@ -1,4 +1,4 @@
-"""Flower's programs as child processes: started from a neutral folder, watched, and stopped with all they started."""
+"""Flower's programs as child processes: start them from an empty folder, watch them, and stop all that they started."""
 
 from __future__ import annotations
 
@@ -31,35 +31,45 @@ QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "PYTHONUNBUFFERED": "1",
 }
-"""Set for every program of Flower's that we start: nothing is sent, fetched or installed behind the user's back."""
-
+"""Set for every program of Flower's that we start: it sends, fetches and installs nothing unasked."""
 
 MARK = "GOLDFINCH_STARTED_BY"
-"""Environment variable by which everything that a group of programs has started is known."""
+"""Environment variable that marks all processes that a group of programs has started."""
 
 
 def flower_environment(home: Path, **more: str) -> dict[str, str]:
-    """This process's environment with Flower's home at ``home`` and this Python's programs first on the PATH.
+    """Return this process's environment with Flower's home at ``home`` and this Python's programs first on the PATH.
 
-    Flower starts its own programs by bare name, so those of another environment could be taken otherwise.
+    Flower starts its own programs by name, so that it could start those of another Python otherwise. Paths are made
+    absolute, because the programs have other working folders.
+
+    Args:
+        home: Flower's home.
+        more: further variables.
     """
+    environment = {**os.environ, **QUIET, "FLWR_HOME": str(home)}
+    for name in ("GOLDFINCH_DATA", "GOLDFINCH_CACHE"):
+        folder = os.environ.get(name)
+        if folder:
+            environment[name] = str(Path(folder).absolute())
+    modules = os.environ.get("PYTHONPATH")
+    if modules:
+        folders = [str(Path(folder).absolute()) for folder in modules.split(os.pathsep)]
+        environment["PYTHONPATH"] = os.pathsep.join(folders)
     programs = str(Path(sys.executable).parent)
-    path = os.pathsep.join([programs, os.environ.get("PATH", "")])
-    folders = {
-        name: str(Path(os.environ[name]).absolute())  # the programs run elsewhere, where a relative path is another
-        for name in ("GOLDFINCH_DATA", "GOLDFINCH_CACHE")
-        if os.environ.get(name)
-    }
-    if modules := os.environ.get("PYTHONPATH"):
-        folders["PYTHONPATH"] = os.pathsep.join(str(Path(each).absolute()) for each in modules.split(os.pathsep))
-    return {**os.environ, **folders, **QUIET, "FLWR_HOME": str(home), "PATH": path, **more}
+    environment["PATH"] = os.pathsep.join([programs, os.environ.get("PATH", "")])
+    environment.update(more)
+    return environment
 
 
 def program(name: str) -> str:
-    """The path of one of Flower's programs beside this Python.
+    """Return the path of one of Flower's programs next to this Python.
+
+    Args:
+        name: the program's file name, such as ``flwr``.
 
     Raises:
-        EngineError: it is not installed there.
+        EngineError: the program is not installed there.
     """
     path = Path(sys.executable).parent / name
     if not path.exists():
@@ -67,10 +77,18 @@ def program(name: str) -> str:
     return str(path)
 
 
-def ask_flower(words: Sequence[str], environment: Mapping[str, str], folder: Path) -> subprocess.CompletedProcess[str]:
-    """What ``flwr`` says to ``words``, asked for JSON; its exit code is no matter."""
+def ask_flower(
+    arguments: Sequence[str], environment: Mapping[str, str], folder: Path
+) -> subprocess.CompletedProcess[str]:
+    """Run ``flwr`` and ask it for JSON. Return the process and its output; the exit code is ignored.
+
+    Args:
+        arguments: of ``flwr``.
+        environment: the program's environment.
+        folder: the program's working folder.
+    """
     return subprocess.run(  # noqa: S603  # our own command, no shell
-        [program("flwr"), *words, "--format", "json"],
+        [program("flwr"), *arguments, "--format", "json"],
         env=dict(environment),
         cwd=folder,
         stdin=subprocess.DEVNULL,
@@ -81,10 +99,14 @@ def ask_flower(words: Sequence[str], environment: Mapping[str, str], folder: Pat
 
 
 def answer_in(output: str, otherwise: str) -> dict[str, Any]:
-    """The JSON object in what :func:`ask_flower` was told; notices may stand around it.
+    """Return the JSON object in the output of :func:`ask_flower`, which can have notices before and after it.
+
+    Args:
+        output: what ``flwr`` printed.
+        otherwise: the error's text if there is no JSON object.
 
     Raises:
-        EngineError: there is none, ``otherwise`` in words.
+        EngineError: there is no JSON object.
     """
     try:
         answer: dict[str, Any] = json.loads(output[output.find("{") : output.rfind("}") + 1])
@@ -94,13 +116,13 @@ def answer_in(output: str, otherwise: str) -> dict[str, Any]:
 
 
 def in_one_line(output: str) -> str:
-    """A command's output without colours and frames."""
+    """Return the last 600 characters of a command's output in one line, without colours and frames."""
     bare = re.sub(r"\x1b\[[0-9;]*m|[│╭╮╰╯─]", " ", output)
     return " ".join(bare.split())[-600:]
 
 
 def free_port() -> int:
-    """A TCP port of the loopback interface that nothing listens on now."""
+    """Return a TCP port of the loopback interface that no program listens on now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
@@ -111,9 +133,9 @@ class Child:
     """One started program.
 
     Args:
-        name: what it is, for messages.
+        name: the program's name in messages.
         process: the process; it leads a session of its own, so that all it starts can be stopped with it.
-        log: where its output goes.
+        log: file with its output.
     """
 
     name: str
@@ -121,7 +143,7 @@ class Child:
     log: Path
 
     def tail(self, lines: int = 15) -> str:
-        """The end of its output."""
+        """Return the last ``lines`` lines of its output; empty without a log."""
         with contextlib.suppress(OSError):
             return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
         return ""
@@ -132,8 +154,10 @@ class Processes:
     """A group of programs that end together.
 
     Args:
-        folder: a neutral working folder for all of them; logs go to ``folder/logs`` unless ``logs`` says otherwise.
-        logs: folder of the logs.
+        folder: an empty working folder for all programs; made if it is missing.
+        logs: folder of the logs; made if it is missing.
+        children: the programs that run.
+        mark: the group's value of :data:`MARK`.
     """
 
     folder: Path
@@ -148,7 +172,13 @@ class Processes:
         self.stop()
 
     def start(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> Child:
-        """Start ``command`` from the neutral folder; its output goes to ``<logs>/<name>.log``."""
+        """Start a program. Its output goes to ``<logs>/<name>.log``.
+
+        Args:
+            name: the program's name in messages.
+            command: the program and its arguments.
+            environment: the program's environment.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
         self.logs.mkdir(parents=True, exist_ok=True)
         log = self.logs / f"{name}.log"
@@ -167,7 +197,7 @@ class Processes:
         return child
 
     def stop(self, seconds: float = 15.0) -> None:
-        """End all programs and what they started: ask first, insist after ``seconds``."""
+        """Stop all programs and what they started: SIGTERM first, SIGKILL after ``seconds``."""
         for child in reversed(self.children):
             _signal(-child.process.pid, signal.SIGTERM)
         end = time.monotonic() + seconds
@@ -182,22 +212,33 @@ class Processes:
         self.children.clear()
 
     def _stop_marked(self, end: float) -> None:
-        """End what is in a session of its own: Flower's ServerApp outlives its SuperLink and calls it for minutes."""
+        """Stop processes in sessions of their own: Flower's ServerApp outlives its SuperLink and calls it for minutes.
+
+        Args:
+            end: when SIGKILL follows, on the monotonic clock.
+        """
         for process in marked(self.mark):
             _signal(process, signal.SIGTERM)
-        while (left := marked(self.mark)) and time.monotonic() < end:
+        left = marked(self.mark)
+        while left and time.monotonic() < end:
             time.sleep(0.1)
+            left = marked(self.mark)
         for process in left:
             _signal(process, signal.SIGKILL)
 
 
 def marked(mark: str) -> list[int]:
-    """Processes that live and were started, at whatever remove, by the group with this mark."""
-    return [each.pid for each in psutil.process_iter(["environ"]) if (each.info["environ"] or {}).get(MARK) == mark]
+    """Return the ids of the running processes that the group with this mark started, directly or indirectly."""
+    found = []
+    for process in psutil.process_iter(["environ"]):
+        environment = process.info["environ"] or {}
+        if environment.get(MARK) == mark:
+            found.append(process.pid)
+    return found
 
 
 def _signal(process: int, number: int) -> None:
-    """Send a signal to a process, or, by its leader's number with a minus, to a group of them."""
+    """Send a signal to a process, or to a group by its leader's negative id. A process that has ended is ignored."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(process, number)
 
@@ -209,12 +250,20 @@ def wait_healthy(
     verify: ssl.SSLContext | bool = True,
     log: Path | None = None,
 ) -> None:
-    """Wait until ``url`` answers; an error names ``log`` if that is where the program's log will be kept.
+    """Wait until ``url`` answers.
+
+    Args:
+        child: the program.
+        url: the program's health check.
+        seconds: how long to wait.
+        verify: how to verify the server's certificate.
+        log: where the program's log will be kept, for the error's text; ``None`` is where it is now.
 
     Raises:
         EngineError: the program ended, or did not answer in time; the message has the end of its log.
     """
-    end, kept = time.monotonic() + seconds, log or child.log
+    end = time.monotonic() + seconds
+    kept = log or child.log
     while time.monotonic() < end:
         if child.process.poll() is not None:
             raise EngineError(f"{child.name} ended with code {child.process.returncode}:\n{child.tail()}\n(see {kept})")

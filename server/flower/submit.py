@@ -1,12 +1,11 @@
 """Submit a run to a SuperLink and follow it to its true end: ``flwr run`` itself exits 0 even when the run failed.
 
-What is submitted is a folder of the code and configuration alone, in a neutral place, whatever this Goldfinch was
-installed from: ``flwr run`` walks all that it is given, virtual environments and data included, and a simulation
-imports code from the SuperLink's working directory before the app.
+Only a copy of the code and the configuration is submitted, from an empty folder: ``flwr run`` reads all files of the
+folder that it is given, virtual environments and data included, and a simulation imports code from the SuperLink's
+working directory before the app's.
 """
 
 import contextlib
-import itertools
 import json
 import os
 import shlex
@@ -17,6 +16,7 @@ import threading
 import time
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,20 @@ overrides = ""
 """
 
 MAX_LINES = 60
-"""Lines of an error's message that are passed on at most: a client's traceback fits, a long list is in the log."""
+"""Lines of an error's message that are passed on: a client's traceback fits, a longer list is in the log only."""
+
+HEAD_START_SECONDS = 8.0
+"""Seconds that a simulation has to start before ``flwr log`` starts on the same cores; ``flwr log`` misses no line."""
+
+STATUS_TRIES = 20
+"""How often the SuperLink is asked for a run's final status, a second apart."""
+
+NO_JSON = "flwr answered without JSON"
+NO_REASON = ("", "Task failed with unknown error.", "No heartbeat received from the task")
+LOST = (
+    "its server process ended without a message: killed, or out of memory, or its SuperLink was restarted; the last "
+    "complete round is kept: resume=true goes on"
+)
 
 
 @checked
@@ -88,7 +101,13 @@ def run_on_ray(
     listeners: Sequence[Listener],
     link: SimulationLink | None = None,
 ) -> None:
-    """A simulation on ``link``, or on a SuperLink of its own, in a neutral folder, ended with the run.
+    """Run a simulation on Ray.
+
+    Args:
+        settings: the run's settings.
+        overrides: the overrides that the settings were composed of.
+        listeners: receive every event.
+        link: the SuperLink; ``None`` starts one, and stops it after the run.
 
     Raises:
         EngineError: the SuperLink did not start, or the run failed; the reason is in the message.
@@ -102,12 +121,15 @@ def run_on_ray(
     options: RaySettings = build(settings.engine, "engine", RaySettings)
     clients = len(settings.protocol.clients(settings.data))
     actors = min(options.actors or os.cpu_count() or 1, clients)
+    gpus = 0
+    if options.gpus:
+        gpus = torch.cuda.device_count()
     federation = {
         "num-supernodes": clients,
         "client-resources-num-cpus": 1,
         "client-resources-num-gpus": options.gpus,
         "init-args-num-cpus": actors,
-        "init-args-num-gpus": torch.cuda.device_count() if options.gpus else 0,
+        "init-args-num-gpus": gpus,
     }
     link.wait(settings.output_folder / "logs")
     submit(settings, overrides, CONNECTION, link.environment, link.neutral, federation, listeners)
@@ -115,6 +137,11 @@ def run_on_ray(
 
 def run_on_superlink(settings: RunSettings, overrides: Sequence[str], listeners: Sequence[Listener]) -> None:
     """Run on a SuperLink that is running already.
+
+    Args:
+        settings: the run's settings.
+        overrides: the overrides that the settings were composed of.
+        listeners: receive every event.
 
     Raises:
         ConfigError: no SuperLink is configured under the connection's name.
@@ -129,9 +156,9 @@ def run_on_superlink(settings: RunSettings, overrides: Sequence[str], listeners:
 
 
 def check_connection(path: Path, name: str | None) -> None:
-    """Check that a connection leads to a SuperLink that somebody started.
+    """Check that a connection leads to a SuperLink that is running already.
 
-    Without one, ``flwr run`` starts a SuperLink of its own, simulates on this machine, and leaves it running.
+    Without such a connection, ``flwr run`` starts a SuperLink, simulates on this machine, and leaves it running.
 
     Args:
         path: Flower's ``config.toml``.
@@ -148,10 +175,14 @@ def check_connection(path: Path, name: str | None) -> None:
     except (OSError, ValueError, AttributeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
     connection = connections.get(chosen)
-    address = connection.get("address") if isinstance(connection, dict) else None
+    address = None
+    if isinstance(connection, dict):
+        address = connection.get("address")
     if isinstance(address, str) and address and not address.startswith(":local"):
         return
-    found = f"is Flower's local simulation, {address}" if address else "names no SuperLink"
+    found = "names no SuperLink"
+    if address:
+        found = f"is Flower's local simulation, {address}"
     raise ConfigError(
         f"engine=superlink: the connection {chosen!r} in {path} {found}. Add a connection with the SuperLink's address "
         "(docs/deploy.md) and name it by engine.connection=NAME; to simulate on this machine, choose engine=ray"
@@ -169,131 +200,175 @@ def submit(
     *,
     outlives: bool = False,
 ) -> None:
-    """Submit, follow ``events.jsonl`` for the listeners, keep Flower's own output in ``logs/flower.log``.
+    """Submit a run and follow it to its end.
+
+    The listeners receive what the server process appends to ``events.jsonl``. Flower's own output goes to
+    ``logs/flower.log``.
 
     Args:
         settings: the run's settings.
-        overrides: the overrides that they were composed of.
-        connection: of Flower's configuration; ``None`` is its default.
-        environment: of Flower's programs.
-        neutral: an empty folder for the bundle and as their working folder.
+        overrides: the overrides that the settings were composed of.
+        connection: name of the connection in Flower's ``config.toml``; ``None`` is its default.
+        environment: environment of Flower's programs.
+        neutral: an empty folder for the app's copy and as the programs' working folder.
         federation: Flower's federation options.
-        listeners: told of every event.
-        outlives: the SuperLink goes on when this program is interrupted, and so does the run; the interruption says so.
+        listeners: receive every event.
+        outlives: the SuperLink, and so the run, continue when this program is interrupted.
 
     Raises:
         EngineError: the run did not complete.
+        KeyboardInterrupt: this program was interrupted. With ``outlives``, the message says how to follow the run.
     """
     app = write_bundle(neutral / "goldfinch")
-    empty = neutral / "cwd"  # Flower's commands take an argument that names a folder here for an app
-    empty.mkdir(exist_ok=True)
-    places = [quoted_override("output", settings.output_folder)]
-    if settings.data.root:  # a relative path means something else where the server and its clients run
-        places.append(quoted_override("data.root", settings.data.root))
-    if settings.model.pretrained:
-        places.append(quoted_override("model.pretrained", settings.model.pretrained.expanduser().absolute()))
-    text = shlex.join([*overrides, *places])
-    target = [connection] if connection else []
-    # a file, because Flower's parser of command-line values stumbles over quotes inside quotes
-    run_config = neutral / "run.toml"
-    run_config.write_text(f"overrides = {json.dumps(text, ensure_ascii=False)}\n", encoding="utf-8")
+    folder = neutral / "cwd"  # Flower's commands read an argument that names a folder here as an app
+    folder.mkdir(exist_ok=True)
+    run_config = neutral / "run.toml"  # a file, because Flower's parser of command-line values fails on nested quotes
+    overrides_text = json.dumps(_remote_overrides(settings, overrides), ensure_ascii=False)
+    run_config.write_text(f"overrides = {overrides_text}\n", encoding="utf-8")
+    target = []
+    if connection:
+        target.append(connection)
     command = ["run", str(app), *target, "--run-config", str(run_config)]
     if federation:
-        command += ["--federation-config", " ".join(f"{key}={value}" for key, value in federation.items())]
-    started = _call(command, environment, empty)
-    answer = answer_in(started, NO_JSON)
+        options = " ".join(f"{key}={value}" for key, value in federation.items())
+        command += ["--federation-config", options]
+    printed = _call(command, environment, folder)
+    answer = answer_in(printed, NO_JSON)
     if "run-id" not in answer:
-        raise EngineError(f"flwr run was refused: {answer.get('error-message') or started.strip()}")
-    run = str(answer["run-id"])
-    logs = settings.output_folder / "logs"
-    logs.mkdir(parents=True, exist_ok=True)
-    events = settings.output_folder / "events.jsonl"
+        raise EngineError(f"flwr run was refused: {answer.get('error-message') or printed.strip()}")
+    run = SubmittedRun(str(answer["run-id"]), target, environment, folder)
+    log = settings.output_folder / "logs" / "flower.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with (logs / "flower.log").open("ab") as stream, _following(events, listeners) as spoke:
+        with _following(settings.output_folder / "events.jsonl", listeners) as has_event:
             if not outlives:
-                spoke.wait(HEAD_START_SECONDS)
-            status, details = "", ""
-            while not status.startswith("finished"):  # the stream also ends when the connection does
+                has_event.wait(HEAD_START_SECONDS)
+            status, details = run.follow(log)
+    except KeyboardInterrupt as error:
+        if not outlives:
+            raise
+        names = shlex.join([run.identity, *target])
+        raise type(error)(
+            f"no longer watching; the run goes on: flwr log {names} --stream follows it, flwr stop {names} ends it"
+        ) from None
+    if status == "finished:completed":
+        return
+    if details in NO_REASON:
+        details = LOST
+    cause = cause_of(log) or details
+    raise EngineError(f"the run ended as {status}: {cause}\n(Flower's own output is in {log})")
+
+
+def _remote_overrides(settings: RunSettings, overrides: Sequence[str]) -> str:
+    """Return the overrides for the run's other processes, quoted for a shell.
+
+    Paths are absolute, because those processes have other working folders.
+    """
+    paths = [quoted_override("output", settings.output_folder)]
+    if settings.data.root:
+        paths.append(quoted_override("data.root", settings.data.root))
+    if settings.model.pretrained:
+        paths.append(quoted_override("model.pretrained", settings.model.pretrained.expanduser().absolute()))
+    return shlex.join([*overrides, *paths])
+
+
+def write_bundle(folder: Path) -> Path:
+    """Copy the app's packages and a minimal ``pyproject.toml`` to ``folder``, and return it.
+
+    Choices of the user's own folders (:func:`common.config.search`) are copied to ``conf/``, so that every process of
+    the run has them. The app has no dependencies on purpose: they are installed already, and Flower would fetch them
+    again for every run.
+
+    Args:
+        folder: a folder that does not exist yet.
+    """
+    folder.mkdir(parents=True)
+    for package in CODE:
+        shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
+    for group in CONF.iterdir():
+        if not group.is_dir():
+            continue
+        for path in choices_of(group.name, FOLDERS[1:]).values():
+            shutil.copy(path, folder / "conf" / group.name)
+    (folder / "pyproject.toml").write_text(PYPROJECT.format(version=VERSION))
+    return folder
+
+
+@dataclass(frozen=True)
+class SubmittedRun:
+    """A run that the SuperLink accepted.
+
+    Args:
+        identity: Flower's id of the run.
+        target: the connection's name as an argument of ``flwr``; empty for the default connection.
+        environment: environment of Flower's programs.
+        folder: working folder of Flower's programs.
+    """
+
+    identity: str
+    target: Sequence[str]
+    environment: Mapping[str, str]
+    folder: Path
+
+    def follow(self, log: Path) -> tuple[str, str]:
+        """Append Flower's output to ``log`` until the run has ended. Return its final status and Flower's details.
+
+        Raises:
+            EngineError: the SuperLink no longer answers.
+        """
+        with log.open("ab") as stream:
+            while True:  # the output also ends when the connection breaks
                 subprocess.run(  # noqa: S603  # our own command, no shell
-                    [program("flwr"), "log", run, *target, "--stream"],
-                    env=dict(environment),
-                    cwd=empty,
+                    [program("flwr"), "log", self.identity, *self.target, "--stream"],
+                    env=dict(self.environment),
+                    cwd=self.folder,
                     stdin=subprocess.DEVNULL,
                     stdout=stream,
                     stderr=subprocess.STDOUT,
                     check=False,
                 )
-                status, details = _final_status(run, target, environment, empty)
-    except KeyboardInterrupt as error:
-        if not outlives:
-            raise
-        names = shlex.join([run, *target])
-        raise type(error)(
-            f"no longer watching; the run goes on: flwr log {names} --stream follows it, flwr stop {names} ends it"
-        ) from None
-    if status != "finished:completed":
-        cause = cause_of(logs / "flower.log") or (LOST if details in NO_REASON else details)
-        raise EngineError(f"the run ended as {status}: {cause}\n(Flower's own output is in {logs / 'flower.log'})")
+                status, details = self._status()
+                if status.startswith("finished"):
+                    return status, details
 
+    def _status(self) -> tuple[str, str]:
+        """Return the run's status and details, after up to 20 seconds if it is not final: the output can end before it.
 
-def write_bundle(folder: Path) -> Path:
-    """Copy the app's packages and a minimal ``pyproject.toml`` to ``folder``; the folder.
-
-    Choices of the user's own folders (:func:`common.config.search`) are copied beside those of ``conf/``, so that every
-    process of the run has them, wherever it is. The app's dependencies are empty on purpose: they are installed
-    already, and Flower would fetch them again for every run.
-    """
-    folder.mkdir(parents=True)
-    for package in CODE:
-        shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
-    for group in (place.name for place in CONF.iterdir() if place.is_dir()):
-        for path in choices_of(group, FOLDERS[1:]).values():
-            shutil.copy(path, folder / "conf" / group)
-    (folder / "pyproject.toml").write_text(PYPROJECT.format(version=VERSION))
-    return folder
-
-
-HEAD_START_SECONDS = 8.0
-"""How long `flwr log` lets a simulation start on the same cores before it starts itself: it gets all lines anyway."""
-
-NO_JSON = "flwr answered without JSON"
-NO_REASON = ("", "Task failed with unknown error.", "No heartbeat received from the task")
-LOST = (
-    "its server process ended without a word: killed, or out of memory, or its SuperLink was restarted; the last "
-    "complete round is kept: resume=true goes on"
-)
-
-
-def _final_status(run: str, target: Sequence[str], environment: Mapping[str, str], folder: Path) -> tuple[str, str]:
-    """The run's status once it is final, for which the SuperLink has 20 seconds: the log stream can end before it.
-
-    Raises:
-        EngineError: the SuperLink does not answer any more.
-    """
-    status, details, problem = "", "", ""
-    for _ in range(20):
-        try:
-            entry = entry_of(_call(["list", *target, "--run-id", run], environment, folder))
-        except EngineError as error:  # it may be about to come back
-            problem = str(error)
-        else:
-            status, details = str(entry["status"]), str(entry.get("status-details", ""))
-            if status.startswith("finished"):
-                return status, details
-        time.sleep(1.0)
-    if not status:
-        raise EngineError(
-            f"the SuperLink no longer answers for run {run}, so how it ended is not known. A run does not outlive its "
-            f"SuperLink: start that again, then resume=true goes on after the last complete round\n{problem}"
-        )
-    return status, details
+        Raises:
+            EngineError: the SuperLink no longer answers.
+        """
+        status = ""
+        details = ""
+        problem = ""
+        for _ in range(STATUS_TRIES):
+            try:
+                printed = _call(["list", *self.target, "--run-id", self.identity], self.environment, self.folder)
+                entry = entry_of(printed)
+            except EngineError as error:  # the SuperLink can come back
+                problem = str(error)
+            else:
+                status = str(entry["status"])
+                details = str(entry.get("status-details", ""))
+                if status.startswith("finished"):
+                    return status, details
+            time.sleep(1.0)
+        if not status:
+            raise EngineError(
+                f"the SuperLink no longer answers for run {self.identity}, so how it ended is not known. A run does "
+                "not outlive its SuperLink: start that again, then resume=true goes on after the last complete round\n"
+                f"{problem}"
+            )
+        return status, details
 
 
 def entry_of(listed: str) -> dict[str, Any]:
-    """The one run in what ``flwr list`` printed; it may exit with 0 although it failed.
+    """Return the one run in the output of ``flwr list``, which can exit with 0 although it failed.
+
+    Args:
+        listed: what ``flwr list`` printed.
 
     Raises:
-        EngineError: no run is in it; the message is Flower's own.
+        EngineError: the output has no run. The message is Flower's own.
     """
     answer = answer_in(listed, NO_JSON)
     runs = answer.get("runs")
@@ -302,52 +377,77 @@ def entry_of(listed: str) -> dict[str, Any]:
     return runs[0]
 
 
-def _call(words: Sequence[str], environment: Mapping[str, str], folder: Path) -> str:
-    result = ask_flower(words, environment, folder)
+def _call(arguments: Sequence[str], environment: Mapping[str, str], folder: Path) -> str:
+    """Return what ``flwr`` prints; raise an error if it fails."""
+    result = ask_flower(arguments, environment, folder)
     if result.returncode:
-        raise EngineError(f"flwr {words[0]} failed: {(result.stdout + result.stderr).strip()}")
+        raise EngineError(f"flwr {arguments[0]} failed: {(result.stdout + result.stderr).strip()}")
     return result.stdout
 
 
 def cause_of(log: Path) -> str:
-    """The last error in Flower's output that says what was wrong, with the indented lines of its message."""
+    """Return the last error in Flower's output that has a reason, with the indented lines of its message.
+
+    Args:
+        log: file with Flower's output.
+
+    Returns:
+        The error; empty if there is none, or no such file.
+    """
     try:
         lines = log.read_text(errors="replace").splitlines()
     except OSError:
         return ""
-    for place in reversed(range(len(lines))):
-        plain = lines[place].strip()
-        if plain.startswith("common.errors."):
-            more = itertools.takewhile(lambda line: line.startswith("  "), lines[place + 1 : place + 1 + MAX_LINES])
-            return "\n".join([plain.partition(": ")[2], *more])
-        if "Error: " in plain and not lines[place].startswith((" ", "[")):  # an indented line belongs to one above
-            return plain
+    for index in reversed(range(len(lines))):
+        line = lines[index]
+        bare = line.strip()
+        if bare.startswith("common.errors."):
+            message = [bare.partition(": ")[2]]
+            for following in lines[index + 1 : index + 1 + MAX_LINES]:
+                if not following.startswith("  "):
+                    break
+                message.append(following)
+            return "\n".join(message)
+        is_part_of_another = line.startswith((" ", "["))
+        if "Error: " in bare and not is_part_of_another:
+            return bare
     return ""
 
 
 @contextlib.contextmanager
 def _following(path: Path, listeners: Sequence[Listener]) -> Iterator[threading.Event]:
-    """Tells listeners of events as the server process appends them to ``path``; what is set once the first has come."""
-    done, spoke = threading.Event(), threading.Event()
-    earlier = set(path.read_bytes().splitlines()) if path.exists() else set()
+    """Pass events on to the listeners as the server process appends them to ``path``, within the block.
+
+    Yields:
+        An event that is set once the first event of the run was read.
+    """
+    done = threading.Event()
+    has_event = threading.Event()
+    known: set[bytes] = set()  # lines of before, which a resumed run writes again
+    if path.exists():
+        known.update(path.read_bytes().splitlines())
 
     def follow() -> None:
-        inode, seen, last = 0, 0, False
-        while not last:
-            last = done.wait(0.3)
+        inode = 0
+        position = 0
+        is_last_read = False
+        while not is_last_read:
+            is_last_read = done.wait(0.3)
             if not path.exists():
                 continue
             with path.open("rb") as stream:
-                now = os.fstat(stream.fileno()).st_ino
-                inode, seen = now, seen if now == inode else 0  # the server rewrites the file when it starts
-                stream.seek(seen)
+                current_inode = os.fstat(stream.fileno()).st_ino
+                if current_inode != inode:  # the server replaces the file when it starts
+                    inode = current_inode
+                    position = 0
+                stream.seek(position)
                 content = stream.read()
             complete = content[: content.rfind(b"\n") + 1]
-            seen += len(complete)
+            position += len(complete)
             for line in complete.splitlines():
-                if line in earlier:  # a resumed run writes it again
+                if line in known:
                     continue
-                spoke.set()
+                has_event.set()
                 entry = json.loads(line)
                 for listener in listeners:
                     listener(entry["event"], entry)
@@ -355,7 +455,7 @@ def _following(path: Path, listeners: Sequence[Listener]) -> Iterator[threading.
     thread = threading.Thread(target=follow, daemon=True)
     thread.start()
     try:
-        yield spoke
+        yield has_event
     finally:
         done.set()
         thread.join()

@@ -1,4 +1,4 @@
-"""A SuperLink for one simulation, started before it is needed: this process imports and checks in the meantime."""
+"""A SuperLink for one simulation. It starts early, while this process imports its libraries and checks the settings."""
 
 import contextlib
 import shutil
@@ -10,19 +10,19 @@ from pathlib import Path
 from server.flower.processes import Child, Processes, flower_environment, free_port, program, wait_healthy
 
 CONNECTION = "simulation"
-"""Its name in the Flower configuration that comes with it."""
+"""The connection's name in the Flower configuration of this SuperLink."""
 
 
 @dataclass
 class SimulationLink:
-    """What a run needs to know of its SuperLink.
+    """The SuperLink of a run.
 
     Args:
-        neutral: an empty folder that ends with it.
-        environment: of Flower's programs; its Flower home knows :data:`CONNECTION`.
+        neutral: an empty folder that is removed with the SuperLink.
+        environment: environment of Flower's programs; its Flower home has the connection :data:`CONNECTION`.
         child: the SuperLink's process.
         address: ``host:port``.
-        logs: where its log is kept in the end; ``None``: nowhere, since no run was submitted.
+        logs: folder to keep the SuperLink's log in; ``None`` keeps none, because no run was submitted.
     """
 
     neutral: Path
@@ -32,35 +32,43 @@ class SimulationLink:
     logs: Path | None = None
 
     def wait(self, logs: Path) -> None:
-        """Until it answers; its log will be kept in ``logs``.
+        """Wait until the SuperLink answers.
+
+        Args:
+            logs: folder to keep the SuperLink's log in.
 
         Raises:
-            EngineError: it ended or does not answer; the message has the end of its log.
+            EngineError: it ended or does not answer. The message has the end of its log.
         """
         self.logs = logs
         wait_healthy(self.child, f"http://{self.address}/health", log=logs / self.child.log.name)
 
     def keep_log(self) -> None:
-        """Append its log to the run's."""
-        if self.logs is not None and self.child.log.exists():
-            self.logs.mkdir(parents=True, exist_ok=True)
-            with self.child.log.open("rb") as source, (self.logs / self.child.log.name).open("ab") as target:
-                shutil.copyfileobj(source, target)
+        """Append the SuperLink's log to the run's."""
+        if self.logs is None or not self.child.log.exists():
+            return
+        self.logs.mkdir(parents=True, exist_ok=True)
+        with self.child.log.open("rb") as source, (self.logs / self.child.log.name).open("ab") as target:
+            shutil.copyfileobj(source, target)
 
 
 @contextlib.contextmanager
 def simulation_link() -> Iterator[SimulationLink]:
-    """A SuperLink that is about to come up, in a neutral folder; it and all it started end with the block.
+    """Start a SuperLink in an empty folder. It and all processes that it started are stopped after the block.
+
+    Yields:
+        The SuperLink, which need not answer yet; see :meth:`SimulationLink.wait`.
 
     Raises:
-        EngineError: Flower is not installed beside this Python.
+        EngineError: Flower is not installed next to this Python.
     """
     with contextlib.ExitStack() as stack:
         neutral = Path(
             stack.enter_context(tempfile.TemporaryDirectory(prefix="goldfinch-", ignore_cleanup_errors=True))
         )
-        port, home = str(free_port()), neutral / "home"
+        port = str(free_port())
         address = f"127.0.0.1:{port}"
+        home = neutral / "home"
         home.mkdir()
         (home / "config.toml").write_text(
             f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
@@ -70,7 +78,8 @@ def simulation_link() -> Iterator[SimulationLink]:
         command = [program("flower-superlink"), "--insecure", "--simulation", "--host", "127.0.0.1", "--port", port]
         command += ["--disable-runtime-dependency-installation"]
         processes = Processes(neutral / "cwd", neutral / "logs")
-        link = SimulationLink(neutral, environment, processes.start("superlink", command, environment), address)
+        child = processes.start("superlink", command, environment)
+        link = SimulationLink(neutral, environment, child, address)
         stack.callback(link.keep_log)
         stack.callback(processes.stop)
         yield link
