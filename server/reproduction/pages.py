@@ -1,4 +1,4 @@
-"""The page of a reproduced table, as Markdown with a picture beside it and as one HTML file that needs nothing else."""
+"""Write the page of a reproduced table: Markdown with pictures as files, and one HTML file that holds everything."""
 
 import base64
 import statistics
@@ -12,7 +12,8 @@ from markupsafe import Markup
 from common.data.protocols import combined_hash
 from common.metrics import PARTIAL, named_missing
 from common.versions import package_versions
-from server.reproduction.comparison import Comparison, Line
+from server.reproduction.comparison import Column, Comparison, Line
+from server.reproduction.verdict import Order
 from server.results.table import RULES
 from server.results.templates import templates
 
@@ -32,15 +33,30 @@ class Picture:
 
     @property
     def base64(self) -> str:
-        """The PNG as text."""
+        """Return the PNG in Base64."""
         return base64.b64encode(self.content).decode()
 
 
 def pages(
     comparison: Comparison, command: str, pictures: Sequence[Picture] = (), changed: Sequence[str] = ()
 ) -> tuple[str, str]:
-    """The page as Markdown and as HTML; ``command`` makes it again, ``changed`` are overrides of the command line."""
+    """Return the page as Markdown and as HTML.
+
+    Args:
+        comparison: the reproduced table and the published one.
+        command: the command line that makes the page again.
+        pictures: figures to put on the page.
+        changed: overrides from the command line.
+    """
     table = comparison.table
+    scored = set()
+    misprints = []
+    for line in comparison.lines:
+        for summary in line.summaries.values():
+            scored.add(summary["scored"])
+        if line.row.misprint:
+            misprints.append(f"{line.row.label}: printed average {line.row.average}, {line.row.misprint}")
+    personal = {line.personal for line in comparison.lines}
     content: dict[str, Any] = {
         "table": table,
         "scale": comparison.scale,
@@ -49,18 +65,13 @@ def pages(
         "changed": changed,
         "pictures": pictures,
         "rule": RULES[table.rule].name,
-        "scored": sorted({summary["scored"] for line in comparison.lines for summary in line.summaries.values()}),
-        "mixed": any(line.personal for line in comparison.lines)
-        and not all(line.personal for line in comparison.lines),
+        "scored": sorted(scored),
+        "mixed": len(personal) > 1,
         "ours": _ours(comparison),
         "published": _published(comparison),
         "stand_ins": [column.scored for column in comparison.columns if not column.comparable],
         "mark": PARTIAL,
-        "misprints": [
-            f"{line.row.label}: printed average {line.row.average}, {line.row.misprint}"
-            for line in comparison.lines
-            if line.row.misprint
-        ],
+        "misprints": misprints,
         "order": _order(comparison),
         "partial": _partial(comparison),
         "best": _best(comparison),
@@ -78,64 +89,124 @@ def pages(
 
 
 def _number(value: float | None, form: str = ".2f") -> str:
-    return "-" if value is None else format(value, form)
+    """Return the number in the given format, or ``-`` for ``None``."""
+    if value is None:
+        return "-"
+    return format(value, form)
 
 
 def _ours(comparison: Comparison) -> tuple[tuple[str, ...], Rows, list[int]]:
-    table, columns = comparison.table, comparison.columns
-    measure = (table.measure.replace("_", " "),) if table.measure else ()
-    header = ("row", *(column.title for column in columns), "average", "worst", "spread", *measure)
-    rows = []
-    for line in comparison.lines:
-        cells = [*(comparison.ours(line, column) for column in columns), comparison.our_average(line, columns)]
-        cells += [comparison.over_domains(line, what) for what in ("worst", "spread")]
-        measured = (_number(statistics.fmean(line.measured) if line.measured else None),) if table.measure else ()
-        size = _number(value.mean, ".1f") if (value := comparison.megabytes(line)) else "-"
-        seeds = ",".join(map(str, sorted(line.summaries))) or "-"
-        shown = tuple("-" if cell is None else str(cell) for cell in cells)
-        label = line.row.label + " (own models)" * line.personal
-        rows.append((label, *shown, *measured, size, _number(comparison.per_megabyte(line), ".3g"), seeds))
+    """Return the header and the rows of our table, and the indices of the best rows."""
+    table = comparison.table
+    columns = comparison.columns
     best = comparison.best()
-    strong = [index for index, line in enumerate(comparison.lines) if line in best]
-    return (*header, "MB", "points/MB", "seeds"), rows, strong
+    header = ["row"]
+    for column in columns:
+        header.append(column.title)
+    header += ["average", "worst", "spread"]
+    if table.measure:
+        header.append(table.measure.replace("_", " "))
+    header += ["MB", "points/MB", "seeds"]
+    rows = []
+    strong = []
+    for index, line in enumerate(comparison.lines):
+        rows.append(_our_row(comparison, line))
+        if line in best:
+            strong.append(index)
+    return tuple(header), rows, strong
+
+
+def _our_row(comparison: Comparison, line: Line) -> tuple[str, ...]:
+    """Return the cells of one row of our table; ``-`` where there is no number."""
+    label = line.row.label
+    if line.personal:
+        label += " (own models)"
+    scores = []
+    for column in comparison.columns:
+        scores.append(comparison.ours(line, column))
+    scores.append(comparison.our_average(line, comparison.columns))
+    scores.append(comparison.over_domains(line, "worst"))
+    scores.append(comparison.over_domains(line, "spread"))
+    cells = [label]
+    for score in scores:
+        cells.append("-" if score is None else str(score))
+    if comparison.table.measure:
+        measured = None
+        if line.measured:
+            measured = statistics.fmean(line.measured)
+        cells.append(_number(measured))
+    megabytes = comparison.megabytes(line)
+    cells.append("-" if megabytes is None else _number(megabytes.mean, ".1f"))
+    cells.append(_number(comparison.per_megabyte(line), ".3g"))
+    seeds = ",".join(map(str, sorted(line.summaries)))
+    cells.append(seeds or "-")
+    return tuple(cells)
 
 
 def _published(comparison: Comparison) -> tuple[tuple[str, ...], Rows]:
-    table, columns = comparison.table, comparison.columns
+    """Return the header and the rows of the published table, with the gap to ours in parentheses."""
+    table = comparison.table
+    columns = comparison.columns
+    all_comparable = len(comparison.comparable) == len(columns)
+    header = ["row", *table.domains.values(), "average"]
+    if table.measure:
+        header.append("measured")
     rows = []
     for line in comparison.lines:
-        cells = []
+        cells = [line.row.label]
         for place, column in enumerate(columns):
-            deviation = line.row.deviations[place] if line.row.deviations else None
+            deviation = None
+            if line.row.deviations:
+                deviation = line.row.deviations[place]
             cells.append(_with_gap(comparison.published(line, column), deviation, comparison.gap(line, column)))
-        average = comparison.published_average(line, columns)
-        whole = len(comparison.comparable) == len(columns)
-        cells.append(_with_gap(average, None, comparison.average_gap(line) if whole else None))
-        rows.append((line.row.label, *cells, *((_number(line.row.measured),) if table.measure else ())))
-    return ("row", *table.domains.values(), "average", *(("measured",) if table.measure else ())), rows
+        gap = None
+        if all_comparable:
+            gap = comparison.average_gap(line)
+        cells.append(_with_gap(comparison.published_average(line, columns), None, gap))
+        if table.measure:
+            cells.append(_number(line.row.measured))
+        rows.append(tuple(cells))
+    return tuple(header), rows
 
 
 def _with_gap(printed: float | None, deviation: float | None, gap: float | None) -> str:
+    """Return the printed number with its deviation and the gap to ours, as ``71.20 ± 0.50 (-1.30)``."""
     if printed is None:
         return "-"
-    text = f"{printed:.2f}" + (f" ± {deviation:.2f}" if deviation is not None else "")
-    return text + (f" ({gap:+.2f})" if gap is not None else "")
+    text = f"{printed:.2f}"
+    if deviation is not None:
+        text += f" ± {deviation:.2f}"
+    if gap is not None:
+        text += f" ({gap:+.2f})"
+    return text
 
 
 def _order(comparison: Comparison) -> tuple[tuple[str, ...], Rows]:
-    columns = comparison.comparable if any(line.row.cells for line in comparison.lines) else ()
+    """Return the header and the rows of the table that compares our order of methods with the paper's."""
+    columns: tuple[Column, ...] = ()
+    if any(line.row.cells for line in comparison.lines):
+        columns = comparison.comparable
     rows: Rows = []
     for kind in comparison.ranked_kinds or (False,):
-        name = f", {KINDS[kind]}" if len(comparison.kinds) > 1 else ""
-        named = [(column.title, comparison.order(column, kind)) for column in columns]
-        for title, order in [*named, ("average", comparison.order(None, kind))]:
-            pairs = f"{order.kept} of {order.pairs}" + (f", {order.tied} tied" if order.tied else "")
-            rows.append((title + name, str(order.rows), _number(order.correlation), pairs))
+        suffix = ""
+        if len(comparison.kinds) > 1:
+            suffix = f", {KINDS[kind]}"
+        for column in columns:
+            rows.append(_order_row(column.title + suffix, comparison.order(column, kind)))
+        rows.append(_order_row("average" + suffix, comparison.order(None, kind)))
     return ("column", "rows", "Spearman", "pairs in the paper's order"), rows
 
 
+def _order_row(title: str, order: Order) -> tuple[str, ...]:
+    """Return the cells of one row: title, number of rows, Spearman's correlation, pairs in the same order."""
+    pairs = f"{order.kept} of {order.pairs}"
+    if order.tied:
+        pairs += f", {order.tied} tied"
+    return title, str(order.rows), _number(order.correlation), pairs
+
+
 def _partial(comparison: Comparison) -> str:
-    """What each row's scores lack, by seed; empty where all are whole."""
+    """Return what each row's scores lack, by seed; empty where all are complete."""
     found = []
     for line in comparison.lines:
         for seed, missing in comparison.missing(line).items():
@@ -144,50 +215,76 @@ def _partial(comparison: Comparison) -> str:
 
 
 def _best(comparison: Comparison) -> str:
-    """The best rows of each kind by name; empty where nothing was scored."""
+    """Return the names of the best rows of each kind; empty where nothing was scored."""
     found = []
     for kind in comparison.ranked_kinds:
         labels = [line.row.label for line in comparison.best_of(kind)]
-        among = f"among rows of {KINDS[kind]} " if len(comparison.kinds) > 1 else ""
-        same = ", with the same average" if len(labels) > 1 else ""
-        found += [among + " and ".join(labels) + same] if labels else []
+        if not labels:
+            continue
+        text = " and ".join(labels)
+        if len(comparison.kinds) > 1:
+            text = f"among rows of {KINDS[kind]} {text}"
+        if len(labels) > 1:
+            text += ", with the same average"
+        found.append(text)
     return "; ".join(found)
 
 
 def _facts(comparison: Comparison) -> Rows:
-    table, splits = comparison.table, comparison.splits()
-    seconds = [float(summary["wall_seconds"]) for line in comparison.lines for summary in line.summaries.values()]
-    versions = ", ".join(f"{name} {version}" for name, version in package_versions().items())
+    """Return how the table was made: setting, seeds, data split, code, versions and time."""
+    seconds = []
+    for line in comparison.lines:
+        for summary in line.summaries.values():
+            seconds.append(float(summary["wall_seconds"]))
+    versions = []
+    for name, version in package_versions().items():
+        versions.append(f"{name} {version}")
+    splits = comparison.splits()
+    split_hash = "-"
+    if splits:
+        split_hash = combined_hash(splits)
+    setting = f"conf/experiment/{comparison.table.name}.yaml"
     return [
-        ("setting", f"conf/experiment/{table.name}.yaml, where the paper's setting and what it leaves open are stated"),
+        ("setting", f"{setting}, where the paper's setting and what it leaves open are stated"),
         ("seeds", ", ".join(map(str, comparison.seeds))),
-        ("split, SHA-256", combined_hash(splits) if splits else "-"),
+        ("split, SHA-256", split_hash),
         ("code", _codes(comparison)),
-        ("versions", versions),
+        ("versions", ", ".join(versions)),
         ("wall seconds", f"{sum(seconds):.0f} in {len(seconds)} runs"),
     ]
 
 
 def _codes(comparison: Comparison) -> str:
-    """The hash of the code that ran; where it is not the same for all runs, each with the runs that it made."""
-    made: dict[str, list[str]] = {}
+    """Return the hash of the code that ran; where runs differ, each hash with the runs that it made."""
+    runs_by_code: dict[str, list[str]] = {}
     for line in comparison.lines:
         for seed, summary in sorted(line.summaries.items()):
-            made.setdefault(str(summary.get("code", "not recorded")), []).append(f"{line.row.label} seed {seed}")
-    if len(made) <= 1:
-        return next(iter(made), "-")
-    return "NOT THE SAME IN ALL RUNS: " + "; ".join(f"{code}: {', '.join(runs)}" for code, runs in made.items())
+            code = str(summary.get("code", "not recorded"))
+            runs_by_code.setdefault(code, []).append(f"{line.row.label} seed {seed}")
+    if not runs_by_code:
+        return "-"
+    if len(runs_by_code) == 1:
+        return next(iter(runs_by_code))
+    parts = []
+    for code, runs in runs_by_code.items():
+        parts.append(f"{code}: {', '.join(runs)}")
+    return "NOT THE SAME IN ALL RUNS: " + "; ".join(parts)
 
 
 def _runs(comparison: Comparison) -> Rows:
-    return [
-        (line.row.label, str(seed), str(folder.name and f"runs/{folder.parent.name}/{folder.name}"), _state(line, seed))
-        for line in comparison.lines
-        for seed, folder in sorted(line.folders.items())
-    ]
+    """Return a row for each run: label, seed, folder, and its final state or what went wrong."""
+    rows: Rows = []
+    for line in comparison.lines:
+        for seed, folder in sorted(line.folders.items()):
+            place = ""
+            if folder.name:
+                place = f"runs/{folder.parent.name}/{folder.name}"
+            rows.append((line.row.label, str(seed), place, _state(line, seed)))
+    return rows
 
 
 def _state(line: Line, seed: int) -> str:
+    """Return the start of the final state's SHA-256, or why the run has none."""
     if seed in line.summaries:
         return str(line.summaries[seed]["state_sha256"])[:16]
     return line.failures.get(seed, "not run yet")

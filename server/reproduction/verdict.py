@@ -85,11 +85,15 @@ class Claim:
         text = f"The paper's row {self.own} is number {self.place} of the {self.rows} that are ranked with it"
         if abs(self.lead) <= self.tolerance:
             return f"{text}, level with {self.rival}"
-        text += f", {abs(self.lead):.2f} points {'ahead of' if self.first else 'behind'} {self.rival}"
+        direction = "behind"
+        if self.first:
+            direction = "ahead of"
+        text += f", {abs(self.lead):.2f} points {direction} {self.rival}"
         if self.deviation is None:
             return text + " (one seed)"
-        near = abs(self.lead) < self.deviation
-        return text + (", less than a deviation over seeds" if near else ", a deviation over seeds or more")
+        if abs(self.lead) < self.deviation:
+            return text + ", less than a deviation over seeds"
+        return text + ", a deviation over seeds or more"
 
 
 @dataclass(frozen=True)
@@ -109,11 +113,15 @@ def verdict(order: Order, claim: Claim | None) -> Verdict:
     """
     if claim is None or order.pairs == 0:
         return Verdict("-", "nothing to judge")
-    spearman = "" if order.correlation is None else f", Spearman {order.correlation:.2f}"
-    reason = f"{claim}; {order.kept} of {order.pairs} pairs{spearman}"
+    reason = f"{claim}; {order.kept} of {order.pairs} pairs"
+    if order.correlation is not None:
+        reason += f", Spearman {order.correlation:.2f}"
     if claim.clear and _agrees(order, STRONG):
         return Verdict("yes", reason)
-    if _agrees(order, WEAK if claim.first else STRONG):
+    required = STRONG
+    if claim.first:
+        required = WEAK
+    if _agrees(order, required):
         return Verdict("mostly", reason)
     return Verdict("no", reason)
 
