@@ -44,7 +44,7 @@ FORMATS = ("png", "pdf", "svg")
 
 
 def line_style(index: int) -> dict[str, Any]:
-    """Colour, dash and marker of the ``index``-th series: pairs of colour and dash repeat only after 28."""
+    """Return colour, dash and marker of the ``index``-th series; pairs of colour and dash repeat after 28."""
     return {
         "color": COLOURS[index % len(COLOURS)],
         "linestyle": DASHES[(index // len(COLOURS)) % len(DASHES)],
@@ -53,7 +53,7 @@ def line_style(index: int) -> dict[str, Any]:
 
 
 def new_figure(width: float, height: float, title: str = "") -> Figure:
-    """A figure of ``width`` x ``height`` inches with no tie to a screen; a long ``title`` takes several lines."""
+    """Return an empty figure of ``width`` x ``height`` inches; a long ``title`` takes several lines."""
     figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     if title:
@@ -64,7 +64,7 @@ def new_figure(width: float, height: float, title: str = "") -> Figure:
 
 
 def plain(axes: Axes) -> Axes:
-    """No frame on top and right, a light grid behind."""
+    """Remove the frame on top and right, draw a light grid behind the series, and return the axes."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(color="#dddddd", linewidth=0.6)
     axes.set_axisbelow(True)
@@ -72,7 +72,7 @@ def plain(axes: Axes) -> Axes:
 
 
 def legend(axes: Axes) -> None:
-    """Names beside the axes; long ones take several lines."""
+    """Write the names of the series to the right of the axes; long names take several lines."""
     handles, labels = axes.get_legend_handles_labels()
     if handles:
         wrapped = [fill(label, 34) for label in labels]
@@ -93,7 +93,7 @@ def check_format(path: Path) -> None:
 
 
 def rendered(figure: Figure, form: str = "png") -> bytes:
-    """The figure as PNG, PDF or SVG; the same figure gives the same bytes."""
+    """Return the figure as PNG, PDF or SVG; the same figure gives the same bytes."""
     stream = io.BytesIO()
     metadata = {"png": {"Software": None}, "pdf": {"CreationDate": None}, "svg": {"Date": None}}[form]
     with mpl.rc_context({"svg.hashsalt": "goldfinch", "svg.fonttype": "path", "pdf.fonttype": 42}):
@@ -116,11 +116,14 @@ def save(figure: Figure, path: Path) -> Path:
 
 
 def draw_curves(axes: Axes, curves: Mapping[str, Mapping[int, Value]]) -> None:
-    """A line for each label with a band of one standard deviation over seeds, means in per cent by round."""
+    """Draw a line for each label, means in per cent by round, with a band of one standard deviation over seeds."""
     for index, (label, points) in enumerate(curves.items()):
         rounds = sorted(points)
-        means = np.array([points[number].mean for number in rounds])
-        spreads = np.array([points[number].deviation or 0.0 for number in rounds])
+        means = np.zeros(len(rounds))
+        spreads = np.zeros(len(rounds))
+        for place, number in enumerate(rounds):
+            means[place] = points[number].mean
+            spreads[place] = points[number].deviation or 0.0
         style = line_style(index)
         every = max(1, len(rounds) // 8)
         axes.plot(rounds, means, label=label, markersize=4, linewidth=1.5, markevery=every, **style)
@@ -131,7 +134,7 @@ def draw_curves(axes: Axes, curves: Mapping[str, Mapping[int, Value]]) -> None:
 
 
 def convergence(curves: Mapping[str, Mapping[int, Value]], title: str) -> Figure:
-    """Average test accuracy by round, one line per label; see :func:`draw_curves`."""
+    """Return a figure of average test accuracy by round, one line per label; see :func:`draw_curves`."""
     figure = new_figure(7.2, 4.2, title)
     axes = plain(figure.add_subplot())
     draw_curves(axes, curves)
@@ -141,7 +144,7 @@ def convergence(curves: Mapping[str, Mapping[int, Value]], title: str) -> Figure
 
 
 def bars(groups: Sequence[str], series: Mapping[str, Sequence[Value | None]], title: str) -> Figure:
-    """Grouped bars with one standard deviation over seeds: groups are domains and the average, bars are runs.
+    """Return grouped bars with one standard deviation over seeds: groups are domains and the average, bars are runs.
 
     ``series`` has for each label mean and deviation in per cent in each group; ``None`` leaves a gap.
     """
@@ -149,14 +152,24 @@ def bars(groups: Sequence[str], series: Mapping[str, Sequence[Value | None]], ti
     axes = plain(figure.add_subplot())
     width = 0.8 / max(1, len(series))
     for index, (label, values) in enumerate(series.items()):
-        known = [(place, value) for place, value in enumerate(values) if value is not None]
-        places = np.array([place for place, _ in known]) + (index - (len(series) - 1) / 2) * width
-        spreads = [value.deviation or 0.0 for _, value in known]
+        offset = (index - (len(series) - 1) / 2) * width
+        places = []
+        means = []
+        spreads = []
+        for place, value in enumerate(values):
+            if value is None:
+                continue
+            places.append(place)
+            means.append(value.mean)
+            spreads.append(value.deviation or 0.0)
+        error_bars = None
+        if any(spreads):
+            error_bars = spreads
         axes.bar(
-            places,
-            [value.mean for _, value in known],
+            np.array(places) + offset,
+            means,
             width * 0.94,
-            yerr=spreads if any(spreads) else None,
+            yerr=error_bars,
             label=label,
             color=COLOURS[index % len(COLOURS)],
             hatch=HATCHES[(index // len(COLOURS)) % len(HATCHES)],
@@ -175,7 +188,7 @@ def bars(groups: Sequence[str], series: Mapping[str, Sequence[Value | None]], ti
 
 
 def score(run: Run, rule: str, column: str) -> float:
-    """A domain's accuracy, ``average``, ``worst`` or ``spread`` of a run, in per cent.
+    """Return a domain's accuracy, ``average``, ``worst`` or ``spread`` of a run, in per cent.
 
     Raises:
         ConfigError: the run has no such column, or its score lacks a domain.
@@ -200,7 +213,7 @@ def sensitivity(
     column: str = "average",
     names: Mapping[str, str] | None = None,
 ) -> Figure:
-    """A heat map over two hyper-parameters, or a line over one; runs that differ in the seed alone are averaged.
+    """Return a heat map over two settings, or a line over one; runs that differ in the seed alone are averaged.
 
     ``axes`` are the keys of the horizontal and of the vertical axis, by default those that vary; ``names`` is what to
     call an axis instead of its key.
@@ -214,8 +227,10 @@ def sensitivity(
         if key not in known:
             raise ConfigError(f"{key} does not vary between these runs; {nearest(key, known)}")
     if not 1 <= len(keys) <= 2:
-        said = f"in {', '.join(keys)}" if keys else "in nothing but the seed"
-        raise ConfigError(f"the runs vary {said}; name one or two settings with --axes KEY[,KEY]")
+        what = "nothing but the seed"
+        if keys:
+            what = ", ".join(keys)
+        raise ConfigError(f"the runs vary in {what}; name one or two settings with --axes KEY[,KEY]")
     extra = [key for key in known if key not in keys]
     if extra and axes:
         raise ConfigError(
@@ -225,16 +240,26 @@ def sensitivity(
     for run in runs:
         place = tuple(run.options.get(key) for key in keys)
         cells.setdefault(place, []).append(score(run, rule, column))
-    means = {place: statistics.fmean(values) for place, values in cells.items()}
-    values = [sorted({place[index] for place in means}, key=_order) for index in range(len(keys))]
+    means = {}
+    for place, scores in cells.items():
+        means[place] = statistics.fmean(scores)
+    values = []
+    for on_axis in zip(*means, strict=True):
+        values.append(sorted(set(on_axis), key=_order))
     title = f"{runs[0].summary['method']} on {runs[0].summary['data']}: {column}, %"
-    shown = [(names or {}).get(key, key) for key in keys]
-    return _heat(shown, values, means, title) if len(keys) == 2 else _line(shown[0], values[0], means, title)
+    shown = list(keys)
+    if names:
+        shown = [names.get(key, key) for key in keys]
+    if len(keys) == 2:
+        return _heat(shown, values, means, title)
+    return _line(shown[0], values[0], means, title)
 
 
 def _order(value: Any) -> tuple[int, float, str]:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return (0, float(value), "") if number else (1, 0.0, str(value))
+    """Return a key that sorts numbers by size, before everything else by its text."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return 0, float(value), ""
+    return 1, 0.0, str(value)
 
 
 def _heat(
@@ -250,13 +275,17 @@ def _heat(
     low, high = np.nanmin(grid), np.nanmax(grid)
     for row, line in enumerate(grid):
         for place, mean in enumerate(line):
-            if not np.isnan(mean):
-                light = high > low and (mean - low) / (high - low) > 0.55
-                weight = "bold" if mean == high else "normal"
-                colour = "black" if light else "white"
-                axes.text(place, row, f"{mean:.1f}", ha="center", va="center", color=colour, fontsize=8, weight=weight)
-    axes.set_xticks(range(len(across)), [brief(value) for value in across])
-    axes.set_yticks(range(len(down)), [brief(value) for value in down])
+            if np.isnan(mean):
+                continue
+            colour = "white"
+            if high > low and (mean - low) / (high - low) > 0.55:
+                colour = "black"
+            weight = "normal"
+            if mean == high:
+                weight = "bold"
+            axes.text(place, row, f"{mean:.1f}", ha="center", va="center", color=colour, fontsize=8, weight=weight)
+    axes.set_xticks(range(len(across)), list(map(brief, across)))
+    axes.set_yticks(range(len(down)), list(map(brief, down)))
     axes.set_xlabel(fill(keys[0], 40))
     axes.set_ylabel(fill(keys[1], 24))
     figure.colorbar(shown, ax=axes)
@@ -273,7 +302,7 @@ def _line(key: str, values: Sequence[Any], means: Mapping[tuple[Any, ...], float
             f"{height:.1f}", (place, height), xytext=(0, 6), textcoords="offset points", ha="center", fontsize=8
         )
     axes.margins(y=0.18)
-    axes.set_xticks(range(len(values)), [brief(value) for value in values])
+    axes.set_xticks(range(len(values)), list(map(brief, values)))
     axes.set_xlabel(key)
     axes.set_ylabel("%")
     return figure

@@ -60,15 +60,21 @@ def embed(features: Tensor, sets: Sequence[PrototypeSet], seed: int = 0) -> tupl
     """
     from sklearn.manifold import TSNE
 
-    rows = normalise_rows(torch.cat([features, *(each.vectors for each in sets if len(each))])).numpy()
+    vectors = [features]
+    sizes = [len(features)]
+    for prototypes in sets:
+        sizes.append(len(prototypes))
+        if len(prototypes):
+            vectors.append(prototypes.vectors)
+    rows = normalise_rows(torch.cat(vectors)).numpy()
     if len(rows) < 4:
         raise ConfigError(f"a map needs four points or more; got {len(rows)}")
     perplexity = float(min(30, (len(rows) - 1) / 3))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         placed = TSNE(perplexity=perplexity, init="pca", random_state=seed, n_jobs=1).fit_transform(rows)
-    ends = np.cumsum([len(features), *(len(each) for each in sets)])
-    return placed[: len(features)], [placed[start:end] for start, end in itertools.pairwise(ends)]
+    parts = np.split(placed, np.cumsum(sizes)[:-1])
+    return parts[0], parts[1:]
 
 
 def feature_map(run: Run, per_domain: int = 100) -> Figure:
@@ -92,43 +98,64 @@ def feature_map(run: Run, per_domain: int = 100) -> Figure:
     earlier, final = _stages(run, tested.shape[1])
     sets = [page.prototypes for page in earlier] + [page.uploaded for page in earlier] + [final]
     points, placed = embed(tested, sets)
-    home = {spec.id: spec.domain for spec in run.clients}
-    known = {domain: index for index, domain in enumerate(domains)}
+    domain_of_client = {}
+    for client in run.clients:
+        if client.domain in domains:
+            domain_of_client[client.id] = domains.index(client.domain)
     panels = []
     for index, page in enumerate(earlier):
-        own = np.array([known.get(home.get(page.clients[owner], ""), -1) for owner in page.owners.tolist()], dtype=int)
-        sent = placed[len(earlier) + index], page.uploaded.labels.numpy(), own
-        title = f"round {page.round}: class means that clients sent"
-        panels.append(Panel(title, *sent, placed[index], page.prototypes.labels.numpy()))
+        senders = []
+        for owner in page.owners.tolist():
+            senders.append(domain_of_client.get(page.clients[owner], -1))  # -1: a domain without test images
+        panels.append(
+            Panel(
+                title=f"round {page.round}: class means that clients sent",
+                points=placed[len(earlier) + index],
+                labels=page.uploaded.labels.numpy(),
+                domains=np.array(senders, dtype=int),
+                prototypes=placed[index],
+                prototype_labels=page.prototypes.labels.numpy(),
+            )
+        )
     last = f"round {run.checkpoint.state.round}: test features"
     panels.append(Panel(last, points, torch.cat(labels).numpy(), np.array(places), placed[-1], final.labels.numpy()))
     return draw_map(panels, domains, run.settings.data.class_names, f"{run.method.name} on {run.settings.data.name}")
 
 
 def _stages(run: Run, size: int) -> tuple[list[Page], PrototypeSet]:
-    """Kept rounds before the last that are to be shown, and the final prototypes."""
+    """Return the kept rounds before the last that are shown, evenly spaced, and the final prototypes."""
     state = run.checkpoint.state
-    final = state.prototypes if state.prototypes.feature_size == size else PrototypeSet.empty(size)
-    pages = [page for page in run.pages if page.round < state.round and len(page.prototypes)]
-    pages = [page for page in pages if page.prototypes.feature_size == size == page.uploaded.feature_size]
-    chosen = np.linspace(0, len(pages) - 1, min(MAX_PANELS - 1, len(pages)))
-    return [pages[place] for place in sorted({round(float(place)) for place in chosen})], final
+    final = PrototypeSet.empty(size)
+    if state.prototypes.feature_size == size:
+        final = state.prototypes
+    pages = []
+    for page in run.pages:
+        if page.round >= state.round or not len(page.prototypes):
+            continue
+        if page.prototypes.feature_size == size and page.uploaded.feature_size == size:
+            pages.append(page)
+    count = min(MAX_PANELS - 1, len(pages))
+    places = np.unique(np.linspace(0, len(pages) - 1, count).round().astype(int))
+    return [pages[place] for place in places], final
 
 
 def draw_map(panels: Sequence[Panel], domains: Sequence[str], classes: Sequence[str], title: str) -> Figure:
-    """The panels side by side, at most three in a row; class by colour, domain by marker, prototypes as stars."""
+    """Return a figure of the panels, at most three in a row: class by colour, domain by marker, prototypes as stars."""
     columns = min(3, len(panels))
     rows = math.ceil(len(panels) / columns)
     figure = new_figure(max(4.0 * columns, 5.0) + 1.8, 3.8 * rows + 0.4, f"{title}: t-SNE by cosine")
     palette = class_colours(len(classes))
     for index, panel in enumerate(panels):
         axes = figure.add_subplot(rows, columns, index + 1)
+        size = 26
+        if len(panel.points) > 100:
+            size = 14
         for place in range(len(domains)):
             mine = panel.domains == place
             axes.scatter(
                 panel.points[mine, 0],
                 panel.points[mine, 1],
-                s=14 if len(panel.points) > 100 else 26,
+                s=size,
                 c=[palette[label] for label in panel.labels[mine]],
                 marker=MARKERS[place % len(MARKERS)],
                 alpha=0.7,
@@ -150,22 +177,27 @@ def draw_map(panels: Sequence[Panel], domains: Sequence[str], classes: Sequence[
         axes.set_xticks([])
         axes.set_yticks([])
     key = partial(Line2D, [], [], linestyle="", markersize=5)
-    handles = [
-        key(marker=MARKERS[place % len(MARKERS)], color="#555555", label=domain) for place, domain in enumerate(domains)
-    ]
+    handles = []
+    for place, domain in enumerate(domains):
+        handles.append(key(marker=MARKERS[place % len(MARKERS)], color="#555555", label=domain))
     for label, name in enumerate(classes):
-        handles.append(key(marker="o", color=palette[label], label=name if name == str(label) else f"{label} {name}"))
+        text = name
+        if name != str(label):
+            text = f"{label} {name}"
+        handles.append(key(marker="o", color=palette[label], label=text))
     if any(len(panel.prototypes) for panel in panels):
-        said = "prototype, with its class"
-        handles.append(key(marker="*", color="white", markeredgecolor="black", markersize=10, label=said))
+        text = "prototype, with its class"
+        handles.append(key(marker="*", color="white", markeredgecolor="black", markersize=10, label=text))
     figure.legend(handles=handles, loc="outside right upper", frameon=False, fontsize=7)
     return figure
 
 
 def class_colours(count: int) -> list[tuple[float, float, float]]:
-    """A colour for each class: ten that all readers can tell apart, then their lighter halves, then again."""
-    dark = [to_rgb(colour) for colour in CLASS_COLOURS]
-    light = [(0.5 * red + 0.5, 0.5 * green + 0.5, 0.5 * blue + 0.5) for red, green, blue in dark]
+    """Return a colour for each class: ten that all readers can tell apart, then their lighter halves, then again."""
+    dark = list(map(to_rgb, CLASS_COLOURS))
+    light = []
+    for red, green, blue in dark:
+        light.append((0.5 * red + 0.5, 0.5 * green + 0.5, 0.5 * blue + 0.5))
     both = dark + light
     return [both[index % len(both)] for index in range(count)]
 
@@ -185,16 +217,18 @@ def activation_maps(runs: Sequence[tuple[str, Run]], per_domain: int = 2) -> Fig
         ConfigError: the runs are of different data.
     """
     first = runs[0][1]
-    if any(
-        (run.settings.data.name, run.test_domains) != (first.settings.data.name, first.test_domains) for _, run in runs
-    ):
-        raise ConfigError("cam: the runs have different data or test domains; show them one by one")
+    for _, run in runs:
+        if run.settings.data.name != first.settings.data.name or run.test_domains != first.test_domains:
+            raise ConfigError("cam: the runs have different data or test domains; show them one by one")
     names = first.settings.data.class_names
-    rows = [(domain, index) for domain in first.test_domains for index in range(per_domain)]
+    rows = list(itertools.product(first.test_domains, range(per_domain)))
     images = first.settings.data.augmentation.test(first.sample(first.test_domains[0], 1).images)
-    cells = {_cells(run, images) for _, run in runs}
-    says = next((says for each in sorted(cells) if (says := coarseness(each))), "")
-    title = f"class activation maps of the true class; below, the prediction. {says}".strip()
+    title = "class activation maps of the true class; below, the prediction."
+    for cells in sorted({_cells(run, images) for _, run in runs}):
+        warning = coarseness(cells)
+        if warning:
+            title += f" {warning}"
+            break
     figure = new_figure(1.45 * (len(runs) + 1) + 0.6, 1.55 * len(rows) + 0.5, title)
     grid = figure.subplots(len(rows), len(runs) + 1, squeeze=False)
     for column, (label, run) in enumerate([("image", first), *runs]):
@@ -228,14 +262,14 @@ def activation_maps(runs: Sequence[tuple[str, Run]], per_domain: int = 2) -> Fig
 
 @torch.no_grad()
 def _cells(run: Run, images: Tensor) -> tuple[int, int]:
-    """Rows and columns of the net's last feature maps."""
+    """Return rows and columns of the net's last feature maps."""
     rows, columns = run.model().feature_maps(images).shape[2:]
     return rows, columns
 
 
 @torch.no_grad()
 def _overlays(run: Run, domain: str, split: Split) -> tuple[Tensor, list[int]]:
-    """Maps ``[N, H, W]`` in [0, 1] and predictions."""
+    """Return the maps ``[N, H, W]`` in [0, 1], and the predictions."""
     model = run.model_for(domain)
     images = run.settings.data.augmentation.test(split.images)
     maps = model.feature_maps(images)
