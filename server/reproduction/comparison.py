@@ -100,24 +100,29 @@ class Comparison:
 
     def missing(self, line: Line) -> dict[int, Mapping[str, Any]]:
         """What each run's score lacks, by seed: domains with the last round that scored them; empty if whole."""
-        return {
-            seed: missing
-            for seed in sorted(line.summaries)
-            if (missing := line.summaries[seed]["scores"][self.table.rule].get("missing"))
-        }
+        found = {}
+        for seed in sorted(line.summaries):
+            missing = line.summaries[seed]["scores"][self.table.rule].get("missing")
+            if missing:
+                found[seed] = missing
+        return found
 
     def ours(self, line: Line, column: Column) -> Value | None:
         """Accuracy on one domain by the paper's rule; partial where a seed lacks domains."""
-        scores = [score["accuracy"] for score in self._scores(line)]
-        values = [float(score[column.scored]) for score in scores if column.scored in score]
+        values = []
+        for score in self._scores(line):
+            if column.scored in score["accuracy"]:
+                values.append(float(score["accuracy"][column.scored]))
         return Value.of(values, partial=bool(self.missing(line)))
 
     def our_average(self, line: Line, columns: Sequence[Column]) -> Value | None:
         """Unweighted mean over ``columns``."""
-        names = [column.scored for column in columns]
-        scores = [score["accuracy"] for score in self._scores(line)]
-        complete = [score for score in scores if all(name in score for name in names)]
-        values = [statistics.fmean(float(score[name]) for name in names) for score in complete]
+        domains = [column.scored for column in columns]
+        values = []
+        for score in self._scores(line):
+            accuracy = score["accuracy"]
+            if all(domain in accuracy for domain in domains):
+                values.append(statistics.fmean(float(accuracy[domain]) for domain in domains))
         return Value.of(values, partial=bool(self.missing(line)))
 
     def over_domains(self, line: Line, what: str) -> Value | None:
@@ -131,8 +136,11 @@ class Comparison:
 
     def per_megabyte(self, line: Line) -> float | None:
         """Percentage points of average accuracy for each megabyte."""
-        average, size = self.our_average(line, self.columns), self.megabytes(line)
-        return average.mean / size.mean if average and size and size.mean > 0 else None
+        average = self.our_average(line, self.columns)
+        size = self.megabytes(line)
+        if not average or not size or size.mean <= 0:
+            return None
+        return average.mean / size.mean
 
     def curve(self, line: Line) -> dict[int, Value]:
         """Average accuracy over the table's domains by round, over seeds."""
@@ -158,13 +166,19 @@ class Comparison:
 
     def gap(self, line: Line, column: Column) -> float | None:
         """Ours minus published, percentage points; ``None`` for a stand-in."""
-        ours, theirs = self.ours(line, column), self.published(line, column)
-        return ours.mean - theirs if column.comparable and ours is not None and theirs is not None else None
+        ours = self.ours(line, column)
+        theirs = self.published(line, column)
+        if not column.comparable or ours is None or theirs is None:
+            return None
+        return ours.mean - theirs
 
     def average_gap(self, line: Line) -> float | None:
         """Ours minus published, of the average over comparable columns."""
-        ours, theirs = self.our_average(line, self.comparable), self.published_average(line, self.comparable)
-        return ours.mean - theirs if ours is not None and theirs is not None else None
+        ours = self.our_average(line, self.comparable)
+        theirs = self.published_average(line, self.comparable)
+        if ours is None or theirs is None:
+            return None
+        return ours.mean - theirs
 
     # ---- order -----------------------------------------------------------------------------------------------------
 
@@ -176,8 +190,10 @@ class Comparison:
     @property
     def own(self) -> Line | None:
         """The paper's own row, if it was run."""
-        found = [line for line in self.lines if line.row.label == self.table.own and line.summaries]
-        return found[0] if found else None
+        for line in self.lines:
+            if line.row.label == self.table.own and line.summaries:
+                return line
+        return None
 
     @property
     def judged(self) -> bool:
@@ -206,8 +222,13 @@ class Comparison:
 
     def tolerance(self, columns: Sequence[Column]) -> float:
         """The difference below which two rows tie in the average over ``columns``, in percentage points."""
-        steps = [self._steps[column.scored] for column in columns if column.scored in self._steps]
-        return max(EXACT, min(steps) / len(columns) / 2) if steps else EXACT
+        steps = []
+        for column in columns:
+            if column.scored in self._steps:
+                steps.append(self._steps[column.scored])
+        if not steps:
+            return EXACT
+        return max(EXACT, min(steps) / len(columns) / 2)
 
     def order(self, column: Column | None = None, personal: bool | None = None) -> Order:
         """Agreement of order in a column, or in the average over comparable columns, among rows of one kind.
