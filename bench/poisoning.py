@@ -46,7 +46,8 @@ RESULTS = Path(__file__).parent / "results" / "poisoning.csv"
 SEEDS = (0, 1, 2)
 METHODS = ("fpl", "fedavg")
 ATTACKS = {
-    "none": "nobody is hostile",
+    "none": "no client is hostile",
+    "absent": "every update of the hostile client is lost: what remains if a defence recognises it at once",
     "sign flip": "the update with the opposite sign, at the bound, from round 1; prototypes too",
     "honest, then flip": "the honest direction at the bound in rounds 1 to 10, then sign flip at the bound",
     "growing, then flip": "the honest update, 8 % longer each round, flipped from round 11",
@@ -168,6 +169,9 @@ class HostileEngine:
         sent: list[Reply] = []
         for reply in replies:
             request = requests[reply.client]
+            if self.attack == "absent" and reply.client in self.hostile and request.train:
+                failures = [*failures, Failure(reply.client, "lost", "its update is lost")]
+                continue
             if reply.client in self.hostile and request.train:
                 reply = replace(reply, payload=self.changed(reply.payload, message, request, honest))
             if reply.client in self.registered:

@@ -18,6 +18,7 @@ from pydantic import Field
 from common.config import Names, check, checked
 from common.data.augmentation import Augmentation
 from common.data.batches import Split
+from common.data.image_files import Resize
 from common.errors import DataError, nearest
 
 ImageSize = Annotated[int, Field(ge=8, le=512)]
@@ -76,6 +77,11 @@ class DataSource(ABC):
     @abstractmethod
     def class_names(self) -> tuple[str, ...]:
         """Names of the classes; a label is an index into it."""
+
+    @property
+    def resizing(self) -> Resize:
+        """How images become squares; exported models repeat it."""
+        return "squash"
 
     @cached_property
     def class_count(self) -> int:

@@ -1,14 +1,18 @@
-"""The user's own images: every directory of class folders is a domain."""
+"""The user's own images: every directory of class folders, or with a list of images, is a domain."""
 
+import csv
+import logging
+from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
 
-from common.config import Fraction, Names, checked
+from common.config import Fraction, Names, check, checked
 from common.data.domain import DATA_VARIABLE, DataSource, Domain, ImageSize, search_roots
 from common.data.image_files import (
     SUFFIXES,
+    Resize,
     class_folders,
     image_files,
     is_image,
@@ -19,13 +23,14 @@ from common.errors import DataError, nearest
 
 _TRAIN_NAMES = ("train",)
 _TEST_NAMES = ("test", "val", "valid", "validation")
+_log = logging.getLogger(__name__)
 _NOT_OURS = (".", "__", "@")
 """Prefixes of folders that programs create: hidden ones, __pycache__, __MACOSX, a file server's @eaDir."""
 
 
 @checked
 class Folder(DataSource):
-    """``<root>/<domain>/<class>/<image>``, or ``<root>/<domain>/{train,test}/<class>/<image>``.
+    """``<root>/<domain>/<class>/<image>``, ``<root>/<domain>/{train,test}/<class>/<image>``, or a list in each domain.
 
     As a node's data-dir, the root may also be the domain's own directory. Without train and test folders the leading
     ``train_fraction`` of each class, by file name, is train. A domain may lack a class: it has no samples of it.
@@ -37,6 +42,11 @@ class Folder(DataSource):
         train_fraction: share of each class that is train, in (0, 1), rounded down, but at least one image.
         duplicates: ``drop``: without the test images that have the same bytes as a training image of the domain;
             ``keep``: all.
+        resize: how an image becomes a square: ``squash`` changes its proportions, ``crop`` cuts the longer side,
+            ``pad`` adds black to the shorter side.
+        listing: name of a CSV file in each domain's directory that lists its images, instead of class folders; empty:
+            class folders. Its columns are ``path`` (relative to the domain's directory), ``label`` (a class name) and,
+            optionally, ``split`` (``train`` or ``test``).
     """
 
     name: ClassVar[str] = "folder"
@@ -46,6 +56,8 @@ class Folder(DataSource):
     classes: Names = ()
     train_fraction: Fraction = 0.8
     duplicates: Duplicates = "keep"
+    resize: Resize = "squash"
+    listing: str = ""
 
     def __post_init__(self) -> None:
         if not self.domains:
@@ -59,6 +71,15 @@ class Folder(DataSource):
                 )
             object.__setattr__(self, "domains", tuple(path.name for path in _directories(Path(self.root).expanduser())))
         super().__post_init__()
+        check(
+            Path(self.listing).name == self.listing,
+            f"listing: {self.listing!r} must be the name of a file in each domain's folder",
+        )
+
+    @property
+    def resizing(self) -> Resize:
+        """``resize``."""
+        return self.resize
 
     @cached_property
     def class_names(self) -> tuple[str, ...]:
@@ -80,6 +101,9 @@ class Folder(DataSource):
                     f"folder: the classes are the union over all domains, but {directory} does not exist; put it "
                     "there, or name the classes (data.classes=[a,b]) so that every device agrees on the labels"
                 )
+            if self.listing:
+                found.update(name for _, name, _ in _read_list(directory, self.listing))
+                continue
             for base in _bases(directory):
                 found.update(map(_class_name, _directories(base)))
         if not found:
@@ -88,6 +112,8 @@ class Folder(DataSource):
 
     def layout(self) -> str:
         """See :meth:`DataSource.layout`."""
+        if self.listing:
+            return f"Put {self.listing} into each domain's folder, with the columns path, label and, optionally, split."
         return "Put images there as <domain>/<class>/*.png, or <domain>/{train,test}/<class>/*.png."
 
     def directory(self, domain: str) -> Path:
@@ -99,7 +125,7 @@ class Folder(DataSource):
         (root,) = search_roots(self, ())
         if (root / domain).is_dir():
             return root / domain
-        if root.name == domain:
+        if root.name == domain or (self.listing and (root / self.listing).is_file()):
             return root
         for base in _bases(root):
             for path in _directories(base):
@@ -110,13 +136,10 @@ class Folder(DataSource):
 
     def _read(self, domain: str) -> Domain:
         directory = self.directory(domain)
-        self._check_folders(directory)
-        train_folder, test_folder = _part_folders(directory)
-        if train_folder is None or test_folder is None:
-            train, test = _leading(class_folders(directory, self.class_names, exact=True), self.train_fraction)
+        if self.listing:
+            train, test = self._listed(directory)
         else:
-            train = class_folders(train_folder, self.class_names, exact=True)
-            test = class_folders(test_folder, self.class_names, exact=True)
+            train, test = self._in_class_folders(directory)
         if self.duplicates == "drop":
             test = without_duplicates(test, train, directory)
         if not train or not test:
@@ -126,7 +149,43 @@ class Folder(DataSource):
             elif test:
                 missing = "train images"
             raise DataError(f"folder: domain {domain!r} in {directory} has no {missing}. {self.layout()}")
-        return read_images(domain, train, test, self.image_size, directory)
+        return read_images(domain, train, test, self.image_size, directory, resize=self.resize, upright=True)
+
+    def _in_class_folders(self, directory: Path) -> tuple[Files, Files]:
+        """Return the train and test files of class folders, and warn of files that are not read."""
+        self._check_folders(directory)
+        _warn_of_skipped(directory)
+        train_folder, test_folder = _part_folders(directory)
+        if train_folder is None or test_folder is None:
+            return _leading(class_folders(directory, self.class_names, exact=True), self.train_fraction)
+        train = class_folders(train_folder, self.class_names, exact=True)
+        return train, class_folders(test_folder, self.class_names, exact=True)
+
+    def _listed(self, directory: Path) -> tuple[Files, Files]:
+        """Return the train and test files of the domain's list.
+
+        Raises:
+            DataError: a label is not one of the classes, or only some lines have a split.
+        """
+        train: Files = []
+        test: Files = []
+        every: Files = []
+        for path, name, part in _read_list(directory, self.listing):
+            if name not in self.class_names:
+                raise DataError(
+                    f"folder: {directory / self.listing}: {name!r} is no class; {nearest(name, self.class_names)}"
+                )
+            item = (path, self.class_names.index(name))
+            every.append(item)
+            if part == "train":
+                train.append(item)
+            elif part == "test":
+                test.append(item)
+        if not train and not test:
+            return _leading(sorted(every), self.train_fraction)
+        if len(train) + len(test) < len(every):
+            raise DataError(f"folder: {directory / self.listing}: give every line a split (train or test), or none")
+        return train, test
 
     def _check_folders(self, directory: Path) -> None:
         """Check that all images of a domain lie directly in folders of the known classes.
@@ -170,8 +229,73 @@ def _class_name(folder: Path) -> str:
             raise DataError(f"folder: {deeper} lies deeper than its class folder {folder}; move such images up into it")
     if not any(map(is_image, folder.iterdir())):
         kinds = ", ".join(sorted(SUFFIXES))
-        raise DataError(f"folder: class folder {folder} has no images ({kinds}); put some there, or remove it")
+        skipped = _skipped([folder])
+        others = ""
+        if skipped:
+            others = f", but {skipped}"
+        raise DataError(f"folder: class folder {folder} has no images ({kinds}){others}; put some there, or remove it")
     return folder.name
+
+
+def _warn_of_skipped(directory: Path) -> None:
+    """Log how many files of each suffix are not read in a domain's class folders."""
+    folders: list[Path] = []
+    for base in _bases(directory):
+        folders += _directories(base)
+    skipped = _skipped(folders)
+    if skipped:
+        _log.warning("folder: %s: not read: %s; %s are", directory.name, skipped, ", ".join(sorted(SUFFIXES)))
+
+
+def _skipped(folders: Sequence[Path]) -> str:
+    """Return the files that are not images by their suffix, counted: "12 .heic (convert them to JPEG), 1 .txt"."""
+    counts: Counter[str] = Counter()
+    for folder in folders:
+        for path in folder.iterdir():
+            if path.is_file() and not path.name.startswith(".") and not is_image(path):
+                counts[path.suffix.lower() or "without a suffix"] += 1
+    parts: list[str] = []
+    for suffix, count in sorted(counts.items()):
+        hint = ""
+        if suffix in (".heic", ".heif", ".avif"):
+            hint = " (convert them to JPEG)"
+        parts.append(f"{count} {suffix}{hint}")
+    return ", ".join(parts)
+
+
+def _read_list(directory: Path, name: str) -> list[tuple[Path, str, str]]:
+    """Return path, class name and split ("", "train" or "test") of each line of a domain's list.
+
+    Raises:
+        DataError: the list does not exist or cannot be read, lacks a column, or has a line without a path, without a
+            label or with another split.
+    """
+    place = directory / name
+    if not place.is_file():
+        raise DataError(
+            f"folder: {place} does not exist; write it, with the columns path, label and, optionally, split"
+        )
+    found: list[tuple[Path, str, str]] = []
+    try:
+        with place.open(encoding="utf-8-sig", newline="") as stream:
+            lines = csv.DictReader(stream)
+            columns = lines.fieldnames or []
+            missing = [column for column in ("path", "label") if column not in columns]
+            if missing:
+                raise DataError(
+                    f"folder: {place}: no column {', '.join(missing)}; its columns are {', '.join(columns)}"
+                )
+            for line in lines:
+                path, label, part = line["path"] or "", line["label"] or "", line.get("split") or ""
+                if not path or not label or part not in ("", "train", "test"):
+                    raise DataError(
+                        f"folder: {place}, line {lines.line_num}: path {path!r}, label {label!r}, split {part!r}; give "
+                        "a path and a label, and train, test or nothing as the split"
+                    )
+                found.append((directory / path, label, part))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"folder: {place} cannot be read ({error}); save it as CSV in UTF-8") from error
+    return found
 
 
 def _existing(directory: Path, names: Sequence[str]) -> Path | None:

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Literal
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from PIL.TiffImagePlugin import TiffImageFile
 from torch import Tensor
 
@@ -21,6 +21,10 @@ from common.errors import DataError
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".gif", ".ppm", ".pgm"})
 FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "TIFF", "GIF", "PPM")
 """Formats that are decoded, by content, not by suffix. Pillow would start programs for others: Ghostscript for EPS."""
+
+Resize = Literal["squash", "crop", "pad"]
+"""How an image becomes a square. ``squash`` changes its proportions. ``crop`` keeps the centre of the longer side.
+``pad`` adds black on both ends of the shorter side."""
 
 MAX_PIXELS = 2**26
 """Pixels of the largest image that is decoded, 8,192 x 8,192. A small file may declare many more. Such an image takes
@@ -171,10 +175,19 @@ def _content(path: Path) -> bytes:
         raise DataError(f"image {path} cannot be read ({error.strerror}); restore it or unlist it") from error
 
 
-def decode(files: Sequence[Path], image_size: int, base: Path) -> Tensor:
+def decode(
+    files: Sequence[Path], image_size: int, base: Path, *, resize: Resize = "squash", upright: bool = False
+) -> Tensor:
     """Return the images of ``files``, resized, as uint8 [N, 3, image_size, image_size]; cached on disk.
 
-    The cache's key holds the names relative to ``base``, sizes and times of the files.
+    The cache's key holds the names relative to ``base``, sizes and times of the files, and the options.
+
+    Args:
+        files: paths of the images.
+        image_size: height and width of the returned images, pixels.
+        base: directory that holds all files.
+        resize: see :data:`Resize`.
+        upright: turn each image as its EXIF orientation says, as cameras and phones record it.
 
     Raises:
         DataError: a file cannot be read as an image, or is a link that leads outside ``base``; the message names the
@@ -188,12 +201,17 @@ def decode(files: Sequence[Path], image_size: int, base: Path) -> Tensor:
         except OSError as error:
             raise DataError(f"image {path} cannot be read ({error.strerror}); restore it or unlist it") from error
         key += [str(path.relative_to(base)), status.st_size, status.st_mtime_ns]
+    if resize != "squash":
+        key.append(resize)
+    if upright:
+        key.append("upright")
 
     def build() -> dict[str, Tensor]:
         images = np.empty((len(files), image_size, image_size, 3), dtype=np.uint8)
 
         def put(index: int) -> None:
-            images[index] = decode_image(files[index], image_size, str(files[index]))
+            name = str(files[index])
+            images[index] = decode_image(files[index], image_size, name, resize=resize, upright=upright)
 
         with ThreadPoolExecutor(max_workers=min(16, os.cpu_count() or 1)) as pool:
             for _ in pool.map(put, range(len(files))):
@@ -203,8 +221,17 @@ def decode(files: Sequence[Path], image_size: int, base: Path) -> Tensor:
     return cached("images", key, build)["images"]
 
 
-def decode_image(source: Path | BinaryIO, image_size: int, name: str) -> np.ndarray:
-    """Return one image as uint8 [image_size, image_size, 3]: grey becomes RGB, the whole image is resized (bilinear).
+def decode_image(
+    source: Path | BinaryIO, image_size: int, name: str, *, resize: Resize = "squash", upright: bool = False
+) -> np.ndarray:
+    """Return one image as uint8 [image_size, image_size, 3]: grey becomes RGB, and the image is resized (bilinear).
+
+    Args:
+        source: a path, or an open binary file.
+        image_size: height and width of the returned image, pixels.
+        name: what error messages call the image.
+        resize: see :data:`Resize`.
+        upright: turn the image as its EXIF orientation says.
 
     Raises:
         DataError: the file is no regular file, no image of :data:`FORMATS`, truncated, has too many pixels, or is a
@@ -216,9 +243,21 @@ def decode_image(source: Path | BinaryIO, image_size: int, name: str) -> np.ndar
         with Image.open(source, formats=FORMATS) as image:
             _check_size(image)
             with _one_large_at_a_time if image.width * image.height > LARGE_PIXELS else nullcontext():
-                return np.asarray(_rgb(image).resize((image_size, image_size), Image.Resampling.BILINEAR))
+                if upright:
+                    ImageOps.exif_transpose(image, in_place=True)
+                return np.asarray(square(_rgb(image), image_size, resize))
     except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
         raise DataError(f"image {name} cannot be decoded ({error}); replace it, or take it out") from error
+
+
+def square(image: Image.Image, size: int, resize: Resize) -> Image.Image:
+    """Return the image resized (bilinear) to ``size`` x ``size`` pixels; see :data:`Resize`."""
+    bilinear = Image.Resampling.BILINEAR
+    if resize == "crop":
+        return ImageOps.fit(image, (size, size), bilinear)
+    if resize == "pad":
+        return ImageOps.pad(image, (size, size), bilinear)
+    return image.resize((size, size), bilinear)
 
 
 def _check_size(image: Image.Image) -> None:

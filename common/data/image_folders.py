@@ -10,6 +10,7 @@ from common.config import Fraction, checked
 from common.data.batches import Split
 from common.data.domain import DataSource, Domain, search_roots
 from common.data.image_files import (
+    Resize,
     class_folders,
     decode,
     normal_name,
@@ -147,7 +148,16 @@ class ImageFolders(DataSource):
         return sorted(found, key=lambda item: (item[1], item[0].name))
 
 
-def read_images(name: str, train: Files, test: Files, image_size: int, directory: Path) -> Domain:
+def read_images(
+    name: str,
+    train: Files,
+    test: Files,
+    image_size: int,
+    directory: Path,
+    *,
+    resize: Resize = "squash",
+    upright: bool = False,
+) -> Domain:
     """Return the domain with the decoded images of ``train`` and ``test``; see :func:`~.image_files.decode`.
 
     Args:
@@ -156,6 +166,8 @@ def read_images(name: str, train: Files, test: Files, image_size: int, directory
         test: likewise.
         image_size: height and width of the images, pixels.
         directory: the domain's directory, which holds all files.
+        resize: how an image becomes a square; see :data:`~.image_files.Resize`.
+        upright: turn each image as its EXIF orientation says.
 
     Raises:
         DataError: a file is not an image, or lies outside ``directory``.
@@ -165,7 +177,7 @@ def read_images(name: str, train: Files, test: Files, image_size: int, directory
     for path, label in (*train, *test):
         paths.append(path)
         labels.append(label)
-    images = decode(paths, image_size, directory)
+    images = decode(paths, image_size, directory, resize=resize, upright=upright)
     targets = torch.tensor(labels, dtype=torch.int64)
     count = len(train)
     return Domain(name, Split(images[:count], targets[:count]), Split(images[count:], targets[count:]))

@@ -8,6 +8,7 @@ from typing import Any
 
 from common.config import Names, build, check, checked
 from common.data.domain import ImageSize
+from common.data.image_files import Resize
 from common.errors import CheckpointError, ConfigError
 from common.metrics import named_missing
 from common.regular_files import read_small
@@ -16,6 +17,11 @@ from common.versions import VERSION
 
 DESCRIPTION, CARD = "model.json", "README.md"
 NO_LICENCE = "not stated"
+RESIZED = {
+    "squash": "whole images resized bilinearly",
+    "crop": "the centre square of images, resized bilinearly",
+    "pad": "images padded with black to a square, resized bilinearly",
+}
 
 
 @checked
@@ -27,6 +33,7 @@ class Description:
             ``config.yaml``, ``clients`` (their number) and ``seed``.
         classes: names of the classes, in the order of the outputs.
         image_size: side of the square images, pixels.
+        resize: how images become squares: ``squash``, ``crop`` or ``pad``.
         mean, std: per channel, of images in 0..1; the graphs normalise by them.
         method: the method's name.
         data: ``name``, ``domains`` and ``protocol`` of the training data.
@@ -66,6 +73,7 @@ class Description:
     complete: bool = True
     licence: str = NO_LICENCE
     files: Mapping[str, Any] = field(default_factory=dict)
+    resize: Resize = "squash"
     goldfinch: str = VERSION
     format: int = 1
 
@@ -92,9 +100,10 @@ class Description:
     def _card_rows(self) -> dict[str, str]:
         """Return the rows of the card's table: text by name."""
         size = self.image_size
+        resized = RESIZED[self.resize]
         rows = {
             "classes, in order": ", ".join(self.classes),
-            "`images`": f"input: RGB, `[N, 3, {size}, {size}]`, float32 in 0..1, whole images resized bilinearly",
+            "`images`": f"input: RGB, `[N, 3, {size}, {size}]`, float32 in 0..1, {resized}",
             "`probabilities`": "output `[N, K]`; normalisation and softmax are part of the graph",
             "`features`": "output `[N, D]`: the classifier's input",
         }

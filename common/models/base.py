@@ -16,7 +16,9 @@ from torch import Tensor, nn
 from common.errors import ConfigError
 from common.seeding import derive
 
-Norm = Literal["batch", "group"]
+Norm = Literal["batch", "group", "none"]
+"""Normalisation of a network. ``batch`` scales by the batch in training and by running statistics in evaluation;
+``group`` by each image alone, the same in both; ``none`` does not normalise."""
 
 GROUP_WIDTH = 16
 """Channels per group of a GroupNorm (Wu and He, ECCV 2018, table 3: as good as a fixed count of groups, any width)."""
@@ -54,6 +56,8 @@ def initialised(seed: int, *key: str | int) -> Iterator[None]:
 
 def norm_2d(norm: Norm, channels: int) -> nn.Module:
     """The normalisation of feature maps ``[B, channels, U, V]``; ``channels`` is a multiple of 16 or less than 16."""
+    if norm == "none":
+        return nn.Identity()
     if norm == "batch":
         return nn.BatchNorm2d(channels)
     return _group_norm(channels)
@@ -61,6 +65,8 @@ def norm_2d(norm: Norm, channels: int) -> nn.Module:
 
 def norm_1d(norm: Norm, channels: int) -> nn.Module:
     """The normalisation of feature vectors ``[B, channels]``."""
+    if norm == "none":
+        return nn.Identity()
     if norm == "batch":
         return nn.BatchNorm1d(channels)
     return _group_norm(channels)

@@ -19,15 +19,16 @@ class SmallBackbone(PooledBackbone):
 
     def __init__(self, norm: Norm = "batch") -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(3, 16, 5, stride=2, padding=2, bias=False)
+        bias = norm == "none"  # a normalisation has a bias of its own
+        self.conv1 = nn.Conv2d(3, 16, 5, stride=2, padding=2, bias=bias)
         self.bn1 = norm_2d(norm, 16)
-        self.conv2 = nn.Conv2d(16, 32, 3, stride=2, padding=1, bias=False)
+        self.conv2 = nn.Conv2d(16, 32, 3, stride=2, padding=1, bias=bias)
         self.bn2 = norm_2d(norm, 32)
-        self.conv3 = nn.Conv2d(32, 64, 3, stride=2, padding=1, bias=False)
+        self.conv3 = nn.Conv2d(32, 64, 3, stride=2, padding=1, bias=bias)
         self.bn3 = norm_2d(norm, 64)
-        self.conv4 = nn.Conv2d(64, 64, 3, padding=1, bias=False)
+        self.conv4 = nn.Conv2d(64, 64, 3, padding=1, bias=bias)
         self.bn4 = norm_2d(norm, 64)
-        self.conv5 = nn.Conv2d(64, 128, 3, stride=2, padding=1, bias=False)
+        self.conv5 = nn.Conv2d(64, 128, 3, stride=2, padding=1, bias=bias)
         self.bn5 = norm_2d(norm, 128)
 
     def maps(self, images: Tensor) -> Tensor:
@@ -42,46 +43,51 @@ class SmallBackbone(PooledBackbone):
 class DigitBackbone(nn.Module):
     """Two 5x5 convolutions and two fully connected layers of 1024 (RandConv's digit network, Xu et al., ICLR 2021).
 
-    With a linear head for 10 classes it has 4,547,466 parameters at 32x32. It flattens its maps, so it has no class
-    activation maps and its size depends on ``image_size``.
+    With a linear head for 10 classes it has 4,547,466 parameters at 32x32. As published, it does not normalise. It
+    flattens its maps, so it has no class activation maps and its size depends on ``image_size``.
     """
 
     feature_size = 1024
 
-    def __init__(self, image_size: int) -> None:
+    def __init__(self, image_size: int, norm: Norm = "none") -> None:
         super().__init__()
         side = ((image_size - 4) // 2 - 4) // 2
         self.conv1 = nn.Conv2d(3, 64, 5)
+        self.bn1 = norm_2d(norm, 64)
         self.conv2 = nn.Conv2d(64, 128, 5)
+        self.bn2 = norm_2d(norm, 128)
         self.fc1 = nn.Linear(128 * side * side, 1024)
         self.fc2 = nn.Linear(1024, 1024)
 
     def forward(self, images: Tensor) -> Tensor:
         """``[B, 1024]``, >= 0: features of ``images [B, 3, image_size, image_size]``."""
-        hidden = F.max_pool2d(torch.relu(self.conv1(images)), 2)
-        hidden = F.max_pool2d(torch.relu(self.conv2(hidden)), 2)
+        hidden = F.max_pool2d(torch.relu(self.bn1(self.conv1(images))), 2)
+        hidden = F.max_pool2d(torch.relu(self.bn2(self.conv2(hidden))), 2)
         return torch.relu(self.fc2(torch.relu(self.fc1(hidden.flatten(1)))))
 
 
 class DigitPooledBackbone(PooledBackbone):
     """The two convolutions of :class:`DigitBackbone`, a 3x3 one to 256 maps, then global average pooling.
 
-    With a linear head for 10 classes it has 507,530 parameters, at any image size.
+    With a linear head for 10 classes it has 507,530 parameters, at any image size. It does not normalise by default.
     """
 
     feature_size = 256
 
-    def __init__(self) -> None:
+    def __init__(self, norm: Norm = "none") -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(3, 64, 5)
+        self.bn1 = norm_2d(norm, 64)
         self.conv2 = nn.Conv2d(64, 128, 5)
+        self.bn2 = norm_2d(norm, 128)
         self.conv3 = nn.Conv2d(128, 256, 3, padding=1)
+        self.bn3 = norm_2d(norm, 256)
 
     def maps(self, images: Tensor) -> Tensor:
         """``[B, 256, U, V]``, >= 0; U = V = 5 at 32x32."""
-        hidden = F.max_pool2d(torch.relu(self.conv1(images)), 2)
-        hidden = F.max_pool2d(torch.relu(self.conv2(hidden)), 2)
-        return torch.relu(self.conv3(hidden))
+        hidden = F.max_pool2d(torch.relu(self.bn1(self.conv1(images))), 2)
+        hidden = F.max_pool2d(torch.relu(self.bn2(self.conv2(hidden))), 2)
+        return torch.relu(self.bn3(self.conv3(hidden)))
 
 
 class FedBNDigitBackbone(nn.Module):

@@ -24,7 +24,8 @@ class ResidualBackbone(PooledBackbone):
         blocks: residual blocks per stage.
         bottleneck: three-layer blocks (ResNet-50) instead of two-layer ones.
         stem: see :data:`Stem`.
-        norm: ``batch`` or ``group``.
+        norm: ``batch``, ``group`` or ``none``. Without normalisation each residual branch starts at zero, so that the
+            features of a deep network do not grow with every block.
         kaiming: convolutions start from He's normal distribution (fan out), as in torchvision; otherwise from torch's
             own default, as in RethinkFL.
 
@@ -63,6 +64,12 @@ class ResidualBackbone(PooledBackbone):
         for module in self.modules():
             if isinstance(module, nn.Conv2d) and not kaiming:
                 module.reset_parameters()
+        if norm == "none":
+            for module in self.modules():
+                if isinstance(module, BasicBlock):
+                    nn.init.zeros_(module.conv2.weight)
+                elif isinstance(module, Bottleneck):
+                    nn.init.zeros_(module.conv3.weight)
         if kaiming and stem != "torchvision":
             nn.init.kaiming_normal_(self.conv1.weight, mode="fan_out", nonlinearity="relu")
 

@@ -148,20 +148,22 @@ class TorchvisionResNet(ModelSpec):
 class DigitCNN(ModelSpec):
     """RandConv's digit network: 1024 features, 4,547,466 parameters at 32x32; no class activation maps."""
 
+    norm: Norm = "none"
     minimum_image_size: ClassVar[int] = 16
 
     def _construct(self, class_count: int, image_size: int) -> Model:
-        return _linear(DigitBackbone(image_size), DigitBackbone.feature_size, class_count)
+        return _linear(DigitBackbone(image_size, self.norm), DigitBackbone.feature_size, class_count)
 
 
 @checked
 class DigitCNNPooled(ModelSpec):
     """The digit network with global average pooling, so that class activation maps exist: 256 features, 507,530."""
 
+    norm: Norm = "none"
     minimum_image_size: ClassVar[int] = 16
 
     def _construct(self, class_count: int, image_size: int) -> Model:  # noqa: ARG002 - pooled, any size fits
-        return _linear(DigitPooledBackbone(), DigitPooledBackbone.feature_size, class_count)
+        return _linear(DigitPooledBackbone(self.norm), DigitPooledBackbone.feature_size, class_count)
 
 
 @checked

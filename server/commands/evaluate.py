@@ -50,6 +50,8 @@ def domains_of(overrides: Sequence[str], description: Description) -> tuple[Tens
     if other:
         raise ConfigError(f"{other}: only the data can be chosen: data=folder data.root=DIR data.domains=[a,b]")
     node = {**compose_config(overrides)["data"], "image_size": description.image_size}
+    if "resize" in node:
+        node["resize"] = description.resize
     source = build(node, "data")
     for name in source.class_names:
         if name not in description.classes:

@@ -107,6 +107,7 @@ def _of_run(run: Run, client: str | None, data: Sequence[str]) -> Content:
         },
         classes=tuple(run.class_names),
         image_size=settings.data.image_size,
+        resize=settings.data.resizing,
         mean=settings.data.augmentation.mean,
         std=settings.data.augmentation.std,
         method=method.name,

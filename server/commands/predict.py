@@ -12,7 +12,7 @@ from PIL import Image, ImageOps
 from rich.console import Console
 from rich.progress import track
 
-from common.data.image_files import FORMATS, decode_image, is_image
+from common.data.image_files import FORMATS, Resize, decode_image, is_image, square
 from common.errors import ConfigError, DataError, writing
 from common.exports.model import TrainedModel, load_model
 from common.storage.files import write_bytes, write_text
@@ -93,7 +93,9 @@ def _row(model: TrainedModel, path: Path, picture: Path | None) -> dict[str, Any
     Raises:
         DataError: the image cannot be read.
     """
-    pixels = torch.from_numpy(decode_image(path, model.image_size, str(path)).copy()).permute(2, 0, 1)
+    resize = model.description.resize
+    decoded = decode_image(path, model.image_size, str(path), resize=resize, upright=True)
+    pixels = torch.from_numpy(decoded.copy()).permute(2, 0, 1)
     images = pixels[None].float() / 255
     outputs = model(images)
     probabilities = outputs["probabilities"][0]
@@ -107,7 +109,7 @@ def _row(model: TrainedModel, path: Path, picture: Path | None) -> dict[str, Any
             row["none_of_these"] = float(distance) > threshold
     if picture is not None:
         with Image.open(path, formats=FORMATS) as image:
-            shown = ImageOps.contain(image.convert("RGB"), (CAM_SIDE, CAM_SIDE))
+            shown = _shown(image, resize)
         heat, _ = heat_maps(model.net, model.prepare(images), torch.tensor([chosen]), (shown.height, shown.width))
         stream = io.BytesIO()
         overlay(shown, heat[0].double().numpy()).save(stream, "PNG")
@@ -115,6 +117,14 @@ def _row(model: TrainedModel, path: Path, picture: Path | None) -> dict[str, Any
         row["cam"] = str(picture)
     row["probabilities"] = dict(zip(model.classes, [round(value, 6) for value in probabilities.tolist()], strict=True))
     return row
+
+
+def _shown(image: Image.Image, resize: Resize) -> Image.Image:
+    """Return what of an image the network sees, in at most :data:`CAM_SIDE` pixels a side."""
+    ImageOps.exif_transpose(image, in_place=True)
+    if resize == "squash":
+        return ImageOps.contain(image.convert("RGB"), (CAM_SIDE, CAM_SIDE))
+    return square(image.convert("RGB"), CAM_SIDE, resize)
 
 
 def _line(row: Mapping[str, Any]) -> str:

@@ -19,6 +19,7 @@ from common.models.specs import (
     Small,
     TorchvisionResNet,
 )
+from strategies.fedbn import norm_state_names
 
 CHOICES = sorted(path.stem for path in (CONF / "model").glob("*.yaml"))
 SIZES = {"resnet10_plvm": 64, "resnet50": 64, "resnet18": 64, "fedbn_digit": 28}
@@ -212,6 +213,35 @@ def test_group_norm_replaces_all_batch_norm(spec):
     batch = images(3, 28)
     together, alone = model(batch)[1], torch.cat([model(row[None])[1] for row in batch])
     torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)  # no image depends on its batch
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [Small("none"), ResNet10("none"), ResNet10PLVM("none"), TorchvisionResNet(18, norm="none"), FedBNDigit("none")],
+    ids=["small", "resnet10", "resnet10_plvm", "resnet18", "fedbn_digit"],
+)
+def test_a_network_without_normalisation_trains(spec):
+    model = spec.build(4, 32, 0).train()
+    assert norm_state_names(model) == set()
+    assert not any(isinstance(module, nn.GroupNorm) for module in model.modules())
+    batch = images(4, 32)
+    features, logits = model(batch)
+    assert torch.isfinite(features).all()
+    assert features.abs().max() < 100, "features must not grow with the depth"
+    torch.nn.functional.cross_entropy(logits, torch.arange(4)).backward()
+    moved = [parameter.grad is not None and bool(parameter.grad.any()) for parameter in model.parameters()]
+    assert any(moved)
+
+
+@pytest.mark.parametrize("norm", ["batch", "group"])
+@pytest.mark.parametrize("spec", [DigitCNN, DigitCNNPooled], ids=["digit_cnn", "digit_cnn_gap"])
+def test_the_digit_networks_can_be_normalised(spec, norm):
+    kind = nn.BatchNorm2d if norm == "batch" else nn.GroupNorm
+    plain = spec().build(10, 32, 0)
+    model = spec(norm=norm).build(10, 32, 0)
+    assert not any(isinstance(module, (nn.BatchNorm2d, nn.GroupNorm)) for module in plain.modules())
+    assert any(isinstance(module, kind) for module in model.modules())
+    assert model(images(2, 32))[1].shape == (2, 10)
 
 
 def test_group_norm_reaches_the_multilayer_head():

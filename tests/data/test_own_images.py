@@ -1,0 +1,160 @@
+"""Images as people have them: rotated by the camera, not square, of other formats, or in a list."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+from data_makers import levels, write_classes, write_image
+from PIL import Image
+
+from common.config import build, compose_config
+from common.data.folder import Folder
+from common.data.image_files import Resize, decode_image
+from common.errors import DataError
+
+
+def write_halves(path: Path, orientation: int = 1) -> Path:
+    """16 pixels wide and 8 high: black on the left, white on the right, with an EXIF orientation."""
+    image = Image.new("RGB", (16, 8))
+    image.paste((255, 255, 255), (8, 0, 16, 8))
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    path.parent.mkdir(parents=True, exist_ok=True)
+    image.save(path, exif=exif)
+    return path
+
+
+def test_nothing_is_augmented_unless_it_is_asked_for(tmp_path: Path) -> None:
+    write_classes(tmp_path / "site", {"cat": 2})
+    source = build(compose_config(["data=folder", f"data.root={tmp_path}"])["data"], "data")
+    augmentation = source.augmentation
+    assert (augmentation.crop_padding, augmentation.flip, augmentation.rotation, augmentation.erasing) == (
+        0,
+        False,
+        0,
+        0,
+    )
+
+
+def test_the_orientation_of_the_camera_is_applied(tmp_path: Path) -> None:
+    turned = write_halves(tmp_path / "a.png", orientation=6)  # to be turned by 90 degrees clockwise
+    upright = decode_image(turned, 4, "a", upright=True)
+    assert (upright[0] == 0).all(), "black is at the top"
+    assert (upright[3] == 255).all()
+    stored = decode_image(turned, 4, "a")
+    assert (stored[:, 0] == 0).all(), "data sets of papers stay as they are stored"
+    assert (stored[:, 3] == 255).all()
+
+
+def test_images_of_the_users_folder_are_upright(tmp_path: Path) -> None:
+    for number in range(2):
+        write_halves(tmp_path / "site" / "cat" / f"{number}.png", orientation=6)
+    image = Folder(root=str(tmp_path), image_size=8).load("site").train.images[0]
+    assert image[0, 0].max() == 0
+    assert image[0, 7].min() == 255
+
+
+@pytest.mark.parametrize(
+    ("resize", "row"),
+    [("squash", [0, 0, 255, 255]), ("crop", [0, 0, 255, 255]), ("pad", [0, 0, 255, 255])],
+    ids=["squash", "crop", "pad"],
+)
+def test_an_image_that_is_not_square_becomes_one(tmp_path: Path, resize: Resize, row: list[int]) -> None:
+    image = decode_image(write_halves(tmp_path / "a.png"), 4, "a", resize=resize)
+    assert image.shape == (4, 4, 3)
+    assert image[2, [0, 1, 2, 3], 0].tolist() == pytest.approx(row, abs=64)
+    assert (image[0].max() == 0) == (resize == "pad"), "padding is black at the top"
+
+
+def test_cropping_drops_the_ends_of_the_longer_side(tmp_path: Path) -> None:
+    image = Image.new("RGB", (16, 8), (255, 0, 0))
+    image.paste((0, 255, 0), (4, 0, 12, 8))
+    image.save(tmp_path / "a.png")
+    assert decode_image(tmp_path / "a.png", 8, "a", resize="crop")[..., 0].max() == 0
+    assert decode_image(tmp_path / "a.png", 8, "a")[..., 0].max() == 255
+
+
+def test_the_cache_tells_resizings_apart(tmp_path: Path) -> None:
+    for number in range(2):
+        write_halves(tmp_path / "site" / "cat" / f"{number}.png")
+    squashed = Folder(root=str(tmp_path), image_size=8).load("site").train.images
+    padded = Folder(root=str(tmp_path), image_size=8, resize="pad").load("site").train.images
+    assert not squashed.equal(padded)
+
+
+def test_files_that_are_not_read_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_classes(tmp_path / "site", {"cat": 2, "dog": 2})
+    for name in ("cat/a.heic", "dog/b.HEIC", "dog/notes.txt", "dog/.hidden"):
+        (tmp_path / "site" / name).write_bytes(b"")
+    with caplog.at_level(logging.WARNING):
+        Folder(root=str(tmp_path), image_size=8).load("site")
+    assert "2 .heic (convert them to JPEG), 1 .txt" in caplog.text
+
+
+def test_a_class_of_other_formats_alone_names_them(tmp_path: Path) -> None:
+    write_classes(tmp_path / "site", {"cat": 2})
+    (tmp_path / "site" / "dog").mkdir()
+    (tmp_path / "site" / "dog" / "a.heic").write_bytes(b"")
+    with pytest.raises(DataError, match=r"dog has no images .* but 1 \.heic"):
+        _ = Folder(root=str(tmp_path), image_size=8).class_names
+
+
+def listed(tmp_path: Path, lines: str) -> Folder:
+    """Return a data set of one domain with a list, and flat images 0.png to 5.png in ``pictures``."""
+    for number in range(6):
+        write_image(tmp_path / "site" / "pictures" / f"{number}.png", number)
+    (tmp_path / "site" / "images.csv").write_text(lines, encoding="utf-8")
+    return Folder(root=str(tmp_path), image_size=8, listing="images.csv")
+
+
+def test_a_list_names_images_labels_and_splits(tmp_path: Path) -> None:
+    lines = "path,label,split\npictures/3.png,dog,train\npictures/1.png,cat,train\npictures/2.png,dog,test\n"
+    source = listed(tmp_path, lines)
+    assert source.class_names == ("cat", "dog")
+    domain = source.load("site")
+    assert (levels(domain.train), domain.train.labels.tolist()) == ([3, 1], [1, 0])
+    assert (levels(domain.test), domain.test.labels.tolist()) == ([2], [1])
+    own = Folder(domains=("site",), classes=("cat", "dog"), image_size=8, listing="images.csv")
+    assert levels(own.load("site", root=str(tmp_path / "site")).train) == [3, 1]
+
+
+def test_a_list_without_splits_is_divided_by_class(tmp_path: Path) -> None:
+    lines = "label,path\n" + "".join(f"{'cat' if n < 4 else 'dog'},pictures/{n}.png\n" for n in range(6))
+    source = listed(tmp_path, lines)
+    domain = source.load("site")
+    assert (levels(domain.train), levels(domain.test)) == ([0, 1, 2, 4], [3, 5])
+
+
+@pytest.mark.parametrize(
+    ("lines", "told"),
+    [
+        ("file,label\npictures/1.png,cat\n", "no column path"),
+        ("path,label\npictures/1.png,\n", "line 2: path 'pictures/1.png', label ''"),
+        ("path,label,split\npictures/1.png,cat,valid\n", "split 'valid'"),
+        ("path,label,split\npictures/1.png,cat,test\npictures/2.png,cat,\n", "every line a split"),
+        ("path,label\n../../other/1.png,cat\n../../other/2.png,cat\n", "outside"),
+        ("path,label\npictures/9.png,cat\npictures/8.png,cat\n", "cannot be read"),
+    ],
+    ids=["column", "label", "split", "some-splits", "outside", "missing"],
+)
+def test_a_list_that_is_wrong_is_named(tmp_path: Path, lines: str, told: str) -> None:
+    source = listed(tmp_path, lines)
+    (tmp_path.parent / "other").mkdir(exist_ok=True)
+    for number in (1, 2):
+        write_image(tmp_path.parent / "other" / f"{number}.png", number)
+    with pytest.raises(DataError, match=told):
+        source.load("site")
+
+
+def test_a_list_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    write_classes(tmp_path / "site", {"cat": 2})
+    with pytest.raises(DataError, match=r"images\.csv does not exist"):
+        Folder(root=str(tmp_path), image_size=8, listing="images.csv").load("site")
+
+
+def test_a_list_is_a_name_in_the_domains_folder(tmp_path: Path) -> None:
+    write_classes(tmp_path / "site", {"cat": 2})
+    with pytest.raises(ValueError, match="listing"):
+        Folder(root=str(tmp_path), image_size=8, listing="../images.csv")
