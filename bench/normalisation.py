@@ -15,6 +15,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -30,6 +31,9 @@ from server.run.history import read_rows
 
 RESULTS = Path(__file__).parent / "results" / "normalisation.csv"
 SEEDS = (0, 1, 2)
+RATES = ("0.05", "0.01")
+"""Learning rates. A network without normalisation needs a smaller one."""
+
 VARIANTS: dict[str, tuple[str, ...]] = {
     "batch": ("method=fedavg", "model.norm=batch"),
     "group": ("method=fedavg", "model.norm=group"),
@@ -53,7 +57,7 @@ DATA: dict[str, tuple[str, ...]] = {
 }
 COMMON = (
     "model=small", "tuned=none", "protocol=one_per_domain", "engine=inline", "train.device=cpu", "train.batch_size=16",
-    "train.learning_rate=0.05", "rounds.evaluate_every=1000",
+    "rounds.evaluate_every=1000",
 )  # fmt: skip
 
 
@@ -99,13 +103,20 @@ def write_shapes(root: Path) -> None:
                     draw_shape(shape, background, place).save(folder / f"{number:03}.png")
 
 
-def measure(data: str, variant: str, seed: int, shapes: Path, more: Sequence[str] = ()) -> dict[str, object]:
+def measure(data: str, variant: str, rate: str, seed: int, shapes: Path, more: Sequence[str] = ()) -> dict[str, object]:
     """Run one federation and return its row.
 
     ``largest_share`` is the share of test images, per cent, that were assigned to the most frequent class, in the
     domain where it is largest.
     """
-    chosen = [*COMMON, *DATA[data], *VARIANTS[variant], f"seed={seed}", "train.rounds=10"]
+    chosen = [
+        *COMMON,
+        *DATA[data],
+        *VARIANTS[variant],
+        f"train.learning_rate={rate}",
+        f"seed={seed}",
+        "train.rounds=10",
+    ]
     if "data=folder" in DATA[data]:
         chosen.append(f"data.root={shapes}")
     with tempfile.TemporaryDirectory() as folder:
@@ -117,6 +128,7 @@ def measure(data: str, variant: str, seed: int, shapes: Path, more: Sequence[str
         row = {
             "data": data,
             "normalisation": variant,
+            "learning_rate": rate,
             "seed": seed,
             "average": round(run.average, 2),
             "worst": round(run.worst, 2),
@@ -140,16 +152,17 @@ def mean_and_spread(rows: Sequence[dict[str, str]], column: str) -> str:
 def table(rows: Sequence[dict[str, str]]) -> str:
     """Return Markdown: a row for each data set and normalisation."""
     lines = [
-        "| data | normalisation | average | worst domain | largest share of one class |",
-        "|---|---|---:|---:|---:|",
+        "| data | normalisation | learning rate | average | worst domain | largest share of one class |",
+        "|---|---|---:|---:|---:|---:|",
     ]
     for data in DATA:
-        for variant in VARIANTS:
-            mine = [row for row in rows if (row["data"], row["normalisation"]) == (data, variant)]
+        for variant, rate in product(VARIANTS, RATES):
+            wanted = (data, variant, rate)
+            mine = [row for row in rows if (row["data"], row["normalisation"], row["learning_rate"]) == wanted]
             if not mine:
                 continue
             cells = [mean_and_spread(mine, column) for column in ("average", "worst", "largest_share")]
-            lines.append(f"| {data} | {variant} | " + " | ".join(cells) + " |")
+            lines.append(f"| {data} | {variant} | {rate} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
@@ -163,18 +176,16 @@ def main() -> None:
         shapes = Path(name) / "shapes"
         write_shapes(shapes)
         if chosen.dry_run:
-            print(measure("shapes, 1 epoch", "group", 0, shapes, ["train.rounds=1"]))
+            print(measure("shapes, 1 epoch", "group", "0.01", 0, shapes, ["train.rounds=1"]))
             return
         rows = read_rows(RESULTS) if RESULTS.exists() else []
-        done = {(row["data"], row["normalisation"], row["seed"]) for row in rows}
-        for data in DATA:
-            for variant in VARIANTS:
-                for seed in SEEDS:
-                    if chosen.table or (data, variant, str(seed)) in done:
-                        continue
-                    row = measure(data, variant, seed, shapes)
-                    append_rows(RESULTS, [row])
-                    print(row, flush=True)
+        done = {(row["data"], row["normalisation"], row["learning_rate"], row["seed"]) for row in rows}
+        for data, variant, rate, seed in product(DATA, VARIANTS, RATES, SEEDS):
+            if chosen.table or (data, variant, rate, str(seed)) in done:
+                continue
+            row = measure(data, variant, rate, seed, shapes)
+            append_rows(RESULTS, [row])
+            print(row, flush=True)
     if RESULTS.exists():
         print(table(read_rows(RESULTS)))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,6 +16,12 @@ from server.run.engine import MAX_REASON, Failure
 from server.run.history import PARTS, History
 from strategies.core.federation import Federation, Outcome, Reply
 from strategies.core.method import ServerContext
+
+ONE_CLASS = 0.9
+"""Share of a domain's test images that are assigned to one class, from which the model counts as collapsed there."""
+
+EARLY_ROUNDS = 3
+"""Before this round a model may assign all images to one class and recover."""
 
 PHASES = ("load", "score", "train", "save")
 """What a device does in an exchange, in this order, with a column of seconds each."""
@@ -44,6 +51,10 @@ class Recorder:
         """Clients that count for fewer samples than they registered, each reported once."""
         self._unscored: set[str] = set()
         """Domains that no client was asked to score in the last exchange."""
+        self._training_loss: dict[str, float] = {}
+        """The last mean cross-entropy in training of a client of each domain."""
+        self._collapsed: set[str] = set()
+        """Domains in which the model predicts one class, each reported once."""
         self._skipped = set(history.rounds("round skipped"))
         self._tested = Coverage(settings.test_scorers)
         self._validated = Coverage(settings.validation_scorers)
@@ -213,7 +224,10 @@ class Recorder:
         tested: list[dict[str, Any]] = []
         validated: list[dict[str, Any]] = []
         for reply in outcome.admitted:
+            if "cross_entropy" in reply.answer.losses:
+                self._training_loss[self.registry.domain(reply.client)] = reply.answer.losses["cross_entropy"]
             for entry in reply.answer.scores:
+                self._warn_of_collapse(scored_round, entry)
                 tested.append(self._score_row(scored_round, reply, "test", entry))
                 self.history.confusions.add(scored_round, reply.client, entry, self.server.class_count)
             if reply.answer.validation is not None:
@@ -242,6 +256,31 @@ class Recorder:
             "accuracy": round(100.0 * entry["correct"] / max(1, entry["count"]), 4),
             "loss": round(entry["loss"], 6),
         }
+
+    def _warn_of_collapse(self, scored_round: int, entry: Mapping[str, Any]) -> None:
+        """Report once for a domain that training fits its images and evaluation assigns nearly all to one class.
+
+        Batch normalisation causes it where domains differ: evaluation uses statistics averaged over all clients.
+        """
+        domain = entry["domain"]
+        loss = self._training_loss.get(domain)
+        guessing = math.log(max(2, self.server.class_count))  # the cross-entropy of equal probabilities
+        early = scored_round < min(EARLY_ROUNDS, self.settings.train.rounds)
+        if early or domain in self._collapsed or loss is None or loss > guessing / 2:
+            return
+        found = one_class(entry["confusion"])
+        if found is None:
+            return
+        label, share = found
+        self._collapsed.add(domain)
+        self.history.event(
+            "collapsed",
+            round=scored_round,
+            domain=domain,
+            label=self.settings.data.class_names[label],
+            share=round(share, 3),
+            loss=round(loss, 4),
+        )
 
     def _score_event(self, name: str, score: RoundScore) -> None:
         self.history.event(
@@ -278,6 +317,32 @@ class Recorder:
             reason = "no client that takes part can score it"
             self.history.event("score missing", round=scored_round, domain=domain, status="unasked", reason=reason)
         self._unscored = unscored
+
+
+def one_class(confusion: Sequence[Sequence[int]]) -> tuple[int, float] | None:
+    """Return the class that a model assigns nearly every image to, and the share of images, or nothing.
+
+    Args:
+        confusion: images by true class (row) and predicted class (column).
+
+    Returns:
+        The class and its share of the predictions, at least :data:`ONE_CLASS`; ``None`` if no class has so many, or if
+        most of the images are of that class.
+    """
+    total = 0
+    predicted = [0] * len(confusion)
+    for row in confusion:
+        total += sum(row)
+        for label, count in enumerate(row):
+            predicted[label] += count
+    if not total:
+        return None
+    label = predicted.index(max(predicted))
+    share = predicted[label] / total
+    true_share = sum(confusion[label]) / total
+    if share < ONE_CLASS or true_share > 0.5:
+        return None
+    return label, share
 
 
 def _entries(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, int, int]]:

@@ -182,6 +182,7 @@ NEEDED = {
     "data changed": ("reason",),
     "late": ("round", "clients"),
     "score missing": ("round", "domain", "status"),
+    "collapsed": ("round", "domain", "label", "share", "loss"),
     "round done": ("round", "seconds"),
     "round skipped": ("round", "answered", "needed"),
     "stopped": ("round",),

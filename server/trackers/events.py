@@ -58,6 +58,8 @@ def describe(name: str, entry: Mapping[str, Any], rounds: int) -> str:
         return f"round {entry['round']:>3}/{rounds}  validation {entry['average']:5.1f}{partial_note(entry)}"
     if name == "score missing":
         return _missing_score_line(entry)
+    if name == "collapsed":
+        return _collapsed_line(entry)
     if name == "start":
         return f"{entry['method']} on {entry['data']} starts: {_scope(entry)}"
     if name == "resume":
@@ -88,6 +90,15 @@ def _missing_score_line(entry: Mapping[str, Any]) -> str:
     if entry["status"] == "silent":
         return f"round {entry['round']}: {entry['client']} did not score {entry['domain']}: {entry['reason']}"
     return ""
+
+
+def _collapsed_line(entry: Mapping[str, Any]) -> str:
+    share = f"{100 * entry['share']:.0f} % of the test images of {entry['domain']}"
+    return (
+        f"round {entry['round']}: {share} are predicted as {entry['label']}, although training fits them (loss "
+        f"{entry['loss']:.2f}). Batch normalisation's averaged statistics may not fit this domain: try "
+        "method=fedbn method.refresh_statistics=true, or model.norm=group; see docs/own-domain.md"
+    )
 
 
 def _scope(entry: Mapping[str, Any]) -> str:

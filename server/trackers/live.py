@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 import time
 import warnings
 from collections import Counter
@@ -398,7 +399,7 @@ def watching(settings: RunSettings, *, quiet: bool = False, console: Console | N
         console: the terminal; ``None`` is the standard output.
     """
     console = console or Console()
-    with logging_to_file(settings):
+    with logging_to_file(settings, quiet=quiet):
         if quiet:
             yield lambda name, entry: None  # noqa: ARG005
         elif console.is_terminal and not console.is_dumb_terminal and console.width >= MIN_WIDTH:
@@ -409,11 +410,14 @@ def watching(settings: RunSettings, *, quiet: bool = False, console: Console | N
 
 
 @contextlib.contextmanager
-def logging_to_file(settings: RunSettings) -> Iterator[None]:
+def logging_to_file(settings: RunSettings, *, quiet: bool) -> Iterator[None]:
     """Send log records and Python warnings to ``logs/goldfinch.log`` within the block.
+
+    Warnings about the user's data and cache are shown on the terminal as well.
 
     Args:
         settings: the run's settings.
+        quiet: show no warnings.
     """
     loggers = [logging.getLogger()]
     for name in ("flwr", "ray"):
@@ -428,11 +432,17 @@ def logging_to_file(settings: RunSettings) -> Iterator[None]:
     showwarning_before = warnings.showwarning
     for logger in loggers:
         logger.handlers = [handler]
+    shown = logging.StreamHandler(sys.stderr)
+    shown.setLevel(logging.WARNING)
+    data_logger = logging.getLogger("common.data")
+    if not quiet:
+        data_logger.addHandler(shown)
     logging.captureWarnings(True)
     try:
         yield
     finally:
         logging.captureWarnings(False)
+        data_logger.removeHandler(shown)
         warnings.showwarning = showwarning_before
         for logger, handlers in zip(loggers, handlers_before, strict=True):
             logger.handlers = handlers
