@@ -1,5 +1,6 @@
 """What can be chosen: the folders with the files of every group, and the classes that a configuration may import."""
 
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -73,6 +74,45 @@ def choices_of(group: str, folders: Sequence[Path] | None = None) -> dict[str, P
 def trust(names: Iterable[str]) -> None:
     """Allow this process to import these dotted names: its user named them, not a file from elsewhere."""
     _OWN_NAMES.update(names)
+
+
+def remembered() -> list[str]:
+    """Return the dotted names that this user allowed in earlier commands."""
+    try:
+        lines = _own_file().read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError, RuntimeError):
+        return []
+    names: list[str] = []
+    for line in lines:
+        name = line.strip()
+        if name and not name.startswith("#"):
+            names.append(name)
+    return names
+
+
+def remember(names: Iterable[str]) -> Path | None:
+    """Add dotted names to those that :func:`remembered` returns.
+
+    Returns:
+        The file; ``None`` if it cannot be written, as for a user without a home.
+    """
+    try:
+        path = _own_file()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a", encoding="utf-8") as stream:
+            for name in names:
+                stream.write(f"{name}\n")
+    except (OSError, RuntimeError):
+        return None
+    return path
+
+
+def _own_file() -> Path:
+    """Return ``goldfinch/own.txt`` in the user's configuration folder: $XDG_CONFIG_HOME or ~/.config."""
+    place = os.environ.get("XDG_CONFIG_HOME")
+    if place:
+        return Path(place) / "goldfinch" / "own.txt"
+    return Path.home() / ".config" / "goldfinch" / "own.txt"
 
 
 def trusted(name: object, where: str) -> bool:

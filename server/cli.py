@@ -50,18 +50,46 @@ def _goldfinch(
     """Federated learning for devices whose data come from different domains, on Flower."""
     if strangers := shadows(sys.path):
         raise ConfigError(f"{strangers[0]} is imported in place of Goldfinch's package: call goldfinch elsewhere")
-    if own:
-        from common.choices import trust
-
-        trust(own)
+    _trust(own or ())
     if ctx.invoked_subcommand is None:
         print(ctx.get_help())
         raise typer.Exit(2)
 
 
+def _trust(names: Sequence[str]) -> None:
+    """Allow the classes of ``--own`` and those of earlier commands of this user, and remember new ones."""
+    from common.choices import remember, remembered, trust
+
+    known = remembered()
+    trust([*known, *names])
+    new = [name for name in names if name not in known]
+    if new:
+        place = remember(new)
+        if place is not None:
+            print(f"remembered {', '.join(new)} in {place}; delete a line there to forget it", file=sys.stderr)
+
+
+def _own_first(given: Sequence[str]) -> list[str]:
+    """Return the arguments with every ``--own NAME`` in front: it may also stand after the command."""
+    first: list[str] = []
+    others: list[str] = []
+    words_left = iter(given)
+    for word in words_left:
+        if word == "--own":
+            first.append(word)
+            name = next(words_left, None)
+            if name is not None:
+                first.append(name)
+        elif word.startswith("--own="):
+            first.append(word)
+        else:
+            others.append(word)
+    return [*first, *others]
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; the exit status is 0 only if what was asked for was done."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    given = _own_first(list(sys.argv[1:] if arguments is None else arguments))
     try:
         return typer.main.get_command(app).main(given, prog_name="goldfinch", standalone_mode=False) or 0
     except click.ClickException as error:
@@ -284,6 +312,9 @@ def _figure(
     column: Annotated[str, option(text="heatmap: average (default), worst, spread or a domain.")] = "average",
     axes: Annotated[str, option(text="heatmap: one or two settings, such as method.contrast,method.temperature.")] = "",
     samples: Annotated[int | None, option(text="Images per test domain; features: 100, cam: 2 by default.")] = None,
+    title: Annotated[str | None, option(text="The title; data and protocol by default.")] = None,
+    size: Annotated[str | None, option(text="Width and height in inches.", metavar="7x4")] = None,
+    label: Annotated[list[str] | None, option(text="Another name for a row; repeat it.", metavar="OLD=NEW")] = None,
 ) -> None:
     """Draw runs as one picture.
 
@@ -293,7 +324,18 @@ def _figure(
     from server.commands.figure import draw
     from server.results.table import RULES
 
-    draw(kind, folders, output, _known(rule, RULES), column, axes.split(",") if axes else (), samples)
+    draw(
+        kind,
+        folders,
+        output,
+        _known(rule, RULES),
+        column,
+        axes.split(",") if axes else (),
+        samples,
+        title,
+        size,
+        label or (),
+    )
 
 
 @command("doctor")

@@ -212,11 +212,12 @@ def sensitivity(
     rule: str = "final",
     column: str = "average",
     names: Mapping[str, str] | None = None,
+    title: str | None = None,
 ) -> Figure:
     """Return a heat map over two settings, or a line over one; runs that differ in the seed alone are averaged.
 
     ``axes`` are the keys of the horizontal and of the vertical axis, by default those that vary; ``names`` is what to
-    call an axis instead of its key.
+    call an axis instead of its key. ``title`` replaces the method, data and column.
 
     Raises:
         ConfigError: the runs vary in none or more than two settings, or an axis is not among these.
@@ -246,7 +247,8 @@ def sensitivity(
     values = []
     for on_axis in zip(*means, strict=True):
         values.append(sorted(set(on_axis), key=_order))
-    title = f"{runs[0].summary['method']} on {runs[0].summary['data']}: {column}, %"
+    if title is None:
+        title = f"{runs[0].summary['method']} on {runs[0].summary['data']}: {column}, %"
     shown = list(keys)
     if names:
         shown = [names.get(key, key) for key in keys]

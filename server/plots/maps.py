@@ -77,12 +77,12 @@ def embed(features: Tensor, sets: Sequence[PrototypeSet], seed: int = 0) -> tupl
     return parts[0], parts[1:]
 
 
-def feature_map(run: Run, per_domain: int = 100) -> Figure:
+def feature_map(run: Run, per_domain: int = 100, title: str | None = None) -> Figure:
     """Features by class (colour) and domain (marker), with prototypes as stars; one panel for each of up to six rounds.
 
     The last panel has test features of the final model. A run keeps no model of an earlier round, so that round's panel
     has what is kept of its features: the class means that clients sent. All lie in one embedding. Without prototypes,
-    there is the last panel alone. ``per_domain`` counts test images of each domain.
+    there is the last panel alone. ``per_domain`` counts test images of each domain; ``title`` replaces method and data.
 
     Raises:
         CheckpointError: the run's model is gone.
@@ -119,7 +119,9 @@ def feature_map(run: Run, per_domain: int = 100) -> Figure:
         )
     last = f"round {run.checkpoint.state.round}: test features"
     panels.append(Panel(last, points, torch.cat(labels).numpy(), np.array(places), placed[-1], final.labels.numpy()))
-    return draw_map(panels, domains, run.settings.data.class_names, f"{run.method.name} on {run.settings.data.name}")
+    if title is None:
+        title = f"{run.method.name} on {run.settings.data.name}"
+    return draw_map(panels, domains, run.settings.data.class_names, title)
 
 
 def _stages(run: Run, size: int) -> tuple[list[Page], PrototypeSet]:
@@ -202,7 +204,7 @@ def class_colours(count: int) -> list[tuple[float, float, float]]:
     return [both[index % len(both)] for index in range(count)]
 
 
-def activation_maps(runs: Sequence[tuple[str, Run]], per_domain: int = 2) -> Figure:
+def activation_maps(runs: Sequence[tuple[str, Run]], per_domain: int = 2, title: str | None = None) -> Figure:
     """Class activation maps over test images: a row per image, the image first, then one column for each run.
 
     The map is that of the true class (Zhou et al., CVPR 2016), made as large as the image; blue is low and yellow high,
@@ -211,6 +213,7 @@ def activation_maps(runs: Sequence[tuple[str, Run]], per_domain: int = 2) -> Fig
     Args:
         runs: label and run; all of the same data, on networks with global average pooling and one linear layer.
         per_domain: images of each test domain.
+        title: the title instead of one that explains the maps; a warning of coarse maps stays.
 
     Raises:
         ModelError: a network has no class activation maps.
@@ -223,7 +226,8 @@ def activation_maps(runs: Sequence[tuple[str, Run]], per_domain: int = 2) -> Fig
     names = first.settings.data.class_names
     rows = list(itertools.product(first.test_domains, range(per_domain)))
     images = first.settings.data.augmentation.test(first.sample(first.test_domains[0], 1).images)
-    title = "class activation maps of the true class; below, the prediction."
+    if title is None:
+        title = "class activation maps of the true class; below, the prediction."
     for cells in sorted({_cells(run, images) for _, run in runs}):
         warning = coarseness(cells)
         if warning:

@@ -145,8 +145,26 @@ def test_a_method_of_one_s_own_goes_on_when_it_is_named_again(
     monkeypatch.setattr(choices, "_OWN_NAMES", set())
     assert main(["table", str(folder)]) == 1
     assert "goldfinch --own stranger.Mine table" in capsys.readouterr().err
-    assert main(["--own", "stranger.Mine", "table", str(folder)]) == 0
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "configuration"))
+    assert main(["table", str(folder), "--own", "stranger.Mine"]) == 0
+    assert "remembered stranger.Mine in" in capsys.readouterr().err
+    monkeypatch.setattr(choices, "_OWN_NAMES", set())
+    assert main(["table", str(folder)]) == 0
     assert "Mine" not in capsys.readouterr().err
+    (tmp_path / "configuration" / "goldfinch" / "own.txt").write_text("# nothing\n")
+    monkeypatch.setattr(choices, "_OWN_NAMES", set())
+    assert main(["table", str(folder)]) == 1
+
+
+def test_own_may_stand_before_and_after_the_command_and_needs_no_home(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(choices, "_OWN_NAMES", set())
+    monkeypatch.setenv("XDG_CONFIG_HOME", "/dev/null/no-folder")
+    assert main(["--own=mine.First", "list", "method", "--own", "mine.Second"]) == 0
+    assert choices.trusted("mine.First", "method")
+    assert choices.trusted("mine.Second", "method")
+    assert "remembered" not in capsys.readouterr().err
 
 
 def test_what_a_program_s_caller_names_is_trusted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ from server.commands.figure import bars_of, curves_of, names_of
 from server.plots.figures import CLASS_COLOURS, COLOURS, bars, convergence, line_style, rendered, sensitivity
 from server.plots.maps import Panel, activation_maps, class_colours, draw_map, embed, feature_map
 from server.results.report import page
-from server.results.run import Run, varying
+from server.results.run import Run, find_runs, varying
 from server.results.seeds import Value
 from tests.support.runs import run
 from tests.support.toy import CLASSES, DOMAINS, toy_settings
@@ -57,6 +57,36 @@ def texts(figure: Figure) -> list[str]:
 
 
 # ---- the command -----------------------------------------------------------------------------------------------------
+
+
+def test_title_size_and_labels_of_a_figure_can_be_chosen(folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "figure.png"
+    words = ["--title", "Mine", "--size", "4x3", "--label", "fedavg=FedAvg"]
+    assert main(["figure", "convergence", str(folder / "fedavg"), "--output", str(path), *words]) == 0
+    assert header(path) == (600, 450), "150 pixels an inch"
+    shown = texts(curves_of(find_runs([str(folder / "fedavg")]), "Mine", ["fedavg=FedAvg"]))
+    assert "Mine" in shown
+    assert "FedAvg" in shown
+    assert "fedavg" not in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--size", "4"], "--size 7x4"),
+        (["--size", "0x3"], "from 1 to 50"),
+        (["--label", "FedAvg"], "OLD=NEW"),
+        (["--label", "fedavgg=FedAvg"], "fedavg"),
+    ],
+    ids=["one number", "no width", "no sign", "no such row"],
+)
+def test_a_size_or_a_label_that_is_none_is_refused(
+    folder: Path, tmp_path: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "figure.png"
+    assert main(["figure", "bars", str(folder / "fedavg"), "--output", str(path), *words]) == 1
+    assert message in capsys.readouterr().err
+    assert not path.exists()
 
 
 @pytest.mark.parametrize("kind", ["convergence", "bars", "features", "cam"])
