@@ -1,6 +1,7 @@
 """Composes a configuration with Hydra and builds checked, frozen dataclasses; errors name the nearest valid choice."""
 
 import dataclasses
+import difflib
 import importlib
 import re
 import threading
@@ -21,6 +22,7 @@ from pydantic import AfterValidator, ConfigDict, Field, ValidationError
 from pydantic.dataclasses import is_pydantic_dataclass
 from yaml import YAMLError
 
+from common.aliases import ALIASES, settings_meant
 from common.choices import CONF, FOLDERS, choices_of, imports_of, trust, trusted
 from common.errors import ConfigError, nearest
 from common.overrides import parse_overrides, quoted_override, unescaped
@@ -329,6 +331,11 @@ def _check_group(item: Override) -> bool:
         if choice is None and group != "experiment":
             raise ConfigError(f"{group}=null: one must be chosen; {nearest('', options)}")
         if choice is not None and str(choice) not in options:
+            if isinstance(choice, int | float) and group in ALIASES:
+                known = ", ".join(options)
+                raise ConfigError(
+                    f"{group}={choice}: no such choice; did you mean {ALIASES[group]}={choice}? (choices: {known})"
+                )
             raise ConfigError(f"{group}={choice}: no such choice; {nearest(str(choice), options)}")
     return True
 
@@ -340,6 +347,12 @@ def _check_key(item: Override, base: dict[str, Any]) -> None:
     where = ""
     for part in item.key_or_group.split("."):
         if not isinstance(node, Mapping) or part not in node:
+            known = node if isinstance(node, Mapping) else {}
+            meant = ""
+            if not (where and difflib.get_close_matches(part, map(str, known), cutoff=0.5)):
+                meant = settings_meant(item.key_or_group, str(item.input_line).partition("=")[2], base)
+            if meant:
+                raise ConfigError(f"{item.key_or_group}: no such key; {meant}")
             raise ConfigError(_no_such_key(part, node, where))
         where = f"{where}.{part}".removeprefix(".")
         node = node[part]
