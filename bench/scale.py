@@ -2,6 +2,7 @@
 
     python bench/scale.py                         # 10, 100 and 1,000 clients, 100 rounds of memory, 10,000 prototypes
     python bench/scale.py --parts clients --clients 10 100
+    python bench/scale.py --parts absent          # 1,000 to 100,000 registered clients, ten of them in a round
     python bench/scale.py --plot                  # docs/scale.png from the rows that are there
     python bench/scale.py --dry-run               # ten clients, writes nothing
 
@@ -21,7 +22,7 @@ import sys
 import tempfile
 import time
 import tracemalloc
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -45,6 +46,7 @@ from server.engines.inline import InlineEngine, LocalDevice
 from server.run.conduct import prepare_output, run_federation
 
 IMAGES = 32
+PARTICIPANTS = 10
 PICTURE = Path(__file__).resolve().parent.parent / "docs" / "scale.png"
 
 
@@ -74,8 +76,9 @@ class MadeUp(DataSource):
 def main() -> None:
     """Measure what the command line asks for."""
     parser = arguments(__doc__)
-    parts = ["clients", "memory", "finch"]
-    parser.add_argument("--parts", nargs="+", choices=parts, default=parts)
+    parts = {"clients": clients, "memory": memory, "finch": finch, "absent": absent}
+    parser.add_argument("--parts", nargs="+", choices=list(parts), default=["clients", "memory", "finch"])
+    parser.add_argument("--registered", type=int, nargs="+", default=[1000, 10_000, 100_000])
     parser.add_argument("--clients", type=int, nargs="+", default=[10, 100, 1000])
     parser.add_argument("--steps", type=int, default=10, help="local steps of each client, of 32 images")
     parser.add_argument("--rounds", type=int, default=3, help="rounds that are counted")
@@ -83,7 +86,11 @@ def main() -> None:
     parser.add_argument("--prototypes", type=int, nargs="+", default=[100, 1000, 10_000])
     parser.add_argument("--plot", action="store_true")
     parser.add_argument("--one", type=int, nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--one-absent", type=int, nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.one_absent:
+        one_absent(*options.one_absent)
+        return
     if options.one:
         one_size(*options.one)
         return
@@ -94,20 +101,27 @@ def main() -> None:
     if options.dry_run:
         options.clients, options.steps, options.rounds, options.long, options.prototypes = [10], 1, 2, 8, [200]
     for part in options.parts:
-        rows = {"clients": clients, "memory": memory, "finch": finch}[part](options)
+        rows = parts[part](options)
         if not options.dry_run:
             append(rows)
 
 
-def settings_with(count: int, steps: int, rounds: int, output: str) -> RunSettings:
-    """A run of ``count`` clients, half of them in each domain."""
+def settings_with(
+    count: int, steps: int, rounds: int, output: str, more: Sequence[str] = (), side: int = 32
+) -> RunSettings:
+    """A run of ``count`` clients, half of them in each domain, on images of ``side`` pixels."""
     raw = compose_config(
         ["method=fpl", "model=small", "tuned=none", "rounds.evaluate_every=100000", f"train.rounds={rounds}",
-         f"train.epochs={steps}", f"train.batch_size={IMAGES}", f"output={output}"]
+         f"train.epochs={steps}", f"train.batch_size={IMAGES}", f"output={output}", *more]
     )  # fmt: skip
     half = count // 2
     trust(["bench.scale.MadeUp"])
-    raw["data"] = {"_target_": "bench.scale.MadeUp", "domains": ["left", "right"], "images": half * IMAGES}
+    raw["data"] = {
+        "_target_": "bench.scale.MadeUp",
+        "domains": ["left", "right"],
+        "images": half * IMAGES,
+        "image_size": side,
+    }
     raw["protocol"] = {
         "_target_": "common.data.protocols.Allocation",
         "counts": {"left": half, "right": half},
@@ -189,6 +203,54 @@ def clients(options: argparse.Namespace) -> list[Ratio]:
             quantity("scale round", "inline", shape, "s", found["round"]),
             quantity("scale server share", "inline", shape, "%", shares, 5.0),
             quantity("scale memory", "inline", shape, "MiB", [found["memory"]]),
+        ]
+    return rows
+
+
+def one_absent(count: int, rounds: int) -> None:
+    """In a process of its own: a line of JSON with the seconds of registration and of rounds, and memory a client."""
+    torch.set_num_threads(1)
+    moments: dict[str, float] = {}
+    seconds: list[float] = []
+
+    def listen(event: str, content: Mapping[str, Any]) -> None:
+        now = time.perf_counter()
+        if event == "start":
+            moments["registered"] = now
+            moments["memory"] = resident_mib()
+        elif event == "round":
+            moments["round"] = now
+        elif event == "round done" and content["round"] > 1:  # the first round imports and warms up
+            seconds.append(now - moments["round"])
+
+    with tempfile.TemporaryDirectory() as folder:
+        settings = settings_with(
+            count, 1, rounds + 1, folder, [f"rounds.participation={PARTICIPANTS / count}"], side=16
+        )
+        prepare_output(settings)
+        for domain in settings.data.domains:
+            settings.data.load(domain)
+        began, before = time.perf_counter(), resident_mib()
+        run_federation(settings, InlineEngine(settings), [listen])
+    images = count * IMAGES * 3 * 16 * 16 / 2**20  # each client's own copy
+    kib = 1024 * (moments["memory"] - before - images) / count
+    print(json.dumps({"registration": moments["registered"] - began, "round": seconds, "kib": kib}))
+
+
+def absent(options: argparse.Namespace) -> list[Ratio]:
+    """Seconds until all clients have registered, seconds of a round of ten of them, and memory a client.
+
+    Images are made before. Memory is without each client's images of 16x16 pixels.
+    """
+    rows: list[Ratio] = []
+    for count in [20] if options.dry_run else options.registered:
+        command = [sys.executable, __file__, "--one-absent", str(count), str(options.rounds)]
+        found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[-1])
+        shape = f"registered={count} participants={PARTICIPANTS}"
+        rows += [
+            quantity("scale registration", "inline", shape, "s", [found["registration"]]),
+            quantity("scale round of participants", "inline", shape, "s", found["round"]),
+            quantity("scale memory of a client", "inline", shape, "KiB", [found["kib"]]),
         ]
     return rows
 

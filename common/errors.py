@@ -2,7 +2,9 @@
 
 import contextlib
 import difflib
-from collections.abc import Iterable, Iterator
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 
 
 class GoldfinchError(Exception):
@@ -43,6 +45,50 @@ def nearest(word: str, choices: Iterable[str]) -> str:
     close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
     listed = ", ".join(known) if known else "none"
     return f"did you mean '{close[0]}'? (choices: {listed})" if close else f"choices: {listed}"
+
+
+def some_of(names: Sequence[str], most: int = 20) -> str:
+    """Return the first names and the number of the others.
+
+    >>> some_of(["a", "b", "c"], most=2)
+    'a, b and 1 more'
+    """
+    shown = ", ".join(names[:most])
+    if len(names) > most:
+        shown += f" and {len(names) - most:,} more"
+    return shown
+
+
+def kind_of(reason: str) -> str:
+    """Return a reason without its numbers and without the names that contain one: what alike reasons share."""
+    return re.sub(r"\S*\d\S*", "…", reason)
+
+
+def summarised(reasons: Sequence[str], most: int = 5) -> list[str]:
+    """Return one line for each kind of reason, the commonest first.
+
+    Args:
+        reasons: what went wrong, once for each client or node; those that differ only in numbers and names that
+            contain one are of one kind.
+        most: the most lines.
+
+    Returns:
+        The first reason of each kind, and how many others are like it.
+    """
+    first: dict[str, str] = {}
+    counts: Counter[str] = Counter()
+    for reason in reasons:
+        kind = kind_of(reason)
+        first.setdefault(kind, reason)
+        counts[kind] += 1
+    lines: list[str] = []
+    for kind, count in counts.most_common(most):
+        others = f" (and {count - 1:,} like it)" if count > 1 else ""
+        lines.append(first[kind] + others)
+    left = len(counts) - len(lines)
+    if left > 0:
+        lines.append(f"and {left} other reasons")
+    return lines
 
 
 @contextlib.contextmanager

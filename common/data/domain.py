@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from pydantic import Field
@@ -41,6 +41,11 @@ class Domain:
     def whole(self) -> Split:
         """The train split followed by the test split."""
         return Split(torch.cat([self.train.images, self.test.images]), torch.cat([self.train.labels, self.test.labels]))
+
+    @cached_property
+    def partitions(self) -> dict[str, Any]:
+        """What protocols computed of this domain for all of its clients, by protocol and seed."""
+        return {}
 
 
 @checked
@@ -103,8 +108,16 @@ class DataSource(ABC):
         if domain not in self.domains:
             close = nearest(domain.lower(), self.domains)
             raise DataError(f"domain {domain!r} is not one of this run's data.domains of {self.name}; {close}")
+        place = self._root(root)
         with _load_lock:
-            return _load(dataclasses.replace(self, augmentation=Augmentation(), root=self._root(root)), domain)
+            if place not in self._sources:
+                self._sources[place] = dataclasses.replace(self, augmentation=Augmentation(), root=place)
+            return _load(self._sources[place], domain)
+
+    @cached_property
+    def _sources(self) -> dict[str | None, DataSource]:
+        """This data set by the folder of its files, without augmentation: what domains are read from."""
+        return {}
 
     def layout(self) -> str:
         """Return a sentence for error messages that says where to put which files; empty for generated data."""

@@ -2,10 +2,10 @@
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -17,6 +17,8 @@ from common.data.batches import Split
 from common.data.domain import DataSource, Domain
 from common.errors import ConfigError, DataError, nearest
 from common.seeding import generator, numpy_generator
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -119,7 +121,11 @@ class Protocol(ABC):
 
     def _order(self, domain: Domain, seed: int) -> Tensor:
         """Return a random order of the domain's train samples, the same for each of its clients."""
-        return torch.randperm(len(domain.train), generator=generator(self._seed(seed), "partition", domain.name))
+
+        def draw() -> Tensor:
+            return torch.randperm(len(domain.train), generator=generator(self._seed(seed), "partition", domain.name))
+
+        return _once(domain, f"order {self._seed(seed)}", draw)
 
 
 @checked
@@ -246,10 +252,15 @@ class Allocation(Protocol):
         self._check(domain, client, self.counts.get(domain.name, 0))
         count = share(domain, self.fractions.get(domain.name, self.fraction))
         order = self._order(domain, seed)
+        if not self.ensure_every_class:
+            return order[client.index * count : (client.index + 1) * count].sort().values
         clients = self.counts.get(domain.name, 0)
-        parts = [order[index * count : (index + 1) * count] for index in range(clients)]
-        if self.ensure_every_class:
-            parts = _with_every_class(parts, order[clients * count :], domain.train.labels)
+
+        def exchange() -> list[Tensor]:
+            parts = [order[index * count : (index + 1) * count] for index in range(clients)]
+            return _with_every_class(parts, order[clients * count :], domain.train.labels)
+
+        parts = _once(domain, f"{self!r} {self._seed(seed)}", exchange)
         return parts[client.index].sort().values
 
 
@@ -323,6 +334,18 @@ class Dirichlet(Protocol):
     def split(self, domain: Domain, client: ClientSpec, seed: int) -> Tensor:
         """See :meth:`Protocol.split`."""
         self._check(domain, client, self.client_count)
+        classes, cuts = _once(domain, f"{self!r} {self._seed(seed)}", lambda: self._drawn(domain, seed))
+        chosen: list[Tensor] = []
+        for members, cut in zip(classes, cuts, strict=True):
+            chosen.append(members[cut[client.index] : cut[client.index + 1]])
+        return torch.cat(chosen).sort().values
+
+    def _drawn(self, domain: Domain, seed: int) -> tuple[list[Tensor], list[np.ndarray]]:
+        """Return each class's samples in random order, and where each client's part begins and ends in it.
+
+        Raises:
+            DataError: there are too few samples, or no draw gives each client enough.
+        """
         order = self._order(domain, seed)[: self.samples]
         if len(order) < self.client_count * self.least:
             raise DataError(
@@ -339,16 +362,11 @@ class Dirichlet(Protocol):
                 cuts.append(cut)
                 sizes += np.diff(cut)
             if int(sizes.min()) >= self.least:
-                break
-        else:
-            raise DataError(
-                f"{domain.name}: 1000 draws of Dirichlet({self.alpha}) left a client with fewer than {self.least} "
-                "samples; raise protocol.alpha, or lower protocol.client_count or protocol.least"
-            )
-        chosen: list[Tensor] = []
-        for members, cut in zip(classes, cuts, strict=True):
-            chosen.append(members[cut[client.index] : cut[client.index + 1]])
-        return torch.cat(chosen).sort().values
+                return classes, cuts
+        raise DataError(
+            f"{domain.name}: 1000 draws of Dirichlet({self.alpha}) left a client with fewer than {self.least} "
+            "samples; raise protocol.alpha, or lower protocol.client_count or protocol.least"
+        )
 
 
 def share(domain: Domain, fraction: float) -> int:
@@ -415,6 +433,20 @@ def combined_hash(hashes: Mapping[str, str]) -> str:
     for client, value in sorted(hashes.items()):
         digest.update(f"{client}={value}\n".encode())
     return digest.hexdigest()
+
+
+def _once(domain: Domain, key: str, make: Callable[[], T]) -> T:
+    """Return what ``make`` returns, computed once for all clients of a domain instead of once for each.
+
+    Args:
+        domain: the domain that keeps it.
+        key: names the protocol's settings and the seed that the result depends on.
+        make: computes it.
+    """
+    if key not in domain.partitions:
+        domain.partitions[key] = make()
+    found: T = domain.partitions[key]
+    return found
 
 
 def _by_turns(order: Tensor, labels: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from common.errors import EngineError
+from common.errors import EngineError, some_of, summarised
 from common.metrics import RoundScore
 from common.prototypes import PrototypeSet
 from common.settings import RunSettings
@@ -246,8 +246,8 @@ class RoundLoop:
         if len(registry.registrations) < needed:
             raise EngineError(
                 f"only {len(registry.registrations)} of {len(registry.expected)} clients registered within "
-                f"{rounds.registration:g} s, {needed} are needed; missing: {', '.join(registry.missing)}"
-                + "".join(f"\n  {refusal}" for refusal in self._refused_registrations)
+                f"{rounds.registration:g} s, {needed} are needed; missing: {some_of(registry.missing)}"
+                + "".join(f"\n  {refusal}" for refusal in summarised(self._refused_registrations))
             )
         if registry.missing:
             self.history.event("missing", clients=registry.missing)

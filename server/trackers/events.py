@@ -1,14 +1,19 @@
 """A run's events: the type of their listeners, and their text for people."""
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from common.errors import kind_of, some_of
 from common.metrics import named_missing
 from common.settings import RunSettings
 
 Listener = Callable[[str, Mapping[str, Any]], None]
 """Called with an event's name and content."""
+
+MOST_ALIKE = 5
+"""Lines that are shown of a round before others like them are only counted."""
 
 LINES = {
     "code changed": "code changed since the rounds that are done: {reason}",
@@ -33,15 +38,54 @@ def plain_lines(settings: RunSettings) -> Listener:
     """
     started = time.perf_counter()
     rounds = settings.train.rounds
+    repeats = Repeats()
 
     def show(name: str, entry: Mapping[str, Any]) -> None:
-        line = describe(name, entry, rounds)
-        if line:
-            print(f"[{time.perf_counter() - started:7.1f} s] {line}", flush=True)
+        lines = repeats.passed(name, entry, describe(name, entry, rounds))
         if name == "finish":
-            print(f"[{time.perf_counter() - started:7.1f} s] wrote {settings.output_folder}", flush=True)
+            lines.append(f"wrote {settings.output_folder}")
+        for line in lines:
+            print(f"[{time.perf_counter() - started:7.1f} s] {line}", flush=True)
 
     return show
+
+
+class Repeats:
+    """Holds lines back that say the same of many clients in one round, and counts them instead."""
+
+    def __init__(self) -> None:
+        self._round: Any = None
+        self._counts: Counter[str] = Counter()
+
+    def passed(self, name: str, entry: Mapping[str, Any], line: str) -> list[str]:
+        """Return the lines to show for an event: the counts of the round that ended, and the event's own line.
+
+        Args:
+            name: the event's name.
+            entry: its content.
+            line: its text; empty for an event without one.
+        """
+        lines: list[str] = []
+        if entry.get("round") != self._round or name in ("failed", "stopped", "finish"):
+            lines = self._held_back()
+            self._round = entry.get("round")
+        if not line:
+            return lines
+        if "client" in entry:
+            kind = kind_of(line.replace(str(entry["client"]), "…"))
+            self._counts[kind] += 1
+            if self._counts[kind] > MOST_ALIKE:
+                return lines
+        return [*lines, line]
+
+    def _held_back(self) -> list[str]:
+        """Return a line for each kind of which lines were held back, and begin to count anew."""
+        lines: list[str] = []
+        for kind, count in self._counts.items():
+            if count > MOST_ALIKE:
+                lines.append(f"{count - MOST_ALIKE:,} more clients: {kind}")
+        self._counts.clear()
+        return lines
 
 
 def describe(name: str, entry: Mapping[str, Any], rounds: int) -> str:
@@ -71,7 +115,7 @@ def describe(name: str, entry: Mapping[str, Any], rounds: int) -> str:
     if name.startswith("client "):
         return f"round {entry['round']}: {entry['client']} {name.removeprefix('client ')}: {entry['reason']}"
     if name in LINES:
-        clients = ", ".join(entry.get("clients", ()))
+        clients = some_of(entry.get("clients", ()))
         return LINES[name].format_map({**entry, "clients": clients})
     return ""
 

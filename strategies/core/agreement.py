@@ -70,6 +70,9 @@ SAME = 0.5
 SKETCH = 4096
 """Numbers of a direction's sketch. A cosine is exact to about 1 / 64."""
 
+MAX_REMEMBERED = 2048
+"""Clients that are remembered, 16 KiB each; those that took part longest ago are forgotten first."""
+
 BLOCK = 256 * SKETCH
 """Numbers of an update that are summed into the sketch at a time."""
 
@@ -100,13 +103,11 @@ class Agreement:
     """Finds updates that work against the others, and remembers what clients did in earlier exchanges.
 
     Args:
-        clients: clients of the federation, registered or not.
         seed: the run's seed, which the sketch is drawn from.
-        memory: ``<exchange>/cosines [clients]`` and ``<exchange>/directions [clients, SKETCH]``, float32, by client
-            index; 0 where there was none. A checkpoint must keep them.
+        memory: ``<exchange>/clients [M]`` int64, the indices of the M clients that took part, the latest last; of each
+            ``<exchange>/cosines [M]`` and ``<exchange>/directions [M, SKETCH]``, float32. A checkpoint must keep them.
     """
 
-    clients: int
     seed: int
     memory: dict[str, Tensor] = field(default_factory=dict)
 
@@ -123,16 +124,17 @@ class Agreement:
             return {}
         directions = torch.stack([self._direction(update, state, names) for update in updates])
         cosines = directions @ directions.T
-        own = self._own_cosines(updates, directions, server.exchange)
+        self._recall([update.client.index for update in updates], server.exchange)
+        before = self.memory[f"{server.exchange}/cosines"][-len(updates) :]
+        own = _own_cosines(directions, self.memory[f"{server.exchange}/directions"][-len(updates) :])
         middle = statistics.median(own)
         lowest, highest = min(REVERSED, middle - MARGIN), max(PERSISTENT, middle + MARGIN)
-        before = self._remembered(server.exchange, "cosines", ())
         kept = list(range(len(updates)))
         while len(kept) - 1 > len(updates) / 2:
             opposed: list[tuple[float, int]] = []
             for position in kept:
                 cosine = _cosine_to_others(cosines, position, kept)
-                remembered = _remember(float(before[updates[position].client.index]), cosine)
+                remembered = _remember(float(before[position]), cosine)
                 against_others = cosine < OPPOSED or remembered < SUSPECT
                 unlike_itself = not lowest <= own[position] <= highest
                 if against_others or unlike_itself:
@@ -143,8 +145,8 @@ class Agreement:
         found: dict[str, Opposition] = {}
         for position, update in enumerate(updates):
             cosine = _cosine_to_others(cosines, position, kept)
-            remembered = _remember(float(before[update.client.index]), cosine)
-            before[update.client.index] = remembered
+            remembered = _remember(float(before[position]), cosine)
+            before[position] = remembered
             if position not in kept:
                 found[update.client.id] = Opposition(cosine, remembered, own[position])
         return found
@@ -166,19 +168,45 @@ class Agreement:
                 sketch += padded.view(-1, SKETCH).sum(0, dtype=torch.float64)
         return sketch / torch.linalg.vector_norm(sketch).clamp_min(1e-30)
 
-    def _own_cosines(self, updates: Sequence[Update], directions: Tensor, exchange: str) -> list[float]:
-        """Return the cosine of each direction to the client's earlier ones, and add it to them."""
-        past = self._remembered(exchange, "directions", (SKETCH,))
-        cosines: list[float] = []
-        for update, direction in zip(updates, directions, strict=True):
-            earlier = past[update.client.index].double()
-            length = torch.linalg.vector_norm(earlier).clamp_min(1e-30)
-            cosines.append(float(earlier @ direction / length))
-            past[update.client.index] = FADING * earlier + direction
-        return cosines
+    def _recall(self, clients: Sequence[int], exchange: str) -> None:
+        """Move what is remembered of ``clients`` to the end of the memory, in this order; zeros for new clients."""
+        known: list[int] = []
+        cosines, directions = torch.zeros(0), torch.zeros(0, SKETCH)
+        if f"{exchange}/clients" in self.memory:
+            known = self.memory[f"{exchange}/clients"].tolist()
+            cosines, directions = self.memory[f"{exchange}/cosines"], self.memory[f"{exchange}/directions"]
+        rows = {client: row for row, client in enumerate(known)}
+        present = set(clients)
+        others = [row for row, client in enumerate(known) if client not in present]
+        others = others[max(0, len(others) + len(clients) - MAX_REMEMBERED) :]
+        kept = len(others)
+        new_cosines = torch.zeros(kept + len(clients))
+        new_directions = torch.zeros(kept + len(clients), SKETCH)
+        new_cosines[:kept] = cosines[others]
+        new_directions[:kept] = directions[others]
+        for position, client in enumerate(clients):
+            if client in rows:
+                new_cosines[kept + position] = cosines[rows[client]]
+                new_directions[kept + position] = directions[rows[client]]
+        self.memory[f"{exchange}/clients"] = torch.tensor([*(known[row] for row in others), *clients])
+        self.memory[f"{exchange}/cosines"] = new_cosines
+        self.memory[f"{exchange}/directions"] = new_directions
 
-    def _remembered(self, exchange: str, name: str, shape: tuple[int, ...]) -> Tensor:
-        return self.memory.setdefault(f"{exchange}/{name}", torch.zeros(self.clients, *shape))
+
+def _own_cosines(directions: Tensor, past: Tensor) -> list[float]:
+    """Return the cosine of each direction to the client's earlier ones, and add it to them.
+
+    Args:
+        directions: float64 ``[clients, SKETCH]``.
+        past: float32 of the same shape; changed in place.
+    """
+    cosines: list[float] = []
+    for row, direction in enumerate(directions):
+        earlier = past[row].double()
+        length = torch.linalg.vector_norm(earlier).clamp_min(1e-30)
+        cosines.append(float(earlier @ direction / length))
+        past[row] = FADING * earlier + direction
+    return cosines
 
 
 def _cosine_to_others(cosines: Tensor, position: int, kept: Sequence[int]) -> float:

@@ -130,11 +130,13 @@ class Federation:
         self.method: Method = settings.method
         self.registry = Registry(settings)
         self.bounds = Bounds(settings.rounds.outlier_factor)
-        self.agreement = Agreement(len(self.registry.expected), settings.seed)
+        self.agreement = Agreement(settings.seed)
         self.answer_store = AnswerStore(settings.output_folder, settings.rounds.memory * 2**30)
         self.best = -1
         self._requests: dict[str, Request] = {}
         self._answered: set[str] = set()
+        self._gate: Gate | None = None
+        """The checks of the present exchange's answers, made with the first of them."""
         self._clients: dict[str, Client] = {}
         self._test_counts: dict[tuple[str, str], int] = {}
         """Test images by client and domain, as each client first reported them."""
@@ -191,7 +193,7 @@ class Federation:
             exchange=exchange,
             scoring=score,
         )
-        self._requests, self._answered = {}, set()
+        self._requests, self._answered, self._gate = {}, set(), None
         self.answer_store.clear()
 
     def message(self, state: GlobalState) -> Payload:
@@ -316,10 +318,11 @@ class Federation:
             raise PayloadError(f"{client} was not asked in round {self.server.round}")
         if client in self._answered:
             raise PayloadError(f"{client} has answered already in round {self.server.round}")
-        gate = Gate(self.method.expects(self.server), self.server, self._asked_to_train)
+        if self._gate is None:
+            self._gate = Gate(self.method.expects(self.server), self.server, self._asked_to_train)
         if self.settings.rounds.transport != "float32":
             payload = self.answer_store.keep(cast_up(payload, self.settings.rounds.transport))
-        update = gate.admit(request, answer, payload, self._clients[client])
+        update = self._gate.admit(request, answer, payload, self._clients[client])
         if update is not None:
             self.method.inspect(update, self.server)
         self._check_counts(answer)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -80,6 +81,11 @@ class Gate:
         self._check_model(payload.weights)
         weights = {name: payload.weights[name] for name in self._shared} if self.expected.weights else {}
         return Update(client, weights, prototypes, dict(sorted(payload.extra.items())))
+
+    @cached_property
+    def _largest_client(self) -> int:
+        """The largest number of samples of a client."""
+        return max(client.samples for client in self.server.clients)
 
     @property
     def _shared(self) -> Mapping[str, Tensor]:
@@ -180,8 +186,7 @@ class Gate:
             if not tensor.is_floating_point():
                 if bool((tensor < 0).any()):
                     raise PayloadError(f"{name} has negative values; it is a counter")
-                largest = max(client.samples for client in self.server.clients)
-                most = self.server.round * self.server.train.epochs * largest * MAX_PASSES
+                most = self.server.round * self.server.train.epochs * self._largest_client * MAX_PASSES
                 if bool((tensor.long() - self._shared[name].long() > most).any()):
                     raise PayloadError(
                         f"{name} is {int(tensor.max())}, which {self.server.round} rounds of training cannot reach"

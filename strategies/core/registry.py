@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from common.errors import some_of
 from common.seeding import generator
 from common.settings import RunSettings
 from common.wire.messages import Registration
@@ -32,6 +33,7 @@ class Registry:
     def __post_init__(self) -> None:
         specs = self.settings.protocol.clients(self.settings.data)
         self.expected: list[str] = sorted(spec.id for spec in specs)
+        self._clients: list[Client] | None = None
         self._domains = {spec.id: spec.domain for spec in specs}
         self.test_domains: list[str] = list(self.settings.protocol.test_domains(self.settings.data))
 
@@ -53,6 +55,7 @@ class Registry:
             reason = f"client {registration.client} is registered already, with other data"
         if not reason:
             self.registrations[registration.client] = registration
+            self._clients = None
         return reason
 
     def _has_other_data(self, registration: Registration) -> bool:
@@ -65,8 +68,8 @@ class Registry:
     def _wrong_run(self, registration: Registration) -> str:
         """Return in what the client's name, code or settings differ from the run's; empty if in nothing."""
         code = self.settings.code
-        if registration.client not in self.expected:
-            return f"the protocol has no client {registration.client}; it has {', '.join(self.expected)}"
+        if registration.client not in self._domains:
+            return f"the protocol has no client {registration.client}; it has {some_of(self.expected)}"
         if registration.code != code:
             return f"it runs code {registration.code}, the server {code}: install {self.settings.software} on both"
         if registration.identity != self.settings.identity:
@@ -100,6 +103,8 @@ class Registry:
 
     def clients(self) -> list[Client]:
         """Return the registered clients, by id. Indices count all expected clients, so they never change."""
+        if self._clients is not None:
+            return self._clients
         clients: list[Client] = []
         for index, client in enumerate(self.expected):
             if client not in self.registrations:
@@ -107,6 +112,7 @@ class Registry:
             known = self.registrations[client]
             counts = tuple(known.class_counts)
             clients.append(Client(client, known.domain, known.samples, counts, index, len(self.expected)))
+        self._clients = clients
         return clients
 
     def domain(self, client: str) -> str:

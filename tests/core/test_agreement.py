@@ -51,7 +51,7 @@ def name_of(position: int, among: int = 5) -> str:
 
 
 def test_honest_clients_of_different_domains_are_all_kept() -> None:
-    agreement = Agreement(5, seed=0)
+    agreement = Agreement(seed=0)
     for number in range(10):
         steps = [
             step + drawn(1000 + 10 * number + position) / COUNT**0.5 for position, step in enumerate(orthogonal(5))
@@ -63,11 +63,11 @@ def test_the_negative_mean_of_the_honest_is_left_out_and_no_honest_client_with_i
     """Inner-product manipulation: without the step by step comparison all five look opposed."""
     steps = orthogonal(4)
     steps.append(-3 * torch.stack(steps).mean(0))
-    assert left_out(Agreement(5, seed=0), steps) == {name_of(4)}
+    assert left_out(Agreement(seed=0), steps) == {name_of(4)}
 
 
 def test_a_slight_but_lasting_opposition_adds_up_and_is_forgiven_slowly() -> None:
-    agreement = Agreement(5, seed=0)
+    agreement = Agreement(seed=0)
     honest = orthogonal(5)
     against = honest[4] - 0.15 * torch.stack(honest[:4]).sum(0) / 2
     assert left_out(agreement, [*honest[:4], against]) == set()
@@ -77,7 +77,7 @@ def test_a_slight_but_lasting_opposition_adds_up_and_is_forgiven_slowly() -> Non
 
 
 def test_a_client_that_turns_around_is_left_out_at_once() -> None:
-    agreement = Agreement(5, seed=0)
+    agreement = Agreement(seed=0)
     for number in range(3):
         noise = [0.9 * drawn(100 * number + position) / COUNT**0.5 for position in range(5)]
         steps = [step + noise[position] for position, step in enumerate(orthogonal(5))]
@@ -88,7 +88,7 @@ def test_a_client_that_turns_around_is_left_out_at_once() -> None:
 
 def test_a_client_that_always_pushes_the_same_way_is_left_out() -> None:
     """Drift: the others change their direction from round to round."""
-    agreement = Agreement(5, seed=0)
+    agreement = Agreement(seed=0)
     found = []
     for number in range(3):
         steps = [drawn(10 * number + position) for position in range(4)]
@@ -98,7 +98,7 @@ def test_a_client_that_always_pushes_the_same_way_is_left_out() -> None:
 
 def test_where_every_client_keeps_its_direction_nobody_is_left_out() -> None:
     """Small learning rates: all own cosines are near 1."""
-    agreement = Agreement(5, seed=0)
+    agreement = Agreement(seed=0)
     for _ in range(4):
         assert left_out(agreement, orthogonal(5)) == set()
 
@@ -106,28 +106,28 @@ def test_where_every_client_keeps_its_direction_nobody_is_left_out() -> None:
 def test_two_that_send_the_same_do_not_vouch_for_each_other() -> None:
     honest = orthogonal(5)
     against = -torch.stack(honest).sum(0)
-    assert left_out(Agreement(7, seed=0), [*honest, against, 1.01 * against]) == {name_of(5, 7), name_of(6, 7)}
+    assert left_out(Agreement(seed=0), [*honest, against, 1.01 * against]) == {name_of(5, 7), name_of(6, 7)}
 
 
 def test_less_than_half_are_left_out() -> None:
     step = drawn(0)
-    assert len(left_out(Agreement(4, seed=0), [step, step, -step, -step])) <= 1
+    assert len(left_out(Agreement(seed=0), [step, step, -step, -step])) <= 1
 
 
 @pytest.mark.parametrize("count", [1, 2, MAX_UPDATES + 1], ids=["one", "two", "too many"])
 def test_too_few_and_too_many_are_not_compared(count: int) -> None:
-    agreement = Agreement(count, seed=0)
+    agreement = Agreement(seed=0)
     assert left_out(agreement, [drawn(0) * (-1) ** position for position in range(count)]) == set()
     assert not agreement.memory
 
 
 def test_an_update_that_does_not_move_is_kept() -> None:
-    assert left_out(Agreement(5, seed=0), [*orthogonal(4), torch.zeros(COUNT)]) == set()
+    assert left_out(Agreement(seed=0), [*orthogonal(4), torch.zeros(COUNT)]) == set()
 
 
 def test_a_sketch_keeps_cosines() -> None:
     first, second = drawn(1), drawn(2)
-    agreement = Agreement(3, seed=0)
+    agreement = Agreement(seed=0)
     updates = [stepped(0, first, 3), stepped(1, first + second, 3), stepped(2, second, 3)]
     agreement.find(updates, STATE, SERVER)
     (directions,) = [value for key, value in agreement.memory.items() if key.endswith("directions")]
@@ -176,3 +176,20 @@ def test_nothing_is_compared_when_it_is_off(tmp_path: Path) -> None:
     settings = toy_settings("fedavg", tmp_path, train={"rounds": 3}, rounds={"opposing": "off", "outliers": "off"})
     done = run(settings, TouchedEngine(settings, edit=reversing(settings, "dark-0")))
     assert {row["status"] for row in done.rows("activity.csv")} <= {"trained", "scored"}
+
+
+def test_only_the_latest_clients_are_remembered_and_only_those_that_took_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("strategies.core.agreement.MAX_REMEMBERED", 6)
+    agreement = Agreement(seed=0)
+    everyone = clients([20] * 10)
+    for chosen in ([0, 1, 2], [3, 4, 5], [0, 6, 7]):
+        updates = []
+        for position, index in enumerate(chosen):
+            weights = {"weight": STATE.weights["weight"] + orthogonal(3)[position]}
+            updates.append(Update(everyone[index], weights))
+        agreement.find(updates, STATE, SERVER)
+    assert agreement.memory[f"{SERVER.exchange}/clients"].tolist() == [3, 4, 5, 0, 6, 7]
+    directions = agreement.memory[f"{SERVER.exchange}/directions"]
+    assert directions.shape[0] == 6
+    first, later = directions[3], directions[4]
+    assert torch.linalg.vector_norm(first) > torch.linalg.vector_norm(later), "client 0 took part before"

@@ -14,9 +14,10 @@ from support.toy import toy_settings
 
 from common.choices import CONF, trust
 from common.config import build, checked, compose_config
-from common.errors import ConfigError
+from common.errors import ConfigError, some_of, summarised
 from common.settings import RunSettings
 from server.trackers.base import ScalarTracker, Tracker, TrackerSettings
+from server.trackers.events import plain_lines
 from server.trackers.mlflow import MLflowTracker
 from server.trackers.scalars import Scalar, scalars
 from server.trackers.wandb import WandbTracker
@@ -264,3 +265,30 @@ def test_mlflow_and_wandb_get_batches_within_their_limits(tmp_path: Path, monkey
     logged = [call.args[0] for call in wandb.init.return_value.log.call_args_list]
     assert [(values["round"], len(values)) for values in logged] == [(0, 2 * 251 + 1), (1, 2 * 250 + 1)]
     assert wandb.init.return_value.finish.call_args.kwargs == {"exit_code": 0}
+
+
+def test_lines_that_say_the_same_of_many_clients_are_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    show = plain_lines(toy_settings("fedavg", tmp_path))
+    for number in range(40):
+        reason = f"DataError: client left-{number} has {number} images"
+        show("client failed", {"round": 1, "client": f"left-{number}", "reason": reason})
+    show("client failed", {"round": 1, "client": "left-40", "reason": "killed"})
+    show("client failed", {"round": 2, "client": "left-1", "reason": "DataError: client left-1 has 1 images"})
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 5 + 1 + 1 + 1
+    assert "killed" in lines[5]
+    assert "35 more clients" in lines[6]
+    assert "DataError" in lines[6]
+    assert "round 2" in lines[7]
+
+
+def test_reasons_of_many_nodes_are_summarised() -> None:
+    reasons = [f"node {number}: DataError: client left-{number} has 1 image" for number in range(1000)]
+    assert summarised(["node 7: out of memory", *reasons]) == [
+        f"{reasons[0]} (and 999 like it)",
+        "node 7: out of memory",
+    ]
+    assert some_of([str(number) for number in range(1500)], most=2) == "0, 1 and 1,498 more"
+    assert some_of(["a", "b"]) == "a, b"
