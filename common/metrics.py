@@ -6,13 +6,55 @@ import statistics
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 Missing = Mapping[str, int | None]
 """Domains that a score lacks, each with the last round before that scored it; ``None`` if no round did."""
 
 
+Metric = Literal["accuracy", "balanced_accuracy", "macro_f1", "worst_class"]
+"""What a domain's score is computed from its confusion counts as; see :func:`metric_of`."""
+
+METRICS: dict[str, str] = {
+    "accuracy": "accuracy",
+    "balanced_accuracy": "balanced accuracy",
+    "macro_f1": "macro F1",
+    "worst_class": "recall of the worst class",
+}
+"""The metrics and their names in tables."""
+
 PARTIAL = "†"
 """Marks a partial score where it is shown."""
+
+
+def metric_of(confusion: Sequence[Sequence[int]], metric: str) -> float:
+    """Return a metric of confusion counts, in per cent.
+
+    ``balanced_accuracy`` is the mean of the recalls of the classes that have images. ``worst_class`` is the lowest of
+    them. ``macro_f1`` is the mean of F1 over the classes that have images or were predicted. These are scikit-learn's
+    definitions.
+
+    Args:
+        confusion: ``[K][K]``, images by true class (row) and predicted class (column); at least one image.
+        metric: one of :data:`METRICS`.
+    """
+    correct = [row[label] for label, row in enumerate(confusion)]
+    if metric == "accuracy":
+        return 100.0 * sum(correct) / sum(sum(row) for row in confusion)
+    recalls: list[float] = []
+    scores: list[float] = []
+    for label, row in enumerate(confusion):
+        true = sum(row)
+        predicted = sum(other[label] for other in confusion)
+        if true:
+            recalls.append(100.0 * correct[label] / true)
+        if true or predicted:
+            scores.append(200.0 * correct[label] / (true + predicted))
+    if metric == "balanced_accuracy":
+        return statistics.fmean(recalls)
+    if metric == "worst_class":
+        return min(recalls)
+    return statistics.fmean(scores)
 
 
 @dataclass(frozen=True)

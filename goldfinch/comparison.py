@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from common.errors import ConfigError
+from common.metrics import METRICS, Metric
 from goldfinch.frames import library
 from goldfinch.runs import Run
 
@@ -17,8 +19,10 @@ if TYPE_CHECKING:
 Values = Literal["text", "mean", "std"]
 
 
-def compare(runs: Sequence[Run], *, rule: str = "final", values: Values = "text") -> pd.DataFrame:
-    """Return accuracies in per cent: a row per method or setting, a column per domain, averaged over seeds.
+def compare(
+    runs: Sequence[Run], *, rule: str = "final", values: Values = "text", metric: Metric = "accuracy"
+) -> pd.DataFrame:
+    """Return scores in per cent: a row per method or setting, a column per domain, averaged over seeds.
 
     Runs that were trained or scored under different conditions do not share a table: the index then has a first level
     that names the table. What else a reader must know, such as missing domains or different code, is in
@@ -28,6 +32,7 @@ def compare(runs: Sequence[Run], *, rule: str = "final", values: Values = "text"
     Args:
         runs: finished runs.
         rule: ``final``, ``last_n``, ``best_round`` or ``validated``, as in docs/protocols.md.
+        metric: ``accuracy``, ``balanced_accuracy``, ``macro_f1`` or ``worst_class``.
         values: ``text`` gives ``mean ± standard deviation``; ``mean`` and ``std`` give one of the two as numbers.
 
     Raises:
@@ -39,7 +44,9 @@ def compare(runs: Sequence[Run], *, rule: str = "final", values: Values = "text"
 
     if rule not in RULES:
         raise ConfigError(f"rule={rule!r}: choose one of {', '.join(RULES)}")
-    scored = [run.records for run in runs if run.records.scored]
+    if metric not in METRICS:
+        raise ConfigError(f"metric={metric!r}: choose one of {', '.join(METRICS)}")
+    scored = [replace(run.records, metric=metric) for run in runs if run.records.scored]
     if not scored:
         raise ConfigError("none of these runs was scored on test images, so there is nothing to compare")
     boards = group_runs(scored)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from common.errors import ConfigError
+from common.metrics import METRICS, metric_of
 from goldfinch.frames import frame, library
 from goldfinch.overrides import overrides_of
 
@@ -165,6 +166,21 @@ class Run:
                 for true, predicted, count in zip(line["true"], line["predicted"], line["count"], strict=True):
                     table.iloc[true, predicted] += count
         return table
+
+    def metrics(self, round_number: int | None = None) -> pd.DataFrame:
+        """Return a row per domain with accuracy, balanced accuracy, macro F1 and the worst class's recall, in per cent.
+
+        Args:
+            round_number: the scored round; ``None`` is the last.
+
+        Raises:
+            ConfigError: no confusion counts were recorded for a domain of the run in that round.
+        """
+        rows: dict[str, dict[str, float]] = {}
+        for domain in self.records.domains:
+            counts = self.confusion(domain, round_number).to_numpy().tolist()
+            rows[domain] = {metric: metric_of(counts, metric) for metric in METRICS}
+        return library().DataFrame.from_dict(rows, orient="index")
 
     # ---- what can be made of it ------------------------------------------------------------------------------------
 

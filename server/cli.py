@@ -219,6 +219,10 @@ def _table(
     folders: Runs,
     rule: Rule = "final",
     form: Annotated[str, option("--format", text="rich (default), md, latex, csv, json.", metavar="FORMAT")] = "",
+    metric: Annotated[
+        str,
+        option("--metric", text="accuracy (default), balanced_accuracy, macro_f1 or worst_class.", metavar="METRIC"),
+    ] = "accuracy",
     output: Annotated[Path | None, option("--output", text="Write to a file; its suffix is the format.")] = None,
 ) -> None:
     """Show runs side by side, averaged over seeds.
@@ -226,11 +230,13 @@ def _table(
     DIR  run folders, or folders with runs below them
     csv and json hold numbers, latex needs the package booktabs
     """
+    from common.metrics import METRICS
     from server.results.table import RULES
     from server.results.table_files import FORMATS, show_table
 
     suffix = "" if output is None else output.suffix.removeprefix(".").replace("tex", "latex")
-    show_table(folders, _known(rule, RULES), _known(form or suffix or "rich", FORMATS, "--format"), output)
+    chosen = _known(form or suffix or "rich", FORMATS, "--format")
+    show_table(folders, _known(rule, RULES), chosen, output, _known(metric, METRICS, "--metric"))
 
 
 @command("report")

@@ -18,7 +18,7 @@ from common.data.batches import EVALUATION_BATCH, Split
 from common.data.protocols import ClientSpec, test_subset
 from common.errors import CheckpointError, ConfigError, GoldfinchError
 from common.exports.model import kept_part, without_training_parts
-from common.metrics import RoundScore, summarise
+from common.metrics import METRICS, Metric, RoundScore, metric_of, summarise
 from common.models.base import Model
 from common.regular_files import read_small
 from common.seeding import generator
@@ -44,10 +44,12 @@ class Run:
     Args:
         folder: where it was written.
         chosen: the round whose models and prototypes are given: ``last``, ``best`` by validation, or a round's number.
+        metric: what scores on test images are; another one than accuracy is computed from the confusion counts.
     """
 
     folder: Path
     chosen: str = "last"
+    metric: Metric = "accuracy"
 
     @classmethod
     def open(cls, folder: Path | str) -> Run:
@@ -183,8 +185,36 @@ class Run:
 
     @cached_property
     def round_scores(self) -> list[RoundScore]:
-        """Accuracy per domain of every scored round, ascending."""
-        return round_scores(self.scores, self._scorers("test"))
+        """The metric per domain of every scored round, ascending."""
+        accuracies = round_scores(self.scores, self._scorers("test"))
+        if self.metric == "accuracy":
+            return accuracies
+        counts = self.confusion_counts
+        found: list[RoundScore] = []
+        for score in accuracies:
+            values: dict[str, float] = {}
+            for domain in score.accuracy:
+                if (score.round, domain) not in counts:
+                    raise ConfigError(
+                        f"{self.folder} has no confusion counts of {domain} in round {score.round}, so there is no "
+                        f"{METRICS[self.metric]}; use --metric accuracy, or leave the run out"
+                    )
+                values[domain] = metric_of(counts[score.round, domain], self.metric)
+            found.append(RoundScore(score.round, values, score.missing))
+        return found
+
+    @cached_property
+    def confusion_counts(self) -> dict[tuple[int, str], list[list[int]]]:
+        """Images by true and predicted class of each round and domain, summed over the clients that scored it."""
+        found: dict[tuple[int, str], list[list[int]]] = {}
+        for line in self.confusions:
+            size = int(line["classes"])
+            key = int(line["round"]), str(line["domain"])
+            if key not in found:
+                found[key] = [[0] * size for _ in range(size)]
+            for true, predicted, count in zip(line["true"], line["predicted"], line["count"], strict=True):
+                found[key][true][predicted] += count
+        return found
 
     @cached_property
     def validation_scores(self) -> list[RoundScore]:
@@ -207,7 +237,11 @@ class Run:
     @cached_property
     def rules(self) -> dict[str, dict[str, Any]]:
         """The scores under each rule, as in ``summary.json``; of an unfinished run, of the rounds it has."""
-        if "scores" in self.summary and (not self._told or self.status in ("finished", "failed")):
+        if (
+            self.metric == "accuracy"
+            and "scores" in self.summary
+            and (not self._told or self.status in ("finished", "failed"))
+        ):
             scores: Mapping[str, Mapping[str, Any]] = self.summary["scores"]
             return {rule: {"missing": self._missing(score), **score} for rule, score in scores.items()}
         last = int(self.config.get("rounds", {}).get("last_rounds", 5))

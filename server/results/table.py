@@ -2,6 +2,7 @@
 
 import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from rich import box
@@ -10,6 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from common.errors import ConfigError
+from common.metrics import METRICS, Metric
 from server.results.columns import domain_columns, domain_heads, mark_notes, summary_columns, unseen_mark
 from server.results.groups import Board, Group, best_run, cells, group_runs
 from server.results.overrides import export_command
@@ -40,10 +42,15 @@ RULES = {
 OWN_MODELS = "* scored with each client's own model, on its own domain; not ranked with rows of one shared model"
 
 
+def measure(board: Board) -> str:
+    """Return the name of what the table's scores are."""
+    return METRICS[board.groups[0].runs[0].metric]
+
+
 def render(board: Board, rule: str) -> Table:
     """A rich table; the best value of each column is bold when there is more than one row, see :func:`table_cells`."""
     rows = board.groups
-    title = f"{board.title}: accuracy in %, {RULES[rule].name}"
+    title = f"{board.title}: {measure(board)} in %, {RULES[rule].name}"
     table = Table(title=escape(title), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     caption = [OWN_MODELS] if any(row.personal for row in rows) else []
     caption += [*mark_notes(rows, rule), *board.notes()]
@@ -65,7 +72,7 @@ def markdown(board: Board, rule: str) -> str:
     rows = board.groups
     head, texts = table_cells(rows, rule, "**{}**")
     lines = [
-        f"{board.title}: accuracy in %, {RULES[rule].name}; mean ± standard deviation over seeds.",
+        f"{board.title}: {measure(board)} in %, {RULES[rule].name}; mean ± standard deviation over seeds.",
         "",
         "| " + " | ".join(["method", "scored", *head]) + " |",
         "|---|---|" + "---:|" * len(head),
@@ -112,25 +119,29 @@ def table_cells(
     return [*domain_heads(rows, domains), *known.values(), "rounds", "seeds"], texts
 
 
-def scored_boards(folders: Sequence[str]) -> list[Board]:
+def scored_boards(folders: Sequence[str], metric: Metric = "accuracy") -> list[Board]:
     """Return the tables of the scored runs in and below ``folders``.
 
+    Args:
+        folders: run folders, or folders with runs below them.
+        metric: what the scores are.
+
     Raises:
-        ConfigError: no run was scored.
+        ConfigError: no run was scored, or a run has no confusion counts that the metric needs.
     """
-    runs = [run for run in find_runs(folders) if run.scored]
+    runs = [replace(run, metric=metric) for run in find_runs(folders) if run.scored]
     if not runs:
         raise ConfigError(f"no run in {', '.join(folders)} was scored on test images, so there is nothing to show")
     return group_runs(runs)
 
 
-def print_table(folders: Sequence[str], rule: str = "final") -> None:
+def print_table(folders: Sequence[str], rule: str = "final", metric: Metric = "accuracy") -> None:
     """Print the runs in and below ``folders`` side by side, one table per data set and protocol.
 
     Raises:
         ConfigError: there is nothing to show.
     """
-    for board in scored_boards(folders):
+    for board in scored_boards(folders, metric):
         print_whole(render(board, rule))
         if best := best_run(board.groups, rule):
             print(f"the best model leaves with: {export_command(best)}\n")

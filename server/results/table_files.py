@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import writing
-from common.metrics import PARTIAL
+from common.metrics import PARTIAL, Metric
 from common.storage.files import write_text
 from common.wire.messages import printable
 from server.results.columns import domain_columns, mark_notes, summary_columns
 from server.results.groups import Board, Group, cells
 from server.results.seeds import Value
-from server.results.table import OWN_MODELS, RULES, markdown, print_table, scored_boards, table_cells
+from server.results.table import OWN_MODELS, RULES, markdown, measure, print_table, scored_boards, table_cells
 
 FORMATS = ("rich", "md", "latex", "csv", "json")
 """What ``goldfinch table --format`` takes. ``rich`` is the terminal's table."""
@@ -38,7 +38,7 @@ LATEX_CHARACTERS = {
 }
 
 
-def show_table(folders: Sequence[str], rule: str, form: str, output: Path | None) -> None:
+def show_table(folders: Sequence[str], rule: str, form: str, output: Path | None, metric: Metric = "accuracy") -> None:
     """Print the table of the runs in and below ``folders``, or write it to a file.
 
     Args:
@@ -46,14 +46,15 @@ def show_table(folders: Sequence[str], rule: str, form: str, output: Path | None
         rule: how runs are scored, see :data:`server.results.table.RULES`.
         form: one of :data:`FORMATS`.
         output: the file; ``None`` prints.
+        metric: what the scores are.
 
     Raises:
         ConfigError: there is nothing to show, or the file cannot be written.
     """
     if form == "rich" and output is None:
-        print_table(folders, rule)
+        print_table(folders, rule, metric)
         return
-    text = rendered_table(scored_boards(folders), rule, "md" if form == "rich" else form)
+    text = rendered_table(scored_boards(folders, metric), rule, "md" if form == "rich" else form)
     if output is None:
         print(text, end="")
         return
@@ -82,7 +83,9 @@ def latex(board: Board, rule: str) -> str:
     notes = [*mark_notes(board.groups, rule), *board.notes()]
     if any(group.personal for group in board.groups):
         notes.append(OWN_MODELS)
-    caption = ". ".join([f"{board.title}: accuracy in %, {RULES[rule].name}, mean ± deviation over seeds", *notes])
+    caption = ". ".join(
+        [f"{board.title}: {measure(board)} in %, {RULES[rule].name}, mean ± deviation over seeds", *notes]
+    )
     lines = [
         r"\begin{table}",
         rf"  \caption{{{_latex_text(caption)}}}",
@@ -106,8 +109,9 @@ def _latex_text(text: str) -> str:
 def records(boards: Sequence[Board], rule: str) -> list[dict[str, Any]]:
     """Return one record per row of the tables and column of scores.
 
-    Each has ``table``, ``method``, ``column``, ``mean`` and ``std`` in per cent, ``seeds`` (how many), ``partial``,
-    ``best`` and ``rounds``. ``std`` is ``None`` for one seed. ``best`` is whether the value is the best of its column.
+    Each has ``table``, ``method``, ``column``, ``metric``, ``mean`` and ``std`` in per cent, ``seeds`` (how many),
+    ``partial``, ``best`` and ``rounds``. ``std`` is ``None`` for one seed. ``best`` is whether the value is the best of
+    its column.
     """
     found: list[dict[str, Any]] = []
     for board in boards:
@@ -116,6 +120,7 @@ def records(boards: Sequence[Board], rule: str) -> list[dict[str, Any]]:
         for group, row in zip(board.groups, values, strict=True):
             for (column, head), (value, best) in zip(columns.items(), row, strict=True):
                 entry: dict[str, Any] = {"table": board.title, "method": group.label, "column": head}
+                entry["metric"] = group.runs[0].metric
                 entry |= _numbers(value)
                 entry["seeds"] = len(group.values(column, rule))
                 entry["best"] = best
@@ -151,7 +156,13 @@ def _json_table(board: Board, rule: str) -> dict[str, Any]:
                 "state_sha256": [run.state_sha256 for run in group.runs],
             }
         )
-    return {"title": board.title, "rows": rows, "notes": [*mark_notes(board.groups, rule), *board.notes()]}
+    metric = board.groups[0].runs[0].metric
+    return {
+        "title": board.title,
+        "metric": metric,
+        "rows": rows,
+        "notes": [*mark_notes(board.groups, rule), *board.notes()],
+    }
 
 
 def _csv(rows: Sequence[dict[str, Any]]) -> str:

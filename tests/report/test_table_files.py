@@ -97,7 +97,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(
     ("name", "begin"),
-    [("t.md", "toy"), ("t.tex", r"\begin{table}"), ("t.csv", "table,method,column,mean"), ("t.json", '{\n  "rule"')],
+    [("t.md", "toy"), ("t.tex", r"\begin{table}"), ("t.csv", "table,method,column,metric"), ("t.json", '{\n  "rule"')],
     ids=["md", "tex", "csv", "json"],
 )
 def test_the_suffix_is_the_format(name: str, begin: str, folder: Path, tmp_path: Path) -> None:
