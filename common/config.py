@@ -554,7 +554,10 @@ def _import(path: object, where: str) -> type:
     try:
         found = getattr(importlib.import_module(module_name), name)
     except (ImportError, AttributeError) as error:
-        raise ConfigError(f"{where}: cannot import {path}: {error}; install it where Goldfinch is installed") from error
+        raise ConfigError(
+            f"{where}: cannot import {path}: {error}; put the module's folder on PYTHONPATH (PYTHONPATH=. for the "
+            "current folder), or install its package where Goldfinch is installed (pip install -e .)"
+        ) from error
     if not is_pydantic_dataclass(found):
         raise ConfigError(f"{where}: {path} is not a checked dataclass; decorate it with common.config.checked")
     return typing.cast("type", found)

@@ -69,7 +69,7 @@ def _trust(names: Sequence[str]) -> None:
             print(f"remembered {', '.join(new)} in {place}; delete a line there to forget it", file=sys.stderr)
 
 
-def _own_first(given: Sequence[str]) -> list[str]:
+def own_first(given: Sequence[str]) -> list[str]:
     """Return the arguments with every ``--own NAME`` in front: it may also stand after the command."""
     first: list[str] = []
     others: list[str] = []
@@ -89,7 +89,7 @@ def _own_first(given: Sequence[str]) -> list[str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; the exit status is 0 only if what was asked for was done."""
-    given = _own_first(list(sys.argv[1:] if arguments is None else arguments))
+    given = own_first(list(sys.argv[1:] if arguments is None else arguments))
     try:
         return typer.main.get_command(app).main(given, prog_name="goldfinch", standalone_mode=False) or 0
     except click.ClickException as error:

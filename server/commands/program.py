@@ -3,6 +3,7 @@
 import contextlib
 import inspect
 import os
+import select
 import shlex
 import signal
 import sys
@@ -70,6 +71,25 @@ def _how_to_see_more() -> str:
     return printable(f"{TRACEBACK}=1 {again} shows where it happened")
 
 
+def _output_is_closed() -> bool:
+    """Return whether the standard output was closed by its reader, as after ``goldfinch list | head``.
+
+    If so, it is replaced, because Python would otherwise report the closed pipe again at its end.
+    """
+    try:
+        output = sys.stdout.fileno()
+    except (OSError, ValueError):  # a test's or a notebook's output is no file
+        return False
+    poll = select.poll()
+    poll.register(output, 0)
+    closed = False
+    for _, events in poll.poll(0):
+        closed = bool(events & select.POLLERR)
+    if closed:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), output)
+    return closed
+
+
 class Commands(TyperGroup):
     """Goldfinch's commands, and the one place where every exception becomes a message and an exit code."""
 
@@ -94,6 +114,8 @@ class Commands(TyperGroup):
             print(f"error: {message}\n{_how_to_see_more()}", file=sys.stderr)
             raise typer.Exit(1) from error
         except Exception as error:
+            if isinstance(error, BrokenPipeError) and _output_is_closed():
+                raise typer.Exit(141) from error
             if os.environ.get(TRACEBACK):
                 raise
             print(f"error: {_unexpected(error)}\n{_how_to_see_more()}", file=sys.stderr)

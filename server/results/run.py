@@ -468,6 +468,11 @@ def find_runs(folders: Sequence[str], *, finished: bool = True) -> list[Run]:
         runs = [Run(path.parent) for path in sorted(Path(text).rglob(mark)) if Run(path.parent).config_file.exists()]
         if not runs:
             what = "finished run" if finished else "run"
+            if finished and any(Path(text).rglob("events.jsonl")):
+                raise ConfigError(
+                    f"{text} holds no finished run: a run is going on or was stopped; goldfinch report {text} "
+                    "shows it, goldfinch resume goes on with it"
+                )
             raise ConfigError(f"{text} holds no {what} (no config.yaml with {mark} in it or below it)")
         for run in runs:
             found.setdefault(run.folder.resolve(), run)

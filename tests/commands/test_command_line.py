@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -317,3 +318,22 @@ def test_a_sweep_shows_how_far_its_runs_are() -> None:
     progress("seed=1", "round 2/3")
     progress("seed=0", "")
     assert shown == [r"seed=0: round 1/3 \[odd]", "seed=0: round 1/3 \\[odd]\nseed=1: round 2/3", "seed=1: round 2/3"]
+
+
+def test_a_reader_that_closes_the_output_is_no_error(tmp_path: Path) -> None:
+    command = "import sys; from server.cli import main; sys.exit(main(['list', 'experiment', 'method', 'protocol']))"
+    words = f"set -o pipefail; {shlex.quote(sys.executable)} -c {shlex.quote(command)} | head -1"
+    done = subprocess.run(["bash", "-c", words], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert "Broken pipe" not in done.stderr
+    assert done.stdout.count("\n") == 1
+
+
+def test_a_table_of_a_run_that_was_stopped_names_report_and_resume(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", "--quiet", *TINY, "method=fedavg", f"output={tmp_path / 'run'}"]) == 0
+    (tmp_path / "run" / "summary.json").unlink()
+    assert main(["table", str(tmp_path)]) == 1
+    message = capsys.readouterr().err
+    assert "goldfinch report" in message
+    assert "goldfinch resume" in message
