@@ -60,7 +60,7 @@ class Group:
 
     @property
     def seeds(self) -> list[int]:
-        """The seeds of the runs that count."""
+        """The runs' seeds, ascending."""
         return [run.seed for run in self.runs]
 
     @property
@@ -81,27 +81,40 @@ class Group:
     @property
     def partition_follows_seed(self) -> bool:
         """Whether every run has a partition of its own, drawn with its seed."""
-        return len(self.runs) > 1 and len({partition_seed(run) for run in self.runs}) > 1
+        partitions = set(map(partition_seed, self.runs))
+        return len(self.runs) > 1 and len(partitions) > 1
 
     def values(self, column: str, rule: str = "final") -> list[float]:
-        """What each run that has it scored.
+        """Return the score of each run that has one.
 
         Args:
             column: ``average``, ``worst``, ``spread``, ``validation``, ``seen_average``, ``unseen_average`` or
                 ``domain:<name>``.
             rule: how runs are scored, see :func:`common.metrics.summarise`.
         """
-        found = [_cell(run.rules[rule], column) for run in self.runs if rule in run.rules]
-        return [value for value in found if value is not None]
+        found: list[float] = []
+        for run in self.runs:
+            if rule not in run.rules:
+                continue
+            value = _cell(run.rules[rule], column)
+            if value is not None:
+                found.append(value)
+        return found
 
     def value(self, column: str, rule: str = "final") -> Value | None:
-        """The same over seeds, partial if any run's is or a run has none; ``None`` where no run has it."""
+        """Return mean and deviation of :meth:`values` over seeds; ``None`` if no run has a score.
+
+        The value is partial if a run's score is partial or a run has no score.
+        """
         values = self.values(column, rule)
-        lacking = [_lacks(run.rules[rule], column, rule, run.unseen) for run in self.runs if rule in run.rules]
-        return Value.of(values, partial=any(lacking) or len(values) < len(self.runs))
+        partial = len(values) < len(self.runs)
+        for run in self.runs:
+            if rule in run.rules and _lacks(run.rules[rule], column, rule, run.unseen):
+                partial = True
+        return Value.of(values, partial=partial)
 
     def missing(self, rule: str = "final") -> list[str]:
-        """What the runs' scores lack and since when, a line for each run that is not whole."""
+        """Return a line for each run with a partial score: the domains that it lacks, and since when."""
         lines = []
         for run in self.runs:
             score = run.rules.get(rule)
@@ -127,29 +140,41 @@ class Board:
 
     @property
     def title(self) -> str:
-        """What the groups share."""
-        parts = (self.data, self.protocol.replace("_", " "), self.model, self.remark)
-        return ", ".join(part for part in parts if part)
+        """Data set, protocol and model that the groups share, and :attr:`remark`."""
+        parts = [self.data, self.protocol.replace("_", " "), self.model]
+        if self.remark:
+            parts.append(self.remark)
+        return ", ".join(filter(None, parts))
 
     @property
     def domains(self) -> list[str]:
         """Domains of all groups, in the first one's order."""
-        return list(dict.fromkeys(name for run in self.runs for name in run.domains))
+        found: dict[str, None] = {}
+        for run in self.runs:
+            found |= dict.fromkeys(run.domains)
+        return list(found)
 
     @property
     def runs(self) -> list[Run]:
-        """The runs that count, group by group."""
-        return [run for group in self.groups for run in group.runs]
+        """The groups' runs, without duplicates and contradictions."""
+        found: list[Run] = []
+        for group in self.groups:
+            found += group.runs
+        return found
 
     @property
     def named_runs(self) -> list[tuple[str, Run]]:
-        """The same with what each is called."""
-        return [(run_name(group, run), run) for group in self.groups for run in group.runs]
+        """:attr:`runs` with their names."""
+        found: list[tuple[str, Run]] = []
+        for group in self.groups:
+            for run in group.runs:
+                found.append((run_name(group, run), run))
+        return found
 
     @property
     def clients(self) -> int:
-        """The number of clients of the run that has most."""
-        return max((len(run.registrations) for run in self.runs), default=0)
+        """The largest number of clients of a run."""
+        return max([0, *(len(run.registrations) for run in self.runs)])
 
     @property
     def codes(self) -> list[str]:
@@ -157,48 +182,53 @@ class Board:
         return list(dict.fromkeys(group.code for group in self.groups))
 
     def notes(self) -> list[str]:
-        """What a reader of the table must know besides its numbers, one sentence each."""
-        found = []
-        if differences := self.differences():
+        """Return what a reader of the table must know besides its numbers, one sentence each."""
+        found: list[str] = []
+        differences = self.differences()
+        if differences:
             shown = "; ".join(differences[:MAX_DIFFERENCES])
             more = len(differences) - MAX_DIFFERENCES
-            found.append(
-                f"Rows differ in more than the method: {shown}" + (f"; and {more} more" if more > 0 else "") + "."
-            )
+            if more > 0:
+                shown += f"; and {more} more"
+            found.append(f"Rows differ in more than the method: {shown}.")
         if len(self.codes) > 1:
-            rows = "; ".join(f"{code}: {self._labels_with('code', code)}" for code in self.codes)
-            found.append(f"Rows were run by different code: {rows}.")
+            rows: list[str] = []
+            for code in self.codes:
+                labels = [group.label for group in self.groups if group.code == code]
+                rows.append(f"{code}: {', '.join(labels)}")
+            found.append(f"Rows were run by different code: {'; '.join(rows)}.")
         for group in self.groups:
             if group.partition_follows_seed:
                 found.append(f"{group.label}: every seed has a partition of its own.")
-            found += [
-                f"{group.label}: {run.folder} is seed {run.seed} once more with the same state; it counts once."
-                for run in group.duplicates
-            ]
-            found += [
-                f"{group.label}: {run.folder} is seed {run.seed} once more with another state; it does not count."
-                for run in group.contradictions
-            ]
+            for run in group.duplicates:
+                again = f"{run.folder} is seed {run.seed} once more with the same state; it counts once."
+                found.append(f"{group.label}: {again}")
+            for run in group.contradictions:
+                again = f"{run.folder} is seed {run.seed} once more with another state; it does not count."
+                found.append(f"{group.label}: {again}")
         return found
 
     def differences(self) -> list[str]:
-        """Settings besides the method's own in which the groups differ, each with its values and who has them."""
+        """Return the settings, other than the method's own, in which the groups differ, with each group's value."""
         first = [group.runs[0] for group in self.groups]
-        keys = [key for key in varying(first) if not key.startswith("method.") and key != PARTITION_SEED]
-        if len({partition_seed(run) for run in first}) > 1 and not any(g.partition_follows_seed for g in self.groups):
+        keys: list[str] = []
+        for key in varying(first):
+            if not key.startswith("method.") and key != PARTITION_SEED:
+                keys.append(key)
+        fixed = not any(group.partition_follows_seed for group in self.groups)
+        if fixed and len(set(map(partition_seed, first))) > 1:
             keys.append(PARTITION_SEED)
-        found = []
+        found: list[str] = []
         for key in keys:
             rows: dict[str, list[str]] = {}
             for group in self.groups:
                 value = setting_text(key, group.runs[0].options.get(key)).partition("=")[2]
                 rows.setdefault(value, []).append(group.label)
-            values = ", ".join(f"{value} ({', '.join(labels)})" for value, labels in rows.items())
-            found.append(f"{key} {values}")
+            values: list[str] = []
+            for value, labels in rows.items():
+                values.append(f"{value} ({', '.join(labels)})")
+            found.append(f"{key} {', '.join(values)}")
         return found
-
-    def _labels_with(self, attribute: str, value: Any) -> str:
-        return ", ".join(group.label for group in self.groups if getattr(group, attribute) == value)
 
 
 def group_runs(runs: Sequence[Run], name: Callable[[Run], str] | None = None) -> list[Board]:
@@ -216,42 +246,53 @@ def group_runs(runs: Sequence[Run], name: Callable[[Run], str] | None = None) ->
         rows.setdefault(key, {}).setdefault(_text(_row_key(run)), []).append(run)
     for key, board in boards.items():
         for members in rows[key].values():
-            board.groups += [_group(part) for part in _by_partition(members)]
+            board.groups += map(_group, _by_partition(members))
         _label(board.groups, name or _option_name)
-    _tell_boards_apart(list(boards.values()), [_settings_of_board(board.runs[0]) for board in boards.values()])
-    return list(boards.values())
+    found = list(boards.values())
+    _tell_boards_apart(found, [_settings_of_board(board.runs[0]) for board in found])
+    return found
 
 
 def all_groups(runs: Sequence[Run]) -> list[Group]:
-    """The groups of all boards that ``runs`` make."""
-    return [group for board in group_runs(runs) for group in board.groups]
+    """Return the groups of all boards of ``runs``."""
+    found: list[Group] = []
+    for board in group_runs(runs):
+        found += board.groups
+    return found
 
 
 def run_name(group: Group, run: Run) -> str:
-    """What a run is called: its group's label, with its seed where the group has several."""
-    return f"{group.label}, seed {run.seed}" if len(group.runs) > 1 else group.label
+    """Return a run's name: its group's label, with its seed if the group has several."""
+    if len(group.runs) > 1:
+        return f"{group.label}, seed {run.seed}"
+    return group.label
 
 
 def partition_seed(run: Run) -> int | None:
-    """The seed that the clients' samples were drawn with; ``None`` if the protocol draws none."""
+    """Return the seed that the clients' samples were drawn with; ``None`` if the protocol draws none."""
     chosen = run.options.get(PARTITION_SEED, "absent")
     if chosen == "absent":
         return None
-    return run.seed if chosen is None else int(chosen)
+    if chosen is None:
+        return run.seed
+    return int(chosen)
 
 
 # ---- which is best ---------------------------------------------------------------------------------------------------
 
 
 def _cell(score: Mapping[str, Any], column: str) -> float | None:
-    """A number of a run's score, ``None`` if it has none."""
+    """Return a column's number of a run's score; ``None`` if it has none."""
     if column.startswith("domain:"):
         score, column = score["accuracy"], column.removeprefix("domain:")
-    return None if score.get(column) is None else float(score[column])
+    value = score.get(column)
+    if value is None:
+        return None
+    return float(value)
 
 
 def _lacks(score: Mapping[str, Any], column: str, rule: str, unseen: Collection[str]) -> bool:
-    """Whether a number of a run's score is of fewer domains, rounds or clients than it should be."""
+    """Return whether a column's number is of fewer domains, rounds or clients than it should be."""
     missing = set(score["missing"])
     if column == "validation" or (rule == "validated" and score.get("validation_missing")):
         return bool(score.get("validation_missing"))
@@ -274,53 +315,76 @@ def footnotes(groups: Sequence[Group], rule: str = "final") -> list[str]:
 
 
 def comparable(groups: Sequence[Group]) -> list[Group]:
-    """Groups among which a best one may be named: those scored on one shared model, or all if there are none."""
-    return [group for group in groups if not group.personal] or list(groups)
+    """Return the groups among which a best one may be named.
+
+    These are the groups that were scored on one shared model; all groups if there are none.
+    """
+    shared = [group for group in groups if not group.personal]
+    return shared or list(groups)
 
 
 def cells(groups: Sequence[Group], columns: Sequence[str], rule: str) -> list[list[tuple[Value | None, bool]]]:
-    """Each group's value in each of ``columns``, ``None`` without a score, and whether it is the best of its column.
+    """Return each group's value in each of ``columns``, and whether it is the best of its column.
 
-    Of ``spread`` the least is best. A best one is named among several :func:`comparable` groups only, and is never a
-    partial value.
+    Of ``spread`` the lowest is best. A best one is named only among several :func:`comparable` groups, and is never a
+    partial value. A value is ``None`` without a score.
     """
-    rivals, found = comparable(groups), []
+    rivals = comparable(groups)
+    rows: list[list[tuple[Value | None, bool]]] = [[] for _ in groups]
     for column in columns:
-        values = [group.value(column, rule) for group in groups]
-        ranks = [
-            value is not None and not value.partial and group in rivals
-            for group, value in zip(groups, values, strict=True)
-        ]
-        means = [value.mean for value, may in zip(values, ranks, strict=True) if value is not None and may]
-        best = (min if column == "spread" else max)(means) if means and len(rivals) > 1 else math.nan
-        found.append(
-            [
-                (value, may and value is not None and abs(value.mean - best) < 1e-9)
-                for value, may in zip(values, ranks, strict=True)
-            ]
-        )
-    return [list(row) for row in zip(*found, strict=True)]
+        best = _best_mean(rivals, column, rule)
+        for group, row in zip(groups, rows, strict=True):
+            value = group.value(column, rule)
+            is_best = False
+            if value is not None and not value.partial and group in rivals:
+                is_best = abs(value.mean - best) < 1e-9
+            row.append((value, is_best))
+    return rows
+
+
+def _best_mean(rivals: Sequence[Group], column: str, rule: str) -> float:
+    """Return the best whole mean of a column; NaN, which equals nothing, if there are no two groups to compare."""
+    means: list[float] = []
+    for group in rivals:
+        value = group.value(column, rule)
+        if value is not None and not value.partial:
+            means.append(value.mean)
+    if not means or len(rivals) < 2:
+        return math.nan
+    if column == "spread":
+        return min(means)
+    return max(means)
 
 
 def ranked(groups: Sequence[Group], rule: str = "final") -> list[Group]:
-    """Groups with a whole score, the best average first; a partial one has no rank."""
-    values = [(group.value("average", rule), group) for group in groups]
-    scored = [(value.mean, group) for value, group in values if value is not None and not value.partial]
-    return [group for _, group in sorted(scored, key=lambda pair: -pair[0])]
+    """Return the groups with a whole score, the best average first; a partial one has no rank."""
+    scored: list[tuple[float, Group]] = []
+    for group in groups:
+        value = group.value("average", rule)
+        if value is not None and not value.partial:
+            scored.append((value.mean, group))
+    scored.sort(key=lambda pair: -pair[0])
+    return [group for _, group in scored]
 
 
 def best_run(groups: Sequence[Group], rule: str = "final") -> Run | None:
-    """The finished run of the lowest seed in the group with the best whole average; ``None`` if there is none."""
-    runs = [run for group in comparable(ranked(groups, rule))[:1] for run in group.runs if run.summary]
-    return min(runs, key=lambda run: run.seed, default=None)
+    """Return the finished run of the lowest seed in the group with the best whole average; ``None`` without one."""
+    best = comparable(ranked(groups, rule))
+    if not best:
+        return None
+    finished = [run for run in best[0].runs if run.summary]
+    return min(finished, key=lambda run: run.seed, default=None)
 
 
 # ---- keys ------------------------------------------------------------------------------------------------------------
 
 
 def _settings_of_board(run: Run) -> dict[str, Any]:
-    found = {key: run.options[key] for key in BOARD_SETTINGS if run.options.get(key) is not None}
-    if run.names[0] == "folder":  # images of one's own: another folder holds other images
+    found: dict[str, Any] = {}
+    for key in BOARD_SETTINGS:
+        if run.options.get(key) is not None:
+            found[key] = run.options[key]
+    if run.names[0] == "folder":  # the user's own images: another folder holds other images
         found["data.root"] = dict(run.config.get("data") or {}).get("root")
     return found
 
@@ -330,24 +394,32 @@ def _board_key(run: Run) -> list[Any]:
 
 
 def _row_key(run: Run) -> list[Any]:
-    """All that runs of one row share, but the partition's seed."""
-    options = {key: value for key, value in run.options.items() if key != PARTITION_SEED}
+    """Return everything that the runs of one row share, except for the partition's seed."""
+    options = dict(run.options)
+    options.pop(PARTITION_SEED, None)
     return [options, run.rounds_done, run.code]
 
 
 def _by_partition(runs: Sequence[Run]) -> list[list[Run]]:
-    """Runs of one row key by partition: those with a fixed one each by itself, and those where it is the run's seed.
+    """Return the runs of one row key, sorted by partition.
 
-    A run whose partition's seed is its own seed belongs to the fixed partition of that number if other runs have it.
+    Runs with the same fixed partition belong together, and so do the runs in which the partition's seed is the run's
+    seed. If other runs have a fixed partition of that seed, such a run belongs to them.
     """
-    fixed = {partition_seed(run) for run in runs if partition_seed(run) != run.seed}
+    fixed: set[int | None] = set()
+    for run in runs:
+        if partition_seed(run) != run.seed:
+            fixed.add(partition_seed(run))
     found: dict[str, list[Run]] = {}
     for run in runs:
         number = partition_seed(run)
         follows = number == run.seed and number not in fixed
-        splits = run.summary.get("splits")
-        samples = combined_hash(splits) if splits and not follows else ""
-        found.setdefault("the run's seed" if follows else f"{number} {samples}", []).append(run)
+        key = "the run's seed"
+        if not follows:
+            splits = run.summary.get("splits")
+            samples = combined_hash(splits) if splits else ""
+            key = f"{number} {samples}"
+        found.setdefault(key, []).append(run)
     return list(found.values())
 
 
@@ -384,52 +456,74 @@ def _label(groups: Sequence[Group], name: Callable[[Run], str]) -> None:
     """Give every group its marks, and a label that no other group of the board has."""
     for group in groups:
         group.marks = _marks(group, groups)
-    for method in {name(group.runs[0]) for group in groups}:
-        namesakes = [group for group in groups if name(group.runs[0]) == method]
-        keys = [key for key in varying([group.runs[0] for group in namesakes]) if key not in SHOWN_IN_MARKS]
+    by_method: dict[str, list[Group]] = {}
+    for group in groups:
+        by_method.setdefault(name(group.runs[0]), []).append(group)
+    for method, namesakes in by_method.items():
+        keys = varying([group.runs[0] for group in namesakes])
+        keys = [key for key in keys if key not in SHOWN_IN_MARKS]
         count = min(MAX_LABEL_SETTINGS, len(keys))
         while count < len(keys) and len(set(_labels(namesakes, method, keys[:count]))) < len(namesakes):
             count += 1
         for group, label in zip(namesakes, _labels(namesakes, method, keys[:count]), strict=True):
             group.label = label
-    for label, times in Counter(group.label for group in groups).items():
-        if times > 1:  # such as two sets of images in the same place
-            same = [group for group in groups if group.label == label]
+    by_label: dict[str, list[Group]] = {}
+    for group in groups:
+        by_label.setdefault(group.label, []).append(group)
+    for label, same in by_label.items():
+        if len(same) > 1:  # such as two sets of images in the same place
             for number, group in enumerate(same, 1):
                 group.label = f"{label} ({number})"
 
 
 def _labels(groups: Sequence[Group], method: str, keys: Sequence[str]) -> list[str]:
-    found = []
+    found: list[str] = []
     for group in groups:
-        options = group.runs[0].options
-        label = ", ".join([method, *(setting_text(key, options.get(key)) for key in keys)])
-        found.append(f"{label} ({', '.join(group.marks)})" if group.marks else label)
+        parts = [method]
+        for key in keys:
+            parts.append(setting_text(key, group.runs[0].options.get(key)))
+        label = ", ".join(parts)
+        if group.marks:
+            label += f" ({', '.join(group.marks)})"
+        found.append(label)
     return found
 
 
 def _marks(group: Group, groups: Sequence[Group]) -> tuple[str, ...]:
-    """In what ``group`` differs from most groups of its board: code, rounds and seeds."""
-    found = []
+    """Return in what ``group`` differs from most groups of its board: code, rounds and seeds."""
+    found: list[str] = []
     if group.code != _commonest(other.code for other in groups):
         found.append(f"code {group.code}")
     if group.rounds != _commonest(other.rounds for other in groups):
         found.append(f"{group.rounds} rounds")
     if tuple(group.seeds) != _commonest(tuple(other.seeds) for other in groups):
-        found.append(f"{'seeds' if len(group.seeds) > 1 else 'seed'} {','.join(map(str, group.seeds))}")
+        word = "seed"
+        if len(group.seeds) > 1:
+            word = "seeds"
+        found.append(f"{word} {','.join(map(str, group.seeds))}")
     return tuple(found)
 
 
 def _commonest(values: Iterable[Any]) -> Any:
-    """The most frequent value; the first of several."""
+    """Return the most frequent value; the first of several."""
     return Counter(values).most_common(1)[0][0]
 
 
 def _tell_boards_apart(boards: Sequence[Board], settings: Sequence[dict[str, Any]]) -> None:
     """Name the settings that tell boards of the same data, protocol and model apart."""
-    for title in {board.title for board in boards}:
-        same = [(board, found) for board, found in zip(boards, settings, strict=True) if board.title == title]
-        keys = sorted({key for _, found in same for key in found})
-        differing = [key for key in keys if len({_text(found.get(key)) for _, found in same}) > 1]
-        for board, found in same if len(same) > 1 else ():
+    by_title: dict[str, list[tuple[Board, dict[str, Any]]]] = {}
+    for board, found in zip(boards, settings, strict=True):
+        by_title.setdefault(board.title, []).append((board, found))
+    for same in by_title.values():
+        if len(same) < 2:
+            continue
+        values: dict[str, set[str]] = {}
+        for _, found in same:
+            for key in found:
+                values[key] = set()
+        for key in values:
+            for _, found in same:
+                values[key].add(_text(found.get(key)))
+        differing = sorted(key for key in values if len(values[key]) > 1)
+        for board, found in same:
             board.remark = ", ".join(setting_text(key, found.get(key)) for key in differing)
