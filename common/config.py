@@ -444,7 +444,7 @@ def build(node: Mapping[str, Any], where: str, target: type | None = None) -> An
         ConfigError: unknown key, wrong type, or a value the class refuses.
     """
     if target is None:
-        target = _import(node.get("_target_"), where)
+        target = class_of(node.get("_target_"), where)
     hints = get_type_hints(target)
     values: dict[str, Any] = {}
     for name, value in node.items():
@@ -543,7 +543,16 @@ def _mistake(found: dict[str, Any], target: type, where: str) -> str:
     return f"{key}={value!r:.200}: {reason.replace('Input should', 'must')}"
 
 
-def _import(path: object, where: str) -> type:
+def class_of(path: object, where: str) -> type:
+    """Import the :func:`checked` class of a dotted name.
+
+    Args:
+        path: the name, ``module.Class``.
+        where: the key that it is imported for.
+
+    Raises:
+        ConfigError: the name is not one that may be imported for this key, or is no checked class.
+    """
     if not isinstance(path, str) or "." not in path:
         raise ConfigError(f"{where}: _target_ must be written module.Class; got {path!r}")
     if not trusted(path, where):

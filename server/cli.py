@@ -24,7 +24,9 @@ from server.commands.program import (
     Trials,
     app,
     command,
+    complete_override,
     items_of,
+    one_of,
     option,
     seeds_of,
     words,
@@ -149,7 +151,7 @@ def _resume(folder: Annotated[Path, words("DIR")], overrides: Settings, quiet: Q
 
 @command("sweep")
 def _sweep(
-    overrides: Annotated[list[str], words("KEY=A,B...", default_factory=list)],
+    overrides: Annotated[list[str], words("KEY=A,B...", default_factory=list, autocompletion=complete_override)],
     output: Annotated[
         Path | None,
         option("--output", text="The folder; by default one below outputs/, named after the settings.", metavar="DIR"),
@@ -173,7 +175,7 @@ def _sweep(
 
 @command("tune")
 def _tune(
-    overrides: Annotated[list[str], words("KEY=VALUE...", default_factory=list)],
+    overrides: Annotated[list[str], words("KEY=VALUE...", default_factory=list, autocompletion=complete_override)],
     trials: Trials = 20,
     seeds: TestSeeds = "0,1,2",
     output: Output = None,
@@ -193,7 +195,7 @@ def _tune(
 
 @command("compare")
 def _compare(
-    overrides: Annotated[list[str], words("KEY=VALUE...", default_factory=list)],
+    overrides: Annotated[list[str], words("KEY=VALUE...", default_factory=list, autocompletion=complete_override)],
     methods: Annotated[
         str, option("--methods", text="The methods; * is all; FedAvg is always among them.", metavar="A,B")
     ] = "",
@@ -218,10 +220,23 @@ def _compare(
 def _table(
     folders: Runs,
     rule: Rule = "final",
-    form: Annotated[str, option("--format", text="rich (default), md, latex, csv, json.", metavar="FORMAT")] = "",
+    form: Annotated[
+        str,
+        option(
+            "--format",
+            text="rich (default), md, latex, csv, json.",
+            metavar="FORMAT",
+            autocompletion=one_of(("rich", "md", "latex", "csv", "json")),
+        ),
+    ] = "",
     metric: Annotated[
         str,
-        option("--metric", text="accuracy (default), balanced_accuracy, macro_f1 or worst_class.", metavar="METRIC"),
+        option(
+            "--metric",
+            text="accuracy (default), balanced_accuracy, macro_f1 or worst_class.",
+            metavar="METRIC",
+            autocompletion=one_of(("accuracy", "balanced_accuracy", "macro_f1", "worst_class")),
+        ),
     ] = "accuracy",
     output: Annotated[Path | None, option("--output", text="Write to a file; its suffix is the format.")] = None,
 ) -> None:
@@ -311,7 +326,7 @@ def _reproduce(
 
 @command("figure")
 def _figure(
-    kind: Annotated[str, words("KIND")],
+    kind: Annotated[str, words("KIND", autocompletion=one_of(("convergence", "features", "cam", "heatmap", "bars")))],
     folders: Runs,
     output: Annotated[Path | None, option(text="The picture; KIND.png in the first folder by default.")] = None,
     rule: Rule = "final",
@@ -467,8 +482,16 @@ def _dismiss(folder: Folder, node: Nodes = None, connection: Connection = None) 
     dismiss(folder, node or [], connection)
 
 
+def _complete_group(incomplete: str) -> list[str]:
+    from server.commands.completion import groups_for
+
+    return groups_for(incomplete)
+
+
 @command("list")
-def _list(groups: Annotated[list[str], words("[GROUP]...", default_factory=list)]) -> None:
+def _list(
+    groups: Annotated[list[str], words("[GROUP]...", default_factory=list, autocompletion=_complete_group)],
+) -> None:
     """List methods, data sets, models, protocols, engines.
 
     GROUP  one of them, such as method; all by default
@@ -476,6 +499,24 @@ def _list(groups: Annotated[list[str], words("[GROUP]...", default_factory=list)
     from server.commands.listing import print_choices
 
     print_choices(groups)
+
+
+def _complete_name(incomplete: str) -> list[str]:
+    from server.commands.completion import names_for
+
+    return names_for(incomplete)
+
+
+@command("explain")
+def _explain(names: Annotated[list[str], words("NAME...", autocompletion=_complete_name)]) -> None:
+    """Show what settings mean, their ranges and defaults.
+
+    goldfinch explain fpl
+    NAME  a group (train), a choice (fpl, protocol.fpl_office) or a setting (method.temperature)
+    """
+    from server.commands.explain import print_explanations
+
+    print_explanations(names)
 
 
 def _known(value: str, choices: Iterable[str], name: str = "--rule") -> Any:

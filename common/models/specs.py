@@ -22,6 +22,8 @@ class ModelSpec(ABC):
     Args:
         pretrained: the folder of an exported model of the same network that it starts from, but for the classifier
             where the classes differ. ``None``: weights of the seed.
+        norm: a field of the networks with normalisation: ``batch``, ``group`` (which keeps no running statistics) or
+            ``none``.
     """
 
     minimum_image_size: ClassVar[int]

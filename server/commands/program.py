@@ -10,7 +10,7 @@ import sys
 import textwrap
 import threading
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -125,7 +125,8 @@ class Commands(TyperGroup):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """As click does, but a word that is no command gets the nearest one."""
-        if args[0] not in self.commands and not args[0].startswith("-"):
+        known = args[0] in self.commands or args[0].startswith("-")
+        if not known and not ctx.resilient_parsing:  # which completion sets
             raise ConfigError(f"goldfinch {args[0]}: no such command; {nearest(args[0], self.commands)}")
         return super().resolve_command(ctx, args)
 
@@ -211,10 +212,31 @@ def seeds_of(text: str) -> tuple[int, ...]:
     return seeds
 
 
-Settings = Annotated[list[str], words("[KEY=VALUE]...", default_factory=list)]
+def complete_override(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Complete a setting or its value."""
+    from server.commands.completion import overrides_for
+
+    return overrides_for(ctx, incomplete)
+
+
+def one_of(choices: Sequence[str]) -> Callable[[str], list[str]]:
+    """Return a function that completes one of ``choices``."""
+
+    def complete(incomplete: str) -> list[str]:
+        return [choice for choice in choices if choice.startswith(incomplete)]
+
+    return complete
+
+
+Settings = Annotated[list[str], words("[KEY=VALUE]...", default_factory=list, autocompletion=complete_override)]
 Runs = Annotated[list[str], words("DIR...")]
 Rule = Annotated[
-    str, option(text="How a run is scored: final (default), last_n, best_round or validated.", metavar="RULE")
+    str,
+    option(
+        text="How a run is scored: final (default), last_n, best_round or validated.",
+        metavar="RULE",
+        autocompletion=one_of(("final", "last_n", "best_round", "validated")),
+    ),
 ]
 Quiet = Annotated[bool, option("--quiet", text="Show nothing; errors are said all the same.")]
 Output = Annotated[Path | None, option("--output", text="The folder; by default one below outputs/.", metavar="DIR")]

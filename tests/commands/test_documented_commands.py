@@ -45,7 +45,19 @@ NOT_COMPOSED = {
 """Commands whose settings are not composed here, by a part of them, and why."""
 
 NO_SETTINGS = {
-    *("certificates", "dismiss", "doctor", "enrol", "evaluate", "export", "figure", "list", "predict", "report"),
+    *(
+        "certificates",
+        "dismiss",
+        "doctor",
+        "enrol",
+        "evaluate",
+        "explain",
+        "export",
+        "figure",
+        "list",
+        "predict",
+        "report",
+    ),
     *("resume", "table"),
 }
 """Commands that take folders and options, which the program parses, or a run that must be there."""

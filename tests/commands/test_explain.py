@@ -1,0 +1,112 @@
+"""``goldfinch explain`` and the completion of settings."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from common.choices import CONF, choices_of
+from common.errors import ConfigError
+from common.explanation import explain
+from common.settings import load_settings
+from server.cli import main
+from server.commands.completion import whole_words
+
+GROUPS = sorted(path.name for path in CONF.iterdir() if path.is_dir())
+WITHOUT_TEXT = ("engine", "experiment", "printed", "tuned", "tracker")
+"""Groups with files that no class documents key by key; the comment of the file does."""
+
+
+@pytest.mark.parametrize("group", [group for group in GROUPS if group not in WITHOUT_TEXT])
+def test_every_setting_of_every_choice_has_a_type_and_a_meaning(group: str) -> None:
+    for choice in choices_of(group):
+        for setting in explain(f"{group}.{choice}").settings:
+            assert setting.kind, setting
+            assert setting.meaning, setting
+
+
+@pytest.mark.parametrize("group", ["engine", "experiment", "tracker"])
+def test_other_choices_are_described_by_their_comment(group: str) -> None:
+    for choice in choices_of(group):
+        assert explain(f"{group}.{choice}").text
+
+
+def test_a_setting_has_type_default_meaning_search_and_printed_values() -> None:
+    (setting,) = explain("method.fpl.temperature").settings
+    assert (setting.key, setting.default, setting.kind) == ("method.temperature", "0.02", "number, > 0")
+    assert "Eq. 7" in setting.meaning
+    assert setting.search == "0.02 to 1"
+    assert setting.published == {"digits": "0.02", "office_caltech": "0.02"}
+
+
+@pytest.mark.parametrize("key", ["train.rounds", "rounds.outliers", "protocol.samples", "seed"])
+def test_the_default_is_that_of_a_run(key: str) -> None:
+    node = load_settings().raw
+    for part in key.split("."):
+        node = node[part]
+    (setting,) = explain(key).settings
+    assert setting.default == str(node).replace("None", "null")
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("fplx", "did you mean fpl"),
+        ("fpl_office", "protocol.fpl_office or experiment.fpl_office"),
+        ("method.temprature", "method.temperature"),
+        ("experiment", "goldfinch list experiment"),
+    ],
+    ids=["unknown", "of two groups", "misspelt setting", "group without a default"],
+)
+def test_a_wrong_name_gets_what_to_write(name: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        explain(name)
+
+
+def test_the_command_prints_each_setting(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "method=fpl", "train.rounds"]) == 0
+    shown = capsys.readouterr().out
+    assert "method.clusters=finch  (finch or global)" in shown
+    assert "train.rounds=10  (whole number, >= 1)" in shown
+
+
+COMPLETIONS = {
+    "a key": (["run", "train.opt"], ["train.optimizer=sgd", "train.optimizer=adam"]),
+    "a choice": (["run", "method=fp"], ["method=fpl"]),
+    "a choice that bash has split": (["run", "method", "=", "fp"], ["fpl"]),
+    "an empty choice that bash has split": (["run", "views", "="], list(choices_of("views"))),
+    "a key of the chosen method": (["run", "method", "=", "fpl", "method.temp"], ["method.temperature=0.02"]),
+    "a bool": (["sweep", "protocol.balanced="], ["protocol.balanced=true", "protocol.balanced=false"]),
+    "a kind of figure": (["figure", "c"], ["convergence", "cam"]),
+    "a rule": (["table", "--rule", "l"], ["last_n"]),
+    "a name to explain": (["explain", "train"], ["train", "train.default"]),
+    "after a command that does not exist": (["nothing", "e"], ["export", "evaluate", "explain", "enrol"]),
+}
+
+
+@pytest.mark.parametrize("case", COMPLETIONS)
+def test_words_are_completed(case: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    words, expected = COMPLETIONS[case]
+    monkeypatch.setenv("_GOLDFINCH_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", "\n".join(["goldfinch", *words]))
+    monkeypatch.setenv("COMP_CWORD", str(len(words)))
+    with pytest.raises(SystemExit):
+        main([])
+    found = capsys.readouterr().out.split()
+    assert set(expected) <= set(found)
+    if case != "after a command that does not exist":
+        assert sorted(found) == sorted(expected)
+
+
+def test_overrides_that_bash_has_split_are_joined() -> None:
+    assert whole_words(["method", "=", "fpl", "seed=0"]) == ["method=fpl", "seed=0"]
+
+
+def test_completion_does_not_import_torch() -> None:
+    program = (
+        "import sys, click; from server.commands.completion import overrides_for; from server.commands import explain\n"
+        "assert overrides_for(click.Context(click.Command('run')), 'train.ro'); assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
