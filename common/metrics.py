@@ -1,12 +1,14 @@
 """What is measured of a federated run: scores per domain, over domains, and over rounds; and memory."""
 
+from __future__ import annotations
+
 import math
 import resource
 import statistics
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 Missing = Mapping[str, int | None]
 """Domains that a score lacks, each with the last round before that scored it; ``None`` if no round did."""
@@ -23,38 +25,106 @@ METRICS: dict[str, str] = {
 }
 """The metrics and their names in tables."""
 
+COUNTED: tuple[Metric, ...] = ("balanced_accuracy", "macro_f1", "worst_class")
+"""The metrics that need confusion counts."""
+
 PARTIAL = "†"
 """Marks a partial score where it is shown."""
 
 
-def metric_of(confusion: Sequence[Sequence[int]], metric: str) -> float:
-    """Return a metric of confusion counts, in per cent.
+@dataclass(frozen=True)
+class ClassTotals:
+    """Images by class: all that a metric needs of confusion counts.
 
-    ``balanced_accuracy`` is the mean of the recalls of the classes that have images. ``worst_class`` is the lowest of
-    them. ``macro_f1`` is the mean of F1 over the classes that have images or were predicted. These are scikit-learn's
-    definitions.
+    Args:
+        true: ``[K]``, images of each class.
+        predicted: ``[K]``, images that were predicted as each class.
+        correct: ``[K]``, images of each class that were predicted as it.
+    """
+
+    true: list[int]
+    predicted: list[int]
+    correct: list[int]
+
+    @classmethod
+    def empty(cls, class_count: int) -> ClassTotals:
+        """Return totals of no images."""
+        return cls([0] * class_count, [0] * class_count, [0] * class_count)
+
+    @classmethod
+    def of(cls, confusion: Sequence[Sequence[int]]) -> ClassTotals:
+        """Return the totals of confusion counts ``[K][K]``: images by true class (row) and predicted class (column)."""
+        found = cls.empty(len(confusion))
+        found.add_all(confusion)
+        return found
+
+    def add_all(self, confusion: Sequence[Sequence[int]]) -> None:
+        """Add the images of confusion counts ``[K][K]``."""
+        for true, row in enumerate(confusion):
+            for predicted, count in enumerate(row):
+                self.add(true, predicted, count)
+
+    def add(self, true: int, predicted: int, count: int) -> None:
+        """Add ``count`` images of class ``true`` that were predicted as class ``predicted``."""
+        self.true[true] += count
+        self.predicted[predicted] += count
+        if true == predicted:
+            self.correct[true] += count
+
+    def metric(self, name: str) -> float:
+        """Return a metric in per cent, of at least one image.
+
+        ``balanced_accuracy`` is the mean of the recalls of the classes that have images. ``worst_class`` is the lowest
+        of them. ``macro_f1`` is the mean of F1 over the classes that have images or were predicted. These are
+        scikit-learn's definitions.
+
+        Args:
+            name: one of :data:`METRICS`.
+        """
+        if name == "accuracy":
+            return 100.0 * sum(self.correct) / sum(self.true)
+        recalls: list[float] = []
+        scores: list[float] = []
+        for true, predicted, correct in zip(self.true, self.predicted, self.correct, strict=True):
+            if true:
+                recalls.append(100.0 * correct / true)
+            if true or predicted:
+                scores.append(200.0 * correct / (true + predicted))
+        if name == "balanced_accuracy":
+            return statistics.fmean(recalls)
+        if name == "worst_class":
+            return min(recalls)
+        return statistics.fmean(scores)
+
+
+def metric_of(confusion: Sequence[Sequence[int]], metric: str) -> float:
+    """Return a metric of confusion counts, in per cent; see :meth:`ClassTotals.metric`.
 
     Args:
         confusion: ``[K][K]``, images by true class (row) and predicted class (column); at least one image.
         metric: one of :data:`METRICS`.
     """
-    correct = [row[label] for label, row in enumerate(confusion)]
-    if metric == "accuracy":
-        return 100.0 * sum(correct) / sum(sum(row) for row in confusion)
-    recalls: list[float] = []
-    scores: list[float] = []
-    for label, row in enumerate(confusion):
-        true = sum(row)
-        predicted = sum(other[label] for other in confusion)
-        if true:
-            recalls.append(100.0 * correct[label] / true)
-        if true or predicted:
-            scores.append(200.0 * correct[label] / (true + predicted))
-    if metric == "balanced_accuracy":
-        return statistics.fmean(recalls)
-    if metric == "worst_class":
-        return min(recalls)
-    return statistics.fmean(scores)
+    return ClassTotals.of(confusion).metric(metric)
+
+
+def counts_fit(counts: Any, class_count: int, total: int, correct: int) -> bool:
+    """Return whether ``counts``, as a device sent them, are the confusion counts of its score.
+
+    Args:
+        counts: what should be ``[K][K]`` whole numbers, images by true class (row) and predicted class (column).
+        class_count: the number of classes K.
+        total: the images of the score.
+        correct: the correct predictions among them.
+    """
+    if not isinstance(counts, list) or len(counts) != class_count:
+        return False
+    for line in counts:
+        if not isinstance(line, list) or len(line) != class_count:
+            return False
+        if not all(type(n) is int and 0 <= n <= total for n in line):
+            return False
+    diagonal = sum(counts[index][index] for index in range(class_count))
+    return diagonal == correct and sum(map(sum, counts)) == total
 
 
 @dataclass(frozen=True)

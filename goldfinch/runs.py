@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from common.errors import ConfigError
-from common.metrics import METRICS, metric_of
+from common.metrics import COUNTED, METRICS, metric_of
 from goldfinch.frames import frame, library
 from goldfinch.overrides import overrides_of
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from common.exports.model import TrainedModel
     from server.results.run import Run as Records
 
-NUMBERS = ("round", "count", "correct", "accuracy", "loss", "samples", "steps", "peak_bytes", "releases")
+NUMBERS = ("round", "count", "correct", "accuracy", *COUNTED, "loss", "samples", "steps", "peak_bytes", "releases")
 """Columns of records that hold numbers, besides those that begin with ``seconds`` or ``bytes``."""
 
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from common.data.protocols import combined_hash
-from common.metrics import PARTIAL, named_missing
+from common.metrics import PARTIAL, Metric, named_missing
 from server.results.run import Run, setting_text, varying
 from server.results.seeds import Value
 
@@ -180,6 +180,16 @@ class Board:
     def codes(self) -> list[str]:
         """Hashes of the code that ran, each once, in the order of the groups."""
         return list(dict.fromkeys(group.code for group in self.groups))
+
+    def by_metric(self, metric: Metric) -> Board | None:
+        """Return the same board with scores by another metric; ``None`` if a run lacks confusion counts."""
+        if not all(run.has_counts for run in self.runs):
+            return None
+        groups: list[Group] = []
+        for group in self.groups:
+            runs = [run.by_metric(metric) for run in group.runs]
+            groups.append(Group(group.label, runs, marks=group.marks))
+        return Board(self.data, self.protocol, self.model, groups, self.remark)
 
     def notes(self) -> list[str]:
         """Return what a reader of the table must know besides its numbers, one sentence each."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from common.data.batches import EVALUATION_BATCH, Split
 from common.data.protocols import ClientSpec, test_subset
 from common.errors import CheckpointError, ConfigError, GoldfinchError
 from common.exports.model import kept_part, without_training_parts
-from common.metrics import METRICS, Metric, RoundScore, metric_of, summarise
+from common.metrics import METRICS, ClassTotals, Metric, RoundScore, summarise
 from common.models.base import Model
 from common.regular_files import read_small
 from common.seeding import generator
@@ -28,7 +28,7 @@ from common.versions import hash_of_files
 from common.wire.messages import printable
 from server.run.accounting import LEDGER, Ledger, privacy_report, with_conditions
 from server.run.checkpoint import BEST, Checkpoint, Checkpoints
-from server.run.history import round_scores, rows_on
+from server.run.history import class_totals, round_scores, rows_on, scores_by
 from server.run.prototype_log import Page, read_pages
 from server.run.schema import check_events, check_lines, read_lines, read_rows, reading
 from strategies.core.federation import Federation
@@ -189,31 +189,34 @@ class Run:
         accuracies = round_scores(self.scores, self._scorers("test"))
         if self.metric == "accuracy":
             return accuracies
-        counts = self.confusion_counts
-        found: list[RoundScore] = []
-        for score in accuracies:
-            values: dict[str, float] = {}
-            for domain in score.accuracy:
-                if (score.round, domain) not in counts:
-                    raise ConfigError(
-                        f"{self.folder} has no confusion counts of {domain} in round {score.round}, so there is no "
-                        f"{METRICS[self.metric]}; use --metric accuracy, or leave the run out"
-                    )
-                values[domain] = metric_of(counts[score.round, domain], self.metric)
-            found.append(RoundScore(score.round, values, score.missing))
-        return found
+        try:
+            return scores_by(self.metric, accuracies, self.class_totals)
+        except KeyError as error:
+            number, domain = error.args[0]
+            raise ConfigError(
+                f"{self.folder} has no confusion counts of {domain} in round {number}, so there is no "
+                f"{METRICS[self.metric]}; use --metric accuracy, or leave the run out"
+            ) from error
 
     @cached_property
-    def confusion_counts(self) -> dict[tuple[int, str], list[list[int]]]:
-        """Images by true and predicted class of each round and domain, summed over the clients that scored it."""
-        found: dict[tuple[int, str], list[list[int]]] = {}
-        for line in self.confusions:
-            size = int(line["classes"])
-            key = int(line["round"]), str(line["domain"])
-            if key not in found:
-                found[key] = [[0] * size for _ in range(size)]
-            for true, predicted, count in zip(line["true"], line["predicted"], line["count"], strict=True):
-                found[key][true][predicted] += count
+    def class_totals(self) -> Mapping[tuple[int, str], ClassTotals]:
+        """Images by class of each round and domain on test images, summed over the clients that scored it."""
+        return class_totals(self.confusions)
+
+    @property
+    def has_counts(self) -> bool:
+        """Whether there are confusion counts of every test score, so that the run has every metric."""
+        for score in self.round_scores:
+            if not all((score.round, domain) in self.class_totals for domain in score.accuracy):
+                return False
+        return True
+
+    def by_metric(self, metric: Metric) -> Run:
+        """Return the run with scores by another metric. What was read of its files is not read again."""
+        found = replace(self, metric=metric)
+        for name in ("config", "options", "summary", "_history", "scores", "events", "class_totals"):
+            if name in self.__dict__:
+                found.__dict__[name] = self.__dict__[name]  # where cached_property keeps it
         return found
 
     @cached_property

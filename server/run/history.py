@@ -10,14 +10,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from common.metrics import Coverage, RoundScore
+from common.metrics import COUNTED, ClassTotals, Coverage, RoundScore
 from common.storage.files import write_text
 from server.run.prototype_log import Confusions, PrototypeLog
 from server.run.schema import read_lines, read_rows, stream_rows
 from server.trackers.events import Listener
 
-SCORES = ("round", "client", "client_domain", "domain", "scored_on", "count", "correct", "accuracy", "loss")
-"""Columns of ``history.csv``; ``scored_on`` is ``test`` or ``validation``."""
+SCORES = (
+    *("round", "client", "client_domain", "domain", "scored_on", "count", "correct", "accuracy", "loss"),
+    *COUNTED,
+)
+"""Columns of ``history.csv``; ``scored_on`` is ``test`` or ``validation``. A metric without counts is empty."""
 
 PARTS = ("weights", "prototypes", "extra", "header")
 """Parts of a message. The header is everything besides tensors: names, shapes, JSON, padding."""
@@ -62,7 +65,8 @@ class History:
     - ``events.jsonl``: one line per event of the run.
     - ``confusion.jsonl`` and ``prototypes/``: see :mod:`server.run.prototype_log`.
 
-    Listeners are told of every event and, as ``scores`` and ``activity``, of every row; these two are in no file.
+    Listeners are told of every event and, as ``scores`` and ``activity``, of every row, and as ``metrics`` of each
+    round's other metrics by domain; these three are in no file.
 
     Args:
         keep_until: activity and events of later rounds are dropped, since a resumed run writes them again. ``-1``
@@ -114,6 +118,10 @@ class History:
         """Append rows of ``history.csv``; listeners get those of test images."""
         _append(self.folder / "history.csv", SCORES, rows)
         self._tell("scores", {"rows": rows_on("test", rows)})
+
+    def tell_metrics(self, number: int, metrics: Mapping[str, Mapping[str, float]]) -> None:
+        """Tell the listeners of a round's metrics on test images: per cent by domain, by the metric's name."""
+        self._tell("metrics", {"round": number, "metrics": metrics})
 
     def add_activity(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Append rows of ``activity.csv``."""
@@ -193,6 +201,41 @@ def round_scores(rows: Iterable[Mapping[str, Any]], scorers: Mapping[str, int] |
         scorers = dict.fromkeys(sorted({domain for entries in by_round.values() for domain, _, _ in entries}), 1)
     coverage = Coverage(scorers)
     return [coverage.score(number, by_round[number]) for number in sorted(by_round)]
+
+
+def class_totals(lines: Iterable[Mapping[str, Any]]) -> dict[tuple[int, str], ClassTotals]:
+    """Return the images by class of each round and domain, summed over the clients that scored it.
+
+    Args:
+        lines: lines of ``confusion.jsonl``.
+    """
+    found: dict[tuple[int, str], ClassTotals] = {}
+    for line in lines:
+        key = int(line["round"]), str(line["domain"])
+        totals = found.setdefault(key, ClassTotals.empty(int(line["classes"])))
+        for true, predicted, count in zip(line["true"], line["predicted"], line["count"], strict=True):
+            totals.add(true, predicted, count)
+    return found
+
+
+def scores_by(
+    metric: str, accuracies: Iterable[RoundScore], totals: Mapping[tuple[int, str], ClassTotals]
+) -> list[RoundScore]:
+    """Return the scores of the same rounds and domains by another metric.
+
+    Args:
+        metric: one of :data:`common.metrics.METRICS`.
+        accuracies: the scores by accuracy.
+        totals: images by class of each round and domain; see :func:`class_totals`.
+
+    Raises:
+        KeyError: ``(round, domain)`` of a score without counts.
+    """
+    found: list[RoundScore] = []
+    for score in accuracies:
+        values = {domain: totals[score.round, domain].metric(metric) for domain in score.accuracy}
+        found.append(RoundScore(score.round, values, score.missing))
+    return found
 
 
 def _reopen(path: Path, columns: Sequence[str], keep_until: int) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from common.metrics import counts_fit
 from common.prototypes import PrototypeSet
 from common.storage.files import Series, write_text
 from common.storage.state import named_tensors, split_tensors, under_prefix, with_prefix
@@ -41,7 +42,7 @@ class Confusions:
         ``entry`` is the score as the device gave it; ``entry["confusion"]`` holds ``[K][K]`` counts, true class first.
         """
         counts: Any = entry.get("confusion")
-        if not _fits(counts, class_count, entry["count"], entry["correct"]):
+        if not counts_fit(counts, class_count, entry["count"], entry["correct"]):
             return False
         cells = [(row, column, n) for row, line in enumerate(counts) for column, n in enumerate(line) if n]
         line = {
@@ -56,18 +57,6 @@ class Confusions:
         with self.path.open("a") as stream:
             stream.write(json.dumps(line) + "\n")
         return True
-
-
-def _fits(counts: Any, class_count: int, total: int, correct: int) -> bool:
-    if not isinstance(counts, list) or len(counts) != class_count:
-        return False
-    for line in counts:
-        if not isinstance(line, list) or len(line) != class_count:
-            return False
-        if not all(type(n) is int and 0 <= n <= total for n in line):
-            return False
-    diagonal = sum(counts[index][index] for index in range(class_count))
-    return diagonal == correct and sum(map(sum, counts)) == total
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from common.metrics import Coverage, RoundScore, best_round, states
+from common.metrics import COUNTED, ClassTotals, Coverage, RoundScore, best_round, counts_fit, states
 from common.settings import RunSettings
 from common.wire.messages import CLIPPED, Request, completed_status, request_text
 from common.wire.payload import Payload, encoded_size
@@ -237,6 +237,7 @@ class Recorder:
             self._report_missing(scored_round, requests, tested, failures)
         if tested:
             self._score_event("score", self._tested.score(scored_round, _entries(tested)))
+            self._tell_metrics(scored_round, outcome)
         if validated:
             score = self._validated.score(scored_round, _entries(validated))
             self._validation.append(score)
@@ -244,8 +245,33 @@ class Recorder:
             if self._best() is score:
                 self.federation.best = scored_round
 
+    def _tell_metrics(self, scored_round: int, outcome: Outcome) -> None:
+        """Tell the listeners of the metrics of each domain, over the counts of all clients that scored it."""
+        totals: dict[str, ClassTotals] = {}
+        uncounted: set[str] = set()
+        for reply in outcome.admitted:
+            for entry in reply.answer.scores:
+                if not self._has_counts(entry):
+                    uncounted.add(entry["domain"])
+                    continue
+                found = totals.setdefault(entry["domain"], ClassTotals.empty(self.server.class_count))
+                found.add_all(entry["confusion"])
+        metrics: dict[str, dict[str, float]] = {}
+        for metric in COUNTED:
+            metrics[metric] = {}
+            for domain in sorted(totals.keys() - uncounted):
+                metrics[metric][domain] = totals[domain].metric(metric)
+        self.history.tell_metrics(scored_round, metrics)
+
+    def _has_counts(self, entry: Mapping[str, Any]) -> bool:
+        return counts_fit(entry.get("confusion"), self.server.class_count, entry["count"], entry["correct"])
+
     def _score_row(self, number: int, reply: Reply, scored_on: str, entry: Mapping[str, Any]) -> dict[str, Any]:
-        return {
+        metrics: dict[str, float] = {}
+        if self._has_counts(entry):
+            totals = ClassTotals.of(entry["confusion"])
+            metrics = {metric: round(totals.metric(metric), 4) for metric in COUNTED}
+        return metrics | {
             "round": number,
             "client": reply.client,
             "client_domain": self.registry.domain(reply.client),

@@ -225,6 +225,10 @@ def check_lines(path: Path, lines: Sequence[dict[str, Any]]) -> None:
         for number, line in enumerate(lines):
             if not len(line["true"]) == len(line["predicted"]) == len(line["count"]):
                 raise _odd(path, number, "true, predicted and count: are not of one length")
+            if line["classes"] != lines[0]["classes"]:
+                raise _odd(path, number, "classes: is another number than in the first entry")
+            if max([*line["true"], *line["predicted"]], default=0) >= line["classes"]:
+                raise _odd(path, number, "true, predicted: hold a class that is not below classes")
 
 
 def check_events(path: Path, events: Sequence[dict[str, Any]]) -> None:

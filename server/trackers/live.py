@@ -41,7 +41,7 @@ MIN_WIDTH = 44
 WIDE, WIDEST = 60, 66
 """Columns from which the live view also has the time gone and the best score, and from which it has all bytes."""
 
-NOT_NOTED = ("start", "score", "validation", "finish", "stopped", "scores", "activity")
+NOT_NOTED = ("start", "score", "validation", "finish", "stopped", "scores", "activity", "metrics")
 """Events that the view shows elsewhere; the line of every other event is a note at the end."""
 
 STATE_STYLES = {"finished": "green", "failed": "bold red"}

@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from common.metrics import METRICS
 from common.wire.messages import trained_count
 
 
@@ -24,7 +25,9 @@ class Scalar(NamedTuple):
 def scalars(name: str, entry: Mapping[str, Any]) -> list[Scalar]:
     """Return the numbers of an event, or of the rows of ``scores`` and ``activity``; empty for all other events.
 
-    - ``scores``: ``accuracy/<domain>/<client>`` in per cent and ``test_loss/<domain>/<client>`` of every row.
+    - ``scores``: ``accuracy/<domain>/<client>`` in per cent and ``test_loss/<domain>/<client>`` of every row; where
+      confusion counts are recorded, also ``balanced_accuracy/...``, ``macro_f1/...`` and ``worst_class/...``.
+    - ``metrics``: ``summary/<metric>/<domain>`` in per cent of the same three, over all clients that scored the domain.
     - ``activity``: ``train_loss/<term>/<client>``, ``seconds/<phase>/<client>`` and ``bytes/<way>/<client>`` of every
       row.
     - ``score``: ``summary/accuracy/<domain>``, ``summary/average``, ``summary/worst`` and ``summary/missing_domains``,
@@ -41,6 +44,8 @@ def scalars(name: str, entry: Mapping[str, Any]) -> list[Scalar]:
         return _scores(entry["rows"])
     if name == "activity":
         return _activity(entry["rows"])
+    if name == "metrics":
+        return _metrics(entry)
     if name == "score":
         values = _summary(entry)
     elif name == "validation":
@@ -58,8 +63,18 @@ def _scores(rows: Sequence[Mapping[str, Any]]) -> list[Scalar]:
     for row in rows:
         number = int(row["round"])
         place = f"{row['domain']}/{row['client']}"
-        found.append(Scalar(f"accuracy/{place}", number, float(row["accuracy"])))
+        for metric in METRICS:
+            if row.get(metric, "") != "":  # empty without confusion counts
+                found.append(Scalar(f"{metric}/{place}", number, float(row[metric])))
         found.append(Scalar(f"test_loss/{place}", number, float(row["loss"])))
+    return found
+
+
+def _metrics(entry: Mapping[str, Any]) -> list[Scalar]:
+    found = []
+    for metric, values in entry["metrics"].items():
+        for domain, value in values.items():
+            found.append(Scalar(f"summary/{metric}/{domain}", int(entry["round"]), float(value)))
     return found
 
 

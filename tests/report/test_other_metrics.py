@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +15,13 @@ from support.runs import run
 from support.toy import DOMAINS, toy_settings
 
 import goldfinch as gf
-from common.metrics import METRICS, metric_of
+from common.errors import ConfigError
+from common.metrics import COUNTED, METRICS, metric_of
 from server.cli import main
+from server.results.groups import group_runs
+from server.results.report.page import render
+from server.results.run import find_runs
+from server.run.schema import read_lines
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +71,48 @@ def test_a_table_of_a_metric_is_that_of_the_counts(
         assert table["rows"][0]["scores"][domain]["mean"] == pytest.approx(np.mean(values), abs=1e-3)
     frame = gf.compare(runs, metric=metric, values="mean")
     assert frame[DOMAINS[0]].iloc[0] == pytest.approx(table["rows"][0]["scores"][DOMAINS[0]]["mean"])
+
+
+def test_the_records_hold_the_metrics_of_every_score(folder: Path) -> None:
+    record = gf.load_run(folder / "0")
+    for row in record.history.to_dict("records"):
+        counts = record.confusion(row["domain"], row["round"]).to_numpy()
+        true = np.repeat(np.arange(len(counts)), counts.sum(1))
+        predicted = np.concatenate([np.repeat(np.arange(len(counts)), line) for line in counts])
+        assert row["balanced_accuracy"] == pytest.approx(100 * balanced_accuracy_score(true, predicted), abs=1e-4)
+        assert row["macro_f1"] == pytest.approx(100 * f1_score(true, predicted, average="macro"), abs=1e-4)
+        assert row["worst_class"] == pytest.approx(100 * min(recall_score(true, predicted, average=None)), abs=1e-4)
+
+
+def test_the_report_has_a_table_of_each_metric_where_counts_are_recorded(folder: Path, tmp_path: Path) -> None:
+    boards = group_runs(find_runs([str(folder)]))
+    page = render(boards)
+    for metric in COUNTED:
+        assert f"{METRICS[metric]} in %, after the last scored round" in page
+        mean = np.mean([run.metrics()[metric].mean() for run in gf.load_runs(folder)])
+        assert f"{mean:.2f}" in page
+    shutil.copytree(folder, tmp_path / "copy")
+    (tmp_path / "copy/1/confusion.jsonl").unlink()
+    without = render(group_runs(find_runs([str(tmp_path / "copy")])))
+    assert "Other metrics" in page
+    assert "Other metrics" not in without
+
+
+@pytest.mark.parametrize(
+    ("second", "complaint"),
+    [((4, [1], [9]), "not below classes"), ((10, [9], [1]), "another number than in the first")],
+    ids=["a class that does not exist", "other classes"],
+)
+def test_counts_of_impossible_classes_are_refused(
+    second: tuple[int, list[int], list[int]], complaint: str, tmp_path: Path
+) -> None:
+    lines: list[str] = []
+    for classes, true, predicted in ((4, [1], [3]), second):
+        line = {"round": 0, "client": "a-0", "domain": "a", "classes": classes}
+        lines.append(json.dumps(line | {"true": true, "predicted": predicted, "count": [2]}))
+    (tmp_path / "confusion.jsonl").write_text("\n".join(lines))
+    with pytest.raises(ConfigError, match=complaint):
+        read_lines(tmp_path / "confusion.jsonl")
 
 
 def test_a_table_names_its_metric(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

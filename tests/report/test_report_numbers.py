@@ -30,7 +30,7 @@ from server.results.report.plots import (
     train_losses,
 )
 from server.results.report.prototypes import prototype_map, prototype_numbers
-from server.results.report.results import client_rows, cost, score_rows
+from server.results.report.results import client_rows, cost, metric_boards, score_rows
 from server.results.run import Run, find_runs
 from server.run.prototype_log import Page
 
@@ -62,10 +62,21 @@ def test_curves_end_where_the_table_does(boards: Any) -> None:
     average = line(plot, method="FPL (seeds 0,1,2)", domain=AVERAGE, measure="Test accuracy in %")
     assert average["x"] == [0, 2, 3, 4], "in one run the dark domain was not scored after round 1"
     assert average["y"][-1] == pytest.approx(group.value("average").mean, rel=1e-5)
-    worst = line(plot, method="FPL (seeds 0,1,2)", domain=WORST)
+    worst = line(plot, method="FPL (seeds 0,1,2)", domain=WORST, measure="Test accuracy in %")
     assert worst["y"][-1] == pytest.approx(group.value("worst").mean, rel=1e-5)
     assert {row["term"] for row in losses(boards[0])["rows"]} == {"cross entropy", "contrast", "consistency"}
     assert line(costs(boards[0]), method="FPL (seeds 0,1,2)", cost="bytes up a round")["x"] == [1, 2, 3, 4]
+
+
+def test_other_metrics_have_curves_that_end_where_their_tables_do(boards: Any) -> None:
+    plot, others = over_rounds(boards[0]), dict(metric_boards(boards[0]))
+    assert plot["measures"][2:] == [f"{name[0].upper()}{name[1:]} in %" for name in others]
+    for name, other in others.items():
+        group = other.groups[1]
+        measure = f"{name[0].upper()}{name[1:]} in %"
+        for domain in DOMAINS:
+            curve = line(plot, method=group.label, domain=domain, measure=measure)
+            assert curve["y"][-1] == pytest.approx(group.value(f"domain:{domain}").mean, rel=1e-5)
 
 
 @pytest.mark.parametrize("rule", ["final", "best_round"])

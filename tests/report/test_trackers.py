@@ -15,6 +15,7 @@ from support.toy import toy_settings
 from common.choices import CONF, trust
 from common.config import build, checked, compose_config
 from common.errors import ConfigError, some_of, summarised
+from common.metrics import COUNTED
 from common.settings import RunSettings
 from server.trackers.base import ScalarTracker, Tracker, TrackerSettings
 from server.trackers.events import plain_lines
@@ -37,6 +38,9 @@ def expected_points(folder: Path) -> set[Point]:
         for row in csv.DictReader(stream):
             number = int(row["round"])
             points.add((f"accuracy/{row['domain']}/{row['client']}", number, float(row["accuracy"])))
+            for metric in COUNTED:
+                points.add((f"{metric}/{row['domain']}/{row['client']}", number, float(row[metric])))
+                points.add((f"summary/{metric}/{row['domain']}", number, float(row[metric])))  # one client a domain
             points.add((f"test_loss/{row['domain']}/{row['client']}", number, float(row["loss"])))
     with (folder / "activity.csv").open(newline="") as stream:
         for row in csv.DictReader(stream):

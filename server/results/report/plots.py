@@ -13,7 +13,7 @@ from typing import Any
 
 from server.results.groups import Board, run_name
 from server.results.report.prototypes import prototype_map, prototype_numbers
-from server.results.report.results import cost
+from server.results.report.results import cost, metric_boards
 from server.results.run import Run
 from server.results.seeds import by_round
 from server.run.history import mean_losses
@@ -35,10 +35,17 @@ Curves = Mapping[str, Points]
 
 
 def over_rounds(board: Board) -> Plot:
-    """Accuracy and test loss by round: on average, on the worst domain, and by domain or method in small charts."""
+    """Accuracy, test loss and, where confusion counts were recorded, the other metrics, all by round.
+
+    They are shown on average, on the worst domain, and by domain or method in small charts.
+    """
     rows = _over_seeds(board, "domain", accuracy_curves, PERCENT, measure="Test accuracy in %")
     rows += _over_seeds(board, "domain", loss_curves, LOSS, measure="Test loss")
     plot: Plot = {"kind": "lines", "title": "", "measures": ["Test accuracy in %", "Test loss"]}
+    for name, other in metric_boards(board):
+        measure = f"{name[0].upper()}{name[1:]} in %"
+        plot["measures"].append(measure)
+        rows += _over_seeds(other, "domain", accuracy_curves, PERCENT, measure=measure)
     plot["keys"] = {"method": _names(board), "domain": board.domains}
     if len(board.groups) == 1:
         return plot | {"wide": "domain", "rows": [row for row in rows if row["domain"] != WORST]}
@@ -209,7 +216,7 @@ def _detailed(boards: Sequence[Board]) -> list[tuple[str, Run]]:
 
 
 def accuracy_curves(run: Run) -> Curves:
-    """Test accuracy in per cent on average, on the worst domain, and on each; no mean of a partial round."""
+    """The run's metric in per cent on average, on the worst domain, and on each; no mean of a partial round."""
     scores = run.round_scores
     found = {AVERAGE: {score.round: score.average for score in scores if not score.missing}}
     found[WORST] = {score.round: score.worst for score in scores if not score.missing}

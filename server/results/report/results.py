@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from common.metrics import COUNTED, METRICS
 from common.text import duration, listing, size
 from common.wire.messages import CLIPPED, trained
 from server.results.columns import cell_marks, domain_heads, summary_columns
@@ -62,6 +63,16 @@ def rules_of(boards: Sequence[Board]) -> dict[str, Rule]:
     """Return the rules by which a run of the page was scored."""
     known = {rule for board in boards for run in board.runs for rule in run.rules}
     return {key: rule for key, rule in RULES.items() if key != "validated" or key in known}
+
+
+def metric_boards(board: Board) -> list[tuple[str, Board]]:
+    """Return the board with its scores by each other metric, after the metric's name; none without confusion counts."""
+    found: list[tuple[str, Board]] = []
+    for metric in COUNTED:
+        other = board.by_metric(metric)
+        if other is not None:
+            found.append((METRICS[metric], other))
+    return found
 
 
 def score_heads(board: Board) -> list[str]:
