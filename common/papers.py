@@ -49,6 +49,7 @@ NAMES: Mapping[str, str] = {
     "fedapc": "FedAPC",
     "fedavg": "FedAvg",
     "fedbn": "FedBN",
+    "feddap": "FedDAP",
     "feddyn": "FedDyn",
     "fedgca": "FedGCA",
     "fedopt": "FedOpt",
@@ -131,6 +132,15 @@ PAPERS: Mapping[str, tuple[Paper, ...]] = {
             "ICLR",
             2021,
             "arXiv:2102.07623",
+        ),
+    ),
+    "feddap": (
+        Paper(
+            "FedDAP: Domain-Aware Prototype Learning for Federated Learning under Domain Shift",
+            ("Huy Q. Le", "Loc X. Nguyen", "Yu Qiao", "Seong Tae Kim", "Eui-Nam Huh", "Choong Seon Hong"),
+            "CVPR",
+            2026,
+            "arXiv:2604.06795",
         ),
     ),
     "feddyn": (

@@ -21,6 +21,7 @@ PROTOCOLS = {
     "dirichlet": ("glyphs", 10),
     "fedplcc": ("office_caltech", 4),
     "fedplcc_domainnet": ("domainnet", 6),
+    "feddap_domainnet": ("domainnet", 20),
     "fpl_office": ("office_caltech", 10),
     "fedapc_office": ("office_caltech", 8),
     "fpl_digits": ("digits", 20),

@@ -24,6 +24,7 @@ LEAST = {
     "fedproc": 75,  # cross-entropy has a tenth of the weight in round 2
     "fedapc": 80,
     "fedplvm": 80,
+    "feddap": 80,
     "fedplcc": 80,
     "fccl_plus": 80,
     "scaffold": 75,

@@ -18,6 +18,7 @@ OUT_OF_RANGE = {
     "fccl_plus": "public_batch=1 public_batch=15 correlation=-1.0 similarity_temperature=0.0",
     "fedadg": "adversarial_epochs=-1 weight=1.0 rate=0.0 smoothing=1.0 condition=0.0 noise_size=0",
     "fedapc": "temperature=0.0 contrast=-1.0 prototype_views=-1",
+    "feddap": "temperature=0.0 fusion_temperature=0.0 alignment=-1.0 contrast=-1.0",
     "feddyn": "alpha=-0.1 clip=0.0",
     "fedgca": "beta=-1.0 alpha=-1.0",
     "fedopt": "server_learning_rate=0.0 momentum=1.0 beta_1=-0.1 beta_2=1.0 epsilon=0.0",
@@ -41,6 +42,7 @@ OTHERS = {
     "fccl_plus": "public_mode=train public_rate_end=0.1 correlation=0.0 similarity=0.0 distillation=0.0 "
     "distillation_temperature=1.0 off_diagonal=1.0 teacher_mode=train weighting=uniform",
     "fedadg": "fidelity=released fidelity=released_pacs weight=0.5 condition=1.0",
+    "feddap": "temperature=0.1 alignment=1.0 contrast=0.0 prototype_mode=post_eval others_only=false",
     "feddyn": "clip=0.01 adaptive_alpha=true alpha=0.03",
     "fedgca": "form=kl predictions=false maps=false with_global=false detach_mean=false",
     "fedpall": "fidelity=paper denominator=negatives denominator=raw protection=none amplifier_mode=eval "

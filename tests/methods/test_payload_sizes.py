@@ -35,6 +35,7 @@ FIXED = {
     "without norm layers": size(MODEL.state_dict().values()) - NORM,
     "discriminator": size(Discriminator(FEATURES, len(DOMAINS)).state_dict().values()),
     "public": 4 * PUBLIC_ROWS * CLASSES + 4 * PUBLIC_ROWS * (PUBLIC_BATCH - 1) + 8,  # logits, similarities, fingerprint
+    "domain rows": (len(DOMAINS) * CLASSES - 1) * (ROW + 8),  # the noisy domain lacks a class; with each row its domain
     "synthetic": 50 * CLASSES * (4 * FEATURES + 8),  # features and labels, fifty of each class
 }
 """Bytes of parts that do not depend on the client."""
@@ -45,6 +46,7 @@ UP = {
     ("fccl_plus", "collaborate"): ["state"],
     ("fedapc", "train"): ["state", "class means"],
     ("fedbn", "train"): ["without norm layers"],
+    ("feddap", "train"): ["state", "class means"],
     ("feddyn", "train"): ["state"],
     ("fedgca", "train"): ["state"],
     ("fedopt", "train"): ["state"],
@@ -69,6 +71,7 @@ DOWN = UP | {
     ("adcol", "train"): ["discriminator"],
     ("fccl_plus", "train"): ["state"],
     ("fccl_plus", "collaborate"): ["public"],
+    ("feddap", "train"): ["state", "domain rows"],
     ("feddyn", "train"): ["state", "parameters"],  # the mean of the client models, which is scored
     ("fedgca", "train"): ["state", "parameters"],
     ("fedpall", "train"): ["discriminator", "head", "class means"],
