@@ -326,11 +326,18 @@ def _total_report(spent: Sequence[tuple[GaussianPrivacy, Ledger]]) -> dict[str, 
     }
 
 
-def spoken(report: Mapping[str, Any]) -> str:
-    """Return one line about a report of :func:`privacy_report`, or of :func:`total_report`, for people."""
+def largest_epsilon(report: Mapping[str, Any]) -> str:
+    """Return the largest epsilon that a report would have if all conditions held; ``infinite`` if it has no bound."""
     spent = [value for value in report["conditional_epsilon"].values() if value is not None]
-    most = f"{max(spent):g}" if spent else "infinite"
+    if not spent:
+        return "infinite"
+    return f"{max(spent):g}"
+
+
+def spoken(report: Mapping[str, Any]) -> str:
+    """Return one line for people about a report of :func:`privacy_report` or :func:`total_reports`."""
+    epsilon = largest_epsilon(report)
     unit = f"per client, one {report['unit']} replaced, delta {report['delta']:g}"
     if not report["conditions"]:
-        return f"epsilon at most {most} ({unit})"
-    return f"no epsilon: {'; '.join(report['conditions'])}. Otherwise it would be {most} ({unit})"
+        return f"epsilon at most {epsilon} ({unit})"
+    return f"no epsilon: {'; '.join(report['conditions'])}. Otherwise it would be {epsilon} ({unit})"

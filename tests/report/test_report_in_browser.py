@@ -267,11 +267,11 @@ def test_what_a_client_says_does_not_run(opened: Browser) -> None:
 
 
 def test_images_are_shown_and_their_overlay_can_be_taken_off(opened: Browser) -> None:
-    sizes = opened.evaluate("[...document.querySelectorAll('.look img')].map((e) => e.naturalWidth)")
+    sizes = opened.evaluate("[...document.querySelectorAll('.example img')].map((e) => e.naturalWidth)")
     assert len(sizes) > 8
     assert set(sizes) == {16}
-    assert opened.evaluate("[...document.querySelectorAll('.look img:not(.heat)')].every((e) => e.alt.length > 8)")
-    shown = "getComputedStyle(document.querySelector('.look .heat')).display"
+    assert opened.evaluate("[...document.querySelectorAll('.example img:not(.heat)')].every((e) => e.alt.length > 8)")
+    shown = "getComputedStyle(document.querySelector('.example .heat')).display"
     assert opened.evaluate(shown) == "block"
     opened.click("#heat")
     assert opened.evaluate(shown) == "none"

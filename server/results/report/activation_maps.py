@@ -1,8 +1,8 @@
-"""What a trained net looks at: test images of every domain with their class activation maps."""
+"""Test images of every domain with the class activation maps of the trained net."""
 
 import base64
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,83 +15,94 @@ from torch import Tensor, nn
 from common.config import build
 from common.errors import GoldfinchError
 from common.models.base import Model
-from server.results.groups import Board, run_name
+from server.results.groups import Board, Group, run_name
 from server.results.run import Run
 
 MAX_SEARCHED = 400
-"""Test images of a domain among which examples are looked for."""
+"""Test images of a domain from which examples are chosen."""
 
 EACH = 4
-"""Examples of a domain that the net gets right, and as many that it gets wrong."""
+"""Correctly classified examples of a domain, and misclassified ones."""
 
 LARGEST_SIDE = 112
-"""Pixels of an example in the page."""
+"""Pixels of the longer side of an example in the page."""
 
 MAX_GROUPS = 6
+"""Groups with examples in the page."""
 
 MIN_CELLS = 4
-"""Rows and columns of a class activation map below which it points at nothing."""
+"""Fewest rows and columns of a class activation map that can point at a part of an image."""
 
 
 class UnseenError(Exception):
-    """Why nothing can be shown of a run."""
+    """The images of a run cannot be shown; the message says why."""
 
 
 @dataclass(frozen=True)
 class Example:
-    """One test image and what the net made of it.
+    """One test image with its prediction.
 
     Args:
         image: ``[H, W, 3]`` uint8.
-        heat: ``[H, W]`` float in [0, 1], the class activation map of the class that the net chose.
-        label, guess: the true class and the chosen one.
-        sure: the probability of the chosen one, in per cent.
-        cells: rows and columns of the map before it was made as large as the image.
+        heat: ``[H, W]`` float in [0, 1], the class activation map of the predicted class.
+        label: the true class.
+        prediction: the predicted class.
+        probability: of the predicted class, in per cent.
+        cells: rows and columns of the map before it was resized to the image.
     """
 
     image: NDArray[np.uint8]
     heat: NDArray[np.float64]
     label: int
-    guess: int
-    sure: float
+    prediction: int
+    probability: float
     cells: tuple[int, int]
 
 
 def activation_maps(boards: Sequence[Board]) -> list[dict[str, Any]]:
-    """Examples of the first run of each group: ``name``, ``domains`` with pictures each, and what there is to say."""
-    made = []
-    for group in [group for board in boards for group in board.groups][:MAX_GROUPS]:
+    """Return examples of the first run of each group.
+
+    Returns:
+        ``name``; ``domains``, the pictures of each domain; and ``note``, which says why there are none, or that the
+        maps are coarse.
+    """
+    groups: list[Group] = []
+    for board in boards:
+        groups += board.groups
+    galleries = []
+    for group in groups[:MAX_GROUPS]:
         run = group.runs[0]
-        look: dict[str, Any] = {"name": run_name(group, run), "domains": {}, "says": ""}
+        gallery: dict[str, Any] = {"name": run_name(group, run), "domains": {}, "note": None}
         try:
             model, data = trained_model(run), build(run.config["data"], "data")
             for domain in run.domains:
                 split = data.load(domain).test
                 examples = find_examples(model, split.images, split.labels, data.augmentation.test)
-                look["domains"][domain] = [_picture(example, run.class_names) for example in examples]
-                look["says"] = next((says for example in examples if (says := coarseness(example.cells))), "")
+                gallery["domains"][domain] = [_picture(example, run.class_names) for example in examples]
+                if examples:
+                    gallery["note"] = coarseness(examples[0].cells)
         except (GoldfinchError, UnseenError, OSError) as error:
-            look["says"] = f"No images: {error}."
-        made.append(look)
-    return made
+            gallery["note"] = f"No images: {error}."
+        galleries.append(gallery)
+    return galleries
 
 
-def coarseness(cells: tuple[int, int]) -> str:
-    """What to say of a class activation map of so few cells, rows and columns, that it points at nothing."""
+def coarseness(cells: tuple[int, int]) -> str | None:
+    """Return a warning if a class activation map of ``cells`` (rows, columns) is too coarse; ``None`` if it is not."""
     if min(cells) >= MIN_CELLS:
-        return ""
+        return None
     rows, columns = cells
     return (
-        f"This net's last feature maps have {rows} x {columns} cells: the overlay says which part of the image weighs "
-        "most, and is too coarse to point at anything in it."
+        f"This net's last feature maps have {rows} x {columns} cells: the overlay shows which part of the image weighs "
+        "most, but is too coarse to point at an object in it."
     )
 
 
 def trained_model(run: Run) -> Model:
-    """The net that all clients share as it was scored, in evaluation mode.
+    """Return the net that all clients share, as it was scored, in evaluation mode.
 
     Raises:
-        UnseenError: the run has none, or one without class activation maps.
+        UnseenError: clients share no net, or it has no class activation maps.
     """
     model = run.model()
     if run.method.personal or run.method.inference(model, run.checkpoint.state.prototypes, run.seed) is not model:
@@ -102,46 +113,59 @@ def trained_model(run: Run) -> Model:
 
 
 @torch.no_grad()
-def find_examples(model: Model, images: Tensor, labels: Tensor, prepare: object) -> list[Example]:
-    """The first images of different classes that the net gets wrong, surest first, then of those it gets right.
+def find_examples(model: Model, images: Tensor, labels: Tensor, prepare: Callable[[Tensor], Tensor]) -> list[Example]:
+    """Choose images of different classes: misclassified ones by descending probability, then correct ones in order.
 
     Args:
         model: a net with class activation maps, in evaluation mode.
         images: ``[N, 3, H, W]`` uint8.
         labels: ``[N]`` int64.
-        prepare: from uint8 images to the net's input.
+        prepare: turns uint8 images into the net's input.
+
+    Returns:
+        Up to ``EACH`` misclassified examples, then up to ``EACH`` correct ones.
     """
-    assert callable(prepare)
     step = -(-len(images) // MAX_SEARCHED)
     images, labels = images[::step], labels[::step]
-    chances = torch.cat([model(prepare(part))[1].float().softmax(1) for part in images.split(64)])
-    sure, guesses = chances.max(1)
-    wrong = guesses != labels
-    order = torch.argsort(sure, descending=True, stable=True)
-    chosen = _varied([index for index in order.tolist() if bool(wrong[index])], labels)
-    chosen += _varied([index for index in range(len(labels)) if not bool(wrong[index])], labels)
+    outputs = []
+    for part in images.split(64):
+        outputs.append(model(prepare(part))[1].float().softmax(1))
+    probabilities, predictions = torch.cat(outputs).max(1)
+    correct = predictions == labels
+    order = torch.argsort(probabilities, descending=True, stable=True)
+    chosen = _varied(order[~correct[order]].tolist(), labels)
+    chosen += _varied(correct.nonzero().flatten().tolist(), labels)
     if not chosen:
         return []
     picked = torch.tensor(chosen)
-    heat, cells = heat_maps(model, prepare(images[picked]), guesses[picked], (images.shape[2], images.shape[3]))
-    return [
-        Example(
-            images[index].permute(1, 2, 0).numpy(),
-            heat[position].double().numpy(),
-            int(labels[index]),
-            int(guesses[index]),
-            100 * float(sure[index]),
-            cells,
+    size = (images.shape[2], images.shape[3])
+    heat, cells = heat_maps(model, prepare(images[picked]), predictions[picked], size)
+    examples = []
+    for position, index in enumerate(chosen):
+        examples.append(
+            Example(
+                image=images[index].permute(1, 2, 0).numpy(),
+                heat=heat[position].double().numpy(),
+                label=int(labels[index]),
+                prediction=int(predictions[index]),
+                probability=100 * float(probabilities[index]),
+                cells=cells,
+            )
         )
-        for position, index in enumerate(chosen)
-    ]
+    return examples
 
 
 def heat_maps(model: Model, prepared: Tensor, labels: Tensor, size: tuple[int, int]) -> tuple[Tensor, tuple[int, int]]:
-    """Class activation maps of ``prepared [N, 3, H, W]`` for ``labels [N]``, as large as asked for.
+    """Return class activation maps, resized to ``size``.
+
+    Args:
+        model: a net with class activation maps.
+        prepared: ``[N, 3, H, W]``, the net's input.
+        labels: ``[N]`` int64, the class whose map is wanted.
+        size: rows and columns of the result.
 
     Returns:
-        ``[N, *size]`` in [0, 1], and the rows and columns that they had.
+        ``[N, *size]`` in [0, 1], and the maps' own rows and columns.
     """
     maps = model.class_activation_maps(model.feature_maps(prepared), labels)
     heat = nn.functional.interpolate(maps[:, None].float(), size, mode="bilinear")[:, 0].clamp_min(0)
@@ -149,38 +173,47 @@ def heat_maps(model: Model, prepared: Tensor, labels: Tensor, size: tuple[int, i
 
 
 def overlay(image: Image.Image, heat: NDArray[np.float64]) -> Image.Image:
-    """``image`` under ``heat [H, W]`` in [0, 1], which is as large."""
+    """Draw ``heat [H, W]`` in [0, 1] over ``image``, which has the same size."""
     return Image.alpha_composite(image.convert("RGBA"), Image.fromarray(_coloured(heat))).convert("RGB")
 
 
 def _varied(candidates: Sequence[int], labels: Tensor) -> list[int]:
-    """Up to ``EACH`` of them, of as many true classes as there are, in their order."""
-    seen: dict[int, int] = {}
+    """Return up to ``EACH`` candidates: the first of each true class, then further ones, both in their order."""
+    first: dict[int, int] = {}
     for index in candidates:
-        seen.setdefault(int(labels[index]), index)
-    first = list(seen.values())[:EACH]
-    rest = [index for index in candidates if index not in first]
-    return first + rest[: EACH - len(first)]
+        first.setdefault(int(labels[index]), index)
+    chosen = list(first.values())[:EACH]
+    for index in candidates:
+        if len(chosen) < EACH and index not in chosen:
+            chosen.append(index)
+    return chosen
 
 
 def _picture(example: Example, names: Sequence[str]) -> dict[str, Any]:
-    label, guess = names[example.label], names[example.guess]
-    right = example.label == example.guess
-    said = f"{guess}, {example.sure:.0f} %" if right else f"{label} taken for {guess}, {example.sure:.0f} %"
-    image, heat = _address(example.image), _address(_coloured(example.heat))
-    return {"image": image, "heat": heat, "label": label, "right": right, "said": said}
+    label, prediction = names[example.label], names[example.prediction]
+    correct = example.label == example.prediction
+    caption = f"{prediction}, {example.probability:.0f} %"
+    if not correct:
+        caption = f"{label} taken for {caption}"
+    return {
+        "image": _data_url(example.image),
+        "heat": _data_url(_coloured(example.heat)),
+        "label": label,
+        "correct": correct,
+        "caption": caption,
+    }
 
 
 def _coloured(heat: NDArray[np.float64]) -> NDArray[np.uint8]:
-    """``[H, W, 4]``: gold, the more opaque the more evidence."""
+    """Return ``[H, W, 4]``: gold, more opaque where ``heat [H, W]`` is larger."""
     layer = np.zeros((*heat.shape, 4))
     layer[..., 0], layer[..., 1], layer[..., 2] = 255, 170 - 110 * heat, 20
     layer[..., 3] = 200 * heat
     return layer.round().astype(np.uint8)
 
 
-def _address(pixels: NDArray[np.uint8]) -> str:
-    """The image as a ``data:`` address."""
+def _data_url(pixels: NDArray[np.uint8]) -> str:
+    """Return an image as a ``data:`` URL."""
     image = Image.fromarray(pixels)
     image.thumbnail((LARGEST_SIDE, LARGEST_SIDE))
     stream = io.BytesIO()

@@ -23,7 +23,7 @@ if (heat) {
   heat.addEventListener("click", () => {
     const on = heat.getAttribute("aria-pressed") !== "true";
     heat.setAttribute("aria-pressed", String(on));
-    document.getElementById("looks").classList.toggle("plain", !on);
+    document.getElementById("images").classList.toggle("plain", !on);
   });
 }
 

@@ -1,4 +1,4 @@
-"""The page: words, tables, numbers, style and script in one file."""
+"""Write the report: texts, tables, figures, style and script in one HTML file."""
 
 import base64
 import datetime
@@ -18,7 +18,7 @@ from server.results.groups import Board, group_runs
 from server.results.overrides import export_command, repeat_command
 from server.results.report import plots, results
 from server.results.report.activation_maps import activation_maps
-from server.results.run import find_runs
+from server.results.run import Run, find_runs
 from server.results.templates import templates
 
 HERE = Path(__file__).resolve().parent
@@ -28,10 +28,13 @@ SCRIPTS = ("charts.js", "plots.js", "page.js")
 def write_report(
     folders: Sequence[str], output: Path | None = None, *, tsne: bool = False, images: bool = False
 ) -> Path:
-    """Write the report on the runs in and below ``folders``; its path, ``report.html`` in the first folder by default.
+    """Write the report on the runs in and below ``folders``, and return its path.
 
-    ``tsne`` places prototypes by t-SNE too, which takes longer; ``images`` shows test images with class activation
-    maps, for which the data must be here.
+    Args:
+        folders: run folders, or folders with runs below them.
+        output: the page; ``None`` writes ``report.html`` into the first folder.
+        tsne: whether to place prototypes by t-SNE too, which takes longer.
+        images: whether to show test images with class activation maps; needs the data on this machine.
 
     Raises:
         ConfigError: there is no run, or the file cannot be written.
@@ -44,27 +47,40 @@ def write_report(
 
 
 def render(boards: Sequence[Board], *, tsne: bool = False, images: bool = False) -> str:
-    """The page as HTML. Nothing in it is fetched: its own policy forbids the browser to."""
+    """Return the page as HTML. Its content security policy forbids the browser to fetch anything."""
     style = (HERE / "style.css").read_text()
-    script = "\n".join((HERE / name).read_text() for name in SCRIPTS)
+    script = "\n".join([(HERE / name).read_text() for name in SCRIPTS])
     drawn: list[plots.Plot] = []
 
     def draw(plot: plots.Plot) -> Markup:
+        """Add a plot to the page, and return the place where ``plots.js`` draws it."""
         drawn.append(plot)
         return Markup('<div data-plot="{}"></div>').format(len(drawn) - 1)
 
+    runs: list[tuple[str, Run]] = []
+    for board in boards:
+        runs += board.named_runs
+    policy = [
+        "default-src 'none'",
+        f"style-src {_hash(style)}",
+        f"script-src {_hash(script)}",
+        "img-src data:",
+        "base-uri 'none'",
+        "form-action 'none'",
+    ]
     content: dict[str, Any] = {
         "boards": boards,
-        "runs": [pair for board in boards for pair in board.named_runs],
-        "images": activation_maps(boards) if images else [],
+        "runs": runs,
+        "images": [],
         "tsne": tsne,
         "style": Markup(style),  # noqa: S704  # our own files, as are the scripts
         "script": Markup(script),  # noqa: S704
-        "policy": f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; img-src data:; "
-        "base-uri 'none'; form-action 'none'",
+        "policy": "; ".join(policy),
         "made": f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC",
         "version": package_versions().get("goldfinch", ""),
     }
+    if images:
+        content["images"] = activation_maps(boards)
     page = templates(HERE)
     page.globals.update(draw=draw, columns=columns, drawn=drawn, plots=plots, results=results, groups=groups)
     page.globals.update(repeat_command=repeat_command, export_command=export_command)
@@ -72,4 +88,5 @@ def render(boards: Sequence[Board], *, tsne: bool = False, images: bool = False)
 
 
 def _hash(content: str) -> str:
+    """Return a script's or style's hash as a content security policy names it."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"

@@ -1,7 +1,7 @@
-"""Prototypes over rounds: a map of them in the plane, how many there are, how far they move, how domains agree."""
+"""Prototypes over rounds: a map of them in the plane, their number, their drift, and the distances between domains."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,93 +14,124 @@ from server.results.run import Run
 from server.run.prototype_log import Page
 
 MAX_POINTS = 400
-"""Points of one round on the map; of more, evenly spaced ones are drawn."""
+"""Largest number of points of one round on the map; of more, evenly spaced ones are drawn."""
 
 MAX_TSNE = 800
-"""Points that t-SNE places together; rounds are thinned until they are no more."""
+"""Largest number of points that t-SNE places together; of more, evenly spaced rounds are placed."""
+
+MIN_TSNE = 8
+"""Fewest points that t-SNE places."""
 
 Matrix = NDArray[np.float64]
+Points = dict[str, list[float]]
+"""``x`` and ``y`` of the points of one round."""
+
+
+def _pages_with_prototypes(record: Run) -> list[Page]:
+    return [page for page in record.pages if len(page.uploaded) or len(page.prototypes)]
+
+
+def _client_domains(record: Run) -> dict[str, str]:
+    return {client: str(entry["domain"]) for client, entry in record.registrations.items()}
 
 
 def prototype_map(record: Run, *, tsne: bool = False) -> dict[str, Any] | None:
-    """Coordinates of every kept round's prototypes, all placed together, so that rounds may be compared.
+    """Place the prototypes of all kept rounds in the plane together, so that rounds may be compared.
 
-    Vectors are brought to unit length first, since the losses compare directions. ``None`` if there are no prototypes.
+    Vectors are scaled to unit length first, since the losses compare directions.
+
+    Args:
+        record: the run.
+        tsne: whether to place them by t-SNE as well as by PCA.
 
     Returns:
-        ``rounds``, ``owners`` (``client`` and ``domain`` by index), ``frames`` (per round ``class``, ``owner``, -1 the
-        global set, and ``weight``), and ``places`` by projection: per round the points' ``x`` and ``y`` in [0, 1].
+        ``rounds``; ``owners`` (``client`` and ``domain`` by index); ``frames``, which has for each round ``class``,
+        ``owner`` (-1 is the global set) and ``weight`` of each point; and ``places``, which has for each projection
+        the points' ``x`` and ``y`` in [0, 1] by round. ``None`` if the run kept no prototypes.
     """
-    pages = [page for page in record.pages if len(page.uploaded) or len(page.prototypes)]
+    pages = _pages_with_prototypes(record)
     if not pages:
         return None
-    clients = sorted({client for page in pages for client in page.clients})
-    frames, blocks = [], []
+    names: set[str] = set()
     for page in pages:
-        vectors, labels, owners, weights = _points(page, clients)
+        names.update(page.clients)
+    clients = sorted(names)
+    rounds, frames, blocks = [], [], []
+    for page in pages:
+        rounds.append(page.round)
+        vectors, labels, senders, weights = _points(page, clients)
         blocks.append(_unit(vectors))
-        frames.append({"class": labels.tolist(), "owner": owners.tolist(), "weight": np.round(weights, 2).tolist()})
-    domains = {client: str(entry["domain"]) for client, entry in record.registrations.items()}
+        frames.append({"class": labels.tolist(), "owner": senders.tolist(), "weight": np.round(weights, 2).tolist()})
+    places: dict[str, dict[str, Any]] = {}
     flat = np.concatenate(blocks)
-    places = {}
     if len(flat) >= 2:
-        components = min(2, *flat.shape)
-        model = PCA(components, random_state=0).fit(flat)
-        places["PCA"] = {
-            "frames": _split(_square(model.transform(flat)), blocks),
-            "note": f"{100 * float(np.nan_to_num(model.explained_variance_ratio_).sum()):.0f} % of the variance",
-        }
+        model = PCA(min(2, *flat.shape), random_state=0).fit(flat)
+        variance = float(np.nan_to_num(model.explained_variance_ratio_).sum())
+        placed = _by_round(_in_unit_square(model.transform(flat)), blocks)
+        places["PCA"] = {"frames": placed, "note": f"{100 * variance:.0f} % of the variance"}
     if tsne:
-        step = 1
-        while sum(len(block) for block in blocks[::step]) > MAX_TSNE:
-            step += 1
-        chosen = sorted({*range(0, len(blocks), step), len(blocks) - 1})
-        placed = _tsne([blocks[index] for index in chosen])
-        if placed is not None:
-            empty: list[Any] = [None] * len(blocks)
-            for index, frame in zip(chosen, placed, strict=True):
-                empty[index] = frame
-            places["t-SNE"] = {"frames": empty, "note": "distances between far groups mean little"}
+        found = _tsne(blocks)
+        if found is not None:
+            places["t-SNE"] = {"frames": found, "note": "distances between far groups mean little"}
+    domains = _client_domains(record)
+    owners = [{"client": client, "domain": domains.get(client, "")} for client in clients]
     return {
-        "rounds": [page.round for page in pages],
-        "owners": [{"client": client, "domain": domains.get(client, "")} for client in clients],
+        "rounds": rounds,
+        "owners": owners,
         "frames": frames,
         "places": places,
     }
 
 
 def _points(page: Page, clients: Sequence[str]) -> tuple[Matrix, NDArray[np.int64], NDArray[np.int64], Matrix]:
-    """Uploaded rows, then the global ones, thinned to ``MAX_POINTS``: vectors, classes, owners, weights."""
+    """Return vectors, classes, owners and weights of a round's points: uploaded rows first, then the global ones.
+
+    Of more than ``MAX_POINTS``, evenly spaced ones are returned.
+    """
     positions = np.array([clients.index(client) for client in page.clients], dtype=np.int64)
-    owners = positions[page.owners.numpy()] if len(page.owners) else np.zeros(0, np.int64)
-    parts = [(page.uploaded, owners), (page.prototypes, np.full(len(page.prototypes), -1))]
-    kept = []
-    for part, owner in parts:
+    senders = positions[page.owners.numpy().astype(np.int64)]
+    vectors, labels, owners, weights = [], [], [], []
+    for part, owner in ((page.uploaded, senders), (page.prototypes, np.full(len(page.prototypes), -1))):
         if len(part):
-            step = -(-len(part) // (MAX_POINTS // 2))
-            columns = (part.vectors.double().numpy(), part.labels.numpy(), owner, part.weights.double().numpy())
-            kept.append([column[::step] for column in columns])
-    vectors, labels, owned, weights = (np.concatenate(column) for column in zip(*kept, strict=True))
-    return vectors, labels, owned, weights
+            chosen = slice(None, None, -(-len(part) // (MAX_POINTS // 2)))
+            vectors.append(part.vectors.double().numpy()[chosen])
+            labels.append(part.labels.numpy()[chosen])
+            owners.append(owner[chosen])
+            weights.append(part.weights.double().numpy()[chosen])
+    return np.concatenate(vectors), np.concatenate(labels), np.concatenate(owners), np.concatenate(weights)
 
 
 def _unit(vectors: Matrix) -> Matrix:
     return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
 
 
-def _tsne(blocks: Sequence[Matrix]) -> list[Any] | None:
-    flat = np.concatenate(blocks)
-    if len(flat) < 8:
+def _tsne(blocks: Sequence[Matrix]) -> list[Points | None] | None:
+    """Place rounds by t-SNE; a round that was left out is ``None``.
+
+    Returns:
+        ``None`` if there are too few points, or they do not differ.
+    """
+    step = 1
+    while sum(map(len, blocks[::step])) > MAX_TSNE:
+        step += 1
+    chosen = sorted({*range(0, len(blocks), step), len(blocks) - 1})
+    used = [blocks[index] for index in chosen]
+    flat = np.concatenate(used)
+    if len(flat) < MIN_TSNE:
         return None
     reduced = PCA(min(30, *flat.shape), random_state=0).fit_transform(flat)
     if not np.isfinite(reduced).all() or float(np.ptp(reduced[:, 0])) < 1e-9:
         return None
     perplexity = min(30.0, (len(flat) - 1) / 3)
-    return _split(_square(TSNE(2, perplexity=perplexity, init="pca", random_state=0).fit_transform(reduced)), blocks)
+    points = TSNE(2, perplexity=perplexity, init="pca", random_state=0).fit_transform(reduced)
+    found: list[Points | None] = [None] * len(blocks)
+    for index, frame in zip(chosen, _by_round(_in_unit_square(points), used), strict=True):
+        found[index] = frame
+    return found
 
 
-def _square(points: Matrix) -> Matrix:
-    """Into the unit square, one scale for both axes, centred."""
+def _in_unit_square(points: Matrix) -> Matrix:
+    """Scale points ``[N, 1 or 2]`` into the unit square, centred, with one scale for both axes."""
     if points.shape[1] < 2:
         points = np.pad(points, ((0, 0), (0, 2 - points.shape[1])))
     low, high = points.min(0), points.max(0)
@@ -108,53 +139,76 @@ def _square(points: Matrix) -> Matrix:
     return (points - (low + high) / 2) / size + 0.5
 
 
-def _split(points: Matrix, blocks: Sequence[Matrix]) -> list[Any]:
-    edges = np.cumsum([0] + [len(block) for block in blocks])
+def _by_round(points: Matrix, blocks: Sequence[Matrix]) -> list[Points]:
+    """Split ``points``, one row per row of all ``blocks``, into those of each block."""
     rounded = np.round(points, 4)
-    return [
-        {"x": rounded[start:end, 0].tolist(), "y": rounded[start:end, 1].tolist()}
-        for start, end in itertools.pairwise(edges)
-    ]
+    found: list[Points] = []
+    start = 0
+    for block in blocks:
+        part = rounded[start : start + len(block)]
+        found.append({"x": part[:, 0].tolist(), "y": part[:, 1].tolist()})
+        start += len(block)
+    return found
 
 
 def prototype_numbers(record: Run) -> dict[str, Any] | None:
-    """Counts, drift and agreement of prototypes over the kept rounds.
+    """Return count, drift and distances of prototypes, one value per kept round.
 
-    ``count``: rows of the global set. ``drift``: mean over classes of the cosine distance of the class's mean from the
-    kept round before. ``domains``: mean cosine distance between different domains' means of the same class, which falls
-    as domains come to agree; ``classes``: the same between different classes of one domain, which should not.
+    Returns:
+        ``rounds``; ``count``, the rows of the global set; ``drift``, the cosine distance of a class's mean from the
+        same mean in the round before, averaged over classes; ``domains``, the mean cosine distance between the means
+        of different domains for the same class, which falls as domains come to agree; ``classes``, the same between
+        different classes of one domain, which should not fall. ``None`` if the run kept no prototypes.
     """
-    pages = [page for page in record.pages if len(page.uploaded) or len(page.prototypes)]
+    pages = _pages_with_prototypes(record)
     if not pages:
         return None
-    domains = {client: str(entry["domain"]) for client, entry in record.registrations.items()}
-    numbers: dict[str, Any] = {key: [] for key in ("rounds", "count", "drift", "domains", "classes")}
+    domains = _client_domains(record)
+    numbers: dict[str, Any] = {"rounds": [], "count": [], "drift": [], "domains": [], "classes": []}
     before: dict[int, Matrix] = {}
     for page in pages:
-        sets = unbiased_prototypes(page.prototypes if len(page.prototypes) else page.uploaded)
-        means = dict(zip(sets.labels.tolist(), _unit(sets.vectors.double().numpy()), strict=True))
-        moved = [1 - float(means[label] @ before[label]) for label in means if label in before]
+        prototypes = page.prototypes
+        if not len(prototypes):
+            prototypes = page.uploaded
+        sets = unbiased_prototypes(prototypes)
+        means: dict[int, Matrix] = dict(zip(sets.labels.tolist(), _unit(sets.vectors.double().numpy()), strict=True))
+        moved: list[float] = []
+        for label, mean in means.items():
+            if label in before:
+                moved.append(1 - float(mean @ before[label]))
         before = means
-        apart, spread = _agreement(page, domains)
+        between_domains, between_classes = _distances(page, domains)
         numbers["rounds"].append(page.round)
         numbers["count"].append(len(page.prototypes))
         numbers["drift"].append(_mean(moved))
-        numbers["domains"].append(apart)
-        numbers["classes"].append(spread)
+        numbers["domains"].append(_mean(between_domains))
+        numbers["classes"].append(_mean(between_classes))
     return numbers
 
 
-def _agreement(page: Page, domains: dict[str, str]) -> tuple[float | None, float | None]:
+def _distances(page: Page, domains: Mapping[str, str]) -> tuple[list[float], list[float]]:
+    """Return cosine distances between means: of two domains for one class, and of two classes in one domain."""
     sums: dict[tuple[str, int], Matrix] = {}
     rows = _unit(page.uploaded.vectors.double().numpy())
     for row, label, owner in zip(rows, page.uploaded.labels.tolist(), page.owners.tolist(), strict=True):
-        key = (domains.get(page.clients[owner], page.clients[owner]), int(label))
+        client = page.clients[owner]
+        key = (domains.get(client, client), int(label))
         sums[key] = sums.get(key, 0) + row
-    unit = {key: value / max(float(np.linalg.norm(value)), 1e-12) for key, value in sums.items()}
-    pairs = list(itertools.combinations(sorted(unit), 2))
-    same_class, same_domain = ([1 - float(unit[a] @ unit[b]) for a, b in pairs if a[i] == b[i]] for i in (1, 0))
-    return _mean(same_class), _mean(same_domain)
+    units: dict[tuple[str, int], Matrix] = {}
+    for key, total in sums.items():
+        units[key] = total / max(float(np.linalg.norm(total)), 1e-12)
+    between_domains: list[float] = []
+    between_classes: list[float] = []
+    for first, second in itertools.combinations(sorted(units), 2):
+        distance = 1 - float(units[first] @ units[second])
+        if first[1] == second[1]:
+            between_domains.append(distance)
+        if first[0] == second[0]:
+            between_classes.append(distance)
+    return between_domains, between_classes
 
 
 def _mean(values: Sequence[float]) -> float | None:
-    return round(float(np.mean(values)), 5) if values else None
+    if not values:
+        return None
+    return round(float(np.mean(values)), 5)

@@ -14,7 +14,7 @@ from server.results.report.activation_maps import (
     EACH,
     LARGEST_SIDE,
     UnseenError,
-    _address,
+    _data_url,
     activation_maps,
     coarseness,
     find_examples,
@@ -42,7 +42,7 @@ def test_examples_are_wrong_ones_first_and_show_the_evidence(record: Run) -> Non
     model, data = trained_model(record), Toy()
     test = data.load("noisy").test
     examples = find_examples(model, test.images, test.labels, data.augmentation.test)
-    wrong = [example for example in examples if example.label != example.guess]
+    wrong = [example for example in examples if example.label != example.prediction]
     assert examples[: len(wrong)] == wrong
     assert 0 < len(examples) <= 2 * EACH
     assert len(wrong) <= EACH
@@ -54,7 +54,7 @@ def test_examples_are_wrong_ones_first_and_show_the_evidence(record: Run) -> Non
         )
         with torch.no_grad():
             maps = model.feature_maps(data.augmentation.test(test.images[position : position + 1]))[0]
-        weights = model.head.weight[example.guess].detach()
+        weights = model.head.weight[example.prediction].detach()
         cam = sum(weight * part for weight, part in zip(weights, maps, strict=True))
         large = nn.functional.interpolate(cam[None, None], example.heat.shape, mode="bilinear")[0, 0].clamp_min(0)
         assert example.heat == pytest.approx((large / large.max().clamp_min(1e-12)).double().numpy(), abs=1e-5)
@@ -66,8 +66,8 @@ def test_large_images_are_made_small_for_the_page() -> None:
 
     from PIL import Image
 
-    address = _address(np.zeros((300, 200, 3), np.uint8))
-    head, _, content = address.partition(",")
+    url = _data_url(np.zeros((300, 200, 3), np.uint8))
+    head, _, content = url.partition(",")
     assert head == "data:image/png;base64"
     with Image.open(io.BytesIO(base64.b64decode(content))) as image:
         assert max(image.size) == LARGEST_SIDE
@@ -78,15 +78,15 @@ def test_methods_without_one_shared_net_say_so(tmp_path: Path) -> None:
     run(settings)
     with pytest.raises(UnseenError, match="all clients share"):
         trained_model(Run(tmp_path / "run"))
-    (look,) = activation_maps(group_runs([Run(tmp_path / "run")]))
-    assert look["says"].startswith("No images: this method")
-    assert look["domains"] == {}
+    (gallery,) = activation_maps(group_runs([Run(tmp_path / "run")]))
+    assert gallery["note"].startswith("No images: this method")
+    assert gallery["domains"] == {}
 
 
-def test_maps_of_few_cells_are_said_to_be_coarse(record: Run) -> None:
+def test_maps_of_few_cells_are_called_coarse(record: Run) -> None:
     assert "2 x 2 cells" in coarseness((2, 2))
-    assert coarseness((4, 4)) == ""
-    (look,) = activation_maps(group_runs([record]))
+    assert coarseness((4, 4)) is None
+    (gallery,) = activation_maps(group_runs([record]))
     model, data = trained_model(record), Toy()
     cells = model.feature_maps(data.augmentation.test(data.load("dark").test.images[:1])).shape[2:]
-    assert look["says"] == coarseness(tuple(cells))
+    assert gallery["note"] == coarseness(tuple(cells))
