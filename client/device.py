@@ -71,7 +71,7 @@ class Device:
         self.method: Method = settings.method
         self.ledger = ledger
         self.privacy = device_privacy(settings, ledger, simulated=simulated, allows_keyed=allows_keyed)
-        self.torch_device = choose_device(settings.train.device)
+        self.torch_device = choose_device(settings.train.device, settings.train.precision)
         self.scores = scores if scores is not None else (spec.domain,)
         self._store = store
         self._own: tuple[Split, Split] | None = None

@@ -12,18 +12,68 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from common.data.batches import EVALUATION_BATCH, Split, split_batches
 from common.errors import ConfigError
+from common.losses import balanced_weights
 from common.prototypes import ClassSums, PrototypeSet, class_means
 from common.seeding import generator
 from common.settings import RunSettings, TrainSettings
 from strategies.core.method import Batch, Client, Method, Phase, Trained, build_model, feature_size
 
+INITIAL_SCALE = 2.0**16
+GROWTH_STEPS = 2000
+"""Torch's own start of a gradient scaler, and the steps without an overflow after which it doubles the scale."""
 
-def choose_device(name: str) -> torch.device:
+
+class LossScale:
+    """Scales the loss before it is differentiated, so that small gradients do not vanish in float16.
+
+    Gradients are divided by the scale at once, so methods see them in float32 at their true size. If one overflows, all
+    are removed and the scale is halved: an optimizer leaves parameters without a gradient as they are.
+    (Micikevicius et al., ICLR 2018, section 3.2.) ``torch.amp.GradScaler`` cannot be used here, since it must take the
+    optimizer's step itself, and methods take it.
+    """
+
+    def __init__(self) -> None:
+        self.scale = INITIAL_SCALE
+        self._steps = 0
+
+    def backward(self, loss: Tensor, model: nn.Module) -> None:
+        """Differentiate ``loss``; leave ``model`` with true gradients, or with none if one is not finite."""
+        (loss * self.scale).backward()
+        gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+        if not gradients:
+            return
+        torch._foreach_div_(gradients, self.scale)
+        norms = torch.stack(torch._foreach_norm(gradients, torch.inf))
+        if bool(norms.isfinite().all()):
+            self._steps += 1
+            if self._steps % GROWTH_STEPS == 0:
+                self.scale *= 2
+            return
+        model.zero_grad(set_to_none=True)
+        self.scale /= 2
+        self._steps = 0
+
+
+def choose_device(name: str, precision: str = "float32") -> torch.device:
     """The device of ``train.device``: ``auto`` is CUDA where there is one.
 
+    Args:
+        name: ``train.device``.
+        precision: ``train.precision``.
+
     Raises:
-        ConfigError: CUDA was asked for and is not there.
+        ConfigError: CUDA was asked for and is not there, or ``float16`` without it.
     """
+    device = _device(name)
+    if precision == "float16" and device.type != "cuda":
+        raise ConfigError(
+            f"train.precision=float16 needs CUDA, and this device computes on the {device.type}; use "
+            "train.precision=bfloat16 or float32"
+        )
+    return device
+
+
+def _device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name.startswith("cuda") and int(name.partition(":")[2] or 0) >= torch.cuda.device_count():
@@ -78,6 +128,13 @@ class LocalExchange:
         self.round, self.rounds, self.exchange = round_number, settings.train.rounds, exchange
         self.seed, self.device, self.data_root = settings.seed, device, data_root
         self.train: TrainSettings = settings.train
+        self.learning_rate = settings.train.rate(round_number)
+        self.class_weights: Tensor | None = None
+        if settings.train.class_weights == "balanced":
+            self.class_weights = balanced_weights(client.class_counts).to(device)
+        self.loss_scale: LossScale | None = None
+        if settings.train.precision == "float16":
+            self.loss_scale = LossScale()
         self.class_count: int = settings.data.class_count
         self.feature_size = feature_size(model)
         self.views: int = 1 + settings.views.count
@@ -94,7 +151,16 @@ class LocalExchange:
         with self._autocast():
             features, logits, extra = self.method.compute(self.model, images, self)
         floats = {name: tensor.float() for name, tensor in extra.items()}
-        batch = Batch(images, labels, features.float(), logits.float(), self.views, floats)
+        batch = Batch(
+            images,
+            labels,
+            features.float(),
+            logits.float(),
+            self.views,
+            floats,
+            self.train.label_smoothing,
+            self.class_weights,
+        )
         if self._first_batch is None:
             self._first_batch = batch
         return batch
@@ -102,7 +168,10 @@ class LocalExchange:
     def backward(self, loss: Tensor) -> None:
         """Clear the gradients and differentiate ``loss``; clip if the settings say so."""
         self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        if self.loss_scale is None:
+            loss.backward()
+        else:
+            self.loss_scale.backward(loss, self.model)
         if self.train.clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.train.clip_norm)
 
@@ -139,9 +208,11 @@ class LocalExchange:
 
     def make_optimizer(self, parameters: Iterable[nn.Parameter], rate: float = 1.0) -> torch.optim.Optimizer:
         """See :meth:`strategies.core.method.ClientContext.make_optimizer`."""
-        rate, decay = rate * self.train.learning_rate, self.train.weight_decay
+        rate, decay = rate * self.learning_rate, self.train.weight_decay
         if self.train.optimizer == "adam":
             return torch.optim.Adam(parameters, lr=rate, weight_decay=decay)
+        if self.train.optimizer == "adamw":
+            return torch.optim.AdamW(parameters, lr=rate, weight_decay=decay)
         # foreach: one call per operation instead of one per tensor; the same operations, so the same bits
         return torch.optim.SGD(parameters, lr=rate, momentum=self.train.momentum, weight_decay=decay, foreach=True)
 
@@ -275,6 +346,8 @@ class LocalExchange:
     def _autocast(self) -> contextlib.AbstractContextManager[Any]:
         if self.train.precision == "float32":
             return contextlib.nullcontext()
+        if self.train.precision == "float16":
+            return torch.autocast(self.device.type, dtype=torch.float16)
         return torch.autocast(self.device.type, dtype=torch.bfloat16)
 
     def _formatted(self, images: Tensor) -> Tensor:

@@ -54,8 +54,18 @@ MAX_CONFIG_LENGTH = 100_000
 """Characters of the longest ``config.yaml`` that is read; those of our runs have about 3,000."""
 
 _SCORING = ("rounds.last_rounds", "rounds.evaluate_every", "rounds.test_samples", "rounds.test")
-CHANGEABLE_ON_RESUME = ("train.rounds", *_SCORING)
+CHANGEABLE_ON_RESUME = ("train.rounds", "train.patience", *_SCORING)
 """Settings that change the result, but not the rounds already done: a run may be resumed with other values."""
+
+ADDED_SETTINGS: Mapping[str, Any] = {
+    "protocol.validation": 0.0,
+    "data.duplicates": "keep",
+    "train.schedule": "constant",
+    "train.label_smoothing": 0.0,
+    "train.class_weights": "none",
+    "train.patience": None,
+}
+"""Settings that are younger than the first recorded runs, each with the value that changes nothing."""
 
 
 def flat(settings: Mapping[str, Any], without: Sequence[str] = (), prefix: str = "") -> dict[str, Any]:
@@ -155,11 +165,12 @@ def differing(raw: Mapping[str, Any], path: Path) -> list[str]:
 def result_settings(raw: Mapping[str, Any], without: Sequence[str] = ()) -> dict[str, Any]:
     """Return every setting that changes a run's results, by ``a.b.c`` keys, without those that ``without`` names."""
     found = flat(raw, (*NOT_THE_RESULT, *without))
-    # Settings that came later are left out at the value that changes nothing: older runs keep their identity.
-    if not found.get("protocol.validation"):
-        found.pop("protocol.validation", None)
-    if found.get("data.duplicates") == "keep":
-        found.pop("data.duplicates")
+    if found.get("train.schedule", "constant") != "step":  # no other schedule reads them
+        found.pop("train.step_rounds", None)
+        found.pop("train.step_factor", None)
+    for key, neutral in ADDED_SETTINGS.items():  # left out, so that older runs keep their identity
+        if key in found and found[key] == neutral:
+            found.pop(key)
     return found
 
 
@@ -173,14 +184,24 @@ class TrainSettings:
         local_steps: batches after which each local epoch stops; ``None`` runs whole epochs.
         batch_size: samples per batch, >= 2.
         last_batch: a short last batch is kept, dropped, or merged into the one before, as a single sample always is.
-        optimizer: ``sgd`` or ``adam``; a new one for each client and round.
-        learning_rate: > 0.
+        optimizer: ``sgd``, ``adam`` or ``adamw``; a new one for each client and round.
+        learning_rate: of the first round, > 0.
+        schedule: how the learning rate changes from round to round, see :meth:`rate`.
+        step_rounds: rounds after which ``schedule=step`` multiplies the learning rate, >= 1.
+        step_factor: what it is multiplied by, in (0, 1].
         momentum: SGD's momentum, in [0, 1).
-        weight_decay: L2 coefficient, >= 0.
+        weight_decay: L2 coefficient, >= 0; of ``adamw`` the decoupled one.
         clip_norm: largest norm of the gradient over all parameters; ``None`` does not clip.
+        label_smoothing: share of the target that is spread evenly over all classes, in [0, 1). It acts on the
+            cross-entropy of every method; scores use none.
+        class_weights: ``balanced`` weights the cross-entropy of each sample inversely to its class's share of the
+            client's training samples, see :func:`common.losses.classification.balanced_weights`.
+        patience: rounds without a better average on validation samples after which the run stops; needs
+            ``protocol.validation``. ``None`` runs all rounds.
         device: ``auto`` (CUDA if available), ``cpu``, ``cuda`` or ``cuda:0`` ...
         threads: CPU threads of one client. Another number may round differently and so change the result.
-        precision: ``float32``, or ``bfloat16`` autocast.
+        precision: ``float32``, or autocast with ``bfloat16`` or ``float16``; ``float16`` scales the loss and needs
+            CUDA.
         channels_last: memory format of images and convolutions; ``None`` takes the faster one of the network's spec.
         deterministic: use only deterministic algorithms on CUDA.
     """
@@ -190,14 +211,20 @@ class TrainSettings:
     local_steps: Count | None = None
     batch_size: AtLeastTwo = 32
     last_batch: Literal["keep", "drop", "merge"] = "keep"
-    optimizer: Literal["sgd", "adam"] = "sgd"
+    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     learning_rate: Positive = 0.01
+    schedule: Literal["constant", "cosine", "step"] = "constant"
+    step_rounds: Count = 10
+    step_factor: Share = 0.1
     momentum: BelowOne = 0.9
     weight_decay: NonNegative = 1e-5
     clip_norm: Positive | None = None
+    label_smoothing: BelowOne = 0.0
+    class_weights: Literal["none", "balanced"] = "none"
+    patience: Count | None = None
     device: str = "auto"
     threads: Count = 1
-    precision: Literal["float32", "bfloat16"] = "float32"
+    precision: Literal["float32", "bfloat16", "float16"] = "float32"
     channels_last: bool | None = None
     deterministic: bool = False
 
@@ -205,6 +232,23 @@ class TrainSettings:
         name, _, index = self.device.partition(":")
         valid = self.device in ("auto", "cpu", "cuda") or (name == "cuda" and index.isdigit())
         check(valid, f"device must be auto, cpu, cuda or cuda:N; got {self.device!r}")
+
+    def rate(self, round_number: int) -> float:
+        """Return the learning rate of a round.
+
+        With ``t`` rounds done before it and ``T`` rounds in all, ``constant`` is ``lr``, ``cosine`` is ``lr (1 + cos(pi
+        t / T)) / 2`` (Loshchilov and Hutter, ICLR 2017, Eq. 5, without restarts and down to 0), and ``step`` is ``lr
+        step_factor^floor(t / step_rounds)``.
+
+        Args:
+            round_number: from 1. Exchanges after the last round count as the last.
+        """
+        done = min(round_number, self.rounds) - 1
+        if self.schedule == "cosine":
+            return self.learning_rate * (1 + math.cos(math.pi * done / self.rounds)) / 2
+        if self.schedule == "step":
+            return self.learning_rate * self.step_factor ** (done // self.step_rounds)
+        return self.learning_rate
 
 
 @checked
@@ -413,6 +457,11 @@ class RunSettings:
             return {}
         return self._clients_by_domain()
 
+    @property
+    def scheduled(self) -> bool:
+        """Whether what a round does depends on the number of rounds, so that the run cannot be made longer."""
+        return bool(self.method.scheduled) or self.train.schedule == "cosine"
+
     def _clients_by_domain(self) -> dict[str, int]:
         return dict(Counter(spec.domain for spec in self.protocol.clients(self.data)))
 
@@ -475,6 +524,7 @@ def settings_of(raw: Mapping[str, Any]) -> RunSettings:
     clients = settings.protocol.clients(settings.data)  # the protocol's domains must exist in the data set
     settings.aggregation.check(settings.method.name, settings.method.averages, settings.rounds.sampled(len(clients)))
     _check_validation(settings)
+    _check_smoothing(settings)
     names: list[str] = []
     for spec in clients:
         names += [spec.domain, spec.id]
@@ -489,6 +539,11 @@ def settings_of(raw: Mapping[str, Any]) -> RunSettings:
 
 def _check_validation(settings: RunSettings) -> None:
     validation, public = settings.protocol.validation, getattr(settings.method, "public", None)
+    if settings.train.patience is not None and not validation:
+        raise ConfigError(
+            f"train.patience={settings.train.patience} stops a run by its scores on validation samples, and there are "
+            "none: set protocol.validation to a share such as 0.1"
+        )
     if not (settings.rounds.test or validation):
         raise ConfigError("rounds.test=false leaves nothing to score: set protocol.validation to a share such as 0.1")
     if validation and settings.rounds.oversample > 1:
@@ -502,6 +557,14 @@ def _check_validation(settings: RunSettings) -> None:
         raise ConfigError(
             f"method.public takes training images of {public.domain}, and protocol.validation={validation:g} "
             "holds some of these out: choose another public set"
+        )
+
+
+def _check_smoothing(settings: RunSettings) -> None:
+    if settings.train.label_smoothing and hasattr(settings.method, "smoothing"):
+        raise ConfigError(
+            f"train.label_smoothing={settings.train.label_smoothing:g}: method={settings.choices['method']} smooths "
+            "labels by a setting of its own; set method.smoothing instead"
         )
 
 

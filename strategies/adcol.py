@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from common.config import NonNegative, Search, checked
-from common.losses import cross_entropy, uniform_divergence
+from common.losses import uniform_divergence
 from common.prototypes import PrototypeSet
 from common.storage.state import GlobalState
 from strategies.core.method import (
@@ -74,7 +74,7 @@ class ADCOL(SingleSet):
 
     def loss(self, batch: Batch, local: ClientContext) -> Losses:
         """Cross-entropy, and how far D is from uniform on the batch's features."""
-        terms = {"cross_entropy": cross_entropy(batch.logits, batch.labels)}
+        terms = {"cross_entropy": batch.cross_entropy()}
         if self.divergence:
             net = received_discriminator(NET, local, training_mode=self.discriminator_mode == "train")
             terms["divergence"] = self.divergence * uniform_divergence(net(batch.features))

@@ -15,7 +15,6 @@ from common.config import AtLeastTwo, NonNegative, Positive, Search, Share, chec
 from common.data.public import PublicImages, fingerprint
 from common.data.textures import Textures
 from common.errors import DataError, PayloadError
-from common.losses import cross_entropy
 from common.precision import unit_vectors, working_dtype
 from common.seeding import generator
 from common.storage.state import GlobalState, under_prefix, with_prefix
@@ -182,7 +181,7 @@ class FCCLPlus(Averaging):
 
     def loss(self, batch: Batch, local: ClientContext) -> Losses:
         """Cross-entropy and, from the second participation on, non-target distillation."""
-        terms = {"cross_entropy": cross_entropy(batch.logits, batch.labels)}
+        terms = {"cross_entropy": batch.cross_entropy()}
         own = local.cached("own", lambda: under_prefix(OWN, local.kept))
         if self.distillation and own:
             with torch.no_grad():

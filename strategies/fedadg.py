@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from common.config import BelowOne, Count, Natural, Positive, Search, checked
-from common.losses import cross_entropy
 from common.models.base import Model, initialised
 from common.precision import working_dtype
 from strategies.core.method import Averaging, Batch, ClientContext, Losses, Phase, Weighting
@@ -90,7 +89,7 @@ class FedADG(Averaging):
 
     def loss(self, batch: Batch, local: ClientContext) -> Losses:  # noqa: ARG002
         """Cross-entropy with smoothed labels, over all views."""
-        return Losses({"cross_entropy": cross_entropy(batch.logits, batch.labels, self.smoothing)})
+        return Losses({"cross_entropy": batch.cross_entropy(self.smoothing)})
 
     def step(self, local: ClientContext, images: Tensor, labels: Tensor) -> Losses:
         """In the second phase, one step each of the discriminator, the network and the generator."""

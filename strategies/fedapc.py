@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from torch import Tensor, nn
 
 from common.config import Natural, NonNegative, Positive, Search, checked
-from common.losses import cross_entropy, prototype_contrast
+from common.losses import prototype_contrast
 from common.models.base import Model
 from common.prototypes import PrototypeSet, class_means
 from common.storage.state import GlobalState
@@ -87,7 +87,7 @@ class FedAPC(Averaging):
 
     def loss(self, batch: Batch, local: ClientContext) -> Losses:
         """Cross-entropy + contrast; only cross-entropy before there are prototypes."""
-        terms = {"cross_entropy": cross_entropy(batch.logits, batch.labels)}
+        terms = {"cross_entropy": batch.cross_entropy()}
         if self.contrast and len(local.prototypes):
             contrast = prototype_contrast(batch.features, batch.labels, local.prototypes, temperature=self.temperature)
             terms["contrast"] = self.contrast * contrast

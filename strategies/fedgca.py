@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from common.config import NonNegative, Search, checked
-from common.losses import cross_entropy
 from common.models.base import Model, ModelError, pool
 from common.precision import working_dtype
 from strategies.core.method import Batch, ClientContext, Losses
@@ -93,7 +92,7 @@ class FedGCA(FedDyn):
 
     def loss(self, batch: Batch, local: ClientContext) -> Losses:
         """Cross-entropy over all views, CP and CAM; FedDyn's terms are gradients (:meth:`edit_gradients`)."""
-        terms = {"cross_entropy": cross_entropy(batch.logits, batch.labels)}
+        terms = {"cross_entropy": batch.cross_entropy()}
         if not self.beta or not (self.predictions or self.maps):
             return Losses(terms)
         received = local.frozen("received")

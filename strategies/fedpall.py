@@ -13,7 +13,7 @@ from torch import Tensor
 
 from common.config import NonNegative, Positive, Search, Share, ZeroToOne, checked
 from common.errors import PayloadError
-from common.losses import cross_entropy, prototype_contrast, uniform_divergence
+from common.losses import prototype_contrast, uniform_divergence
 from common.prototypes import PrototypeSet, class_means
 from common.storage.state import GlobalState, under_prefix
 from strategies.adcol import feature_pass, owners_of
@@ -102,7 +102,7 @@ class FedPall(SingleSet):
 
     def loss(self, batch: Batch, local: ClientContext) -> Losses:
         """Cross-entropy + InfoNCE (Eq. 7; once there are prototypes) + KL (Eq. 6)."""
-        terms = {"cross_entropy": cross_entropy(batch.logits, batch.labels)}
+        terms = {"cross_entropy": batch.cross_entropy()}
         if self.contrast and len(local.prototypes):
             terms["contrast"] = self.contrast * prototype_contrast(
                 batch.features,

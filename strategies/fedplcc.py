@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from common.config import NonNegative, Positive, Search, Share, checked
-from common.losses import PrototypeTerms, cross_entropy, prototype_losses
+from common.losses import PrototypeTerms, prototype_losses
 from common.prototypes import PrototypeSet, cluster_prototypes, normalise_weights
 from common.storage.state import GlobalState
 from strategies.core.method import Batch, ClientContext, Losses, ServerContext, Update
@@ -51,7 +51,7 @@ class FedPLCC(SentClusters):
 
     def loss(self, batch: Batch, local: ClientContext) -> Losses:
         """Cross-entropy + weighted contrast + correction; only cross-entropy before there are prototypes."""
-        value = cross_entropy(batch.logits, batch.labels)
+        value = batch.cross_entropy()
         if self.cross_entropy_reduce == "sum":
             value = value * len(batch.labels)
         if not len(local.prototypes) or not (self.contrast or self.correction):

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
 from common.config import NonNegative, Positive, Search, Share, checked
-from common.losses import PrototypeTerms, cross_entropy, prototype_losses
+from common.losses import PrototypeTerms, prototype_losses
 from common.prototypes import unbiased_prototypes
 from strategies.core.method import Batch, ClientContext, Losses, Weighting
 from strategies.parts.sent_prototypes import SentClusters
@@ -47,7 +47,7 @@ class FedPLVM(SentClusters):
 
     def loss(self, batch: Batch, local: ClientContext) -> Losses:
         """Cross-entropy + contrast + correction; only cross-entropy before there are prototypes."""
-        value = cross_entropy(batch.logits, batch.labels)
+        value = batch.cross_entropy()
         if not len(local.prototypes) or not (self.contrast or self.correction):
             return Losses({"cross_entropy": value})
         wanted = PrototypeTerms(

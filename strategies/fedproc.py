@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from common.config import Positive, Search, checked
-from common.losses import cross_entropy, prototype_contrast
+from common.losses import prototype_contrast
 from common.prototypes import PrototypeSet, carry_over
 from common.storage.state import GlobalState
 from strategies.core.method import (
@@ -69,7 +69,7 @@ class FedProc(Averaging):
     def loss(self, batch: Batch, local: ClientContext) -> Losses:
         """Cross-entropy and contrast, weighted by the round."""
         share = self.cross_entropy_weight(local.round, local.rounds, len(local.prototypes) > 0)
-        terms = {"cross_entropy": share * cross_entropy(batch.logits, batch.labels)}
+        terms = {"cross_entropy": share * batch.cross_entropy()}
         if len(local.prototypes):
             contrast = prototype_contrast(batch.features, batch.labels, local.prototypes, temperature=self.temperature)
             terms["contrast"] = (1 - share) * contrast

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from common.config import NonNegative, Search, checked
-from common.losses import cross_entropy, prototype_mse
+from common.losses import prototype_mse
 from common.models.base import Model
 from common.prototypes import PrototypeSet
 from common.storage.state import GlobalState
@@ -76,7 +76,7 @@ class FedProto(Averaging):
 
     def loss(self, batch: Batch, local: ClientContext) -> Losses:
         """Cross-entropy plus the squared distance to the class's global prototype, mean over features and batch."""
-        terms = {"cross_entropy": cross_entropy(batch.logits, batch.labels)}
+        terms = {"cross_entropy": batch.cross_entropy()}
         if self.consistency and len(local.prototypes):
             terms["consistency"] = self.consistency * prototype_mse(batch.features, batch.labels, local.prototypes)
         return Losses(terms)

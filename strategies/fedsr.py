@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from common.config import Count, Natural, NonNegative, Search, checked
-from common.losses import cross_entropy
 from common.models.base import Model, initialised
 from common.precision import working_dtype
 from common.prototypes import PrototypeSet
@@ -92,7 +91,7 @@ class FedSR(Averaging):
 
     def loss(self, batch: Batch, local: ClientContext) -> Losses:
         """Cross-entropy, L2R and CMI of the drawn features, over all views."""
-        terms = {"cross_entropy": cross_entropy(batch.logits, batch.labels)}
+        terms = {"cross_entropy": batch.cross_entropy()}
         if self.norm:
             terms["norm"] = self.norm * feature_norm(batch.features, squared=self.fidelity == "paper")
         if self.divergence:

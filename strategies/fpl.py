@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from common.config import Natural, NonNegative, Positive, Search, checked
-from common.losses import PrototypeTerms, cross_entropy, prototype_losses
+from common.losses import PrototypeTerms, prototype_losses
 from common.prototypes import Clustering, PrototypeSet, cluster_prototypes, unbiased_prototypes
 from common.storage.state import GlobalState
 from strategies.core.method import Averaging, Batch, ClientContext, Losses, PrototypeMode, ServerContext, Update
@@ -55,7 +55,7 @@ class FPL(Averaging):
 
     def loss(self, batch: Batch, local: ClientContext) -> Losses:
         """Cross-entropy + CPCL (Eq. 7) + UPCR (Eq. 10); only cross-entropy before there are prototypes."""
-        value = cross_entropy(batch.logits, batch.labels)
+        value = batch.cross_entropy()
         if not len(local.prototypes) or not (self.contrast or self.consistency):
             return Losses({"cross_entropy": value})
         rows, targets = local.cached("rows", lambda: self._rows(local.prototypes))

@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from common.config import Natural, NonNegative, Positive, Search, checked
-from common.losses import cross_entropy
 from common.models.base import Model, initialised
 from common.precision import unit_vectors, working_dtype
 from common.storage.state import under_prefix, with_prefix
@@ -60,7 +59,7 @@ class MOON(Averaging):
 
     def loss(self, batch: Batch, local: ClientContext) -> Losses:
         """Cross-entropy + model contrast, on all views."""
-        terms = {"cross_entropy": cross_entropy(batch.logits, batch.labels)}
+        terms = {"cross_entropy": batch.cross_entropy()}
         if self.mu:
             previous = self._features(batch.images, local, "previous", under_prefix(PREVIOUS, local.kept))
             towards = self._features(batch.images, local, "global", local.weights)

@@ -85,7 +85,7 @@ class PerFedAvg(Method):
         return losses
 
     def _inner(self, local: ClientContext) -> float:
-        return local.train.learning_rate if self.inner_rate is None else self.inner_rate
+        return local.learning_rate if self.inner_rate is None else self.inner_rate
 
     @staticmethod
     def _batch_count(local: ClientContext) -> int:

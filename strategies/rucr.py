@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from common.config import Count, Natural, NonNegative, Positive, Search, ZeroToOne, check, checked
-from common.losses import cross_entropy, prototype_contrast
+from common.losses import prototype_contrast
 from common.prototypes import PrototypeSet, class_means, normalise_rows
 from common.storage.state import GlobalState, under_prefix, with_prefix
 from strategies.core.method import (
@@ -106,7 +106,7 @@ class RUCR(Method):
 
     def loss(self, batch: Batch, local: ClientContext) -> Losses:
         """Cross-entropy, and the contrast with G once there is one."""
-        terms = {"cross_entropy": cross_entropy(batch.logits, batch.labels)}
+        terms = {"cross_entropy": batch.cross_entropy()}
         if self.contrast and len(local.prototypes):
             table, ratios = local.cached("table", lambda: _table(local.prototypes, local.class_count))
             held = ratios[batch.labels] > 0

@@ -81,7 +81,7 @@ class SCAFFOLD(Averaging):
     @torch.no_grad()
     def upload(self, local: ClientContext, trained: Trained) -> Upload:
         """The model and the change of c_k; the client keeps the new c_k."""
-        travelled = local.train.learning_rate * effective_steps(trained.steps, local.train.momentum)
+        travelled = local.learning_rate * effective_steps(trained.steps, local.train.momentum)
         before, after, change = local.reference(), {}, {}
         parameters = dict(local.model.named_parameters())
         for name, c in under_prefix(CONTROL, local.extra).items():

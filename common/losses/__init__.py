@@ -5,5 +5,5 @@ names its paper and equation. Means are over the whole batch unless said.
 """
 
 from common.kernels.closed_form import PrototypeTerms
-from common.losses.classification import cross_entropy, uniform_divergence
+from common.losses.classification import balanced_weights, cross_entropy, uniform_divergence
 from common.losses.prototype import PrototypeLosses, prototype_contrast, prototype_losses, prototype_mse

@@ -1,6 +1,7 @@
 """Losses on logits."""
 
 import math
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -10,12 +11,39 @@ from torch import Tensor
 from common.precision import working_dtype
 
 
-def cross_entropy(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
-    """Softmax cross-entropy of ``logits [B, K]`` with ``labels [B]``, mean over the batch.
+def cross_entropy(
+    logits: Tensor, labels: Tensor, smoothing: float = 0.0, class_weights: Tensor | None = None
+) -> Tensor:
+    """Return the softmax cross-entropy of ``logits [B, K]`` with ``labels [B]``, mean over the batch.
 
-    ``smoothing`` in [0, 1) mixes the target with the uniform distribution (FedADG).
+    Args:
+        logits: ``[B, K]``.
+        labels: ``[B]`` int64, < K.
+        smoothing: share of the target that is spread evenly over all classes, in [0, 1) (Szegedy et al., CVPR 2016,
+            section 7).
+        class_weights: ``[K]``; the mean then weights each sample by its class.
     """
-    return F.cross_entropy(logits.to(working_dtype(logits)), labels, label_smoothing=smoothing)
+    logits = logits.to(working_dtype(logits))
+    if class_weights is not None:
+        class_weights = class_weights.to(logits)
+    return F.cross_entropy(logits, labels, weight=class_weights, label_smoothing=smoothing)
+
+
+def balanced_weights(counts: Sequence[int]) -> Tensor:
+    """Return class weights ``N / (P n_k)``, float32 ``[K]``, for ``n_k`` samples of class ``k`` of N in all.
+
+    P classes have samples. Every such class then has the same weight in total, and the mean weight of a sample is 1.
+    A class without samples has weight 1, which matters only with label smoothing.
+
+    Args:
+        counts: training samples per class.
+    """
+    present = sum(1 for count in counts if count)
+    weights = torch.ones(len(counts))
+    for label, count in enumerate(counts):
+        if count:
+            weights[label] = sum(counts) / (present * count)
+    return weights
 
 
 def uniform_divergence(

@@ -71,9 +71,19 @@ class Job:
             summary = Run.open(self.folder).summary
         except GoldfinchError:
             return None
+        if not self._long_enough(summary) or self.stale():
+            return None
+        return summary
+
+    def _long_enough(self, summary: Mapping[str, Any]) -> bool:
+        """Return whether a finished run has as many rounds as this job asks for, or stopped early as it would."""
         done, asked = summary.get("rounds", 0), self.settings.train.rounds
-        enough = done == asked if self.settings.method.scheduled else done >= asked
-        return summary if enough and not self.stale() else None
+        early = summary.get("stopped_early")
+        if early:
+            return bool(early["patience"] == self.settings.train.patience and early["rounds_planned"] == asked)
+        if self.settings.scheduled:
+            return bool(done == asked)
+        return bool(done >= asked)
 
     def stale(self) -> str:
         """Return why what the folder holds cannot be used or gone on with; empty if it can, or if there is nothing."""

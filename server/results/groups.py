@@ -5,8 +5,9 @@ This is the one place that decides it, for tables, reports, figures, sweeps, com
 *One table* (:class:`Board`) holds runs that are scored on the same images: same data set, domains, image size and test
 images, same protocol and same network. *One row* (:class:`Group`) holds runs that differ in the seed alone: every
 setting that changes the result or the score is the same, and so are the rounds that are done, the code that ran and,
-where a partition is fixed, the samples of every client. A partition whose seed is the run's seed in every run of a row
-varies with it, and stays one row.
+where a partition is fixed, the samples of every client. Runs that ``train.patience`` stopped early may have stopped
+after different rounds. A partition whose seed is the run's seed in every run of a row varies with it, and stays one
+row.
 
 The same seed with the same final state, as from another engine, counts once. The same seed with another state is no
 further seed: the first run counts, and the others are named.
@@ -77,6 +78,11 @@ class Group:
     def rounds(self) -> int:
         """Rounds that are done."""
         return self.runs[0].rounds_done
+
+    @property
+    def early_stops(self) -> list[int]:
+        """The rounds after which ``train.patience`` ended runs, ascending, each once."""
+        return sorted({run.rounds_done for run in self.runs if run.stopped_early})
 
     @property
     def partition_follows_seed(self) -> bool:
@@ -407,7 +413,10 @@ def _row_key(run: Run) -> list[Any]:
     """Return everything that the runs of one row share, except for the partition's seed."""
     options = dict(run.options)
     options.pop(PARTITION_SEED, None)
-    return [options, run.rounds_done, run.code]
+    rounds = run.rounds_done
+    if run.stopped_early:  # each seed may stop after another round
+        rounds = int(run.summary["stopped_early"]["rounds_planned"])
+    return [options, rounds, run.code]
 
 
 def _by_partition(runs: Sequence[Run]) -> list[list[Run]]:
@@ -504,7 +513,9 @@ def _marks(group: Group, groups: Sequence[Group]) -> tuple[str, ...]:
     found: list[str] = []
     if group.code != _commonest(other.code for other in groups):
         found.append(f"code {group.code}")
-    if group.rounds != _commonest(other.rounds for other in groups):
+    if group.early_stops:
+        found.append(f"stopped early after round {', '.join(map(str, group.early_stops))}")
+    elif group.rounds != _commonest(other.rounds for other in groups):
         found.append(f"{group.rounds} rounds")
     if tuple(group.seeds) != _commonest(tuple(other.seeds) for other in groups):
         word = "seed"

@@ -171,6 +171,11 @@ class Run:
         return int(self.summary["rounds"]) if "rounds" in self.summary else self.rounds
 
     @property
+    def stopped_early(self) -> bool:
+        """Whether ``train.patience`` ended the run before its last round."""
+        return "stopped_early" in self.summary
+
+    @property
     def state_sha256(self) -> str | None:
         """The SHA-256 of the final state; ``None`` of a run that has not finished."""
         found = self.summary.get("state_sha256")

@@ -123,14 +123,15 @@ def check_belongs(checkpoint: Checkpoint, method: str, identity: str, seed: int,
 
 
 def check_length(checkpoint: Checkpoint, rounds: int) -> None:
-    """Refuse to give a run whose method follows a schedule over all rounds another number of rounds.
+    """Refuse to give a run that follows a schedule over all rounds another number of rounds.
 
     Raises:
         CheckpointError: the rounds that are done followed the schedule of a run of another length.
     """
     if checkpoint.rounds != rounds:
         raise CheckpointError(
-            f"{checkpoint.method} follows a schedule over all rounds, and the {checkpoint.state.round} rounds that are "
-            f"done followed that of train.rounds={checkpoint.rounds}; with train.rounds={rounds} the result would be "
-            f"neither's: resume with train.rounds={checkpoint.rounds}, or start anew with overwrite=true"
+            f"this run of {checkpoint.method} follows a schedule over all rounds, and the {checkpoint.state.round} "
+            f"rounds that are done followed that of train.rounds={checkpoint.rounds}; with train.rounds={rounds} the "
+            f"result would be neither's: resume with train.rounds={checkpoint.rounds}, or start anew with "
+            "overwrite=true"
         )

@@ -196,7 +196,8 @@ def summary_of(settings: RunSettings, rounds: RoundLoop, seconds: float) -> dict
     """What ``summary.json`` says of a run. Accuracies are in per cent.
 
     A run that never held a round has no ``scores``; one whose last state could not be scored has none by the rule
-    ``final``. Their ``average``, ``worst`` and ``spread`` are ``null``. ``missing`` names the
+    ``final``. Their ``average``, ``worst`` and ``spread`` are ``null``. ``stopped_early`` is there only if
+    ``train.patience`` ended the run before its last round. ``missing`` names the
     domains that the final score lacks, with the last round that scored each; ``partial`` says whether there are any.
     """
     history, folder = rounds.history, settings.output_folder
@@ -228,6 +229,7 @@ def summary_of(settings: RunSettings, rounds: RoundLoop, seconds: float) -> dict
         "rounds": rounds.state.round,
         "rounds_held": len(history.rounds("round done")),
         "rounds_skipped": len(history.rounds("round skipped")),
+        **({"stopped_early": _early_stop(settings, rounds)} if rounds.stopped_early else {}),
         "answers": answers(stream_rows(folder / "activity.csv")),
         "scored": "own model" if settings.method.personal else "global model",
         "accuracy": final.get("accuracy", {}),
@@ -249,6 +251,14 @@ def summary_of(settings: RunSettings, rounds: RoundLoop, seconds: float) -> dict
         "splits": {client: registrations[client].split for client in sorted(registrations)},
         "processor": processor(),
         "versions": package_versions(),
+    }
+
+
+def _early_stop(settings: RunSettings, rounds: RoundLoop) -> dict[str, Any]:
+    return {
+        "rounds_planned": settings.train.rounds,
+        "patience": settings.train.patience,
+        "best_round": rounds.federation.best,
     }
 
 

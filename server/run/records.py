@@ -71,6 +71,13 @@ class Recorder:
         """The present exchange."""
         return self.federation.server
 
+    @property
+    def validated(self) -> int:
+        """The last round that was scored on validation samples; -1 if none was."""
+        if not self._validation:
+            return -1
+        return self._validation[-1].round
+
     def _best(self) -> RoundScore | None:
         return best_round(states(self._validation, self._skipped))
 

@@ -64,7 +64,7 @@ def open_run(
         return RunStart(_history(settings, listeners, -1, -1), None, ResumeCheck())
     differ = differing(settings.raw, folder / "config.yaml")
     check_belongs(checkpoint, settings.method.name, settings.identity, settings.seed, differ)
-    if settings.method.scheduled:
+    if settings.scheduled:
         check_length(checkpoint, settings.train.rounds)
     done = checkpoint.state.round
     scored = done if settings.method.scores_new_state else done - 1

@@ -47,6 +47,7 @@ class RoundLoop:
     Attributes:
         state: the present global state.
         trained: whether any round was held, in this part of the run or before.
+        stopped_early: whether the run ended before its last round, since validation scores no longer improved.
         problem: why a run that reached its end has no final score; empty if it has one.
         history: the run's files.
     """
@@ -68,6 +69,7 @@ class RoundLoop:
         self.run_id = uuid.uuid4().hex[:12]
         self.state: GlobalState
         self.trained = False
+        self.stopped_early = False
         self.problem = ""
         self.earlier_seconds = 0.0
         self.resume_check = ResumeCheck()
@@ -84,7 +86,7 @@ class RoundLoop:
     # ---- the run ---------------------------------------------------------------------------------------------------
 
     def run(self) -> GlobalState:
-        """Train until ``train.rounds`` rounds are done, score the last state, return it.
+        """Train until ``train.rounds`` rounds are done or ``train.patience`` ends the run; score the last state.
 
         Raises:
             EngineError: too few clients registered, too many rounds in a row missed their quorum, every client raised
@@ -142,6 +144,9 @@ class RoundLoop:
             if self.stop():
                 self.history.event("stopped", round=number - 1)
                 return False
+            if self._out_of_patience():
+                self._stop_early()
+                return True
             held = self._round(number)
             missed = 0 if held else missed + 1
             if held or self.trained:  # before the first round that was held, there is only the initial state
@@ -151,9 +156,33 @@ class RoundLoop:
                 raise EngineError(f"{missed} rounds in a row missed their quorum; {self._trouble(number)}")
         return True
 
+    def _out_of_patience(self) -> bool:
+        """Return whether validation scores have not improved for ``train.patience`` rounds.
+
+        Most methods score a round's state in the round after it, so such a run does one round more.
+        """
+        patience = self.settings.train.patience
+        if patience is None or not self.trained:
+            return False
+        if self.method.scores_new_state and self.recorder.validated < self.state.round:
+            return False  # the last state must have a score
+        return self.federation.best >= 0 and self.recorder.validated - self.federation.best >= patience
+
+    def _stop_early(self) -> None:
+        self.stopped_early = True
+        self.history.event(
+            "stopped early",
+            round=self.state.round,
+            rounds=self.settings.train.rounds,
+            best=self.federation.best,
+            patience=self.settings.train.patience,
+        )
+
     def _finish(self) -> None:
         """Score the last state and write how the run ended."""
         total = self.settings.train.rounds
+        if self.stopped_early:
+            total = self.state.round
         if not self.trained:
             self.problem = f"no round was held, so nothing was trained and there is no score; {self._trouble(total)}"
         else:

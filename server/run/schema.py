@@ -112,6 +112,14 @@ class Validation(TypedDict):
     missing: NotRequired[Missing]
 
 
+class EarlyStop(TypedDict):
+    """Why a run ended before its last round."""
+
+    rounds_planned: Integer
+    patience: Integer
+    best_round: Integer
+
+
 class Privacy(TypedDict):
     """What a run released; older versions did not say the conditions of an epsilon."""
 
@@ -142,6 +150,7 @@ class Summary(TypedDict):
     code: NotRequired[Word]
     rounds: Integer
     rounds_skipped: Integer
+    stopped_early: NotRequired[EarlyStop]
     scored: Word
     scores: dict[str, Scores]
     missing: NotRequired[Missing]
@@ -186,6 +195,7 @@ NEEDED = {
     "round done": ("round", "seconds"),
     "round skipped": ("round", "answered", "needed"),
     "stopped": ("round",),
+    "stopped early": ("round", "rounds", "best", "patience"),
     "failed": ("round", "reason"),
     "finish": ("round", "sha256"),
 }

@@ -25,6 +25,10 @@ LINES = {
     "privacy spent": "privacy: {reason}",
     "tracker failed": "{tracker} is left out from here on: {reason}",
     "stopped": "stopped after round {round}; resume=true goes on",
+    "stopped early": (
+        "stopped early after round {round} of {rounds}: validation was best after round {best} and did not improve in "
+        "the {patience} rounds after it (train.patience)"
+    ),
     "failed": "failed after round {round}: {reason}",
 }
 """The line of each event that only names its content."""

@@ -21,6 +21,8 @@ class ClientContext(Protocol):
     client: Client
     round: int
     rounds: int
+    learning_rate: float
+    """Of this round, as ``train.schedule`` gives it."""
     exchange: str
     seed: int
     device: torch.device
@@ -63,7 +65,7 @@ class ClientContext(Protocol):
         """``make()`` the first time ``name`` is asked for in this exchange, the same object afterwards."""
 
     def make_optimizer(self, parameters: Iterable[nn.Parameter], rate: float = 1.0) -> torch.optim.Optimizer:
-        """A fresh optimiser of the run's kind, with ``rate`` times its learning rate."""
+        """A fresh optimiser of the run's kind, with ``rate`` times the learning rate of this round."""
 
     def generator(self, *purpose: str | int) -> torch.Generator:
         """Random numbers keyed by (seed, purpose, round, client)."""

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from common.losses import cross_entropy
 from common.prototypes import PrototypeSet
 
 PrototypeMode = Literal["none", "last_epoch_running", "post_eval", "own"]
@@ -52,6 +53,8 @@ class Batch:
         logits: ``[V*B, K]``.
         views: V >= 1.
         extra: what else :meth:`Method.compute` gave, by name, one row per image.
+        label_smoothing: ``train.label_smoothing``.
+        class_weights: ``[K]``, as ``train.class_weights`` makes them; ``None`` weights all samples the same.
     """
 
     images: Tensor
@@ -60,6 +63,18 @@ class Batch:
     logits: Tensor
     views: int = 1
     extra: Mapping[str, Tensor] = field(default_factory=dict)
+    label_smoothing: float = 0.0
+    class_weights: Tensor | None = None
+
+    def cross_entropy(self, smoothing: float | None = None) -> Tensor:
+        """Return the cross-entropy of all rows, with label smoothing and class weights as the settings have them.
+
+        Args:
+            smoothing: label smoothing of the method's own, in [0, 1); ``None`` takes the settings'.
+        """
+        if smoothing is None:
+            smoothing = self.label_smoothing
+        return cross_entropy(self.logits, self.labels, smoothing, self.class_weights)
 
 
 @dataclass

@@ -13,7 +13,6 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor, nn
 
 from common.config import checked
-from common.losses import cross_entropy
 from common.prototypes import PrototypeSet
 from common.settings import RunSettings
 from common.storage.state import GlobalState
@@ -168,7 +167,7 @@ class Method:
 
     def loss(self, batch: Batch, local: ClientContext) -> Losses:  # noqa: ARG002
         """The loss terms of one batch."""
-        return Losses({"cross_entropy": cross_entropy(batch.logits, batch.labels)})
+        return Losses({"cross_entropy": batch.cross_entropy()})
 
     def edit_gradients(self, local: ClientContext) -> None:
         """Change gradients between backward and step (proximal terms)."""

@@ -1,0 +1,249 @@
+"""Schedules, optimizers, label smoothing, class weights, the float16 loss scale, and runs that stop early."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.exchanges import local_exchange
+from support.runs import run
+from support.toy import composed, toy_settings
+from torch.nn import functional as F
+
+from client.trainer import INITIAL_SCALE, LossScale, choose_device
+from common.choices import CONF
+from common.errors import CheckpointError, ConfigError
+from common.losses import balanced_weights, cross_entropy
+from common.settings import ADDED_SETTINGS, RunSettings, TrainSettings, load_settings
+from server.commands.sweep import Job
+from server.results.groups import all_groups
+from server.results.run import Run
+from server.trackers.events import describe
+
+METHODS = sorted(path.stem for path in (CONF / "method").glob("*.yaml") if path.stem != "fedadg")
+"""FedADG smooths labels by a setting of its own."""
+
+# ---- the learning rate -----------------------------------------------------------------------------------------------
+
+
+def test_cosine_is_the_formula_at_every_round() -> None:
+    train = TrainSettings(rounds=8, learning_rate=0.3, schedule="cosine")
+    for done in range(8):
+        assert train.rate(done + 1) == pytest.approx(0.5 * 0.3 * (1 + math.cos(math.pi * done / 8)), abs=1e-15)
+    assert train.rate(1) == 0.3
+    assert train.rate(9) == train.rate(8) > 0, "the exchange that only scores has a rate as well"
+
+
+@pytest.mark.parametrize(
+    ("settings", "scheduler"),
+    [
+        ({"schedule": "step", "step_rounds": 3, "step_factor": 0.5}, {"name": "StepLR", "step_size": 3, "gamma": 0.5}),
+        ({"schedule": "cosine"}, {"name": "CosineAnnealingLR", "T_max": 7}),
+        ({"schedule": "constant"}, {"name": "ConstantLR", "factor": 1.0}),
+    ],
+    ids=lambda value: value.get("schedule"),
+)
+def test_schedules_are_torch_s_with_one_step_a_round(settings: dict[str, Any], scheduler: dict[str, Any]) -> None:
+    train = TrainSettings(rounds=7, learning_rate=0.2, **settings)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.2)
+    chosen = dict(scheduler)
+    steps = getattr(torch.optim.lr_scheduler, chosen.pop("name"))(optimizer, **chosen)
+    for number in range(1, 8):
+        assert train.rate(number) == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-12)
+        optimizer.step()
+        steps.step()
+
+
+def test_a_cosine_run_cannot_be_made_longer(tmp_path: Path) -> None:
+    run(toy_settings("fedavg", tmp_path, train={"rounds": 1, "schedule": "cosine"}))
+    longer = toy_settings("fedavg", tmp_path, train={"rounds": 2, "schedule": "cosine"}, resume=True)
+    with pytest.raises(CheckpointError, match=r"train\.rounds=1"):
+        run(longer)
+
+
+VALIDATE = ("protocol.validation=0.2",)
+
+# ---- local training --------------------------------------------------------------------------------------------------
+
+PLAIN = {
+    "sgd": lambda weights, rate: torch.optim.SGD(weights, lr=rate, momentum=0.9, weight_decay=0.01),
+    "adam": lambda weights, rate: torch.optim.Adam(weights, lr=rate, weight_decay=0.01),
+    "adamw": lambda weights, rate: torch.optim.AdamW(weights, lr=rate, weight_decay=0.01),
+}
+
+
+@pytest.mark.parametrize("weights", ["none", "balanced"])
+@pytest.mark.parametrize("optimizer", PLAIN)
+def test_local_training_is_a_plain_torch_loop(optimizer: str, weights: str, tmp_path: Path) -> None:
+    train = {
+        "rounds": 4, "optimizer": optimizer, "schedule": "cosine", "learning_rate": 0.02, "weight_decay": 0.01,
+        "label_smoothing": 0.1, "class_weights": weights,
+    }  # fmt: skip
+    settings = toy_settings("fedavg", tmp_path, train=train)
+    trained, plain = (local_exchange(settings, round_number=3) for _ in range(2))
+    trained.run()
+    rate = 0.5 * 0.02 * (1 + math.cos(math.pi * 2 / 4))
+    stepper = PLAIN[optimizer](plain.model.parameters(), rate)
+    counts = torch.tensor(plain.client.class_counts)
+    by_class = counts.sum() / (4 * counts) if weights == "balanced" else None
+    for images, labels in plain.batches("epoch", 1):
+        stepper.zero_grad()
+        F.cross_entropy(plain.model(images)[1], labels, weight=by_class, label_smoothing=0.1).backward()
+        stepper.step()
+    for name, tensor in plain.model.state_dict().items():
+        torch.testing.assert_close(trained.model.state_dict()[name], tensor, rtol=1e-5, atol=1e-6)
+
+
+def test_balanced_weights_give_every_present_class_the_same_total() -> None:
+    weights = balanced_weights([30, 10, 0, 2])
+    torch.testing.assert_close(weights, torch.tensor([42 / 90, 42 / 30, 1.0, 42 / 6]))
+    counts = torch.tensor([30.0, 10.0, 0.0, 2.0])
+    assert float((weights * counts).sum()) == pytest.approx(42)
+
+
+def test_weighted_smoothed_cross_entropy_is_the_formula() -> None:
+    logits = torch.randn(6, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    labels, weights, share = torch.tensor([0, 1, 2, 2, 1, 0]), torch.tensor([0.5, 1.0, 4.0]).double(), 0.3
+    log_probabilities = logits.log_softmax(1)
+    total = torch.zeros((), dtype=torch.float64)
+    for row, label in zip(log_probabilities, labels.tolist(), strict=True):
+        total += -(1 - share) * weights[label] * row[label] - share / 3 * (weights * row).sum()
+    found = cross_entropy(logits, labels, share, weights)
+    torch.testing.assert_close(found, total / weights[labels].sum())
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_smoothing_and_class_weights_act_on_every_method(method: str, tmp_path: Path) -> None:
+    found: set[str] = set()
+    for number, changes in enumerate(({}, {"label_smoothing": 0.3}, {"class_weights": "balanced"})):
+        train = {"rounds": 1, "local_steps": 2, **changes}
+        done = run(
+            toy_settings(method, tmp_path / str(number), train=train, rounds={"test": False}, overrides=VALIDATE)
+        )
+        found.add(json.dumps([row["losses"] for row in done.rows("activity.csv")]))
+    assert len(found) == 3
+
+
+def test_a_method_with_a_smoothing_of_its_own_refuses_a_second() -> None:
+    with pytest.raises(ConfigError, match=r"set method\.smoothing instead"):
+        load_settings(["method=fedadg", "train.label_smoothing=0.1"])
+
+
+# ---- float16 ---------------------------------------------------------------------------------------------------------
+
+
+def test_gradients_come_out_of_the_loss_scale_at_their_true_size() -> None:
+    scale, layer = LossScale(), torch.nn.Linear(3, 2)
+    inputs = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
+    scale.backward(layer(inputs).square().mean(), layer)
+    scaled = layer.weight.grad.clone()
+    layer.zero_grad()
+    layer(inputs).square().mean().backward()
+    torch.testing.assert_close(scaled, layer.weight.grad)
+
+
+def test_an_overflow_leaves_no_gradient_and_halves_the_scale() -> None:
+    scale, layer = LossScale(), torch.nn.Linear(3, 2)
+    scale.backward(layer(torch.ones(1, 3)).sum() * 1e38, layer)
+    assert [parameter.grad for parameter in layer.parameters()] == [None, None]
+    assert scale.scale == INITIAL_SCALE / 2
+
+
+def test_float16_needs_cuda() -> None:
+    with pytest.raises(ConfigError, match=r"train\.precision=bfloat16 or float32"):
+        choose_device("cpu", "float16")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_float16_trains_on_cuda(tmp_path: Path) -> None:
+    done = run(toy_settings("fpl", tmp_path, train={"precision": "float16", "device": "cuda", "rounds": 8}))
+    assert done.averages()[-1] > 50
+
+
+# ---- identity --------------------------------------------------------------------------------------------------------
+
+
+def without(settings: RunSettings, keys: list[str]) -> RunSettings:
+    """Return the settings as a version before these keys would have recorded them."""
+    raw = {name: dict(value) if isinstance(value, dict) else value for name, value in settings.raw.items()}
+    for key in keys:
+        group, _, name = key.partition(".")
+        raw[group].pop(name, None)
+    return replace(settings, raw=raw)
+
+
+def test_settings_that_change_nothing_leave_older_runs_their_identity() -> None:
+    plain = composed("method=fedavg", "engine=inline", "train.device=cpu")
+    added = [*ADDED_SETTINGS, "train.step_rounds", "train.step_factor"]
+    assert without(plain, added).identity == plain.identity
+    stepped = composed("method=fedavg", "engine=inline", "train.device=cpu", "train.schedule=step")
+    assert without(stepped, ["train.step_rounds"]).identity != stepped.identity != plain.identity
+
+
+# ---- early stopping --------------------------------------------------------------------------------------------------
+
+
+def patient(method: str, output: Path, patience: int | None = 2, **more: Any) -> RunSettings:
+    """Settings of a run that cannot improve: its steps are too small to change a prediction."""
+    train = {"rounds": 9, "patience": patience, "learning_rate": 1e-12, "weight_decay": 0.0, **more.pop("train", {})}
+    return toy_settings(method, output, overrides=("protocol.validation=0.2", "model.norm=group"), train=train, **more)
+
+
+@pytest.mark.parametrize(("method", "scored_after"), [("fedavg", 1), ("fedpall", 0)])
+def test_a_run_without_improvement_stops_and_says_so(method: str, scored_after: int, tmp_path: Path) -> None:
+    """FedPall's server trains the classifier, so its run improves at first; it scores the state of its own round."""
+    found = run(patient(method, tmp_path))
+    scores = {entry["round"]: entry["average"] for name, entry in found.events if name == "validation"}
+    best = found.summary["validation"]["round"]
+    done = best + 2 + scored_after
+    assert found.summary["stopped_early"] == {"rounds_planned": 9, "patience": 2, "best_round": best}
+    assert found.summary["rounds"] == done < 9
+    assert scores[best] == max(scores.values())
+    assert not found.summary["partial"]
+    assert found.summary["scores"]["final"]["accuracy"].keys() == {"bright", "dark", "noisy"}
+    [event] = [entry for name, entry in found.events if name == "stopped early"]
+    line = describe("stopped early", event, 9)
+    assert f"stopped early after round {done} of 9" in line
+    assert "train.patience" in line
+    stored = Run(tmp_path)
+    assert (stored.status, stored.stopped_early) == ("finished", True)
+
+
+def test_a_run_that_improves_is_whole(tmp_path: Path) -> None:
+    found = run(patient("fedavg", tmp_path, patience=8))
+    assert found.summary["rounds"] == 9
+    assert "stopped_early" not in found.summary
+
+
+def test_seeds_that_stop_early_are_one_marked_row(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        run(patient("fedavg", tmp_path / str(seed), seed=seed))
+    [group] = all_groups([Run(tmp_path / "0"), Run(tmp_path / "1")])
+    assert group.seeds == [0, 1]
+    assert group.label == f"fedavg (stopped early after round {', '.join(map(str, group.early_stops))})"
+
+
+def test_a_run_that_stopped_early_ends_again_and_goes_on_with_more_patience(tmp_path: Path) -> None:
+    first = run(patient("fedavg", tmp_path))
+    again = run(patient("fedavg", tmp_path, resume=True))
+    assert (again.sha256, again.summary["rounds"]) == (first.sha256, first.summary["rounds"])
+    assert again.averages() == first.averages()[-1:], "only the last state is scored again"
+    on = run(patient("fedavg", tmp_path, patience=4, resume=True))
+    assert on.summary["rounds"] == first.summary["rounds"] + 2
+
+
+def test_a_sweep_counts_a_run_that_stopped_early_as_finished(tmp_path: Path) -> None:
+    settings = patient("fedavg", tmp_path)
+    run(settings)
+    assert Job((), settings, "same").finished()
+    assert not Job((), patient("fedavg", tmp_path, patience=3), "more patience").finished()
+
+
+def test_patience_needs_validation() -> None:
+    with pytest.raises(ConfigError, match=r"protocol\.validation to a share"):
+        load_settings(["train.patience=3"])
