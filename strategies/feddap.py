@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from common.config import NonNegative, Positive, Search, checked
-from common.losses import PrototypeTerms, cross_entropy, prototype_contrast, prototype_losses
+from common.losses import PrototypeTerms, prototype_contrast, prototype_losses
 from common.prototypes import PrototypeSet, normalise_rows
 from common.seeding import derive
 from common.storage.state import GlobalState
@@ -80,7 +80,7 @@ class FedDAP(Averaging):
 
     def loss(self, batch: Batch, local: ClientContext) -> Losses:
         """Cross-entropy + DPA + CPCL; only cross-entropy in round 1, before there are rows."""
-        terms = {"cross_entropy": cross_entropy(batch.logits, batch.labels)}
+        terms = {"cross_entropy": batch.cross_entropy()}
         if not len(local.prototypes):
             return Losses(terms)
         own, contrasted = local.cached("rows", lambda: self._rows(local))
