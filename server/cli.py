@@ -29,6 +29,7 @@ from server.commands.program import (
     one_of,
     option,
     seeds_of,
+    show_loading,
     words,
 )
 
@@ -127,6 +128,7 @@ def _run(
 
         preview(settings_of(composed))
         return
+    show_loading(quiet)
     from server.flower.superlink import simulation_link
 
     with simulation_link() if "engine=ray" in overrides else contextlib.nullcontext() as link:
@@ -144,6 +146,7 @@ def _resume(folder: Annotated[Path, words("DIR")], overrides: Settings, quiet: Q
     DIR        the run's folder; its config.yaml says what it is
     KEY=VALUE  what is to be otherwise from here on, such as more rounds
     """
+    show_loading(quiet)
     from server.commands.running import resume
 
     resume(folder, overrides, quiet=quiet)
@@ -399,6 +402,7 @@ def _demo(
     goldfinch demo --methods fedprox,fpl --output DIR
     KEY=VALUE  any setting of goldfinch run, for all of them
     """
+    show_loading(quiet=False)
     from server.commands.demo import demo
 
     demo(overrides, items_of(methods), output)

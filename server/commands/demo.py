@@ -9,7 +9,7 @@ from rich.console import Console
 
 from common.errors import ConfigError
 from common.overrides import quoted_override
-from common.settings import load_settings
+from common.settings import RunSettings, load_settings
 from server.commands.deployment import LocalDeployment, one_node_per_client
 from server.commands.export import export
 from server.commands.predict import predict
@@ -76,17 +76,19 @@ def show_predictions(run: Run, output: Path) -> None:
 
 
 def deployment_demo(overrides: Sequence[str]) -> None:
-    """A SuperLink and four SuperNodes, one domain each, as real processes; FPL for three rounds; then all end."""
+    """Train FPL for three rounds on a SuperLink and four SuperNodes, one domain each, as real processes.
+
+    The logs, keys and certificates of the processes are in a folder next to the run's, named after it.
+    """
     console = Console()
     started = time.perf_counter()
-    folder = Path("outputs", "deployment-demo").absolute()
-    place = quoted_override("output", folder / "run")
+    place = quoted_override("output", Path("outputs", "deployment-demo", "run").absolute())
     chosen = ["method=fpl", "engine=superlink", "train.rounds=3", place, "overwrite=true", *overrides]
     settings = load_settings(chosen)
     prepare_output(settings)
     nodes = one_node_per_client(settings)
     console.print(f"starting a SuperLink with TLS and {len(nodes)} SuperNodes with a key each: {', '.join(nodes)}")
-    with LocalDeployment(folder / "processes", nodes) as deployment:
+    with LocalDeployment(processes_of(settings), nodes) as deployment:
         for name, child in deployment.children.items():
             console.print(f"  {name:16} pid {child.process.pid}, log {child.log}")
         console.print(f"all answer after {time.perf_counter() - started:.1f} s; submitting FPL\n")
@@ -94,3 +96,9 @@ def deployment_demo(overrides: Sequence[str]) -> None:
             deployment.run(settings, chosen, [show])
     console.print(f"\nall processes are stopped, {time.perf_counter() - started:.0f} s in all\n")
     print_table([str(settings.output_folder)])
+
+
+def processes_of(settings: RunSettings) -> Path:
+    """Return the folder for the processes of a run: ``<output>-processes``."""
+    run = settings.output_folder
+    return run.with_name(f"{run.name}-processes")

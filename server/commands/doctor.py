@@ -4,6 +4,7 @@ import importlib.util
 import os
 import platform
 import shutil
+import socket
 import ssl
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -28,6 +29,9 @@ REINSTALL = "make setup, or pip install -c requirements.txt in the checkout"
 
 MAX_AHEAD, MAX_BEHIND = 5.0, 300.0
 """Seconds by which Flower lets a device's clock differ from the SuperLink's; beyond, it turns the device away."""
+
+NODE_PORT = 9094
+"""The port that a SuperNode listens on unless it is given ``--port``."""
 
 RESOLUTION = 1.0
 """Seconds: HTTP's ``Date`` leaves fractions out."""
@@ -155,6 +159,17 @@ def _local_superlink() -> Iterator[Finding]:
         yield Finding(OK, f"port {port}", "no local SuperLink of an earlier flwr run")
 
 
+def _node_port() -> Iterator[Finding]:
+    """A SuperNode serves its own health and processes on a port, by default always the same one."""
+    with socket.socket() as probe:
+        taken = probe.connect_ex(("127.0.0.1", NODE_PORT)) == 0
+    if taken:
+        found = "taken, so a SuperNode that is started here without --port ends at once"
+        yield Finding(WARN, f"port {NODE_PORT}", found, "give every further SuperNode of a machine its own --port")
+    else:
+        yield Finding(OK, f"port {NODE_PORT}", "free for a SuperNode")
+
+
 def _shadows() -> Iterator[Finding]:
     """What here gets in the way of the application's packages; ``goldfinch`` itself does not look in this folder."""
     paths = [str(Path.cwd()), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
@@ -248,4 +263,4 @@ def what_is_wrong(ahead: float) -> str | None:
     return f"{words}; the server turns away devices more than {MAX_AHEAD:g} s ahead or {MAX_BEHIND:g} s behind"
 
 
-CHECKS = (_versions, _compute, _flower_programs, _local_superlink, _shadows, _memory, _configuration, _data)
+CHECKS = (_versions, _compute, _flower_programs, _local_superlink, _node_port, _shadows, _memory, _configuration, _data)

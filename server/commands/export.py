@@ -209,13 +209,20 @@ def _images(
 ) -> tuple[Tensor, str]:
     """Return the images on which files are compared, ``[N, 3, S, S]`` uint8, and a text that describes them.
 
-    They are images of ``data``, or else of the run's test splits. Without either, as on a SuperLink or a device, they
-    are noise, and the text is empty.
+    They are images of ``data``, or else the run's validation samples, or else its test images. Without any, as on a
+    SuperLink or a device, they are noise, and the text is empty.
     """
     splits: dict[str, Split] = {}
+    kind = "test images"
     if data:
         for name, domain in domains_of(data, description)[1].items():
             splits[name] = domain.test
+    elif run is not None and run.settings.protocol.validation:
+        kind = "validation samples"  # the threshold of "none of the classes" is chosen on them, and not on test images
+        with contextlib.suppress(DataError, OSError):
+            for client in run.clients:
+                if client.domain in domains:
+                    splits[client.id] = run.validation_split(client)
     elif run is not None:
         with contextlib.suppress(DataError, OSError):
             splits = {name: run.sample(name, SAMPLES) for name in domains}
@@ -223,7 +230,7 @@ def _images(
         shape = (64, 3, description.image_size, description.image_size)
         return torch.randint(256, shape, generator=generator(0, "noise"), dtype=torch.uint8), ""
     images = torch.cat([split.images[:SAMPLES] for split in splits.values()])
-    return images, f"{len(images)} test images of {', '.join(splits)}"
+    return images, f"{len(images)} {kind} of {', '.join(splits)}"
 
 
 def _notes(method: Method, prototypes: int) -> tuple[str, ...]:

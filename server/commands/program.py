@@ -174,6 +174,10 @@ class Command(TyperCommand):
                 raise ConfigError(f"goldfinch {self.name}: {argument} is an option here, no setting: write {written}")
         return super().parse_args(ctx, args)
 
+    def get_help(self, ctx: click.Context) -> str:
+        """Return the help. Typer escapes brackets for rich's markup, which is not used here."""
+        return super().get_help(ctx).replace("\\[", "[")
+
     def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         """Write the docstring as it stands."""
         formatter.write("\n" + textwrap.indent(inspect.cleandoc(self.help or ""), "  ") + "\n")
@@ -190,6 +194,12 @@ def words(metavar: str, **more: Any) -> Any:
 def option(*names: str, text: str, **more: Any) -> Any:
     """An option that says its default in its own words."""
     return typer.Option(*names, help=text, show_default=False, **more)
+
+
+def show_loading(quiet: bool) -> None:
+    """Tell somebody who watches a terminal why nothing happens for some seconds."""
+    if not quiet and sys.stderr.isatty():
+        print("loading PyTorch and the data ...", file=sys.stderr)
 
 
 def items_of(text: str) -> tuple[str, ...]:

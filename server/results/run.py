@@ -443,6 +443,11 @@ class Run:
         domain = self.settings.data.load(client.domain)
         return domain.train.subset(self.settings.protocol.parts(domain, client, self.settings.seed)[0])
 
+    def validation_split(self, client: ClientSpec) -> Split:
+        """Return a client's validation samples; empty if ``protocol.validation`` is 0."""
+        domain = self.settings.data.load(client.domain)
+        return domain.train.subset(self.settings.protocol.parts(domain, client, self.settings.seed)[1])
+
     def sample(self, domain: str, count: int) -> Split:
         """At most ``count`` test images of a domain, classes in turn, the same every time."""
         split = self.test_split(domain)

@@ -106,11 +106,12 @@ class Recorder:
             failures: clients without a reply, and replies that were not accepted.
         """
         self._write_activity(message, requests, replies, outcome, failures)
+        if self.server.scoring and not self.scores_new_state:  # scores of the round before come first
+            self._write_scores(outcome, requests, failures)
         self._write_clipped(outcome)
         self._write_capped(outcome)
         self._write_failures(failures)
-        discarded = self.scores_new_state and outcome.skipped  # the state that was scored is thrown away
-        if self.server.scoring and not discarded:
+        if self.server.scoring and self.scores_new_state and not outcome.skipped:  # else the scored state is discarded
             self._write_scores(outcome, requests, failures)
 
     # ---- activity --------------------------------------------------------------------------------------------------

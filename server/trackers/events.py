@@ -34,6 +34,25 @@ LINES = {
 """The line of each event that only names its content."""
 
 
+SHORTENED = (
+    "round {round}: updates longer than the bound are shortened, here that of {client}. This is usual where domains "
+    "differ (rounds.outliers=clip); activity.csv lists all, and further ones are not shown"
+)
+"""The line of the first update that was shortened."""
+
+
+def only_shortened(name: str, entry: Mapping[str, Any]) -> bool:
+    """Return whether an event is of an update that was shortened to the bound and not left out."""
+    return name == "client clipped" and entry["factors"].get("update") != 0.0
+
+
+def waiting_for(settings: RunSettings) -> str:
+    """Return what a run waits for before its clients register."""
+    if settings.engine.get("name") == "ray":
+        return "waiting for Flower and Ray to start"
+    return "waiting for clients"
+
+
 def plain_lines(settings: RunSettings) -> Listener:
     """Return a listener that prints a line for each scored round and for each failure, refusal and warning.
 
@@ -43,6 +62,8 @@ def plain_lines(settings: RunSettings) -> Listener:
     started = time.perf_counter()
     rounds = settings.train.rounds
     repeats = Repeats()
+    if settings.engine.get("name") != "inline":
+        print(f"{waiting_for(settings)} ...", flush=True)
 
     def show(name: str, entry: Mapping[str, Any]) -> None:
         lines = repeats.passed(name, entry, describe(name, entry, rounds))
@@ -60,6 +81,7 @@ class Repeats:
     def __init__(self) -> None:
         self._round: Any = None
         self._counts: Counter[str] = Counter()
+        self._told_of_shortening = False
 
     def passed(self, name: str, entry: Mapping[str, Any], line: str) -> list[str]:
         """Return the lines to show for an event: the counts of the round that ended, and the event's own line.
@@ -75,6 +97,11 @@ class Repeats:
             self._round = entry.get("round")
         if not line:
             return lines
+        if only_shortened(name, entry):
+            if not self._told_of_shortening:
+                self._told_of_shortening = True
+                lines.append(SHORTENED.format_map(entry))
+            return lines
         if "client" in entry:
             kind = kind_of(line.replace(str(entry["client"]), "…"))
             self._counts[kind] += 1
@@ -83,7 +110,7 @@ class Repeats:
         return [*lines, line]
 
     def _held_back(self) -> list[str]:
-        """Return a line for each kind of which lines were held back, and begin to count anew."""
+        """Return a line for each kind of which lines were held back, and reset the counts."""
         lines: list[str] = []
         for kind, count in self._counts.items():
             if count > MOST_ALIKE:

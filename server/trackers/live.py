@@ -26,12 +26,12 @@ from common.metrics import PARTIAL, named_missing
 from common.settings import RunSettings
 from common.text import duration, size
 from common.wire.messages import CLIPPED, trained_count
-from server.trackers.events import Listener, describe, plain_lines
+from server.trackers.events import Listener, describe, only_shortened, plain_lines, waiting_for
 
 SUMMARIES = ("average", "worst", "validation")
 BARS = "▁▂▃▄▅▆▇█"
 MAX_NOTES = 4
-TROUBLES = (CLIPPED, "refused", "failed", "lost")
+TROUBLES = ("refused", "failed", "lost")
 SMOOTHING = 0.6
 """Weight of the past in the moving average of a round's seconds, in [0, 1)."""
 
@@ -59,7 +59,7 @@ class LiveView:
     def __init__(self, settings: RunSettings, console: Console, clock: Callable[[], float] = time.perf_counter) -> None:
         self.settings = settings
         self.clock = clock
-        self.state = "waiting for clients"
+        self.state = waiting_for(settings)
         self.clients = 0
         self.total = settings.train.rounds
         self.done = 0
@@ -97,7 +97,7 @@ class LiveView:
         """Receive an event."""
         if name in ("start", "resume"):
             self._start(entry)
-        elif name == "registered" and self.state == "waiting for clients":
+        elif name == "registered" and self.state.startswith("waiting"):
             self.clients += 1
         elif name == "round":
             self.current = int(entry["round"])
@@ -118,6 +118,8 @@ class LiveView:
             self.state = "stopped; resume=true goes on"
         if name in NOT_NOTED:
             return
+        if only_shortened(name, entry):
+            return  # shown as a number of clients
         line = describe(name, entry, self.total)
         if line:
             self.notes.append(line)
@@ -318,6 +320,8 @@ class LiveView:
         text = Text(f"{trained_count(self.last_outcomes)} of {asked} trained")
         if self.outcomes["late"]:
             text.append(f"   {self.last_outcomes.get('late', 0)} late ({self.outcomes['late']} in all)", "dim")
+        if self.outcomes[CLIPPED]:
+            text.append(f"   {self.last_outcomes.get(CLIPPED, 0)} shortened ({self.outcomes[CLIPPED]} in all)", "dim")
         no_trouble = True
         for outcome in TROUBLES:
             in_all = self.outcomes[outcome]

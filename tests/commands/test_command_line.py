@@ -44,6 +44,7 @@ def test_every_command_has_help_and_describes_its_options(name: str, capsys: pyt
     first = str(command.help).splitlines()[0]
     assert first in printed
     assert len(first) <= 57, "longer ones are cut in the list of commands"
+    assert "\\[" not in printed, "escaped for a markup that is not used"
     for parameter in command.params:
         if isinstance(parameter, click.Option) and not parameter.hidden:
             assert parameter.help

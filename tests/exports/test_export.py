@@ -147,6 +147,17 @@ def test_the_threshold_holds_what_it_says(exported: Path) -> None:
     assert torch.equal(outputs["distances"].argmin(1), nearest)
 
 
+def test_with_validation_the_threshold_is_chosen_on_validation_samples(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    run(toy_settings("fpl", folder, overrides=("protocol.validation=0.25",)))
+    export(folder, tmp_path / "model")
+    model = load_model(tmp_path / "model")
+    own = Run(folder)
+    held = torch.cat([own.validation_split(client).images for client in own.clients]).float() / 255
+    assert f"{len(held)} validation samples" in model.description.prototypes["rule"]
+    assert model(held)["distances"].amin(1).quantile(0.95) == pytest.approx(model.description.prototypes["threshold"])
+
+
 # ---- methods ---------------------------------------------------------------------------------------------------------
 
 SHARED = [
