@@ -1,1 +1,1 @@
-"""Finished runs: read, tabulated, reported."""
+"""Read recorded runs, and show them in tables and reports."""

@@ -1,6 +1,6 @@
 """Which runs belong together: in one table, in one row of it, and which of them are the same run twice.
 
-This is the one place that decides it, for tables, reports, figures, sweeps, comparisons and reproduced tables.
+Tables, reports, figures, sweeps, comparisons and reproduced tables all use these rules.
 
 *One table* (:class:`Board`) holds runs that are scored on the same images: same data set, domains, image size and test
 images, same protocol and same network. *One row* (:class:`Group`) holds runs that differ in the seed alone: every
@@ -9,8 +9,8 @@ where a partition is fixed, the samples of every client. Runs that ``train.patie
 after different rounds. A partition whose seed is the run's seed in every run of a row varies with it, and stays one
 row.
 
-The same seed with the same final state, as from another engine, counts once. The same seed with another state is no
-further seed: the first run counts, and the others are named.
+Two runs with the same seed and the same final state, such as from two engines, count once. Of two runs with the same
+seed and different states the first counts, and the other is named below the table.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,17 +28,17 @@ from server.results.run import Run, setting_text, varying
 from server.results.seeds import Value
 
 MAX_LABEL_SETTINGS = 4
-"""Settings that a row's label names, unless more are needed to tell it from its namesakes."""
+"""Settings in a row's label, unless more are needed to tell rows of one method apart."""
 
 MAX_DIFFERENCES = 8
-"""Settings that are listed under a table; the report lists all."""
+"""Differing settings that are listed below a table; the report lists all of them."""
 
 PARTITION_SEED = "protocol.partition_seed"
 BOARD_SETTINGS = ("data.image_size", "data.domains", "data.duplicates", "rounds.test_samples", "rounds.test")
 """Settings that decide which images are scored."""
 
 SHOWN_IN_MARKS = ("train.rounds",)
-"""Settings that a row's marks tell, so that its label need not."""
+"""Settings that are left out of a row's label, because its marks show them."""
 
 
 @dataclass
@@ -46,11 +46,11 @@ class Group:
     """One row: runs that differ in the seed alone.
 
     Args:
-        label: the method's name, the settings that tell it from its namesakes, and its :attr:`marks`.
+        label: the method's name, the settings that tell it from other rows of the method, and its :attr:`marks`.
         runs: one for each seed, ascending.
         duplicates: further runs of the same seed and the same final state; they do not count.
-        contradictions: further runs of a seed that is there already with another final state; they do not count.
-        marks: in what the row differs from most rows of its table besides settings: code, rounds, seeds.
+        contradictions: further runs of the same seed and another final state; they do not count.
+        marks: differences from most rows of the table besides settings: code, rounds, seeds.
     """
 
     label: str
@@ -86,7 +86,7 @@ class Group:
 
     @property
     def partition_follows_seed(self) -> bool:
-        """Whether every run has a partition of its own, drawn with its seed."""
+        """Whether each run's partition is drawn with the run's seed."""
         partitions = set(map(partition_seed, self.runs))
         return len(self.runs) > 1 and len(partitions) > 1
 
@@ -180,12 +180,18 @@ class Board:
     @property
     def clients(self) -> int:
         """The largest number of clients of a run."""
-        return max([0, *(len(run.registrations) for run in self.runs)])
+        count = 0
+        for run in self.runs:
+            count = max(count, len(run.registrations))
+        return count
 
     @property
     def codes(self) -> list[str]:
         """Hashes of the code that ran, each once, in the order of the groups."""
-        return list(dict.fromkeys(group.code for group in self.groups))
+        found: dict[str, None] = {}
+        for group in self.groups:
+            found[group.code] = None
+        return list(found)
 
     def by_metric(self, metric: Metric) -> Board | None:
         """Return the same board with scores by another metric; ``None`` if a run lacks confusion counts."""
@@ -198,7 +204,7 @@ class Board:
         return Board(self.data, self.protocol, self.model, groups, self.remark)
 
     def notes(self) -> list[str]:
-        """Return what a reader of the table must know besides its numbers, one sentence each."""
+        """Return the notes of the table, one sentence each: different settings and code, partitions, repeated runs."""
         found: list[str] = []
         differences = self.differences()
         if differences:
@@ -251,8 +257,8 @@ def group_runs(runs: Sequence[Run], name: Callable[[Run], str] | None = None) ->
     """Sort ``runs`` into boards and groups, both in the order of their first run.
 
     Args:
-        runs: finished runs, or unfinished ones that have at least begun.
-        name: what a method is called in labels; by default the name of its option.
+        runs: finished runs, or unfinished runs that have started.
+        name: returns the method's name in labels; by default the name of its option.
     """
     boards: dict[str, Board] = {}
     rows: dict[str, dict[str, list[Run]]] = {}
@@ -308,7 +314,7 @@ def _cell(score: Mapping[str, Any], column: str) -> float | None:
 
 
 def _lacks(score: Mapping[str, Any], column: str, rule: str, unseen: Collection[str]) -> bool:
-    """Return whether a column's number is of fewer domains, rounds or clients than it should be."""
+    """Return whether a column's number is over fewer domains, rounds or clients than in a whole score."""
     missing = set(score["missing"])
     if column == "validation" or (rule == "validated" and score.get("validation_missing")):
         return bool(score.get("validation_missing"))
@@ -331,10 +337,7 @@ def footnotes(groups: Sequence[Group], rule: str = "final") -> list[str]:
 
 
 def comparable(groups: Sequence[Group]) -> list[Group]:
-    """Return the groups among which a best one may be named.
-
-    These are the groups that were scored on one shared model; all groups if there are none.
-    """
+    """Return the groups that are ranked with each other: those scored on one shared model, or all if there are none."""
     shared = [group for group in groups if not group.personal]
     return shared or list(groups)
 
@@ -342,8 +345,8 @@ def comparable(groups: Sequence[Group]) -> list[Group]:
 def cells(groups: Sequence[Group], columns: Sequence[str], rule: str) -> list[list[tuple[Value | None, bool]]]:
     """Return each group's value in each of ``columns``, and whether it is the best of its column.
 
-    Of ``spread`` the lowest is best. A best one is named only among several :func:`comparable` groups, and is never a
-    partial value. A value is ``None`` without a score.
+    The best ``spread`` is the lowest. There is a best value only among two or more :func:`comparable` groups, and it is
+    never partial. A value is ``None`` without a score.
     """
     rivals = comparable(groups)
     rows: list[list[tuple[Value | None, bool]]] = [[] for _ in groups]
@@ -384,12 +387,17 @@ def ranked(groups: Sequence[Group], rule: str = "final") -> list[Group]:
 
 
 def best_run(groups: Sequence[Group], rule: str = "final") -> Run | None:
-    """Return the finished run of the lowest seed in the group with the best whole average; ``None`` without one."""
+    """Return the finished run with the lowest seed in the best group; ``None`` without one.
+
+    The best group is the :func:`comparable` group with the highest average that is not partial.
+    """
     best = comparable(ranked(groups, rule))
     if not best:
         return None
-    finished = [run for run in best[0].runs if run.summary]
-    return min(finished, key=lambda run: run.seed, default=None)
+    for run in best[0].runs:
+        if run.summary:
+            return run
+    return None
 
 
 # ---- keys ------------------------------------------------------------------------------------------------------------
@@ -511,23 +519,25 @@ def _labels(groups: Sequence[Group], method: str, keys: Sequence[str]) -> list[s
 def _marks(group: Group, groups: Sequence[Group]) -> tuple[str, ...]:
     """Return in what ``group`` differs from most groups of its board: code, rounds and seeds."""
     found: list[str] = []
-    if group.code != _commonest(other.code for other in groups):
+    codes: Counter[str] = Counter()
+    rounds: Counter[int] = Counter()
+    seeds: Counter[tuple[int, ...]] = Counter()
+    for other in groups:
+        codes[other.code] += 1
+        rounds[other.rounds] += 1
+        seeds[tuple(other.seeds)] += 1
+    if group.code != codes.most_common(1)[0][0]:
         found.append(f"code {group.code}")
     if group.early_stops:
         found.append(f"stopped early after round {', '.join(map(str, group.early_stops))}")
-    elif group.rounds != _commonest(other.rounds for other in groups):
+    elif group.rounds != rounds.most_common(1)[0][0]:
         found.append(f"{group.rounds} rounds")
-    if tuple(group.seeds) != _commonest(tuple(other.seeds) for other in groups):
+    if tuple(group.seeds) != seeds.most_common(1)[0][0]:
         word = "seed"
         if len(group.seeds) > 1:
             word = "seeds"
         found.append(f"{word} {','.join(map(str, group.seeds))}")
     return tuple(found)
-
-
-def _commonest(values: Iterable[Any]) -> Any:
-    """Return the most frequent value; the first of several."""
-    return Counter(values).most_common(1)[0][0]
 
 
 def _tell_boards_apart(boards: Sequence[Board], settings: Sequence[dict[str, Any]]) -> None:

@@ -1,11 +1,11 @@
-"""How much of a feature is left in what a device sends: a lower bound on their mutual information.
+"""A lower bound on the mutual information between features and what a device sends of them.
 
 FedPall (ICCV 2025) reports DEMINE (Lin et al., "Data-Efficient Mutual Information Neural Estimator", 2019) without its
-settings. This is the part of DEMINE that its name promises: a critic is trained on one part of the pairs, and the bound
-of Donsker and Varadhan is evaluated on another, so that a critic which learns its pairs by heart gains nothing. The
-rest is ours: a critic of the distance between two small embeddings, bounded to [-10, 10]; five folds, three to train
-on, one to choose when to stop, one for the estimate; inputs at zero mean and unit variance. The estimate saturates near
-10 where X and Y tell each other. Numbers are comparable with each other, not with the paper's.
+settings. As in DEMINE, a critic is trained on one part of the pairs, and the bound of Donsker and Varadhan is evaluated
+on another part, so that a critic which memorises its pairs gains nothing. The rest is ours: a critic of the distance
+between two small embeddings, bounded to [-10, 10]; five folds, three to train on, one to choose when to stop, one for
+the estimate; inputs with zero mean and unit variance. The estimate saturates near 10 where X and Y determine each
+other. Numbers are comparable with each other, not with the paper's.
 """
 
 import copy
@@ -25,7 +25,7 @@ from strategies.fedpall import FedPall
 BOUND = 10.0
 FOLDS = 5
 MIN_PAIRS = 50
-"""Pairs below which folds are too small to say anything."""
+"""Fewest pairs of an estimate; with fewer, the folds are too small."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def mutual_information(x: Tensor, y: Tensor, *, seed: int = 0, steps: int = 150,
         used = order[(places != fold) & (places != (fold + 1) % FOLDS)]
         with initialised(seed, "critic", fold):
             critic = Critic(x.shape[1], y.shape[1])
-        best, found = 0.0, 0.0  # no critic at all says 0
+        best, found = 0.0, 0.0  # the bound without a critic
         optimizer = torch.optim.Adam(critic.parameters(), lr=3e-3, weight_decay=1e-4)
         for step in range(steps):
             if step % 10 == 0 and (bound := _bound(critic, x[choosing], y[choosing])) > best:

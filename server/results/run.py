@@ -1,4 +1,4 @@
-"""The one reader of a run's folder: its files, what they say, and its models and data again; and what to call runs."""
+"""Read a run's folder: its files, what they record, its models and its data. All other code reads runs through it."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ from strategies.core.method import Method
 
 @dataclass(frozen=True)
 class Run:
-    """A run's folder, finished or not, each file read when it is asked for.
+    """A run's folder, finished or not. Each file is read when it is first needed.
 
-    Every property raises :class:`~common.errors.ConfigError` where its file is missing or damaged.
+    Every property raises :class:`~common.errors.ConfigError` if its file is missing or damaged.
 
     Args:
-        folder: where it was written.
-        chosen: the round whose models and prototypes are given: ``last``, ``best`` by validation, or a round's number.
-        metric: what scores on test images are; another one than accuracy is computed from the confusion counts.
+        folder: the run's output folder.
+        chosen: the round of the models and prototypes: ``last``, ``best`` by validation, or a round's number.
+        metric: the metric of scores on test images. Metrics besides accuracy are computed from the confusion counts.
     """
 
     folder: Path
@@ -53,10 +53,10 @@ class Run:
 
     @classmethod
     def open(cls, folder: Path | str) -> Run:
-        """A finished run.
+        """Return the finished run in ``folder``.
 
         Raises:
-            ConfigError: the folder holds none.
+            ConfigError: the folder holds no finished run.
         """
         run = cls(Path(folder))
         if not run.summary:
@@ -67,17 +67,17 @@ class Run:
 
     @property
     def config_file(self) -> Path:
-        """Where :attr:`config` is read from."""
+        """The file of :attr:`config`."""
         return self.folder / "config.yaml"
 
     @property
     def records(self) -> tuple[Path, Path]:
-        """The files by which a finished run can be checked without its models: ``summary.json`` and ``history.csv``."""
+        """The files that suffice to check a finished run's scores: ``summary.json`` and ``history.csv``."""
         return self.folder / "summary.json", self.folder / "history.csv"
 
     @cached_property
     def summary(self) -> Mapping[str, Any]:
-        """``summary.json``; empty where there is none, as the run has not finished."""
+        """``summary.json``; empty if the run has not finished."""
         path = self.folder / "summary.json"
         if not path.exists():
             return {}
@@ -95,12 +95,12 @@ class Run:
 
     @cached_property
     def options(self) -> Mapping[str, Any]:
-        """Every setting that changes the result, the seed left out, as ``a.b.c`` keys."""
+        """Every setting that changes the result, except the seed, by its ``a.b.c`` key."""
         return result_settings(self.config, ("seed",))
 
     @cached_property
     def scores(self) -> Sequence[Mapping[str, Any]]:
-        """Rows of ``history.csv`` of test images."""
+        """Rows of ``history.csv`` on test images."""
         return rows_on("test", self._history)
 
     @cached_property
@@ -124,14 +124,16 @@ class Run:
     def confusions(self) -> Sequence[Mapping[str, Any]]:
         """Lines of ``confusion.jsonl``."""
         path = self.folder / "confusion.jsonl"
-        return read_lines(path) if path.exists() else []
+        if not path.exists():
+            return []
+        return read_lines(path)
 
     @cached_property
     def pages(self) -> Sequence[Page]:
         """The prototypes of the rounds that were kept."""
         return read_pages(self.folder / "prototypes")
 
-    # ---- what they say ---------------------------------------------------------------------------------------------
+    # ---- what they record ------------------------------------------------------------------------------------------
 
     @property
     def title(self) -> str:
@@ -146,12 +148,8 @@ class Run:
     @property
     def names(self) -> tuple[str, str, str]:
         """Data set, protocol and model, each by its option's name."""
-        choices = self.config.get("choices", {})
-        return (
-            str(choices.get("data", self.summary.get("data", ""))),
-            str(choices.get("protocol", self.summary.get("protocol", ""))),
-            str(choices.get("model", self.summary.get("model", ""))),
-        )
+        known = {**self.summary, **self.config.get("choices", {})}
+        return str(known.get("data", "")), str(known.get("protocol", "")), str(known.get("model", ""))
 
     @property
     def method_name(self) -> str:
@@ -162,13 +160,15 @@ class Run:
 
     @property
     def scored(self) -> bool:
-        """Whether test images are scored at all; a trial of a search leaves them alone."""
+        """Whether the run scores test images; trials of ``goldfinch tune`` do not."""
         return bool(dict(self.config.get("rounds", {})).get("test", True))
 
     @property
     def rounds_done(self) -> int:
-        """Rounds that are done: of a finished run as its summary has it."""
-        return int(self.summary["rounds"]) if "rounds" in self.summary else self.rounds
+        """Completed rounds; for a finished run, the number in its summary."""
+        if "rounds" in self.summary:
+            return int(self.summary["rounds"])
+        return self.rounds
 
     @property
     def stopped_early(self) -> bool:
@@ -177,13 +177,15 @@ class Run:
 
     @property
     def state_sha256(self) -> str | None:
-        """The SHA-256 of the final state; ``None`` of a run that has not finished."""
+        """The SHA-256 of the final state; ``None`` if the run has not finished."""
         found = self.summary.get("state_sha256")
-        return None if found is None else str(found)
+        if found is None:
+            return None
+        return str(found)
 
     @cached_property
     def code(self) -> str:
-        """The hash of the code that ran; of records without it, of ``code.json``; ``unknown`` without either."""
+        """The hash of the code that ran, from ``summary.json`` or else ``code.json``; ``unknown`` without either."""
         if "code" in self.summary:
             return str(self.summary["code"])
         return recorded_code(self.folder / "code.json")
@@ -210,14 +212,15 @@ class Run:
 
     @property
     def has_counts(self) -> bool:
-        """Whether there are confusion counts of every test score, so that the run has every metric."""
+        """Whether every test score has confusion counts, so that the run has every metric."""
         for score in self.round_scores:
-            if not all((score.round, domain) in self.class_totals for domain in score.accuracy):
-                return False
+            for domain in score.accuracy:
+                if (score.round, domain) not in self.class_totals:
+                    return False
         return True
 
     def by_metric(self, metric: Metric) -> Run:
-        """Return the run with scores by another metric. What was read of its files is not read again."""
+        """Return the run with scores by another metric; its files are not read again."""
         found = replace(self, metric=metric)
         for name in ("config", "options", "summary", "_history", "scores", "events", "class_totals"):
             if name in self.__dict__:
@@ -230,39 +233,46 @@ class Run:
         return round_scores(rows_on("validation", self._history), self._scorers("validation"))
 
     def _scorers(self, kind: str) -> Mapping[str, int] | None:
-        """The domains that are scored and by how many clients each, as its last start says; ``None`` if unsaid."""
+        """Return the scored domains with their number of scoring clients, at the last start; ``None`` if not recorded.
+
+        Args:
+            kind: ``test`` or ``validation``.
+        """
         found: Mapping[str, int] | None = None
-        for entry in self._told:
+        for entry in self._kept_events:
             if entry["event"] in ("start", "resume") and kind in entry:
                 found = entry[kind]
         return found
 
     @property
-    def _told(self) -> Sequence[Mapping[str, Any]]:
-        """The events, none where only records were kept."""
-        return self.events if (self.folder / "events.jsonl").exists() else []
+    def _kept_events(self) -> Sequence[Mapping[str, Any]]:
+        """The events; empty if the folder holds only ``summary.json`` and ``history.csv``."""
+        if not (self.folder / "events.jsonl").exists():
+            return []
+        return self.events
 
     @cached_property
     def rules(self) -> dict[str, dict[str, Any]]:
-        """The scores under each rule, as in ``summary.json``; of an unfinished run, of the rounds it has."""
-        if (
-            self.metric == "accuracy"
-            and "scores" in self.summary
-            and (not self._told or self.status in ("finished", "failed"))
-        ):
-            scores: Mapping[str, Mapping[str, Any]] = self.summary["scores"]
-            return {rule: {"missing": self._missing(score), **score} for rule, score in scores.items()}
+        """The scores under each rule, as in ``summary.json``; for an unfinished run, over the rounds it has."""
+        ended = not self._kept_events or self.status in ("finished", "failed")
+        if self.metric == "accuracy" and "scores" in self.summary and ended:
+            found: dict[str, dict[str, Any]] = {}
+            for rule, score in self.summary["scores"].items():
+                found[rule] = {"missing": self._missing(score), **score}
+            return found
         last = int(self.config.get("rounds", {}).get("last_rounds", 5))
-        skipped = {int(entry["round"]) for entry in self._told if entry["event"] == "round skipped"}
+        skipped = {int(entry["round"]) for entry in self._kept_events if entry["event"] == "round skipped"}
         return summarise(self.round_scores, last, self.validation_scores, skipped=skipped, unseen=self.unseen)
 
     def _missing(self, score: Mapping[str, Any]) -> dict[str, int | None]:
-        """What a score lacks of the domains that the run scored in any round: for summaries that do not say it."""
+        """Return the domains that a summary's score lacks, for summaries that do not record them."""
         if "missing" in score or not (self.folder / "history.csv").exists():
             return {}
         found: dict[str, int | None] = {}
         for each in self.round_scores:
-            found |= {domain: each.round for domain in each.accuracy if domain not in score["accuracy"]}
+            for domain in each.accuracy:
+                if domain not in score["accuracy"]:
+                    found[domain] = each.round
         return found
 
     @property
@@ -270,11 +280,14 @@ class Run:
         """The scored domains of which no client held training samples."""
         if "unseen" in self.summary:
             return list(self.summary["unseen"])
-        return next((list(entry["unseen"]) for entry in self._told if "unseen" in entry), [])
+        for entry in self._kept_events:
+            if "unseen" in entry:
+                return list(entry["unseen"])
+        return []
 
     @cached_property
     def privacy(self) -> Mapping[str, Any] | None:
-        """What the run has released, as in ``summary.json``; of an unfinished run, so far. ``None`` without privacy."""
+        """What the run has released, as in ``summary.json`` or so far; ``None`` without differential privacy."""
         if "privacy" in self.summary:
             return with_conditions(self.summary["privacy"])
         if not (self.folder / LEDGER).exists():
@@ -285,35 +298,47 @@ class Run:
     @property
     def domains(self) -> list[str]:
         """The run's test domains, scored or missing, in the data set's order, then by name."""
-        present = {domain for score in self.round_scores for domain in (*score.accuracy, *score.missing)}
-        known = [str(name) for name in self.config["data"].get("domains") or []]
-        return [name for name in known if name in present] + sorted(present - set(known))
+        present: set[str] = set()
+        for score in self.round_scores:
+            present.update(score.accuracy, score.missing)
+        found: list[str] = []
+        for name in self.config["data"].get("domains") or []:
+            if str(name) in present:
+                found.append(str(name))
+        return found + sorted(present.difference(found))
 
     @property
     def registrations(self) -> dict[str, Mapping[str, Any]]:
         """The last registration of each client, by its id."""
-        found = {str(entry["client"]): entry for entry in self.events if entry["event"] == "registered"}
+        found: dict[str, Mapping[str, Any]] = {}
+        for entry in self.events:
+            if entry["event"] == "registered":
+                found[str(entry["client"])] = entry
         return dict(sorted(found.items()))
 
     @cached_property
     def class_names(self) -> list[str]:
-        """The classes' names; their numbers where the data set is not described here."""
-        counts = [len(entry["class_counts"]) for entry in self.registrations.values()]
-        counts += [int(line["classes"]) for line in self.confusions[:1]]
+        """The names of the classes; their numbers if the data set is not installed or has another number of classes."""
         try:
-            names = [str(name) for name in build(self.config["data"], "data").class_names]
+            names = list(map(str, build(self.config["data"], "data").class_names))
         except (GoldfinchError, OSError, AttributeError):
             names = []
-        return names if not counts or len(names) == counts[0] else [str(index) for index in range(counts[0])]
+        counts = [len(entry["class_counts"]) for entry in self.registrations.values()]
+        if self.confusions:
+            counts.append(int(self.confusions[0]["classes"]))
+        if counts and len(names) != counts[0]:
+            return list(map(str, range(counts[0])))
+        return names
 
     @property
     def rounds(self) -> int:
-        """Rounds completed."""
-        return max((int(entry["round"]) for entry in self.events if entry["event"] == "round done"), default=0)
+        """Completed rounds."""
+        numbers = [int(entry["round"]) for entry in self.events if entry["event"] == "round done"]
+        return max(numbers, default=0)
 
     @cached_property
     def personal(self) -> bool:
-        """Whether clients were scored each with its own model, not all with one."""
+        """Whether each client was scored with its own model, and not all with one."""
         if "scored" in self.summary:
             return bool(self.summary["scored"] == "own model")
         try:
@@ -323,26 +348,26 @@ class Run:
 
     @property
     def yaml(self) -> str:
-        """``config.yaml`` again."""
+        """The text of ``config.yaml``."""
         return OmegaConf.to_yaml(OmegaConf.create(dict(self.config)))
 
     @property
     def status(self) -> str:
-        """``finished``, ``stopped``, ``failed``, or ``unfinished``: it goes on still, or was broken off."""
+        """``finished``, ``stopped``, ``failed``, or ``unfinished``: it is still running, or was killed."""
         for entry in reversed(self.events):
             if entry["event"] == "finish" and not (self.folder / "summary.json").exists():
-                break  # it is being continued, or was to be
+                break  # it was resumed, which removes the summary
             if entry["event"] in ("finish", "stopped", "failed"):
                 return str(entry["event"]).replace("finish", "finished")
             if entry["event"] in ("start", "resume", "round"):
                 break
         return "unfinished"
 
-    # ---- what it was made of ---------------------------------------------------------------------------------------
+    # ---- settings, models and data ---------------------------------------------------------------------------------
 
     @cached_property
     def settings(self) -> RunSettings:
-        """The settings again, as objects."""
+        """The run's settings as objects."""
         return settings_of({**self.config, "output": str(self.folder)})
 
     @property
@@ -355,8 +380,8 @@ class Run:
         """The checkpoint of the chosen round.
 
         Raises:
-            CheckpointError: there is none.
-            ConfigError: ``best`` was chosen, and the run keeps no such round; or the choice is none.
+            CheckpointError: there is no such checkpoint.
+            ConfigError: ``best`` was chosen, but the run keeps no best round; or the choice is not valid.
         """
         kept = Checkpoints(self.folder / "checkpoint")
         if self.chosen.isdigit():
@@ -368,7 +393,9 @@ class Run:
                 f"{self.folder} keeps no best round: run again with protocol.validation set to a share of the training "
                 "images, by which it is chosen, or take --round last"
             )
-        found = (Checkpoints(self.folder / BEST) if self.chosen == "best" else kept).load()
+        if self.chosen == "best":
+            kept = Checkpoints(self.folder / BEST)
+        found = kept.load()
         if found is None:
             raise CheckpointError(f"{self.folder} has no checkpoint: the model is gone; run it again")
         return found
@@ -380,7 +407,7 @@ class Run:
 
     @cached_property
     def federation(self) -> Federation:
-        """The server's side: who the clients are, how the model is made."""
+        """The server's half of the method, which makes the model."""
         return Federation(self.settings)
 
     @cached_property
@@ -394,13 +421,14 @@ class Run:
         return tuple(self.settings.protocol.test_domains(self.settings.data))
 
     def shared_model(self) -> tuple[Model, dict[str, Tensor]]:
-        """The net that classifies, with initial weights, and those of the chosen state that are shared, as scored."""
+        """Return the net that classifies, with initial weights, and the shared weights of the chosen round."""
         model = without_training_parts(self.federation.new_model())
-        scored = self.method.scored_weights(self.checkpoint.state)
-        return model, {name: scored[name] for name in model.state_dict() if name in scored}
+        return model, _selected(self.method.scored_weights(self.checkpoint.state), model)
 
     def model(self, client: str | None = None) -> Model:
-        """The global model as it is scored, or, where methods leave parts of it on devices, a client's; for evaluation.
+        """Return the model as it was scored, in evaluation mode.
+
+        It is the global model, or a client's model if the method keeps a part of it on the clients.
 
         Args:
             client: a client's id; ``None`` is the first.
@@ -410,17 +438,16 @@ class Run:
         """
         model, state = self.shared_model()
         if len(state) < len(model.state_dict()):
-            kept = self.kept(client or self.clients[0].id)
-            state |= {name: kept[name] for name in model.state_dict() if name in kept}
+            state |= _selected(self.kept(client or self.clients[0].id), model)
         model.load_state_dict(state)
         return model.eval().requires_grad_(False)
 
     def inference(self, client: str | None = None) -> nn.Module:
-        """What classifies by :meth:`model`: from prepared images to features and scores."""
+        """Return the module that classifies with :meth:`model`: from prepared images to features and logits."""
         return self.method.inference(self.model(client), self.checkpoint.state.prototypes, self.seed).eval()
 
     def kept(self, client: str) -> dict[str, Tensor]:
-        """The part of its model that a client kept.
+        """Return the part of its model that a client kept.
 
         Raises:
             CheckpointError: it is not in the run's folder.
@@ -429,17 +456,19 @@ class Run:
         return kept_part(self.folder / "clients" / self.checkpoint.run / folder_name(client), after)
 
     def model_for(self, domain: str) -> Model:
-        """The model that was scored on ``domain``: the global one, or its first client's."""
-        own = next((spec.id for spec in self.clients if spec.domain == domain), None)
-        return self.model(own)
+        """Return the model that was scored on ``domain``: the global model, or that of the domain's first client."""
+        for spec in self.clients:
+            if spec.domain == domain:
+                return self.model(spec.id)
+        return self.model()
 
     def test_split(self, domain: str) -> Split:
-        """What was scored of a domain."""
+        """Return the images of a domain that were scored."""
         split: Split = self.settings.protocol.test_split(self.settings.data.load(domain))
         return test_subset(split, self.settings.rounds.test_samples, domain)
 
     def train_split(self, client: ClientSpec) -> Split:
-        """What a client trained on."""
+        """Return the samples that a client trained on."""
         domain = self.settings.data.load(client.domain)
         return domain.train.subset(self.settings.protocol.parts(domain, client, self.settings.seed)[0])
 
@@ -449,7 +478,7 @@ class Run:
         return domain.train.subset(self.settings.protocol.parts(domain, client, self.settings.seed)[1])
 
     def sample(self, domain: str, count: int) -> Split:
-        """At most ``count`` test images of a domain, classes in turn, the same every time."""
+        """Return at most ``count`` test images of a domain, classes in turn; every call returns the same."""
         split = self.test_split(domain)
         order = torch.randperm(len(split), generator=generator(0, "figure", domain))
         labels = split.labels[order]
@@ -461,61 +490,89 @@ class Run:
 
     @torch.no_grad()
     def features(self, model: Model, split: Split) -> tuple[Tensor, Tensor]:
-        """Features ``[N, D]`` and logits ``[N, K]`` of a split's images as for testing."""
+        """Return features ``[N, D]`` and logits ``[N, K]`` of a split's images, prepared as for testing."""
         augmentation = self.settings.data.augmentation
-        passes = [model(augmentation.test(images)) for images in split.images.split(EVALUATION_BATCH)]
-        return torch.cat([features for features, _ in passes]), torch.cat([logits for _, logits in passes])
+        features, logits = [], []
+        for images in split.images.split(EVALUATION_BATCH):
+            found = model(augmentation.test(images))
+            features.append(found[0])
+            logits.append(found[1])
+        return torch.cat(features), torch.cat(logits)
+
+
+def _selected(tensors: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """Return those of ``tensors`` that ``model`` has, in the model's order."""
+    return {name: tensors[name] for name in model.state_dict() if name in tensors}
 
 
 def find_runs(folders: Sequence[str], *, finished: bool = True) -> list[Run]:
-    """The runs in and below ``folders``, each once.
+    """Return the runs in and below ``folders``, each once.
+
+    Args:
+        folders: run folders, or folders with runs below them.
+        finished: whether to leave out runs that have not finished.
 
     Raises:
-        ConfigError: a folder is not there, or holds no run; or its ``config.yaml`` cannot be read.
+        ConfigError: a folder does not exist, or holds no run; or its ``config.yaml`` cannot be read.
     """
     found: dict[Path, Run] = {}
-    mark = "summary.json" if finished else "events.jsonl"
+    mark, kind = "events.jsonl", "run"
+    if finished:
+        mark, kind = "summary.json", "finished run"
     for text in folders:
         if not Path(text).is_dir():
             raise ConfigError(f"{text} is not a folder")
-        runs = [Run(path.parent) for path in sorted(Path(text).rglob(mark)) if Run(path.parent).config_file.exists()]
+        runs = [Run(path.parent) for path in sorted(Path(text).rglob(mark))]
+        runs = [run for run in runs if run.config_file.exists()]
         if not runs:
-            what = "finished run" if finished else "run"
             if finished and any(Path(text).rglob("events.jsonl")):
                 raise ConfigError(
                     f"{text} holds no finished run: a run is going on or was stopped; goldfinch report {text} "
                     "shows it, goldfinch resume goes on with it"
                 )
-            raise ConfigError(f"{text} holds no {what} (no config.yaml with {mark} in it or below it)")
+            raise ConfigError(f"{text} holds no {kind} (no config.yaml with {mark} in it or below it)")
         for run in runs:
             found.setdefault(run.folder.resolve(), run)
     return [run for run in found.values() if run.config]
 
 
 def varying(runs: Sequence[Run]) -> list[str]:
-    """The keys that differ between the runs, most values first, then by name."""
-    keys = dict.fromkeys(key for run in runs for key in run.options)
-    values = {key: {repr(run.options.get(key)) for run in runs} for key in keys}
-    return sorted((key for key in keys if len(values[key]) > 1), key=lambda key: (-len(values[key]), key))
+    """Return the keys of the settings that differ between the runs, those with most values first, then by name."""
+    keys: set[str] = set()
+    for run in runs:
+        keys.update(run.options)
+    counts: dict[str, int] = {}
+    for key in keys:
+        count = len({repr(run.options.get(key)) for run in runs})
+        if count > 1:
+            counts[key] = count
+    return sorted(counts, key=lambda key: (-counts[key], key))
 
 
 def setting_text(key: str, value: Any) -> str:
-    """A setting as ``name=value`` without its group; of a class, the group and the class's name."""
+    """Return a setting as ``name=value`` without its group; for a class, the group and the class's name."""
     if key.endswith("._target_"):
         key, value = key.removesuffix("._target_"), str(value).rpartition(".")[2]
     return f"{key.rpartition('.')[2]}={brief(value)}"
 
 
 def brief(value: Any) -> str:
-    """A setting's value in few letters."""
-    return f"{value:g}" if isinstance(value, float) else printable(str(value))
+    """Return a setting's value as a short text."""
+    if isinstance(value, float):
+        return f"{value:g}"
+    return printable(str(value))
 
 
 def recorded_code(path: Path) -> str:
-    """The hash of the code whose files ``code.json`` lists; ``unknown`` if it cannot be read."""
+    """Return the hash of the code whose files ``code.json`` lists; ``unknown`` if it cannot be read."""
     try:
         content = dict(json.loads(read_small(path)))
     except (OSError, ValueError, TypeError, RecursionError):
         return "unknown"
-    files = {str(name): str(digest) for name, digest in content.items() if str(name).endswith((".py", ".yaml"))}
-    return hash_of_files(files) if files else "unknown"
+    files: dict[str, str] = {}
+    for name, digest in content.items():
+        if str(name).endswith((".py", ".yaml")):
+            files[str(name)] = str(digest)
+    if not files:
+        return "unknown"
+    return hash_of_files(files)

@@ -1,4 +1,4 @@
-"""Numbers over several seeds: mean and deviation, and accuracy by round. Which runs: :mod:`server.results.groups`."""
+"""Mean and deviation over seeds, of one score or by round."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Value:
     Args:
         mean: the mean.
         deviation: the sample standard deviation; ``None`` for a single seed.
-        partial: whether a score in it lacks domains of its run, or a run lacks the score. It is shown with a mark, and
-            is never the best of anything.
+        partial: whether a score lacks domains of its run, or a run lacks the score. A partial value is marked and has
+            no rank.
     """
 
     mean: float
@@ -27,41 +27,59 @@ class Value:
 
     @classmethod
     def of(cls, values: Sequence[float], *, partial: bool = False) -> Value | None:
-        """``None`` if there are no values."""
+        """Return mean and deviation of ``values``; ``None`` if there are none."""
         if not values:
             return None
-        return cls(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None, partial)
+        deviation = None
+        if len(values) > 1:
+            deviation = statistics.stdev(values)
+        return cls(statistics.fmean(values), deviation, partial)
 
     def __str__(self) -> str:
-        deviation = f" ± {self.deviation:.2f}" if self.deviation is not None else ""
-        return f"{self.mean:.2f}{deviation}" + f" {PARTIAL}" * self.partial
+        text = f"{self.mean:.2f}"
+        if self.deviation is not None:
+            text += f" ± {self.deviation:.2f}"
+        if self.partial:
+            text += f" {PARTIAL}"
+        return text
 
 
 def curve(runs: Sequence[Run], domains: Sequence[str] = ()) -> dict[int, Value]:
-    """Mean accuracy by round, over the seeds of one configuration.
+    """Return mean accuracy by round over the seeds of one configuration.
 
-    A round in which a run did not score all of these domains is left out: its mean would be of other domains.
+    A round in which a run did not score all of the domains is left out, since its mean would be over other domains.
 
     Args:
-        runs: the seeds.
-        domains: the domains of the mean; empty takes all of the run.
+        runs: one run per seed.
+        domains: the domains to average over; empty takes all domains of the run.
     """
-    each: list[dict[int, float]] = []
+    curves: list[dict[int, float]] = []
     partial: set[int] = set()
     for run in runs:
         points = {}
         for score in run.round_scores:
             names = domains or [*score.accuracy, *score.missing]
-            if any(name not in score.accuracy or name in score.missing for name in names):
-                partial.add(score.round)
+            whole = score.accuracy.keys() - score.missing.keys()
+            if whole.issuperset(names):
+                points[score.round] = statistics.fmean([score.accuracy[name] for name in names])
             else:
-                points[score.round] = statistics.fmean(score.accuracy[name] for name in names)
-        each.append(points)
-    return {number: value for number, value in by_round(each).items() if number not in partial}
+                partial.add(score.round)
+        curves.append(points)
+    found = by_round(curves)
+    for number in partial:
+        found.pop(number, None)
+    return found
 
 
-def by_round(each: Sequence[Mapping[int, float]]) -> dict[int, Value]:
-    """Numbers by round of several runs, over those that have one."""
-    rounds = sorted({number for points in each for number in points})
-    values = {number: Value.of([points[number] for points in each if number in points]) for number in rounds}
-    return {number: value for number, value in values.items() if value is not None}
+def by_round(curves: Sequence[Mapping[int, float]]) -> dict[int, Value]:
+    """Return the value of each round, ascending, over the curves that have the round."""
+    numbers: dict[int, list[float]] = {}
+    for points in curves:
+        for number, value in points.items():
+            numbers.setdefault(number, []).append(value)
+    found: dict[int, Value] = {}
+    for number in sorted(numbers):
+        mean = Value.of(numbers[number])
+        if mean is not None:
+            found[number] = mean
+    return found

@@ -1,4 +1,4 @@
-"""Runs side by side: accuracy per domain, average and worst, mean and standard deviation over seeds."""
+"""Tables of runs: accuracy per domain, average and worst, mean and standard deviation over seeds."""
 
 import statistics
 from collections.abc import Sequence
@@ -12,14 +12,14 @@ from rich.table import Table
 
 from common.errors import ConfigError
 from common.metrics import METRICS, Metric
-from server.results.columns import domain_columns, domain_heads, mark_notes, summary_columns, unseen_mark
+from server.results.columns import domain_columns, mark_notes, score_columns, unseen_mark
 from server.results.groups import Board, Group, best_run, cells, group_runs
 from server.results.overrides import export_command
 from server.results.run import find_runs
 
 
 class Rule(NamedTuple):
-    """A rule by which a run is scored: its name above tables, and what a reader of a page should know of it."""
+    """A rule by which a run is scored: its name in the title of tables, and an explanation for the report."""
 
     name: str
     note: str
@@ -30,7 +30,7 @@ RULES = {
     "last_n": Rule("mean of the last rounds", "mean over the last scored rounds, the rule of FPL and FedAPC"),
     "best_round": Rule(
         "best round by test score",
-        "of the round with the best test average, which flatters: it picks by the test set",
+        "of the round with the best test average, which is too optimistic: it selects by the test set",
     ),
     "validated": Rule(
         "best round by validation score",
@@ -43,46 +43,58 @@ OWN_MODELS = "* scored with each client's own model, on its own domain; not rank
 
 
 def measure(board: Board) -> str:
-    """Return the name of what the table's scores are."""
+    """Return the name of the table's metric."""
     return METRICS[board.groups[0].runs[0].metric]
 
 
 def render(board: Board, rule: str) -> Table:
-    """A rich table; the best value of each column is bold when there is more than one row, see :func:`table_cells`."""
-    rows = board.groups
+    """Return the table for the terminal; the best value of each column is bold, see :func:`table_cells`."""
     title = f"{board.title}: {measure(board)} in %, {RULES[rule].name}"
     table = Table(title=escape(title), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    caption = [OWN_MODELS] if any(row.personal for row in rows) else []
-    caption += [*mark_notes(rows, rule), *board.notes()]
-    if caption:
-        table.caption, table.caption_justify = escape("\n".join(caption)), "left"
-    head, texts = table_cells(rows, rule, "[bold]{}[/bold]")
+    notes = [*mark_notes(board.groups, rule), *board.notes()]
+    if has_own_models(board):
+        notes.insert(0, OWN_MODELS)
+    if notes:
+        table.caption, table.caption_justify = escape("\n".join(notes)), "left"
+    heads, texts = table_cells(board.groups, rule, "[bold]{}[/bold]")
     table.add_column("method", no_wrap=True)
-    for column in [*head, "MB"]:
-        table.add_column(escape(column), justify="right", no_wrap=True)
-    for row, scores in zip(rows, texts, strict=True):
-        sizes = [run.summary["bytes"] for run in row.runs]
-        megabytes = statistics.fmean((size["up"] + size["down"]) / 1e6 for size in sizes)
-        table.add_row(escape(row.label) + " *" * row.personal, *scores, f"{megabytes:.1f}")
+    for head in [*heads, "MB"]:
+        table.add_column(escape(head), justify="right", no_wrap=True)
+    for group, row in zip(board.groups, texts, strict=True):
+        megabytes: list[float] = []
+        for run in group.runs:
+            sent = run.summary["bytes"]
+            megabytes.append((sent["up"] + sent["down"]) / 1e6)
+        table.add_row(escape(starred_label(group)), *row, f"{statistics.fmean(megabytes):.1f}")
     return table
 
 
+def has_own_models(board: Board) -> bool:
+    """Return whether a row of the table is scored with clients' own models."""
+    return any(group.personal for group in board.groups)
+
+
+def starred_label(group: Group) -> str:
+    """Return a group's label; with a star if it is scored with clients' own models."""
+    return group.label + " *" * group.personal
+
+
 def markdown(board: Board, rule: str) -> str:
-    """The same table in Markdown, with what a reader needs to judge it above."""
-    rows = board.groups
-    head, texts = table_cells(rows, rule, "**{}**")
+    """Return the table in Markdown, with its metric and rule above and its notes below."""
+    heads, texts = table_cells(board.groups, rule, "**{}**")
     lines = [
         f"{board.title}: {measure(board)} in %, {RULES[rule].name}; mean ± standard deviation over seeds.",
         "",
-        "| " + " | ".join(["method", "scored", *head]) + " |",
-        "|---|---|" + "---:|" * len(head),
+        "| " + " | ".join(["method", "scored", *heads]) + " |",
+        "|---|---|" + "---:|" * len(heads),
     ]
-    for row, scores in zip(rows, texts, strict=True):
-        lines.append("| " + " | ".join([row.label, row.runs[0].summary["scored"], *scores]) + " |")
-    if any(row.personal for row in rows):
+    for group, row in zip(board.groups, texts, strict=True):
+        lines.append("| " + " | ".join([group.label, group.runs[0].summary["scored"], *row]) + " |")
+    if has_own_models(board):
         lines += ["", "own model: " + OWN_MODELS.removeprefix("* ") + "."]
-    marks = [f"{note}." for note in mark_notes(rows, rule)]
-    for note in [*marks, f"Code: {', '.join(board.codes)}.", *board.notes()]:
+    for note in mark_notes(board.groups, rule):
+        lines += ["", f"{note}."]
+    for note in [f"Code: {', '.join(board.codes)}.", *board.notes()]:
         lines += ["", note]
     return "\n".join(lines)
 
@@ -90,11 +102,9 @@ def markdown(board: Board, rule: str) -> str:
 def table_cells(
     rows: Sequence[Group], rule: str, bold: str, *, spread: bool = False
 ) -> tuple[list[str], list[list[str]]]:
-    """Return the heads of a table's columns from the second on, and each row's texts below them.
+    """Return the heads of a table's columns after the first, and the texts of each row below them.
 
-    The columns are the domains in the order they appear, missing ones last; average, worst, spread if asked for;
-    averages over domains that clients trained on and over others; the score of the same rounds on validation samples;
-    rounds and seeds.
+    The columns are those of :func:`server.results.columns.score_columns`, rounds, and seeds.
 
     Args:
         rows: the table's rows.
@@ -102,21 +112,27 @@ def table_cells(
         bold: a format for the best value of a column, such as ``**{}**``.
         spread: whether the standard deviation between domains is a column.
     """
-    domains = domain_columns(rows, rule)
-    known = summary_columns(rows, spread=spread)
-    shown = cells(rows, [*(f"domain:{name}" for name in domains), *known], rule)
-    texts = []
-    for row, values in zip(rows, shown, strict=True):
-        line = ["-" if value is None else bold.format(value) if best else str(value) for value, best in values]
-        for place, name in enumerate(domains):
-            mark = unseen_mark(rows, row, name)
-            line[place] += f" {mark}" if mark else ""
-        texts.append(line)
-    for row, line in zip(rows, texts, strict=True):
-        skipped = statistics.fmean(run.summary["rounds_skipped"] for run in row.runs)  # which differs over seeds
-        rounds = str(row.runs[0].summary["rounds"]) + (f" ({skipped:g} skipped)" if skipped else "")
-        line += [rounds, ",".join(map(str, sorted(row.seeds)))]
-    return [*domain_heads(rows, domains), *known.values(), "rounds", "seeds"], texts
+    columns = score_columns(rows, domain_columns(rows, rule), spread=spread)
+    values = cells(rows, list(columns), rule)
+    texts: list[list[str]] = []
+    for group, row in zip(rows, values, strict=True):
+        line: list[str] = []
+        for column, (value, best) in zip(columns, row, strict=True):
+            text = "-"
+            if best:
+                text = bold.format(value)
+            elif value is not None:
+                text = str(value)
+            mark = unseen_mark(rows, group, column.removeprefix("domain:"))
+            if mark:
+                text += f" {mark}"
+            line.append(text)
+        rounds = str(group.runs[0].summary["rounds"])
+        skipped = statistics.fmean(run.summary["rounds_skipped"] for run in group.runs)  # which differs over seeds
+        if skipped:
+            rounds += f" ({skipped:g} skipped)"
+        texts.append([*line, rounds, ",".join(map(str, sorted(group.seeds)))])
+    return [*columns.values(), "rounds", "seeds"], texts
 
 
 def scored_boards(folders: Sequence[str], metric: Metric = "accuracy") -> list[Board]:
@@ -124,7 +140,7 @@ def scored_boards(folders: Sequence[str], metric: Metric = "accuracy") -> list[B
 
     Args:
         folders: run folders, or folders with runs below them.
-        metric: what the scores are.
+        metric: the metric of the scores.
 
     Raises:
         ConfigError: no run was scored, or a run has no confusion counts that the metric needs.
@@ -136,18 +152,19 @@ def scored_boards(folders: Sequence[str], metric: Metric = "accuracy") -> list[B
 
 
 def print_table(folders: Sequence[str], rule: str = "final", metric: Metric = "accuracy") -> None:
-    """Print the runs in and below ``folders`` side by side, one table per data set and protocol.
+    """Print the tables of the runs in and below ``folders``, one per data set, protocol and model.
 
     Raises:
         ConfigError: there is nothing to show.
     """
     for board in scored_boards(folders, metric):
         print_whole(render(board, rule))
-        if best := best_run(board.groups, rule):
-            print(f"the best model leaves with: {export_command(best)}\n")
+        best = best_run(board.groups, rule)
+        if best is not None:
+            print(f"export the best model: {export_command(best)}\n")
 
 
 def print_whole(table: Table) -> None:
-    """Print a table at its full width: one cut short is worse than one that wraps."""
+    """Print a table at its full width, so that no cell is cut; the terminal may wrap its lines."""
     needed = Console(width=1000).measure(table).maximum
     Console(width=max(Console().width, needed)).print(table)

@@ -1,4 +1,4 @@
-"""Tables of scores as files: Markdown, LaTeX, CSV and JSON, with the same rows and marks as the terminal's table."""
+"""Tables of scores as Markdown, LaTeX, CSV and JSON, with the rows and marks of the terminal's table."""
 
 from __future__ import annotations
 
@@ -14,9 +14,19 @@ from common.metrics import PARTIAL, Metric
 from common.storage.files import write_text
 from common.wire.messages import printable
 from server.results.columns import domain_columns, mark_notes, summary_columns
-from server.results.groups import Board, Group, cells
+from server.results.groups import Board, cells
 from server.results.seeds import Value
-from server.results.table import OWN_MODELS, RULES, markdown, measure, print_table, scored_boards, table_cells
+from server.results.table import (
+    OWN_MODELS,
+    RULES,
+    has_own_models,
+    markdown,
+    measure,
+    print_table,
+    scored_boards,
+    starred_label,
+    table_cells,
+)
 
 FORMATS = ("rich", "md", "latex", "csv", "json")
 """What ``goldfinch table --format`` takes. ``rich`` is the terminal's table."""
@@ -46,7 +56,7 @@ def show_table(folders: Sequence[str], rule: str, form: str, output: Path | None
         rule: how runs are scored, see :data:`server.results.table.RULES`.
         form: one of :data:`FORMATS`.
         output: the file; ``None`` prints.
-        metric: what the scores are.
+        metric: the metric of the scores.
 
     Raises:
         ConfigError: there is nothing to show, or the file cannot be written.
@@ -54,7 +64,9 @@ def show_table(folders: Sequence[str], rule: str, form: str, output: Path | None
     if form == "rich" and output is None:
         print_table(folders, rule, metric)
         return
-    text = rendered_table(scored_boards(folders, metric), rule, "md" if form == "rich" else form)
+    if form == "rich":  # a file has no colours
+        form = "md"
+    text = rendered_table(scored_boards(folders, metric), rule, form)
     if output is None:
         print(text, end="")
         return
@@ -68,54 +80,60 @@ def rendered_table(boards: Sequence[Board], rule: str, form: str) -> str:
     if form == "csv":
         return _csv(records(boards, rule))
     if form == "json":
-        return json.dumps({"rule": rule, "tables": [_json_table(board, rule) for board in boards]}, indent=2) + "\n"
+        tables = [_json_table(board, rule) for board in boards]
+        return json.dumps({"rule": rule, "tables": tables}, indent=2) + "\n"
     if form == "latex":
-        return "\n".join(latex(board, rule) for board in boards)
-    return "\n\n".join(markdown(board, rule) for board in boards) + "\n"
+        return "\n".join([latex(board, rule) for board in boards])
+    return "\n\n".join([markdown(board, rule) for board in boards]) + "\n"
 
 
 def latex(board: Board, rule: str) -> str:
-    r"""Return a ``table`` environment for the package booktabs, with the notes that belong to it as its caption.
+    r"""Return a ``table`` environment for the package booktabs; the notes are in its caption.
 
     The best value of a column is in ``\textbf``.
     """
     heads, texts = table_cells(board.groups, rule, "\0{}\1", spread=True)
-    notes = [*mark_notes(board.groups, rule), *board.notes()]
-    if any(group.personal for group in board.groups):
-        notes.append(OWN_MODELS)
-    caption = ". ".join(
-        [f"{board.title}: {measure(board)} in %, {RULES[rule].name}, mean ± deviation over seeds", *notes]
-    )
+    title = f"{board.title}: {measure(board)} in %, {RULES[rule].name}, mean ± deviation over seeds"
+    caption = [title, *mark_notes(board.groups, rule), *board.notes()]
+    if has_own_models(board):
+        caption.append(OWN_MODELS)
     lines = [
         r"\begin{table}",
-        rf"  \caption{{{_latex_text(caption)}}}",
+        rf"  \caption{{{_latex_text('. '.join(caption))}}}",
         rf"  \begin{{tabular}}{{l{'r' * len(heads)}}}",
         r"    \toprule",
-        "    " + " & ".join(map(_latex_text, ["method", *heads])) + r" \\",
+        _latex_row(["method", *heads]),
         r"    \midrule",
     ]
     for group, row in zip(board.groups, texts, strict=True):
-        label = group.label + (" *" if group.personal else "")
-        lines.append("    " + " & ".join(map(_latex_text, [label, *row])) + r" \\")
+        lines.append(_latex_row([starred_label(group), *row]))
     lines += [r"    \bottomrule", r"  \end{tabular}", r"\end{table}", ""]
     return "\n".join(lines)
 
 
+def _latex_row(cells: Sequence[str]) -> str:
+    return "    " + " & ".join(map(_latex_text, cells)) + r" \\"
+
+
 def _latex_text(text: str) -> str:
-    escaped = "".join(LATEX_CHARACTERS.get(letter, letter) for letter in text)
+    r"""Escape a text for LaTeX; the characters ``\0`` and ``\1`` begin and end bold text."""
+    escaped = "".join([LATEX_CHARACTERS.get(letter, letter) for letter in text])
     return escaped.replace("\0", r"\textbf{").replace("\1", "}")
 
 
 def records(boards: Sequence[Board], rule: str) -> list[dict[str, Any]]:
     """Return one record per row of the tables and column of scores.
 
-    Each has ``table``, ``method``, ``column``, ``metric``, ``mean`` and ``std`` in per cent, ``seeds`` (how many),
+    Each has ``table``, ``method``, ``column``, ``metric``, ``mean`` and ``std`` in per cent, ``seeds`` (their number),
     ``partial``, ``best`` and ``rounds``. ``std`` is ``None`` for one seed. ``best`` is whether the value is the best of
     its column.
     """
     found: list[dict[str, Any]] = []
     for board in boards:
-        columns = _columns(board.groups, rule)
+        columns: dict[str, str] = {}
+        for name in domain_columns(board.groups, rule):
+            columns[f"domain:{name}"] = name
+        columns |= summary_columns(board.groups, spread=True)
         values = cells(board.groups, list(columns), rule)
         for group, row in zip(board.groups, values, strict=True):
             for (column, head), (value, best) in zip(columns.items(), row, strict=True):
@@ -129,11 +147,6 @@ def records(boards: Sequence[Board], rule: str) -> list[dict[str, Any]]:
     return found
 
 
-def _columns(groups: Sequence[Group], rule: str) -> dict[str, str]:
-    columns = {f"domain:{name}": name for name in domain_columns(groups, rule)}
-    return columns | summary_columns(groups, spread=True)
-
-
 def _numbers(value: Value | None) -> dict[str, Any]:
     if value is None:
         return {"mean": None, "std": None, "partial": True}
@@ -141,25 +154,26 @@ def _numbers(value: Value | None) -> dict[str, Any]:
 
 
 def _json_table(board: Board, rule: str) -> dict[str, Any]:
+    scores: dict[str, dict[str, Any]] = {group.label: {} for group in board.groups}
+    for entry in records([board], rule):
+        numbers = {key: entry[key] for key in ("mean", "std", "partial", "best")}
+        scores[entry["method"]][entry["column"]] = numbers
     rows: list[dict[str, Any]] = []
     for group in board.groups:
-        entries = [entry for entry in records([board], rule) if entry["method"] == group.label]
-        scores = {entry["column"]: {key: entry[key] for key in ("mean", "std", "partial", "best")} for entry in entries}
         rows.append(
             {
                 "method": group.label,
                 "own_models": group.personal,
                 "seeds": sorted(group.seeds),
                 "rounds": group.rounds,
-                "scores": scores,
+                "scores": scores[group.label],
                 "runs": [str(run.folder) for run in group.runs],
                 "state_sha256": [run.state_sha256 for run in group.runs],
             }
         )
-    metric = board.groups[0].runs[0].metric
     return {
         "title": board.title,
-        "metric": metric,
+        "metric": board.groups[0].runs[0].metric,
         "rows": rows,
         "notes": [*mark_notes(board.groups, rule), *board.notes()],
     }
@@ -169,6 +183,10 @@ def _csv(rows: Sequence[dict[str, Any]]) -> str:
     stream = io.StringIO()
     writer = csv.DictWriter(stream, list(rows[0]), lineterminator="\n")
     writer.writeheader()
-    for row in rows:  # names may be a stranger's, and a spreadsheet runs formulas
-        writer.writerow({key: printable(value) if isinstance(value, str) else value for key, value in row.items()})
+    for row in rows:
+        cells = dict(row)
+        for key, value in row.items():
+            if isinstance(value, str):  # a name may come from elsewhere, and a spreadsheet would run it as a formula
+                cells[key] = printable(value)
+        writer.writerow(cells)
     return stream.getvalue()

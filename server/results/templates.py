@@ -1,4 +1,4 @@
-"""Jinja2 as every page uses it: what a device or a person may have chosen is escaped; a missing name is an error."""
+"""Jinja2 as all pages use it: values are escaped, and a missing name is an error."""
 
 from pathlib import Path
 
@@ -8,7 +8,12 @@ from common.text import counted, duration, listing, size
 
 
 def templates(folder: Path, *, escape: bool = True) -> Environment:
-    """The templates in ``folder``; ``escape`` is for HTML, where every value is text unless it is ``Markup``."""
+    """Return the environment with the templates in ``folder``.
+
+    Args:
+        folder: where the templates are.
+        escape: whether to escape every value that is not ``Markup``, as HTML needs.
+    """
     made = Environment(
         loader=FileSystemLoader(folder),
         autoescape=escape,  # noqa: S701  # Markdown is the one format without

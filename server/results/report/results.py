@@ -9,7 +9,7 @@ from typing import Any
 from common.metrics import COUNTED, METRICS
 from common.text import duration, listing, size
 from common.wire.messages import CLIPPED, trained
-from server.results.columns import cell_marks, domain_heads, summary_columns
+from server.results.columns import cell_marks, score_columns
 from server.results.groups import Board, Group, cells, comparable, ranked
 from server.results.run import Run
 from server.results.seeds import Value
@@ -117,27 +117,24 @@ def metric_boards(board: Board) -> list[tuple[str, Board]]:
 
 def score_heads(board: Board) -> list[str]:
     """Return the heads of the columns of :func:`score_rows`."""
-    return [*domain_heads(board.groups, board.domains), *summary_columns(board.groups, spread=True).values()]
+    return list(score_columns(board.groups, board.domains, spread=True).values())
 
 
 def score_rows(board: Board, rule: str) -> Iterator[tuple[Group, list[tuple[Value | None, bool]]]]:
     """Return each group with its cells: the value over seeds, ``None`` without a score, and whether it is the best.
 
-    Columns are the domains and then :func:`server.results.columns.summary_columns`. The best spread is the smallest.
+    The columns are those of :func:`server.results.columns.score_columns`. The best spread is the smallest.
     Rows that are scored on clients' own models are not ranked with those of one shared model. Partial scores have no
     rank.
     """
-    return zip(board.groups, cells(board.groups, _columns(board), rule), strict=True)
-
-
-def _columns(board: Board) -> list[str]:
-    domains = [f"domain:{name}" for name in board.domains]
-    return [*domains, *summary_columns(board.groups, spread=True)]
+    columns = list(score_columns(board.groups, board.domains, spread=True))
+    return zip(board.groups, cells(board.groups, columns, rule), strict=True)
 
 
 def score_marks(board: Board, group: Group, rule: str) -> list[str]:
     """Return the marks of a group's cells: partial, or on a domain that it has not trained on; most are empty."""
-    return cell_marks(board.groups, group, _columns(board), rule)
+    columns = list(score_columns(board.groups, board.domains, spread=True))
+    return cell_marks(board.groups, group, columns, rule)
 
 
 def partial_groups(board: Board) -> list[tuple[str, str]]:
