@@ -182,7 +182,7 @@ def at_most(clients: Sequence[Client], most: float) -> list[Client]:
     return capped
 
 
-def largest(samples: Sequence[int], share: float) -> float:
+def largest(samples: Sequence[float], share: float) -> float:
     """Return the largest c with ``max_k min(N_k, c) <= share * sum_k min(N_k, c)``.
 
     If there are fewer numbers than ``1 / share`` there is no such c; the smallest number is returned, so that all
@@ -202,6 +202,19 @@ def largest(samples: Sequence[int], share: float) -> float:
         if rest[-1] * left <= share * sum(rest):
             return share * sum(rest) / left
     return float(ordered[0])
+
+
+def cap_shares(shares: Sequence[float], largest_share: float) -> list[float]:
+    """Return the shares with those lowered that exceed ``largest_share`` of their sum; of two clients, as they are.
+
+    Args:
+        shares: what each client counts for, > 0, not normalised.
+        largest_share: largest part of the sum, in (0, 1].
+    """
+    if len(shares) < MIN_CLIENTS:
+        return list(shares)
+    most = largest(shares, largest_share)
+    return [min(share, most) for share in shares]
 
 
 def cap_samples(updates: Sequence[Update], clients: Sequence[Client], share: float) -> list[Update]:

@@ -114,6 +114,8 @@ class ServerContext:
     exchange: str = "train"
     scoring: bool = True
     """Whether devices score the model in this exchange."""
+    largest_share: float = 1.0
+    """A client's largest share of an average (``rounds.largest_share``), for methods that make shares of their own."""
 
     def generator(self, *purpose: str | int) -> torch.Generator:
         """Random numbers keyed by (seed, purpose, round)."""

@@ -167,6 +167,7 @@ class Federation:
             aggregation=self.settings.aggregation,
             seed=self.settings.seed,
             new_model=partial(build_model, self.settings, len(self.registry.expected)),
+            largest_share=self.settings.rounds.largest_share,
         )
 
     def initial_state(self) -> GlobalState:

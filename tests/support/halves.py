@@ -55,6 +55,7 @@ class Half:
     rounds: int = 10
     train: TrainSettings = field(default_factory=TrainSettings)
     aggregation: Mean = field(default_factory=Mean)
+    largest_share: float = 1.0
 
 
 @dataclass

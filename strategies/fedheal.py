@@ -1,0 +1,30 @@
+"""FedHEAL: Fair Federated Learning under Domain Skew with Local Consistency and Domain Diversity.
+
+Yuhang Chen, Wenke Huang, Mang Ye. CVPR 2024. arXiv:2405.16585.
+"""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from common.config import checked
+from strategies.parts.heal import Heal
+
+
+@checked
+class FedHEAL(Heal):
+    """FedAvg in which clients send consistent updates alone, and count by how far they move.
+
+    Updates whose sign changes from round to round are left out on the device, so that they do not drown those of the
+    clients to which these elements matter. Clients whose domain the model fits least move farthest and earn a larger
+    share, so that no domain dominates. :class:`~strategies.parts.heal.Heal` has the formulas and the options. Equal to
+    FedAvg bit for bit at ``threshold=-1 momentum=0 weighting=samples``.
+
+    Formulas and defaults are those of the released code, which stops in round 1 because its history is ``None``; here
+    the history is a count. The code counts global rounds, here each client counts its own; with all clients in every
+    round these are equal. The code masks batch norm's integer counters too; here they are the median of the clients'.
+
+    Payload: the model's state both ways, and up one bit per floating-point element. Client state: one count per
+    element (int32) and the number of its rounds. Server state: three numbers per client.
+    """
+
+    fedavg_at: ClassVar[Mapping[str, Any] | None] = {"threshold": -1.0, "momentum": 0.0, "weighting": "samples"}
