@@ -52,6 +52,7 @@ NAMES: Mapping[str, str] = {
     "feddap": "FedDAP",
     "feddyn": "FedDyn",
     "fedgca": "FedGCA",
+    "fedheal": "FedHEAL",
     "fedopt": "FedOpt",
     "fedpall": "FedPall",
     "fedplcc": "FedPLCC",
@@ -63,6 +64,7 @@ NAMES: Mapping[str, str] = {
     "fedsam": "FedSAM",
     "fedsr": "FedSR",
     "fpl": "FPL",
+    "fpl_heal": "FPL+HEAL",
     "moon": "MOON",
     "per_fedavg": "Per-FedAvg",
     "rucr": "RUCR",
@@ -77,6 +79,22 @@ FEDPALL = Paper(
     "ICCV",
     2025,
     "arXiv:2507.04781",
+)
+
+FEDHEAL = Paper(
+    "Fair Federated Learning under Domain Skew with Local Consistency and Domain Diversity",
+    ("Yuhang Chen", "Wenke Huang", "Mang Ye"),
+    "CVPR",
+    2024,
+    "arXiv:2405.16585",
+)
+
+FPL = Paper(
+    "Rethinking Federated Learning with Domain Shift: A Prototype View",
+    ("Wenke Huang", "Mang Ye", "Zekun Shi", "He Li", "Bo Du"),
+    "CVPR",
+    2023,
+    "doi:10.1109/CVPR52729.2023.01565",
 )
 
 PAPERS: Mapping[str, tuple[Paper, ...]] = {
@@ -168,6 +186,7 @@ PAPERS: Mapping[str, tuple[Paper, ...]] = {
             "arXiv:2409.14671",
         ),
     ),
+    "fedheal": (FEDHEAL,),
     "fedopt": (
         Paper(
             "Adaptive Federated Optimization",
@@ -274,15 +293,8 @@ PAPERS: Mapping[str, tuple[Paper, ...]] = {
             "OpenReview:mrt90D00aQX",
         ),
     ),
-    "fpl": (
-        Paper(
-            "Rethinking Federated Learning with Domain Shift: A Prototype View",
-            ("Wenke Huang", "Mang Ye", "Zekun Shi", "He Li", "Bo Du"),
-            "CVPR",
-            2023,
-            "doi:10.1109/CVPR52729.2023.01565",
-        ),
-    ),
+    "fpl": (FPL,),
+    "fpl_heal": (FEDHEAL, FPL),
     "moon": (
         Paper(
             "Model-Contrastive Federated Learning",
@@ -328,7 +340,8 @@ PAPERS: Mapping[str, tuple[Paper, ...]] = {
     ),
     "single_set": (FEDPALL,),
 }
-"""The papers of each option of ``conf/method/``; of SingleSet, a baseline without one of its own, that of its table."""
+"""The papers of each option of ``conf/method/``; of SingleSet, a baseline without one of its own, that of its
+table; of FPL+HEAL those of its two parts."""
 
 
 def cited(method: str) -> str:

@@ -9,7 +9,7 @@ Rethinking Federated Learning with Domain Shift: A Prototype View. Wenke Huang, 
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from common.config import checked
+from common.config import NonNegative, checked
 from strategies.fpl import FPL
 from strategies.parts.heal import Heal
 
@@ -33,3 +33,7 @@ class FPLHeal(Heal, FPL):
         "contrast": 0.0,
         "consistency": 0.0,
     }
+
+    # goldfinch tune searches three fields of a method; FPL's two weights stay at what its paper prints
+    contrast: NonNegative = 1.0
+    consistency: NonNegative = 1.0

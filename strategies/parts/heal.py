@@ -207,8 +207,9 @@ def masked_average(
         for update, share in zip(updates, shares, strict=True):
             sent = unpacked(update.extra[name + MASK], average.shape)
             everyone &= sent
-            mass += share * sent
-            total += share * sent * update.weights[name].double()
+            part = share * sent.double()
+            mass += part
+            total += part * update.weights[name].double()
         among_senders = torch.where(mass > 0, total / mass, before[name].double()).to(average.dtype)
         weights[name] = torch.where(everyone, average, among_senders)
     return weights

@@ -28,6 +28,8 @@ LEAST = {
     "fedplcc": 80,
     "fccl_plus": 80,
     "scaffold": 75,
+    "fedheal": 75,
+    "fpl_heal": 75,
     "single_set": 80,
     "fedbn": 70,  # statistics of weights that have moved on
     "fedrep": 80,

@@ -21,6 +21,7 @@ OUT_OF_RANGE = {
     "feddap": "temperature=0.0 fusion_temperature=0.0 alignment=-1.0 contrast=-1.0",
     "feddyn": "alpha=-0.1 clip=0.0",
     "fedgca": "beta=-1.0 alpha=-1.0",
+    "fedheal": "threshold=1.0 threshold=-1.1 momentum=1.5 momentum=-0.1",
     "fedopt": "server_learning_rate=0.0 momentum=1.0 beta_1=-0.1 beta_2=1.0 epsilon=0.0",
     "fedpall": "temperature=0.0 contrast=-1.0 divergence=-1.0 mix_low=1.1 mask_share=0.0",
     "fedplcc": "temperature=0.0 alpha=0.0 contrast=-1.0 correction=-1.0 fraction=0.0 level=-1",
@@ -45,6 +46,7 @@ OTHERS = {
     "feddap": "temperature=0.1 alignment=1.0 contrast=0.0 prototype_mode=post_eval others_only=false",
     "feddyn": "clip=0.01 adaptive_alpha=true alpha=0.03",
     "fedgca": "form=kl predictions=false maps=false with_global=false detach_mean=false",
+    "fedheal": "threshold=-1.0 momentum=1.0 mask=false weighting=samples",
     "fedpall": "fidelity=paper denominator=negatives denominator=raw protection=none amplifier_mode=eval "
     "feature_mode=eval swap_classifier=false",
     "fedplcc": "weighted=false alpha=0.25 temperature=0.55 cross_entropy_reduce=sum",

@@ -26,6 +26,7 @@ def size(tensors: Iterable[Tensor]) -> int:
 
 
 NORM = size(MODEL.state_dict()[name] for name in norm_state_names(MODEL))
+FLOATS = [tensor for tensor in MODEL.state_dict().values() if tensor.is_floating_point()]
 FIXED = {
     "state": size(MODEL.state_dict().values()),
     "parameters": size(MODEL.parameters()),
@@ -36,6 +37,8 @@ FIXED = {
     "discriminator": size(Discriminator(FEATURES, len(DOMAINS)).state_dict().values()),
     "public": 4 * PUBLIC_ROWS * CLASSES + 4 * PUBLIC_ROWS * (PUBLIC_BATCH - 1) + 8,  # logits, similarities, fingerprint
     "domain rows": (len(DOMAINS) * CLASSES - 1) * (ROW + 8),  # the noisy domain lacks a class; with each row its domain
+    "mask": sum((tensor.numel() + 7) // 8 for tensor in FLOATS),
+    "counts": 4 * sum(tensor.numel() for tensor in FLOATS) + 8,
     "synthetic": 50 * CLASSES * (4 * FEATURES + 8),  # features and labels, fifty of each class
 }
 """Bytes of parts that do not depend on the client."""
@@ -49,6 +52,7 @@ UP = {
     ("feddap", "train"): ["state", "class means"],
     ("feddyn", "train"): ["state"],
     ("fedgca", "train"): ["state"],
+    ("fedheal", "train"): ["state", "mask"],
     ("fedopt", "train"): ["state"],
     ("fedpall", "train"): ["class means"],
     ("fedpall", "mix"): ["features", "labels"],
@@ -58,6 +62,7 @@ UP = {
     ("fedproto", "train"): ["state", "class means"],
     ("fedrep", "train"): ["body"],
     ("fedsam", "train"): ["state"],
+    ("fpl_heal", "train"): ["state", "class means", "mask"],
     ("moon", "train"): ["state"],
     ("per_fedavg", "train"): ["state"],
     ("rucr", "train"): ["state"],
@@ -74,8 +79,10 @@ DOWN = UP | {
     ("feddap", "train"): ["state", "domain rows"],
     ("feddyn", "train"): ["state", "parameters"],  # the mean of the client models, which is scored
     ("fedgca", "train"): ["state", "parameters"],
+    ("fedheal", "train"): ["state"],
     ("fedpall", "train"): ["discriminator", "head", "class means"],
     ("fedpall", "mix"): ["class means"],
+    ("fpl_heal", "train"): ["state", "class means"],  # of each class FINCH makes one cluster of two or three means
     ("rucr", "train"): ["state", "class means"],
     ("rucr", "rebalance"): ["state"],
 }
@@ -87,8 +94,10 @@ KEPT = {
     "fedbn": "norm layers",
     "feddyn": "parameters",
     "fedgca": "parameters",
+    "fedheal": "counts",
     "fedpall": "state",
     "fedrep": "head",
+    "fpl_heal": "counts",
     "moon": "state",
     "rucr": "synthetic",
     "scaffold": "parameters",
