@@ -35,6 +35,7 @@ from common.data.domain import DataSource
 from common.data.protocols import Protocol
 from common.data.views import Views
 from common.errors import ConfigError, nearest
+from common.metrics import Metric
 from common.models.specs import ModelSpec
 from common.privacy import GaussianPrivacy, NoPrivacy
 from common.regular_files import read_small
@@ -64,6 +65,7 @@ ADDED_SETTINGS: Mapping[str, Any] = {
     "train.label_smoothing": 0.0,
     "train.class_weights": "none",
     "train.patience": None,
+    "rounds.metric": "accuracy",
 }
 """Settings that are younger than the first recorded runs, each with the value that changes nothing."""
 
@@ -270,6 +272,9 @@ class RoundSettings:
         evaluate_every: score the test sets each time this number of rounds is done, and after the last round.
         test_samples: random images of each test split that are scored at most, always the same; ``None`` scores all.
         test: whether test sets are scored; a search for settings must not use them.
+        metric: what chooses the best round on validation samples (the rule ``validated``); another metric than
+            ``accuracy`` is computed for each domain from the confusion counts of its clients' samples together. See
+            :meth:`common.metrics.ClassTotals.metric`.
         absence: probability, in [0, 1), that a client is absent, drawn for each round; at least one client is present.
         outliers: how an update with a norm above the bound is treated: ``clip`` scales it down to the bound,
             ``refuse`` leaves it out, ``off`` sets no bound. See :mod:`strategies.core.bounds`.
@@ -299,6 +304,7 @@ class RoundSettings:
     evaluate_every: Count = 1
     test_samples: Count | None = None
     test: bool = True
+    metric: Metric = "accuracy"
     absence: BelowOne = 0.0
     outliers: Literal["clip", "refuse", "off"] = "clip"
     outlier_factor: Annotated[float, Field(gt=1)] = 1.2
@@ -546,6 +552,12 @@ def _check_validation(settings: RunSettings) -> None:
         )
     if not (settings.rounds.test or validation):
         raise ConfigError("rounds.test=false leaves nothing to score: set protocol.validation to a share such as 0.1")
+    if settings.rounds.metric != "accuracy" and not validation:
+        raise ConfigError(
+            f"rounds.metric={settings.rounds.metric} chooses a round by validation samples, and protocol.validation=0 "
+            "holds none out: set protocol.validation to a share such as 0.1. For tables of test scores take goldfinch "
+            f"table --metric {settings.rounds.metric}"
+        )
     if validation and settings.rounds.oversample > 1:
         raise ConfigError(
             f"rounds.oversample={settings.rounds.oversample:g} leaves out the clients that answer last, and "

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from common.config import Search, Tuned, compose_config, printed_values, search_ranges, with_printed, with_tuned
 from common.errors import CheckpointError, ConfigError, GoldfinchError, libraries_of
-from common.metrics import named_missing
+from common.metrics import METRICS, named_missing
 from common.overrides import quoted_override
 from common.privacy import GaussianPrivacy
 from common.settings import RunSettings, result_settings, settings_of, yaml_of
@@ -385,8 +385,9 @@ def write_best(search: TuningSearch, study: Study) -> Path:
 def _draw(search: TuningSearch, ends: Sequence[FrozenTrial]) -> None:
     """Validation by trial with the best so far, then by each setting that was searched."""
     space = space_of(search.settings)
+    measure = METRICS[search.settings.rounds.metric]
     figure = new_figure(
-        3.0 * (1 + len(space)), 3.0, f"{search.settings.method.name}: validation accuracy in %, by trial"
+        3.0 * (1 + len(space)), 3.0, f"{search.settings.method.name}: validation {measure} in %, by trial"
     )
     panels = figure.subplots(1, 1 + len(space), sharey=True, squeeze=False)[0]
     values = [max(trial.intermediate_values.values(), default=0.0) for trial in ends]

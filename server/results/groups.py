@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from common.data.protocols import combined_hash
-from common.metrics import PARTIAL, Metric, named_missing
+from common.metrics import METRICS, PARTIAL, Metric, named_missing
 from server.results.run import Run, setting_text, varying
 from server.results.seeds import Value
 
@@ -220,6 +220,9 @@ class Board:
                 rows.append(f"{code}: {', '.join(labels)}")
             found.append(f"Rows were run by different code: {'; '.join(rows)}.")
         for group in self.groups:
+            metric = group.runs[0].validation_metric
+            if metric != "accuracy":
+                found.append(f"{group.label}: validation is {METRICS[metric]} (rounds.metric={metric}).")
             if group.partition_follows_seed:
                 found.append(f"{group.label}: every seed has a partition of its own.")
             for run in group.duplicates:

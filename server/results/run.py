@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from common.config import build
 from common.data.batches import EVALUATION_BATCH, Split
 from common.data.protocols import ClientSpec, test_subset
-from common.errors import CheckpointError, ConfigError, GoldfinchError
+from common.errors import CheckpointError, ConfigError, GoldfinchError, nearest
 from common.exports.model import kept_part, without_training_parts
 from common.metrics import METRICS, ClassTotals, Metric, RoundScore, summarise
 from common.models.base import Model
@@ -28,7 +28,7 @@ from common.versions import hash_of_files
 from common.wire.messages import printable
 from server.run.accounting import LEDGER, Ledger, privacy_report, with_conditions
 from server.run.checkpoint import BEST, Checkpoint, Checkpoints
-from server.run.history import class_totals, round_scores, rows_on, scores_by
+from server.run.history import class_totals, round_scores, rows_on, scores_by, validation_by
 from server.run.prototype_log import Page, read_pages
 from server.run.schema import check_events, check_lines, read_lines, read_rows, reading
 from strategies.core.federation import Federation
@@ -96,7 +96,7 @@ class Run:
     @cached_property
     def options(self) -> Mapping[str, Any]:
         """Every setting that changes the result, except the seed, by its ``a.b.c`` key."""
-        return result_settings(self.config, ("seed",))
+        return {"rounds.metric": self.validation_metric} | result_settings(self.config, ("seed",))
 
     @cached_property
     def scores(self) -> Sequence[Mapping[str, Any]]:
@@ -229,8 +229,17 @@ class Run:
 
     @cached_property
     def validation_scores(self) -> list[RoundScore]:
-        """Accuracy per domain of every round on clients' validation samples, ascending; empty without any."""
-        return round_scores(rows_on("validation", self._history), self._scorers("validation"))
+        """The validation metric per domain of every round, ascending; empty without validation samples."""
+        accuracies = round_scores(rows_on("validation", self._history), self._scorers("validation"))
+        return validation_by(self.validation_metric, accuracies, self.folder)
+
+    @property
+    def validation_metric(self) -> Metric:
+        """What chooses the best round on validation samples, ``rounds.metric``."""
+        metric: Metric = dict(self.config.get("rounds", {})).get("metric", "accuracy")
+        if metric not in METRICS:
+            raise ConfigError(f"{self.config_file}: rounds.metric={printable(str(metric))}; {nearest(metric, METRICS)}")
+        return metric
 
     def _scorers(self, kind: str) -> Mapping[str, int] | None:
         """Return the scored domains with their number of scoring clients, at the last start; ``None`` if not recorded.

@@ -240,7 +240,7 @@ def summary_of(settings: RunSettings, rounds: RoundLoop, seconds: float) -> dict
         "partial": bool(final.get("missing")),
         "unseen": list(settings.unseen_domains),
         "scores": rules,
-        **({"validation": _validation(best)} if best else {}),
+        **({"validation": _validation(best, settings.rounds.metric)} if best else {}),
         "state_sha256": rounds.state.sha256(),
         "bytes": bytes_total(stream_rows(folder / "activity.csv")),
         "bytes_by_part": bytes_by_part(stream_rows(folder / "activity.csv")),
@@ -262,8 +262,11 @@ def _early_stop(settings: RunSettings, rounds: RoundLoop) -> dict[str, Any]:
     }
 
 
-def _validation(score: RoundScore) -> dict[str, Any]:
-    return {"round": score.round, "average": score.average, "missing": dict(score.missing)}
+def _validation(score: RoundScore, metric: str) -> dict[str, Any]:
+    found = {"round": score.round, "average": score.average, "missing": dict(score.missing)}
+    if metric != "accuracy":
+        found["metric"] = metric
+    return found
 
 
 def code_that_ran(settings: RunSettings, history: History) -> str:

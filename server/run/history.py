@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from common.metrics import COUNTED, ClassTotals, Coverage, RoundScore
+from common.errors import ConfigError
+from common.metrics import COUNTED, ClassTotals, Coverage, Metric, RoundScore
 from common.storage.files import write_text
 from server.run.prototype_log import Confusions, PrototypeLog
 from server.run.schema import read_lines, read_rows, stream_rows
@@ -21,6 +22,9 @@ SCORES = (
     *COUNTED,
 )
 """Columns of ``history.csv``; ``scored_on`` is ``test`` or ``validation``. A metric without counts is empty."""
+
+VALIDATION_COUNTS = "validation_confusion.jsonl"
+"""File of the confusion counts on validation samples, which only some values of ``rounds.metric`` need."""
 
 PARTS = ("weights", "prototypes", "extra", "header")
 """Parts of a message. The header is everything besides tensors: names, shapes, JSON, padding."""
@@ -63,6 +67,7 @@ class History:
     - ``activity.csv``: one row per client and exchange: status, losses, seconds, bytes of each part of both messages,
       and the reason of a failure or refusal.
     - ``events.jsonl``: one line per event of the run.
+    - ``validation_confusion.jsonl``: the confusion counts on validation samples, if ``metric`` needs them.
     - ``confusion.jsonl`` and ``prototypes/``: see :mod:`server.run.prototype_log`.
 
     Listeners are told of every event and, as ``scores`` and ``activity``, of every row, and as ``metrics`` of each
@@ -76,6 +81,7 @@ class History:
         scorers: the domains that are scored, and how many scores complete each; see
             :class:`common.metrics.Coverage`.
         validators: the same of validation samples.
+        metric: what a score on validation samples is.
     """
 
     def __init__(
@@ -87,8 +93,9 @@ class History:
         *,
         scorers: Mapping[str, int] | None = None,
         validators: Mapping[str, int] | None = None,
+        metric: Metric = "accuracy",
     ) -> None:
-        self.folder = folder
+        self.folder, self.metric = folder, metric
         self._scorers, self._validators = scorers, validators
         self.listeners = list(listeners)
         folder.mkdir(parents=True, exist_ok=True)
@@ -96,6 +103,12 @@ class History:
         _reopen(folder / "activity.csv", ACTIVITY, keep_until)
         self._latest: list[dict[str, Any]] = []  # the present round's activity; all others are on the disk alone
         self.confusions = Confusions(folder / "confusion.jsonl", scores_until)
+        self.validation_confusions: Confusions | None = None
+        counts = folder / VALIDATION_COUNTS
+        if metric == "accuracy":
+            counts.unlink(missing_ok=True)  # of an earlier run in this folder
+        else:
+            self.validation_confusions = Confusions(counts, scores_until)
         self.prototype_log = PrototypeLog(folder / "prototypes", keep_until)
         events = folder / "events.jsonl"
         old = read_lines(events) if keep_until >= 0 and events.exists() else []
@@ -145,8 +158,12 @@ class History:
         return round_scores(rows_on("test", stream_rows(self.folder / "history.csv")), self._scorers)
 
     def validation_scores(self) -> list[RoundScore]:
-        """Accuracy per domain of every round on clients' validation samples, ascending; each client counts once."""
-        return round_scores(rows_on("validation", stream_rows(self.folder / "history.csv")), self._validators)
+        """Return the metric per domain of every round on clients' validation samples, ascending.
+
+        Accuracy counts each client of a domain once; other metrics are of its clients' samples together.
+        """
+        accuracies = round_scores(rows_on("validation", stream_rows(self.folder / "history.csv")), self._validators)
+        return validation_by(self.metric, accuracies, self.folder)
 
     def rounds(self, event: str) -> list[int]:
         """The rounds of all events of that name, such as ``round done``."""
@@ -236,6 +253,30 @@ def scores_by(
         values = {domain: totals[score.round, domain].metric(metric) for domain in score.accuracy}
         found.append(RoundScore(score.round, values, score.missing))
     return found
+
+
+def validation_by(metric: Metric, accuracies: list[RoundScore], folder: Path) -> list[RoundScore]:
+    """Return the validation scores of a run by its metric.
+
+    Args:
+        metric: the run's ``rounds.metric``.
+        accuracies: the scores by accuracy.
+        folder: the run's folder.
+
+    Raises:
+        ConfigError: the metric needs confusion counts, and they are missing.
+    """
+    if metric == "accuracy" or not accuracies:
+        return accuracies
+    path = folder / VALIDATION_COUNTS
+    try:
+        return scores_by(metric, accuracies, class_totals(read_lines(path)))
+    except KeyError as error:
+        number, domain = error.args[0]
+        raise ConfigError(
+            f"{path} has no confusion counts of {domain} in round {number}, which rounds.metric={metric} needs: "
+            "restore the file, or run again with overwrite=true"
+        ) from error
 
 
 def _reopen(path: Path, columns: Sequence[str], keep_until: int) -> None:

@@ -13,7 +13,7 @@ from common.wire.messages import CLIPPED, Request, completed_status, request_tex
 from common.wire.payload import Payload, encoded_size
 from server.run.accounting import PrivacyAccount
 from server.run.engine import MAX_REASON, Failure
-from server.run.history import PARTS, History
+from server.run.history import PARTS, History, scores_by
 from strategies.core.federation import Federation, Outcome, Reply
 from strategies.core.method import ServerContext
 
@@ -240,6 +240,10 @@ class Recorder:
                 self.history.confusions.add(scored_round, reply.client, entry, self.server.class_count)
             if reply.answer.validation is not None:
                 validated.append(self._score_row(scored_round, reply, "validation", reply.answer.validation))
+                if self.history.validation_confusions is not None:
+                    self.history.validation_confusions.add(
+                        scored_round, reply.client, reply.answer.validation, self.server.class_count
+                    )
         self.history.add_scores([*tested, *validated])
         if self.settings.rounds.test:
             self._report_missing(scored_round, requests, tested, failures)
@@ -247,11 +251,27 @@ class Recorder:
             self._score_event("score", self._tested.score(scored_round, _entries(tested)))
             self._tell_metrics(scored_round, outcome)
         if validated:
-            score = self._validated.score(scored_round, _entries(validated))
+            score = self._by_metric(self._validated.score(scored_round, _entries(validated)), outcome)
             self._validation.append(score)
-            self._score_event("validation", score)
+            metric = self.settings.rounds.metric
+            named = {"metric": metric} if metric != "accuracy" else {}
+            self._score_event("validation", score, **named)
             if self._best() is score:
                 self.federation.best = scored_round
+
+    def _by_metric(self, validation: RoundScore, outcome: Outcome) -> RoundScore:
+        """Return the score on validation samples by ``rounds.metric``."""
+        metric = self.settings.rounds.metric
+        if metric == "accuracy":
+            return validation
+        totals: dict[tuple[int, str], ClassTotals] = {}
+        for reply in outcome.admitted:
+            entry = reply.answer.validation
+            if entry is not None:
+                key = validation.round, entry["domain"]
+                totals.setdefault(key, ClassTotals.empty(self.server.class_count)).add_all(entry["confusion"])
+        (score,) = scores_by(metric, [validation], totals)
+        return score
 
     def _tell_metrics(self, scored_round: int, outcome: Outcome) -> None:
         """Tell the listeners of the metrics of each domain, over the counts of all clients that scored it."""
@@ -316,7 +336,7 @@ class Recorder:
             loss=round(loss, 4),
         )
 
-    def _score_event(self, name: str, score: RoundScore) -> None:
+    def _score_event(self, name: str, score: RoundScore, **more: Any) -> None:
         self.history.event(
             name,
             round=score.round,
@@ -324,6 +344,7 @@ class Recorder:
             average=score.average,
             worst=score.worst,
             missing=dict(score.missing),
+            **more,
         )
 
     def _report_missing(

@@ -84,6 +84,7 @@ def _history(settings: RunSettings, listeners: Sequence[Listener], keep_until: i
         listeners,
         scorers=settings.test_scorers,
         validators=settings.validation_scorers,
+        metric=settings.rounds.metric,
     )
 
 

@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, Field, Json, TypeAdapter, ValidationError
 from typing_extensions import TypedDict  # pydantic takes typing's own from Python 3.12 on
 
 from common.errors import ConfigError
+from common.metrics import Metric
 from common.regular_files import check_regular
 from common.wire.messages import MAX_CLASSES, ClassCounts, Integer, Number, Word, printable
 
@@ -82,6 +83,7 @@ class Event(TypedDict):
     accuracy: NotRequired[dict[str, Finite]]
     average: NotRequired[Finite]
     worst: NotRequired[Finite]
+    metric: NotRequired[Metric]
     missing: NotRequired[Missing]
     test: NotRequired[dict[str, Integer]]
     validation: NotRequired[dict[str, Integer]]
@@ -110,6 +112,7 @@ class Validation(TypedDict):
     round: Integer
     average: Finite
     missing: NotRequired[Missing]
+    metric: NotRequired[Metric]
 
 
 class EarlyStop(TypedDict):
@@ -174,6 +177,7 @@ SHAPES: dict[str, TypeAdapter[Any]] = {
     "history.csv": TypeAdapter(list[ScoreRow]),
     "activity.csv": TypeAdapter(list[ActivityRow]),
     "confusion.jsonl": TypeAdapter(list[Confusion]),
+    "validation_confusion.jsonl": TypeAdapter(list[Confusion]),
     "events.jsonl": TypeAdapter(list[Event]),
     "summary.json": TypeAdapter(list[Summary]),
 }
@@ -231,7 +235,7 @@ def check_lines(path: Path, lines: Sequence[dict[str, Any]]) -> None:
         place, *key = found["loc"]
         shown = printable(repr(found["input"]))[:100]
         raise _odd(path, int(place), f"{'.'.join(map(str, key)) or 'it'}: {found['msg']}; it is {shown}") from error
-    if path.name == "confusion.jsonl":
+    if path.name in ("confusion.jsonl", "validation_confusion.jsonl"):
         for number, line in enumerate(lines):
             if not len(line["true"]) == len(line["predicted"]) == len(line["count"]):
                 raise _odd(path, number, "true, predicted and count: are not of one length")

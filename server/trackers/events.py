@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from common.errors import kind_of, some_of
-from common.metrics import named_missing
+from common.metrics import METRICS, named_missing
 from common.settings import RunSettings
 
 Listener = Callable[[str, Mapping[str, Any]], None]
@@ -130,7 +130,7 @@ def describe(name: str, entry: Mapping[str, Any], rounds: int) -> str:
     if name == "score":
         return _score_line(entry, rounds)
     if name == "validation":
-        return f"round {entry['round']:>3}/{rounds}  validation {entry['average']:5.1f}{partial_note(entry)}"
+        return _validation_line(entry, rounds)
     if name == "score missing":
         return _missing_score_line(entry)
     if name == "collapsed":
@@ -156,6 +156,13 @@ def _score_line(entry: Mapping[str, Any], rounds: int) -> str:
     average = f"average {entry['average']:5.1f}"
     worst = f"worst {entry['worst']:5.1f}"
     return f"round {entry['round']:>3}/{rounds}  {domains}  |  {average}  {worst}{partial_note(entry)}"
+
+
+def _validation_line(entry: Mapping[str, Any], rounds: int) -> str:
+    measure = "validation"
+    if "metric" in entry:
+        measure += f" {METRICS.get(entry['metric'], entry['metric'])}"
+    return f"round {entry['round']:>3}/{rounds}  {measure} {entry['average']:5.1f}{partial_note(entry)}"
 
 
 def _missing_score_line(entry: Mapping[str, Any]) -> str:

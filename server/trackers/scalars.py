@@ -33,7 +33,8 @@ def scalars(name: str, entry: Mapping[str, Any]) -> list[Scalar]:
     - ``score``: ``summary/accuracy/<domain>``, ``summary/average``, ``summary/worst`` and ``summary/missing_domains``,
       the number of domains without a score. If a domain is missing, average and worst are logged as
       ``summary/partial/...``.
-    - ``validation``: ``summary/validation``, or ``summary/partial/validation``.
+    - ``validation``: ``summary/validation``, or ``summary/partial/validation``; with the name of ``rounds.metric``,
+      such as ``summary/validation_macro_f1``, unless that is accuracy.
     - ``round done``: ``round/...``: seconds, bytes, mean losses, and the number of clients by outcome.
 
     Args:
@@ -49,7 +50,10 @@ def scalars(name: str, entry: Mapping[str, Any]) -> list[Scalar]:
     if name == "score":
         values = _summary(entry)
     elif name == "validation":
-        values = {f"{_summary_prefix(entry)}/validation": entry["average"]}
+        tag = f"{_summary_prefix(entry)}/validation"
+        if "metric" in entry:
+            tag += f"_{entry['metric']}"
+        values = {tag: entry["average"]}
     elif name == "round done":
         values = _round(entry)
     else:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from common.errors import PayloadError
+from common.metrics import counts_fit
 from common.seeding import generator
 from common.settings import RunSettings
 from common.storage.answer_store import AnswerStore
@@ -347,6 +348,13 @@ class Federation:
         if answer.validation is not None and answer.validation["count"] != registered:
             count = answer.validation["count"]
             raise PayloadError(f"the validation counts {count} images; {registered} were registered")
+        metric = self.settings.rounds.metric
+        if answer.validation is not None and metric != "accuracy":
+            entry = answer.validation
+            if not counts_fit(entry.get("confusion"), self.server.class_count, entry["count"], entry["correct"]):
+                raise PayloadError(
+                    f"the validation has no confusion counts that fit; rounds.metric={metric} needs them"
+                )
 
     def _bound(
         self, state: GlobalState, updates: list[Update]

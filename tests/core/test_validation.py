@@ -7,8 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from sklearn.metrics import confusion_matrix, f1_score, recall_score
 from support.runs import TouchedEngine, run
 from support.toy import DOMAINS, Toy, composed, toy_settings
 
@@ -18,10 +20,11 @@ from common.data.batches import Split
 from common.data.domain import Domain
 from common.data.protocols import ClientSpec, OneClientPerDomain, split_hash
 from common.errors import ConfigError, DataError
-from common.metrics import RoundScore, best_round, summarise
+from common.metrics import METRICS, RoundScore, best_round, summarise
 from common.settings import RunSettings, load_settings
 from common.wire.messages import Request
 from common.wire.payload import Payload
+from server.cli import main
 from server.engines.inline import InlineEngine
 from server.results.run import Run
 from server.run.checkpoint import BEST, Checkpoint, Checkpoints
@@ -32,6 +35,7 @@ CLIENTS = [ClientSpec(domain, 0) for domain in DOMAINS]
 
 def validating(method: str, output: Path, rounds: int = 3, **more: Any) -> RunSettings:
     train = {"rounds": rounds, **more.pop("train", {})}
+    more["rounds"] = more.pop("rounds_", {})
     return toy_settings(method, output, overrides=("protocol.validation=0.2",), train=train, **more)
 
 
@@ -296,6 +300,98 @@ def test_a_registration_of_impossible_validation_samples_is_refused(share: float
     registry = Registry(settings)
     assert registry.admit(device.register()) == ""
     assert "validation samples" in registry.admit(replace(device.register(), validation=claimed))
+
+
+# ---- by another metric -----------------------------------------------------------------------------------------------
+
+
+def random_labels(request: Request, count: int) -> tuple[Any, Any]:
+    """True and predicted classes of the client's validation samples in a round, at random."""
+    draws = np.random.default_rng([request.round, *request.client.encode()])
+    true, predicted = draws.integers(0, 4, (2, count))
+    return true, np.where(draws.random(count) < 0.5, true, predicted)
+
+
+def guessing(request: Request, payload: Payload) -> Payload:
+    """Put a score by :func:`random_labels` in the place of the client's own."""
+    own = payload.header["validation"]
+    true, predicted = random_labels(request, own["count"])
+    counts = confusion_matrix(true, predicted, labels=range(4))
+    score = {**own, "correct": int(np.trace(counts)), "confusion": counts.tolist()}
+    return replace(payload, header={**payload.header, "validation": score})
+
+
+def rounds_by(metric: str, done: Any) -> dict[int, float]:
+    """The average over domains of scikit-learn's metric of the same labels, in per cent by round."""
+    found: dict[int, list[float]] = {}
+    for message in done.messages:
+        true, predicted = random_labels(message.request, message.reply.answer.validation["count"])
+        present = sorted(set(true))
+        recalls = recall_score(true, predicted, labels=present, average=None, zero_division=0)
+        values = {
+            "accuracy": np.mean(true == predicted),
+            "balanced_accuracy": np.mean(recalls),
+            "macro_f1": f1_score(true, predicted, average="macro", zero_division=0),
+            "worst_class": np.min(recalls),
+        }
+        found.setdefault(message.request.round - 1, []).append(100 * values[metric])
+    return {number: float(np.mean(values)) for number, values in found.items() if number}
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_the_metric_chooses_the_round_as_scikit_learn_would(metric: str, tmp_path: Path) -> None:
+    settings = validating("fedavg", tmp_path / "run", rounds=6, rounds_={"metric": metric})
+    done = run(settings, TouchedEngine(settings, edit=guessing))
+    expected = rounds_by(metric, done)
+    chosen = max(expected, key=lambda number: expected[number])
+    assert done.summary["validation"]["round"] == chosen
+    assert done.summary["validation"]["average"] == pytest.approx(expected[chosen])
+    assert done.summary["validation"].get("metric", "accuracy") == metric
+    assert done.summary["scores"]["validated"]["round"] == chosen
+    assert best(tmp_path / "run").state.round == chosen
+    averages = {score.round: score.average for score in Run(tmp_path / "run").validation_scores if score.round}
+    assert averages == pytest.approx(expected)
+    assert (tmp_path / "run/validation_confusion.jsonl").exists() == (metric != "accuracy")
+    if metric == "macro_f1":
+        assert chosen != max(rounds_by("accuracy", done), key=lambda number: rounds_by("accuracy", done)[number])
+
+
+def test_a_resumed_run_chooses_the_same_round_and_its_row_is_marked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more: dict[str, Any] = {"rounds": 4, "rounds_": {"metric": "macro_f1"}}
+    whole = run(validating("fedavg", tmp_path / "runs/whole", **more))
+    run(validating("fedavg", tmp_path / "again", **more), stop_after=2)
+    again = run(validating("fedavg", tmp_path / "again", resume=True, **more))
+    assert (again.sha256, again.summary["scores"]) == (whole.sha256, whole.summary["scores"])
+    plain = run(validating("fedavg", tmp_path / "runs/plain", rounds=4))
+    assert plain.sha256 == whole.sha256
+    assert main(["table", str(tmp_path / "runs"), "--rule", "validated"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "metric accuracy (fedavg, metric=accuracy), macro_f1 (fedavg, metric=macro_f1)" in shown
+    assert "fedavg, metric=macro_f1: validation is macro F1 (rounds.metric=macro_f1)" in shown
+
+
+def test_a_metric_needs_counts_that_fit(tmp_path: Path) -> None:
+    def without(request: Request, payload: Payload) -> Payload:
+        if request.client != "dark-0":
+            return payload
+        score = {**payload.header["validation"], "confusion": [[1]]}
+        return replace(payload, header={**payload.header, "validation": score})
+
+    settings = validating("fedavg", tmp_path / "run", rounds_={"metric": "macro_f1"})
+    done = run(settings, TouchedEngine(settings, edit=without))
+    reasons = {row["reason"] for row in done.rows("activity.csv") if row["status"] == "refused"}
+    assert reasons == {"the validation has no confusion counts that fit; rounds.metric=macro_f1 needs them"}
+
+
+def test_a_metric_without_validation_samples_is_refused_and_the_default_changes_no_identity() -> None:
+    with pytest.raises(ConfigError, match=r"protocol.validation=0 holds none out"):
+        load_settings(["rounds.metric=macro_f1"])
+    settings = load_settings(["protocol.validation=0.1"])
+    rounds = {key: value for key, value in settings.raw["rounds"].items() if key != "metric"}
+    assert replace(settings, raw={**settings.raw, "rounds": rounds}).identity == settings.identity
+    assert load_settings(["protocol.validation=0.1", "rounds.metric=macro_f1"]).identity != settings.identity
 
 
 # ---- the rule --------------------------------------------------------------------------------------------------------
