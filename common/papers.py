@@ -45,6 +45,7 @@ class Paper:
 NAMES: Mapping[str, str] = {
     "adcol": "ADCOL",
     "fccl_plus": "FCCL+",
+    "fdse": "FDSE",
     "fedadg": "FedADG",
     "fedapc": "FedAPC",
     "fedavg": "FedAvg",
@@ -114,6 +115,15 @@ PAPERS: Mapping[str, tuple[Paper, ...]] = {
             "TPAMI",
             2023,
             "arXiv:2309.16286",
+        ),
+    ),
+    "fdse": (
+        Paper(
+            "Federated Learning with Domain Shift Eraser",
+            ("Zheng Wang", "Zihui Wang", "Zheng Wang", "Xiaoliang Fan", "Cheng Wang"),
+            "CVPR",
+            2025,
+            "arXiv:2503.13063",
         ),
     ),
     "fedadg": (

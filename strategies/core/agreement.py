@@ -17,7 +17,8 @@ The client with the lowest cosine is left out first and the others are compared 
 client cannot make honest ones look opposed. Less than half of the clients are left out. Clients that send nearly the
 same direction do not vouch for each other.
 
-SCAFFOLD and FCCL+ turn the steps of honest clients against each other by design; there no directions are compared.
+SCAFFOLD, FCCL+ and FDSE turn the steps of honest clients against each other by design; there no directions are
+compared.
 
 Directions are compared in a sketch of :data:`SKETCH` numbers (Charikar et al., "Finding Frequent Items in Data
 Streams", 2002), because those of earlier exchanges must be kept for each client. The sketch depends on the run's seed.

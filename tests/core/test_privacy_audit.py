@@ -57,7 +57,7 @@ PAYLOAD = {"header", "weights", "prototypes", "extra"}
 REFUSED = {
     **dict.fromkeys(("fedpall", "rucr", "scaffold", "adcol", "fccl_plus", "fedheal", "fpl_heal"), "also sends"),
     **dict.fromkeys(("fedplvm", "fedplcc", "fedapc"), "prototypes of its own"),
-    **dict.fromkeys(("fedbn", "fedrep", "single_set"), "exact functions of its training images"),
+    **dict.fromkeys(("fdse", "fedbn", "fedrep", "single_set"), "exact functions of its training images"),
 }
 METHODS = sorted(choices_of("method"))
 ACCEPTED = [method for method in METHODS if method not in REFUSED]

@@ -16,6 +16,7 @@ from strategies.parts.server_nets import NetTraining
 OUT_OF_RANGE = {
     "adcol": "divergence=-0.1",
     "fccl_plus": "public_batch=1 public_batch=15 correlation=-1.0 similarity_temperature=0.0",
+    "fdse": "split=3 consistency=-1.0 similarity_temperature=0.0 depth_growth=-0.1",
     "fedadg": "adversarial_epochs=-1 weight=1.0 rate=0.0 smoothing=1.0 condition=0.0 noise_size=0",
     "fedapc": "temperature=0.0 contrast=-1.0 prototype_views=-1",
     "feddap": "temperature=0.0 fusion_temperature=0.0 alignment=-1.0 contrast=-1.0",
@@ -42,6 +43,8 @@ OTHERS = {
     "adcol": "divergence=1.0 discriminator_mode=eval feature_mode=eval",
     "fccl_plus": "public_mode=train public_rate_end=0.1 correlation=0.0 similarity=0.0 distillation=0.0 "
     "distillation_temperature=1.0 off_diagonal=1.0 teacher_mode=train weighting=uniform",
+    "fdse": "split=1 consistency=1.0 similarity_temperature=0.01 depth_growth=2.0 consensus=mean form=printed form=kl "
+    "weighting=samples",
     "fedadg": "fidelity=released fidelity=released_pacs weight=0.5 condition=1.0",
     "feddap": "temperature=0.1 alignment=1.0 contrast=0.0 prototype_mode=post_eval others_only=false",
     "feddyn": "clip=0.01 adaptive_alpha=true alpha=0.03",
@@ -63,6 +66,7 @@ START: dict[str, dict[str, Any]] = {
     "fccl_plus": {"public_learning_rate": 1e-3, "distillation": 1.0},
     "fedadg": {"noise_size": 6, "hidden_size": 8, "discriminator_size": 8},
     "fedgca": {"beta": 1.0},
+    "fdse": {"consistency": 0.5},
 }
 """Options of a method's first run, from which the others differ; elsewhere its defaults."""
 

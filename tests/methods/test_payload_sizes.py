@@ -13,6 +13,7 @@ from support.toy import CLASSES, DOMAINS, TRAIN, toy_settings
 from torch import Tensor
 
 from common.wire.payload import Payload, encode
+from strategies.fdse import FDSE, is_eraser
 from strategies.fedbn import norm_state_names
 from strategies.parts.server_nets import Discriminator
 
@@ -27,7 +28,14 @@ def size(tensors: Iterable[Tensor]) -> int:
 
 NORM = size(MODEL.state_dict()[name] for name in norm_state_names(MODEL))
 FLOATS = [tensor for tensor in MODEL.state_dict().values() if tensor.is_floating_point()]
+SPLIT = FDSE().extend(toy_settings("fdse", Path("unused")).model.build(CLASSES, 16, 0), len(DOMAINS), 0).state_dict()
+STATISTICS = size(
+    tensor for name, tensor in SPLIT.items() if is_eraser(name) and "weight" not in name and "bias" not in name
+)
 FIXED = {
+    "split state": size(SPLIT.values()) - STATISTICS,
+    "eraser statistics": STATISTICS,
+    "erasers of all": len(DOMAINS) * (size(tensor for name, tensor in SPLIT.items() if is_eraser(name)) - STATISTICS),
     "state": size(MODEL.state_dict().values()),
     "parameters": size(MODEL.parameters()),
     "body": size(MODEL.backbone.state_dict().values()),
@@ -47,6 +55,7 @@ UP = {
     ("adcol", "train"): ["features"],
     ("fccl_plus", "train"): ["public"],
     ("fccl_plus", "collaborate"): ["state"],
+    ("fdse", "train"): ["split state"],
     ("fedapc", "train"): ["state", "class means"],
     ("fedbn", "train"): ["without norm layers"],
     ("feddap", "train"): ["state", "class means"],
@@ -76,6 +85,7 @@ DOWN = UP | {
     ("adcol", "train"): ["discriminator"],
     ("fccl_plus", "train"): ["state"],
     ("fccl_plus", "collaborate"): ["public"],
+    ("fdse", "train"): ["split state", "erasers of all"],
     ("feddap", "train"): ["state", "domain rows"],
     ("feddyn", "train"): ["state", "parameters"],  # the mean of the client models, which is scored
     ("fedgca", "train"): ["state", "parameters"],
@@ -91,6 +101,7 @@ DOWN = UP | {
 KEPT = {
     "adcol": "state",
     "fccl_plus": "state",
+    "fdse": "eraser statistics",
     "fedbn": "norm layers",
     "feddyn": "parameters",
     "fedgca": "parameters",
@@ -141,4 +152,7 @@ def test_the_parts_are_what_they_should_be() -> None:
     assert FIXED["body"] + FIXED["head"] == FIXED["state"]
     assert FIXED["head"] == 4 * (FEATURES * CLASSES + CLASSES)
     assert FIXED["norm layers"] == 5 * 8 + 4 * 4 * (16 + 32 + 64 + 64 + 128)
+    halves = 8 + 16 + 32 + 32 + 64
+    assert FIXED["eraser statistics"] == 4 * 2 * halves + 8 * 5
+    assert FIXED["erasers of all"] == 3 * 4 * (2 + 9) * halves
     assert FIXED["discriminator"] == 4 * (FEATURES * 512 + 512 * 512 + 512 * 3 + 2 * 4 * 512) + 2 * 8

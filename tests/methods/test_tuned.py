@@ -30,7 +30,8 @@ def test_a_run_whose_tuned_file_is_gone_can_go_on(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "method", ["moon", "feddap", "feddyn", "fedopt", "fedproc", "fedapc", "fedplvm", "fedplcc", "scaffold", "fccl_plus"]
+    "method",
+    ["moon", "fdse", "feddap", "feddyn", "fedopt", "fedproc", "fedapc", "fedplvm", "fedplcc", "scaffold", "fccl_plus"],
 )
 def test_the_yaml_says_every_option_and_the_class_s_defaults(method):
     """Both places that state a default agree; textures follow the data's image size."""

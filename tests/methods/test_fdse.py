@@ -1,0 +1,333 @@
+"""FDSE: its solver against SciPy, its regulariser against the formulas in loops, its layer, and erasers in a run."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import minimize
+from support.exchanges import local_exchange
+from support.halves import PARAMETERS, Half, model_state, run_server, updates
+from support.toy import toy_settings
+from torch import nn
+
+from common.errors import ConfigError
+from common.models.base import Model
+from common.models.specs import ResNet10, Small
+from strategies.core.aggregation import Mean
+from strategies.fdse import (
+    ERASERS,
+    FDSE,
+    Running,
+    SplitLayer,
+    Statistics,
+    consensus_step,
+    is_eraser,
+    min_norm_point,
+    printed_regulariser,
+    released_regulariser,
+    shared_norms,
+    similarity_mixture,
+)
+
+
+def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+# ---- the consensus ---------------------------------------------------------------------------------------------------
+
+ONE = drawn(6, seed=3)
+DIRECTIONS = {
+    **{f"{n} random in {d}": drawn(n, d, seed=n) for n, d in ((2, 5), (4, 3), (7, 40), (20, 200), (20, 6))},
+    "one alone": drawn(1, 4),
+    "equal": ONE.repeat(3, 1),
+    "opposite": torch.stack([ONE, -ONE]),
+    "one is zero": torch.stack([ONE, torch.zeros(6, dtype=torch.float64), drawn(6)]),
+    "all are zero": torch.zeros(3, 4, dtype=torch.float64),
+    "nearly equal": ONE + 1e-7 * drawn(4, 6),
+    "a cone": ONE + 0.3 * drawn(8, 6),
+    "pairs": torch.stack([ONE, -ONE, drawn(6), drawn(6), -drawn(6, seed=2)]),
+}
+
+
+def slsqp(gram: np.ndarray) -> float:
+    """The smallest square that SciPy finds from several starts."""
+    found = []
+    for start in [np.full(len(gram), 1 / len(gram)), *np.eye(len(gram))]:
+        result = minimize(
+            lambda x: x @ gram @ x,
+            start,
+            jac=lambda x: 2 * gram @ x,
+            bounds=[(0, 1)] * len(gram),
+            constraints={"type": "eq", "fun": lambda x: x.sum() - 1, "jac": np.ones_like},
+            method="SLSQP",
+            options={"ftol": 1e-15, "maxiter": 500},
+        )
+        if abs(result.x.sum() - 1) < 1e-9:
+            found.append(result.fun)
+    return float(min(found))
+
+
+@pytest.mark.parametrize("directions", DIRECTIONS.values(), ids=DIRECTIONS)
+def test_the_solver_finds_the_shortest_vector(directions):
+    units = directions / (directions.norm(dim=1, keepdim=True) + 1e-8)
+    gram = units @ units.T
+    shares = min_norm_point(gram)
+    assert float(shares.sum()) == pytest.approx(1.0, abs=1e-12)
+    assert bool((shares >= 0).all())
+    square = float(shares @ gram @ shares)
+    assert square <= slsqp(gram.numpy()) + 1e-9
+    # the shortest point of a hull has no vector of the hull behind it
+    assert float((gram @ shares).min()) >= square - 1e-9
+
+
+def test_the_step_is_the_formula():
+    before, sent = drawn(3, 4, seed=1).float(), [drawn(3, 4, seed=seed).float() for seed in (5, 6, 7)]
+    moves = torch.stack([(part.double() - before.double()).flatten() for part in sent])
+    lengths = moves.norm(dim=1)
+    units = moves / (lengths[:, None] + 1e-8)
+    expected = before.double().flatten() + lengths.mean() * min_norm_point(units @ units.T) @ units
+    torch.testing.assert_close(consensus_step(before, sent), expected.view(3, 4).float(), rtol=1e-6, atol=1e-6)
+
+
+def test_equal_changes_are_taken_over_and_opposite_ones_cancel():
+    before, change = drawn(5, 2).float(), drawn(5, 2, seed=9).float()
+    torch.testing.assert_close(consensus_step(before, [before + change] * 3), before + change)
+    torch.testing.assert_close(consensus_step(before, [before + change, before - change]), before, rtol=0, atol=1e-6)
+    assert torch.equal(consensus_step(before, [before, before]), before)
+    assert consensus_step(torch.tensor(2.0), [torch.tensor(3.0)]) == pytest.approx(3.0)
+
+
+def test_parameters_go_by_consensus_and_statistics_by_the_mean():
+    sent = updates(1)
+    state = run_server(FDSE(), [sent])[-1]
+    mean = Mean().average(sent, uniform=True)
+    for name, tensor in model_state("initial").items():
+        expected = mean[name]
+        if name in PARAMETERS:
+            expected = consensus_step(tensor, [update.weights[name] for update in sent])
+        assert torch.equal(state.weights[name], expected)
+    plain = run_server(FDSE(consensus="mean", weighting="samples"), [sent])[-1]
+    assert all(torch.equal(tensor, plain.weights[name]) for name, tensor in Mean().average(sent).items())
+
+
+# ---- the mixture of erasers ------------------------------------------------------------------------------------------
+
+
+def test_erasers_are_mixed_by_similarity():
+    equal = drawn(1, 3, 2).float().repeat(2, 1, 1)
+    torch.testing.assert_close(similarity_mixture(equal, 0.5), equal)
+    orthogonal = torch.tensor([[2.0, 0.0], [0.0, 3.0]])
+    share = math.exp(2) / (math.exp(2) + 1)
+    expected = torch.tensor([[2 * share, 3 * (1 - share)], [2 * (1 - share), 3 * share]])
+    torch.testing.assert_close(similarity_mixture(orthogonal, 0.5), expected)
+
+
+def test_a_client_that_sat_out_keeps_its_eraser():
+    name = "layer.eraser.weight"
+    server = Half(shared={**model_state("initial"), name: torch.ones(2, 1)}, parameters=PARAMETERS | {name})
+    rounds = []
+    for number, who in ((1, (0, 1, 2)), (2, (0, 2))):
+        rounds.append(updates(number, who))
+        for update in rounds[-1]:
+            update.weights[name] = drawn(2, 1, seed=10 * number + update.client.index).float()
+    states = run_server(FDSE(), rounds, server)
+    tables = [state.extra[ERASERS + name] for state in states]
+    assert torch.equal(tables[0], torch.ones(3, 2, 1))
+    assert torch.equal(tables[2][1], tables[1][1])
+    for table, sent in zip(tables[1:], rounds, strict=True):
+        rows = torch.stack([update.weights[name] for update in sent])
+        places = [update.client.index for update in sent]
+        torch.testing.assert_close(table[places], similarity_mixture(rows, 0.5))
+        assert is_eraser(name)
+
+
+@pytest.mark.parametrize("scored", ["mixture", "trained"])
+def test_a_client_trains_from_its_row_and_is_scored_as_the_option_says(scored, tmp_path):
+    settings = toy_settings("fdse", tmp_path, hyper={"scored": scored})
+    names = [
+        name for name in settings.method.extend(settings.model.build(4, 16, 0), 3, 0).state_dict() if "eraser" in name
+    ]
+    tables, kept = {}, {"trained/head.bias": torch.full((4,), 7.0)}
+    for place, name in enumerate(names):
+        if "running" not in name and "tracked" not in name:
+            shape = local_exchange(settings).model.state_dict()[name].shape
+            tables[ERASERS + name] = drawn(3, *shape, seed=place).float()
+    local = local_exchange(settings, position=1, extra=tables, kept=kept if scored == "trained" else {})
+    for install in (settings.method.begin, settings.method.adapt):
+        install(local)
+        state = local.model.state_dict()
+        assert all(torch.equal(state[name.removeprefix(ERASERS)], table[1]) for name, table in tables.items())
+    assert bool((state["head.bias"] == 7.0).all()) == (scored == "trained")
+    upload = settings.method.upload(local, None)
+    assert set(upload.local) == {f"trained/{name}" for name in local.weights if scored == "trained" and _travels(name)}
+
+
+def _travels(name):
+    return "eraser_norm.running" not in name and "eraser_norm.num" not in name
+
+
+# ---- the regulariser -------------------------------------------------------------------------------------------------
+
+SIZES = (5, 3, 8)
+
+
+def batches_of(seed, requires_grad=True):
+    """Means of two batches of four images in three layers, and global statistics."""
+    means = [[drawn(4, size, seed=seed + 10 * b + place) for place, size in enumerate(SIZES)] for b in range(2)]
+    if requires_grad:
+        means = [[layer.requires_grad_() for layer in batch] for batch in means]
+    known = [Statistics(drawn(size, seed=seed + 50), drawn(size, seed=seed + 60).exp()) for size in SIZES]
+    return means, known
+
+
+def in_loops(means, known, growth, form, squares=None):
+    """The regulariser of both batches, layer by layer and channel by channel."""
+    total_weight = sum(math.exp(growth * place) for place in range(len(SIZES)))
+    running_mean, running_variance, per_layer, found = None, None, {}, []
+    for batch, layers in enumerate(means):
+        value = 0.0
+        for place, layer in enumerate(layers):
+            mu, q = known[place].mean, known[place].variance
+            share, count = math.exp(growth * place) / total_weight, SIZES[place]
+            channels = [sum(layer[i, c] for i in range(4)) / 4 for c in range(count)]
+            if form == "printed":
+                seconds = [sum(squares[batch][place][i, c] for i in range(4)) / 4 for c in range(count)]
+                old_mean, old_variance = per_layer.get(place, (mu, q))
+                means_now = [0.9 * old_mean[c] + 0.1 * channels[c] for c in range(count)]
+                variances = [0.9 * old_variance[c] + 0.1 * (seconds[c] - channels[c] ** 2) for c in range(count)]
+                distance = sum((means_now[c] - mu[c]) ** 2 for c in range(count)) / count
+                value = value + share * (distance + (sum(variances) / count - sum(q) / count) ** 2)
+                per_layer[place] = ([x.detach() for x in means_now], [x.detach() for x in variances])
+                continue
+            m = sum(channels) / count
+            s = sum((x - m) ** 2 for x in channels) / (count - 1)
+            running_mean = m if running_mean is None else 0.9 * running_mean + 0.1 * m
+            running_variance = s if running_variance is None else 0.9 * running_variance + 0.1 * s
+            f, v = running_mean, running_variance
+            for c in range(count):
+                if form == "released":
+                    term = (mu[c] ** 2 - f**2) / (2 * v) + (torch.log(v / (q[c] + 1e-8)) + q[c] / (v + 1e-8)) / 2
+                else:
+                    term = (torch.log(v / q[c]) + (q[c] + (mu[c] - f) ** 2) / v - 1) / 2
+                value = value + share * term / count
+        if form != "printed":
+            running_mean, running_variance = running_mean.detach(), running_variance.detach()
+        found.append(value)
+    return found
+
+
+@pytest.mark.parametrize("form", ["released", "kl", "printed"])
+def test_the_regulariser_is_the_formula_in_value_and_gradient(form):
+    found, known = batches_of(1)
+    expected, _ = batches_of(1)
+    squares = [[layer.detach().square() + 0.5 for layer in batch] for batch in found]
+    one_pair = Running()
+    per_layer = [Statistics(item.mean, item.variance) for item in known]
+    loops = in_loops(expected, known, 0.3, form, squares)
+    for batch in range(2):
+        if form == "printed":
+            value = printed_regulariser(found[batch], squares[batch], known, per_layer, 0.3)
+        else:
+            value = released_regulariser(found[batch], known, one_pair, 0.3, divergence=form == "kl")
+        torch.testing.assert_close(value, loops[batch], rtol=1e-9, atol=1e-9)
+        ours = torch.autograd.grad(value, found[batch])
+        theirs = torch.autograd.grad(loops[batch], expected[batch])
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
+    if form == "released":
+        turned = released_regulariser(found[0][::-1], known[::-1], Running(), 0.3)
+        assert float(turned.detach()) != pytest.approx(float(loops[0].detach())), "the order of layers matters"
+
+
+def test_the_regulariser_reads_what_the_split_layers_give(tmp_path):
+    """From round 2 on, ``compute`` gives the means of each shared normalisation's input."""
+    settings = toy_settings("fdse", tmp_path)
+    model = FDSE().extend(settings.model.build(4, 16, 0), 3, 0).train()
+    seen = []
+    for layer in shared_norms(model).values():
+        layer.register_forward_pre_hook(lambda layer, arguments: seen.append(arguments[0]))
+
+    class Side:
+        round = 2
+
+    images = torch.rand(5, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    _, _, extra = FDSE(form="printed").compute(model, images, Side())
+    assert len(seen) == 5
+    for place, maps in enumerate(seen):
+        torch.testing.assert_close(extra[f"mean/{place}"], maps.mean((2, 3)))
+        torch.testing.assert_close(extra[f"square/{place}"], maps.square().mean((2, 3)))
+    Side.round = 1
+    assert FDSE().compute(model, images, Side())[2] == {}
+
+
+# ---- its layer -------------------------------------------------------------------------------------------------------
+
+
+class AlexNetBackbone(nn.Module):
+    """The released code's plain network, with batch normalisation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        widths = [(3, 64, 11, 4, 2), (64, 192, 5, 1, 2), (192, 384, 3, 1, 1), (384, 256, 3, 1, 1), (256, 256, 3, 1, 1)]
+        layers: list[nn.Module] = []
+        for inputs, outputs, size, stride, padding in widths:
+            layers += [nn.Conv2d(inputs, outputs, size, stride, padding), nn.BatchNorm2d(outputs)]
+        self.maps = nn.Sequential(*layers)
+        self.vectors = nn.Sequential(
+            nn.Linear(9216, 1024), nn.BatchNorm1d(1024), nn.Linear(1024, 1024), nn.BatchNorm1d(1024)
+        )
+
+
+def parameters(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def test_parameter_counts_of_the_paper_s_network():
+    model = Model(AlexNetBackbone(), nn.Linear(1024, 10), 1024, 10)
+    assert parameters(model) == 12_974_154
+    FDSE().extend(model, 4, 0)
+    assert parameters(model) == 6_508_010
+    assert sum(item.numel() for name, item in model.named_parameters() if is_eraser(name)) == 9_408
+
+
+@pytest.mark.parametrize("layer", [nn.Conv2d(3, 7, 5, stride=2, padding=2), nn.Linear(6, 7)], ids=["maps", "vectors"])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_a_split_layer_is_the_formula(layer, groups):
+    split = SplitLayer(layer, groups, "bn").eval()
+    with torch.no_grad():
+        split.bias.copy_(torch.arange(7.0))
+        split.eraser_norm.running_mean.add_(0.5)
+    inputs = torch.rand(2, 3, 8, 8) if isinstance(layer, nn.Conv2d) else torch.rand(2, 6)
+    width = 7 if groups == 1 else 4
+    u = split.eraser_norm(split.extractor(inputs))
+    assert u.shape[1] == width
+    wide = u if u.ndim == 4 else u[:, :, None, None]
+    kernel = split.eraser.weight.view(width, 1, *([3, 3] if u.ndim == 4 else [1, 1]))
+    v = torch.nn.functional.conv2d(wide, kernel, padding=kernel.shape[-1] // 2, groups=width)
+    joined = wide + v if groups == 1 else torch.cat([wide, v], 1)[:, :7]
+    expected = joined + torch.arange(7.0).view(1, 7, 1, 1)
+    torch.testing.assert_close(split(inputs), expected if u.ndim == 4 else expected[:, :, 0, 0])
+    assert split(inputs).shape == layer(inputs).shape
+    if groups == 1:
+        nn.init.zeros_(split.eraser.weight)
+        nn.init.zeros_(split.bias)
+        torch.testing.assert_close(split(inputs), u)
+
+
+def test_a_residual_network_is_split_but_for_its_shortcuts():
+    model = FDSE().extend(ResNet10().build(10, 32, 0), 4, 0)
+    split = [path for path, layer in model.named_modules() if isinstance(layer, SplitLayer)]
+    assert split[:3] == ["backbone.conv1", "backbone.layer1.0.conv1", "backbone.layer1.0.conv2"]
+    assert len(split) == len(shared_norms(model)) == 9
+    features, logits = model(torch.rand(2, 3, 32, 32))
+    assert (features.shape, logits.shape) == ((2, 512), (2, 10))
+
+
+def test_a_network_without_batch_normalisation_is_refused():
+    with pytest.raises(ConfigError, match=r"model\.norm=batch"):
+        FDSE().extend(Small(norm="group").build(10, 32, 0), 4, 0)
+    plain = Small(norm="group").build(10, 32, 0)
+    assert FDSE(split=None).extend(plain, 4, 0) is plain
