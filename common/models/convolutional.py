@@ -120,3 +120,41 @@ class FedBNDigitBackbone(nn.Module):
         hidden = torch.relu(self.bn3(self.conv3(hidden))).flatten(1)
         hidden = torch.relu(self.bn4(self.fc1(hidden)))
         return torch.relu(self.bn5(self.fc2(hidden)))
+
+
+class AlexNetBackbone(nn.Module):
+    """Five convolutions and two fully connected layers of 1024, each normalised: the AlexNet of FedBN (ICLR 2021).
+
+    Pooling to 6x6 positions before the fully connected layers makes its size independent of the images. It flattens its
+    maps, so it has no class activation maps. Without dropout, as in FDSE's code.
+    """
+
+    feature_size = 1024
+
+    def __init__(self, norm: Norm = "batch") -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 64, 11, stride=4, padding=2)
+        self.bn1 = norm_2d(norm, 64)
+        self.conv2 = nn.Conv2d(64, 192, 5, padding=2)
+        self.bn2 = norm_2d(norm, 192)
+        self.conv3 = nn.Conv2d(192, 384, 3, padding=1)
+        self.bn3 = norm_2d(norm, 384)
+        self.conv4 = nn.Conv2d(384, 256, 3, padding=1)
+        self.bn4 = norm_2d(norm, 256)
+        self.conv5 = nn.Conv2d(256, 256, 3, padding=1)
+        self.bn5 = norm_2d(norm, 256)
+        self.fc1 = nn.Linear(256 * 6 * 6, 1024)
+        self.bn6 = norm_1d(norm, 1024)
+        self.fc2 = nn.Linear(1024, 1024)
+        self.bn7 = norm_1d(norm, 1024)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """``[B, 1024]``, >= 0: features of ``images [B, 3, H, W]``, H and W >= 63."""
+        hidden = F.max_pool2d(torch.relu(self.bn1(self.conv1(images))), 3, 2)
+        hidden = F.max_pool2d(torch.relu(self.bn2(self.conv2(hidden))), 3, 2)
+        hidden = torch.relu(self.bn3(self.conv3(hidden)))
+        hidden = torch.relu(self.bn4(self.conv4(hidden)))
+        hidden = F.max_pool2d(torch.relu(self.bn5(self.conv5(hidden))), 3, 2)
+        hidden = F.adaptive_avg_pool2d(hidden, 6).flatten(1)
+        hidden = torch.relu(self.bn6(self.fc1(hidden)))
+        return torch.relu(self.bn7(self.fc2(hidden)))

@@ -10,7 +10,13 @@ from torch import nn
 
 from common.config import checked
 from common.models.base import Model, ModelError, MultilayerHead, Norm, initialised
-from common.models.convolutional import DigitBackbone, DigitPooledBackbone, FedBNDigitBackbone, SmallBackbone
+from common.models.convolutional import (
+    AlexNetBackbone,
+    DigitBackbone,
+    DigitPooledBackbone,
+    FedBNDigitBackbone,
+    SmallBackbone,
+)
 from common.models.pretrained import load_pretrained, start_from
 from common.models.residual import ResidualBackbone
 
@@ -179,3 +185,14 @@ class FedBNDigit(ModelSpec):
     def _construct(self, class_count: int, image_size: int) -> Model:
         backbone = FedBNDigitBackbone(image_size, self.norm)
         return _linear(backbone, FedBNDigitBackbone.feature_size, class_count)
+
+
+@checked
+class AlexNet(ModelSpec):
+    """The AlexNet of FedBN and FDSE: 1024 features, 12,974,154 parameters with 10 classes; for 63x63 and up."""
+
+    norm: Norm = "batch"
+    minimum_image_size: ClassVar[int] = 63
+
+    def _construct(self, class_count: int, image_size: int) -> Model:  # noqa: ARG002 - pooled, any size fits
+        return _linear(AlexNetBackbone(self.norm), AlexNetBackbone.feature_size, class_count)

@@ -14,8 +14,7 @@ from support.toy import toy_settings
 from torch import nn
 
 from common.errors import ConfigError
-from common.models.base import Model
-from common.models.specs import ResNet10, Small
+from common.models.specs import AlexNet, ResNet10, Small
 from strategies.core.aggregation import Mean
 from strategies.fdse import (
     ERASERS,
@@ -266,27 +265,12 @@ def test_the_regulariser_reads_what_the_split_layers_give(tmp_path):
 # ---- its layer -------------------------------------------------------------------------------------------------------
 
 
-class AlexNetBackbone(nn.Module):
-    """The released code's plain network, with batch normalisation."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        widths = [(3, 64, 11, 4, 2), (64, 192, 5, 1, 2), (192, 384, 3, 1, 1), (384, 256, 3, 1, 1), (256, 256, 3, 1, 1)]
-        layers: list[nn.Module] = []
-        for inputs, outputs, size, stride, padding in widths:
-            layers += [nn.Conv2d(inputs, outputs, size, stride, padding), nn.BatchNorm2d(outputs)]
-        self.maps = nn.Sequential(*layers)
-        self.vectors = nn.Sequential(
-            nn.Linear(9216, 1024), nn.BatchNorm1d(1024), nn.Linear(1024, 1024), nn.BatchNorm1d(1024)
-        )
-
-
 def parameters(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
 def test_parameter_counts_of_the_paper_s_network():
-    model = Model(AlexNetBackbone(), nn.Linear(1024, 10), 1024, 10)
+    model = AlexNet().build(10, 256, 0)
     assert parameters(model) == 12_974_154
     FDSE().extend(model, 4, 0)
     assert parameters(model) == 6_508_010

@@ -10,6 +10,7 @@ from common.choices import CONF
 from common.config import build
 from common.models.base import GROUP_WIDTH, Model, ModelError, initialised, pool
 from common.models.specs import (
+    AlexNet,
     DigitCNN,
     DigitCNNPooled,
     FedBNDigit,
@@ -22,7 +23,7 @@ from common.models.specs import (
 from strategies.fedbn import norm_state_names
 
 CHOICES = sorted(path.stem for path in (CONF / "model").glob("*.yaml"))
-SIZES = {"resnet10_plvm": 64, "resnet50": 64, "resnet18": 64, "fedbn_digit": 28}
+SIZES = {"resnet10_plvm": 64, "resnet50": 64, "resnet18": 64, "fedbn_digit": 28, "alexnet": 64}
 CAM = [Small(), DigitCNNPooled(), ResNet10(), ResNet10PLVM(), TorchvisionResNet(18), TorchvisionResNet(50)]
 
 
@@ -75,6 +76,7 @@ def test_choices_are_all_there():
         (DigitCNN(), 32, 10, 4_547_466),
         (DigitCNNPooled(), 32, 10, 507_530),
         (FedBNDigit(), 28, 10, 14_219_210),
+        (AlexNet(), 256, 10, 12_974_154),  # FDSE (second-hand)
         (Small(), 32, 10, 136_730),
     ],
 )

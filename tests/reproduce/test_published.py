@@ -107,6 +107,8 @@ def test_the_own_row_of_every_table_composes_to_checked_settings(name: str, scal
         ("fedapc_digits", 8, 100, 10, 32, 0.9),
         ("feddap_office", 10, 100, 10, 32, 0.9),
         ("feddap_domainnet", 20, 100, 10, 32, 0.9),
+        ("fdse_office", 4, 500, 1, 50, 0.0),
+        ("fdse_pacs", 4, 500, 5, 50, 0.0),
         ("fedplcc_office", 4, 100, 10, 64, 0.9),
         ("fedplcc_digit5", 5, 50, 10, 64, 0.9),
         ("fedplcc_domainnet", 6, 50, 10, 64, 0.9),
