@@ -41,8 +41,8 @@ class Failure:
         object.__setattr__(self, "traceback", shown[-MAX_TRACEBACK:])
 
 
-Admit = Callable[[Registration], str]
-"""Takes note of a client, or says why it cannot take part."""
+Admit = Callable[[Registration], str | None]
+"""Registers a client; returns why the client cannot take part, ``None`` if it can."""
 
 
 Keep = Callable[[Payload], Payload]

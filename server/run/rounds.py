@@ -256,7 +256,7 @@ class RoundLoop:
             self.history.event("registration refused", client=failure.client, reason=failure.reason)
             self._refused_registrations.append(f"{failure.client}: {failure.reason}")
 
-    def _admit(self, registration: Registration) -> str:
+    def _admit(self, registration: Registration) -> str | None:
         reason = self.resume_check.refuses(registration) or self.registry.admit(registration)
         if not reason:
             self.history.event("registered", **{key: getattr(registration, key) for key in REGISTERED})

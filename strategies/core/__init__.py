@@ -1,1 +1,1 @@
-"""What every method stands on: the contract, the exchange, aggregation, and the gate."""
+"""What all methods share: the contract of a method, the exchange, the checks of replies, and aggregation."""

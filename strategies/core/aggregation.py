@@ -49,10 +49,11 @@ def average(states: Sequence[Mapping[str, Tensor]], weights: Sequence[float]) ->
     shares = [weight / total for weight in weights]
     result: dict[str, Tensor] = {}
     for name, first in states[0].items():
+        tensors = [state[name] for state in states]
         if first.is_floating_point():
-            result[name] = _weighted_sum([state[name] for state in states], shares)
+            result[name] = _weighted_sum(tensors, shares)
         else:
-            result[name] = torch.stack([state[name] for state in states]).median(0).values
+            result[name] = torch.stack(tensors).median(0).values
     return result
 
 
@@ -88,7 +89,9 @@ def number_by_number(parts: Sequence[Tensor], combine: Callable[[Tensor], Tensor
     for start in range(0, len(rows[0]), size):
         stacked = torch.stack([row[start : start + size] for row in rows])
         blocks.append(combine(stacked))
-    return torch.cat(blocks).view(parts[0].shape) if blocks else parts[0].clone()
+    if not blocks:
+        return parts[0].clone()
+    return torch.cat(blocks).view(parts[0].shape)
 
 
 @checked
@@ -129,7 +132,7 @@ class Mean:
             participants: clients that are asked in a round.
 
         Raises:
-            ConfigError: it cannot; the message says why and what to set.
+            ConfigError: the rule cannot be combined with the method; the message says why and what to set.
         """
 
     def average(self, updates: Sequence[Update], *, uniform: bool = False) -> dict[str, Tensor]:
@@ -142,8 +145,15 @@ class Mean:
         Raises:
             ValueError: there are fewer updates than the rule needs.
         """
-        shares = [1.0 if uniform else update.samples for update in updates]
-        return self.combine([update.weights for update in updates], shares)
+        states: list[Mapping[str, Tensor]] = []
+        shares: list[float] = []
+        for update in updates:
+            states.append(update.weights)
+            if uniform:
+                shares.append(1.0)
+            else:
+                shares.append(update.samples)
+        return self.combine(states, shares)
 
     def combine(self, states: Sequence[Mapping[str, Tensor]], shares: Sequence[float]) -> dict[str, Tensor]:
         """Return one state of the participants' states, weighed by ``shares``. See :func:`average`."""
@@ -172,18 +182,20 @@ def _float64_sum(stacked: Tensor) -> Tensor:
 # ---- how many samples a client counts for ----------------------------------------------------------------------------
 
 
-def at_most(clients: Sequence[Client], most: float) -> list[Client]:
-    """Return the clients; the samples of those that have more than ``most`` are set to ``most``."""
-    capped: list[Client] = []
+def limit_samples(clients: Sequence[Client], limit: float) -> list[Client]:
+    """Return the clients; the samples of those that have more than ``limit`` are set to ``limit``."""
+    limited: list[Client] = []
     for client in clients:
-        if client.samples > most:
-            client = replace(client, samples=max(1, int(most)))
-        capped.append(client)
-    return capped
+        if client.samples > limit:
+            client = replace(client, samples=max(1, int(limit)))
+        limited.append(client)
+    return limited
 
 
-def largest(samples: Sequence[float], share: float) -> float:
-    """Return the largest c with ``max_k min(N_k, c) <= share * sum_k min(N_k, c)``.
+def sample_limit(samples: Sequence[float], share: float) -> float:
+    """Return the largest number c of samples at which no client counts for more than ``share`` of all samples.
+
+    It is the largest c with ``max_k min(N_k, c) <= share * sum_k min(N_k, c)``.
 
     If there are fewer numbers than ``1 / share`` there is no such c; the smallest number is returned, so that all
     clients count the same.
@@ -227,15 +239,20 @@ def cap_samples(updates: Sequence[Update], clients: Sequence[Client], share: flo
         clients: the clients with the samples that they count for at most.
         share: largest share of one client in the sum of all samples.
     """
-    known = {client.id: client for client in clients}
-    senders = [known[update.client.id] for update in updates]
+    registered = {client.id: client for client in clients}
+    senders: list[Client] = []
+    samples: list[int] = []
+    for update in updates:
+        client = registered[update.client.id]
+        senders.append(client)
+        samples.append(client.samples)
     if len(senders) >= MIN_CLIENTS:
-        senders = at_most(senders, largest([client.samples for client in senders], share))
-    found = []
+        senders = limit_samples(senders, sample_limit(samples, share))
+    capped: list[Update] = []
     for update, client in zip(updates, senders, strict=True):
         if client.samples < update.samples:
             factor = client.samples / update.samples
             prototypes = replace(update.prototypes, weights=update.prototypes.weights * factor)
             update = replace(update, client=client, prototypes=prototypes)
-        found.append(update)
-    return found
+        capped.append(update)
+    return capped

@@ -176,11 +176,17 @@ class Agreement:
         if f"{exchange}/clients" in self.memory:
             known = self.memory[f"{exchange}/clients"].tolist()
             cosines, directions = self.memory[f"{exchange}/cosines"], self.memory[f"{exchange}/directions"]
-        rows = {client: row for row, client in enumerate(known)}
         present = set(clients)
-        others = [row for row, client in enumerate(known) if client not in present]
+        rows: dict[int, int] = {}
+        others: list[int] = []
+        for row, client in enumerate(known):
+            rows[client] = row
+            if client not in present:
+                others.append(row)
         others = others[max(0, len(others) + len(clients) - MAX_REMEMBERED) :]
         kept = len(others)
+        order = [known[row] for row in others]
+        order.extend(clients)
         new_cosines = torch.zeros(kept + len(clients))
         new_directions = torch.zeros(kept + len(clients), SKETCH)
         new_cosines[:kept] = cosines[others]
@@ -189,7 +195,7 @@ class Agreement:
             if client in rows:
                 new_cosines[kept + position] = cosines[rows[client]]
                 new_directions[kept + position] = directions[rows[client]]
-        self.memory[f"{exchange}/clients"] = torch.tensor([*(known[row] for row in others), *clients])
+        self.memory[f"{exchange}/clients"] = torch.tensor(order)
         self.memory[f"{exchange}/cosines"] = new_cosines
         self.memory[f"{exchange}/directions"] = new_directions
 
@@ -223,5 +229,7 @@ def _cosine_to_others(cosines: Tensor, position: int, kept: Sequence[int]) -> fl
 
 
 def _remember(before: float, cosine: float) -> float:
-    stays = FALL if cosine < before else RECOVERY
+    stays = RECOVERY
+    if cosine < before:
+        stays = FALL
     return stays * before + (1 - stays) * cosine

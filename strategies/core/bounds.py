@@ -76,7 +76,7 @@ class Excess(NamedTuple):
     """A part of an update that is too long.
 
     Args:
-        length: its length.
+        length: the part's length.
         bound: the length that is accepted.
         median: the median length of the exchange.
     """
@@ -122,10 +122,15 @@ class Bounds:
             expected: what the exchange's uploads carry.
             server: names of parameters, the training settings and the exchange's name.
         """
-        batches = {update.client.id: _batches(update.client, server.train) for update in updates}
+        batches: dict[str, int] = {}
+        for update in updates:
+            batches[update.client.id] = _batches(update.client, server.train)
         found: dict[str, dict[str, Excess]] = {}
         for name, part in _parts(expected, server).items():
-            lengths = {update.client: _length(update, part, state) for update in updates if _sent(update, part)}
+            lengths: dict[Client, float] = {}
+            for update in updates:
+                if _has(update, part):
+                    lengths[update.client] = _length(update, part, state)
             if len(lengths) < MIN_UPDATES:
                 continue
             median = statistics.median(lengths.values())
@@ -144,8 +149,10 @@ class Bounds:
         past = self.medians.setdefault(key, torch.zeros(MEMORY, dtype=torch.float64))
         usual = max(median, float(past.median()))  # MEMORY is odd, so this is the middle value
         self.medians[key] = torch.cat([past[1:], past.new_tensor([median])])
-        usual_batches = statistics.median(batches[client.id] for client in lengths)
-        factor = self.factor if name == "parameters" else self.factor**2
+        usual_batches = statistics.median([batches[client.id] for client in lengths])
+        factor = self.factor
+        if name != "parameters":
+            factor = self.factor**2
         found: dict[str, Excess] = {}
         for client, length in lengths.items():
             ratio = 1.0
@@ -157,38 +164,46 @@ class Bounds:
         return found
 
     def clip(
-        self, update: Update, state: GlobalState, expected: UploadSpec, server: ServerContext, most: Mapping[str, float]
+        self,
+        update: Update,
+        state: GlobalState,
+        expected: UploadSpec,
+        server: ServerContext,
+        limits: Mapping[str, float],
     ) -> Update:
-        """Return the update with each part that ``most`` names scaled down to the length given there."""
+        """Return the update with each part that ``limits`` names scaled down to the length given there."""
         parts = _parts(expected, server)
         weights, extra, prototypes = dict(update.weights), dict(update.extra), update.prototypes
-        for name, bound in most.items():
+        for name, bound in limits.items():
             part = parts[name]
             if part.holder == "prototypes":
-                prototypes = PrototypeSet(_short_rows(prototypes.vectors, bound), prototypes.labels, prototypes.weights)
-            elif part.by_row:
-                extra |= {each: _short_rows(extra[each], bound) for each in part.names}
-            else:
-                share = bound / _length(update, part, state)
-                if part.moved:
-                    weights |= {each: torch.lerp(state.weights[each], weights[each], share) for each in part.names}
+                vectors = _shortened_rows(prototypes.vectors, bound)
+                prototypes = PrototypeSet(vectors, prototypes.labels, prototypes.weights)
+                continue
+            tensors = weights
+            if part.holder == "extra":
+                tensors = extra
+            share = bound / _length(update, part, state)
+            for each in part.names:
+                if part.by_row:
+                    tensors[each] = _shortened_rows(tensors[each], bound)
+                elif part.moved:
+                    tensors[each] = torch.lerp(state.weights[each], tensors[each], share)
                 else:
-                    held = weights if part.holder == "weights" else extra
-                    held |= {each: held[each] * share for each in part.names}
+                    tensors[each] = tensors[each] * share
         return replace(update, weights=weights, prototypes=prototypes, extra=extra)
 
 
 def _parts(expected: UploadSpec, server: ServerContext) -> dict[str, Part]:
-    """What is bounded in an exchange, by the words that the record uses."""
+    """Return the parts that are bounded in an exchange, by the name that the record uses."""
     parts: dict[str, Part] = {}
     if expected.weights:
-        trained = tuple(name for name, tensor in server.shared.items() if name in server.parameters)
-        parts |= {"parameters": Part("weights", trained, moved=True)} if trained else {}
-        parts |= {
-            name: Part("weights", (name,))
-            for name, tensor in server.shared.items()
-            if name not in server.parameters and tensor.is_floating_point()
-        }
+        trained = tuple(name for name in server.shared if name in server.parameters)
+        if trained:
+            parts["parameters"] = Part("weights", trained, moved=True)
+        for name, tensor in server.shared.items():
+            if name not in server.parameters and tensor.is_floating_point():
+                parts[name] = Part("weights", (name,))
     if expected.prototypes:
         parts["prototypes"] = Part("prototypes", by_row=True)
     kinds: dict[str, list[str]] = {}
@@ -197,57 +212,77 @@ def _parts(expected: UploadSpec, server: ServerContext) -> dict[str, Part]:
             kinds.setdefault(re.split(r"[/.]", name)[0], []).append(name)
         elif dtype.is_floating_point:
             parts[f"{name} by row"] = Part("extra", (name,), by_row=True)
-    return parts | {kind: Part("extra", tuple(names)) for kind, names in kinds.items()}
+    for kind, names in kinds.items():
+        parts[kind] = Part("extra", tuple(names))
+    return parts
 
 
-def _sent(update: Update, part: Part) -> bool:
+def _tensors(update: Update, part: Part) -> list[Tensor]:
+    """Return the tensors of the update that belong to a part."""
     if part.holder == "prototypes":
-        return len(update.prototypes) > 0
-    return any(getattr(update, part.holder)[name].numel() for name in part.names)
+        return [update.prototypes.vectors]
+    tensors = update.weights
+    if part.holder == "extra":
+        tensors = update.extra
+    return [tensors[name] for name in part.names]
+
+
+def _has(update: Update, part: Part) -> bool:
+    """Return whether the update has at least one number of the part."""
+    return any(tensor.numel() for tensor in _tensors(update, part))
 
 
 def _length(update: Update, part: Part, state: GlobalState) -> float:
+    """Return the length of a part, as :class:`Part` defines it."""
+    tensors = _tensors(update, part)
     if part.by_row:
-        rows = update.prototypes.vectors if part.holder == "prototypes" else update.extra[part.names[0]]
-        return float(_row_norms(rows).max())
+        return float(_row_norms(tensors[0]).max())
     if part.moved:
-        return _distance([(update.weights[name], state.weights[name]) for name in part.names])
-    return _norm([getattr(update, part.holder)[name] for name in part.names])
+        return _distance(tensors, [state.weights[name] for name in part.names])
+    return _norm(tensors)
 
 
-def _distance(pairs: Sequence[tuple[Tensor, Tensor]]) -> float:
-    """L2 norm of all differences together.
+def _distance(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> float:
+    """Return the L2 norm of all differences together.
 
-    Block by block, since to allocate a difference as large as the model costs more than to compute it.
+    The differences are computed block by block, because allocating one as large as the model takes longer than
+    computing it.
     """
-    difference = torch.empty(min(BLOCK_ELEMENTS, max(one.numel() for one, _ in pairs)), device=pairs[0][0].device)
+    largest = max(tensor.numel() for tensor in tensors)
+    difference = torch.empty(min(BLOCK_ELEMENTS, largest), device=tensors[0].device)
     squares = 0.0
-    for one, other in pairs:
-        for left, right in zip(
-            one.reshape(-1).split(BLOCK_ELEMENTS), other.reshape(-1).split(BLOCK_ELEMENTS), strict=True
-        ):
+    for tensor, other in zip(tensors, others, strict=True):
+        blocks = tensor.reshape(-1).split(BLOCK_ELEMENTS)
+        other_blocks = other.reshape(-1).split(BLOCK_ELEMENTS)
+        for left, right in zip(blocks, other_blocks, strict=True):
             torch.sub(left, right, out=difference[: len(left)])
             squares += float(torch.linalg.vector_norm(difference[: len(left)])) ** 2
     return math.sqrt(squares)
 
 
 def _norm(tensors: Sequence[Tensor]) -> float:
-    return math.sqrt(sum(float(torch.linalg.vector_norm(tensor)) ** 2 for tensor in tensors))
+    """Return the L2 norm of all tensors together."""
+    squares = 0.0
+    for tensor in tensors:
+        squares += float(torch.linalg.vector_norm(tensor)) ** 2
+    return math.sqrt(squares)
 
 
 def _row_norms(rows: Tensor) -> Tensor:
-    """``[n]``: the L2 norm of each row, whatever its shape."""
-    return torch.linalg.vector_norm(rows.flatten(1) if rows.ndim > 1 else rows[:, None], dim=1)
+    """Return ``[n]``: the L2 norm of each row of ``rows [n, ...]``."""
+    return torch.linalg.vector_norm(rows.unsqueeze(-1).flatten(1), dim=1)
 
 
-def _short_rows(rows: Tensor, bound: float) -> Tensor:
-    """``rows`` with those longer than ``bound`` scaled to it; the others keep every bit."""
+def _shortened_rows(rows: Tensor, bound: float) -> Tensor:
+    """Return ``rows``, those longer than ``bound`` scaled down to it; the other rows keep every bit."""
     norms = _row_norms(rows)
     shares = torch.where(norms > bound, bound / norms, torch.ones_like(norms))
     return rows * shares.view(-1, *[1] * (rows.ndim - 1))
 
 
 def _batches(client: Client, train: TrainSettings) -> int:
-    """Batches of one local epoch."""
+    """Return the number of batches in one local epoch."""
     batches = math.ceil(client.samples / train.batch_size)
-    return batches if train.local_steps is None else min(batches, train.local_steps)
+    if train.local_steps is not None:
+        batches = min(batches, train.local_steps)
+    return batches

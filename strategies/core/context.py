@@ -1,4 +1,4 @@
-"""The two sides of an exchange: what the trainer and the round loop offer to a method's halves."""
+"""The two sides of an exchange: what a method may use on the device and on the server."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,63 +31,66 @@ class ClientContext(Protocol):
     feature_size: int
     views: int
     phase: int
-    """Which of :meth:`Method.phases` is under way, from 0."""
+    """Position of the current phase in :meth:`Method.phases`, from 0."""
     batch: int
-    """Position of the present batch in its local epoch, from 0."""
+    """Position of the current batch in its local epoch, from 0."""
     weights: Mapping[str, Tensor]
     """Shared model state as received, on the device."""
     prototypes: PrototypeSet
-    """Global prototypes as received, on the device; empty before the first."""
+    """Global prototypes as received, on the device; empty until the server has made some."""
     extra: Mapping[str, Tensor]
     """Further tensors as received, on the device."""
     kept: Mapping[str, Tensor]
     """The client's own named tensors from its last participation, on the device; empty at first."""
     optimizer: torch.optim.Optimizer
     data_root: str | None
-    """Where this device's data are, for methods that read more than its own split; ``None`` is the configuration's."""
+    """Folder of this device's data, for methods that read more than its own split; ``None``: as configured."""
 
     def forward(self, images: Tensor, labels: Tensor) -> Batch:
-        """A forward pass of the model in its present mode."""
+        """Run a forward pass of the model in its current mode."""
 
     def backward(self, loss: Tensor) -> None:
         """Clear the gradients and differentiate ``loss``."""
 
     def frozen(self, name: str, weights: Mapping[str, Tensor] | None = None) -> nn.Module:
-        """A copy of the model in evaluation mode that does not train, made once per exchange under ``name``.
+        """Return a copy of the model in evaluation mode that does not train, made once per exchange under ``name``.
 
-        Without ``weights`` it is the model as it was when training began.
+        Without ``weights`` the copy is the model as it was when training began.
         """
 
     def reference(self) -> Mapping[str, Tensor]:
-        """The trainable parameters by name as they were when training began: the w^t of proximal terms."""
+        """Return the trainable parameters by name as they were when training began: the w^t of proximal terms."""
 
     def cached(self, name: str, make: Callable[[], Any]) -> Any:
-        """``make()`` the first time ``name`` is asked for in this exchange, the same object afterwards."""
+        """Return ``make()`` on the first call with ``name`` in this exchange, and the same object afterwards."""
 
     def make_optimizer(self, parameters: Iterable[nn.Parameter], rate: float = 1.0) -> torch.optim.Optimizer:
-        """A fresh optimiser of the run's kind, with ``rate`` times the learning rate of this round."""
+        """Return a new optimiser of the run's kind, with ``rate`` times the learning rate of this round."""
 
     def generator(self, *purpose: str | int) -> torch.Generator:
-        """Random numbers keyed by (seed, purpose, round, client)."""
+        """Return random numbers keyed by (seed, purpose, round, client)."""
 
     def features(self, *, augmented: int = 0, training_mode: bool = False) -> tuple[Tensor, Tensor]:
-        """Features ``[N, D]`` and labels ``[N]`` of the whole training split in one pass without gradients.
+        """Return features ``[N, D]`` and labels ``[N]`` of the whole training split in one pass without gradients.
 
-        Rows are in the order of the split. ``augmented`` > 0 passes over so many augmented views per sample instead,
-        averaged per sample. In ``training_mode`` shuffled training batches are normalised with their own statistics,
-        and the running statistics move.
+        Rows are in the order of the split. If ``augmented`` > 0, features are averaged over this number of augmented
+        views of each sample. In ``training_mode`` batches are shuffled and normalised with their own statistics, and
+        the running statistics are updated.
         """
 
     def prepare(self, images: Tensor, draws: torch.Generator | None = None) -> Tensor:
-        """uint8 images ``[B, 3, H, W]`` as the model takes them: augmented with ``draws``, or as for testing."""
+        """Return uint8 images ``[B, 3, H, W]`` as model input: augmented with ``draws``, or as for testing."""
 
     def batches(self, *purpose: str | int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Training batches of one epoch: images, augmented and formatted, and labels; order keyed by ``purpose``."""
+        """Yield the training batches of one epoch: images as model input, augmented, and labels.
+
+        The order is keyed by ``purpose``.
+        """
 
 
 @dataclass(frozen=True)
 class ServerContext:
-    """The server's side of one exchange: what a method's server half may use besides state and updates.
+    """The server's side of one exchange: what a method's server half may use in addition to state and updates.
 
     Every exchange has an object of its own.
     """
@@ -107,7 +110,7 @@ class ServerContext:
     new_model: Callable[[], nn.Module]
     """Makes a model of the run's architecture with its initial weights."""
     aggregation: Mean
-    """How uploads become one: the average, or a robust rule in its place (conf/aggregation/)."""
+    """How updates are combined: the average, or a robust rule in its place (conf/aggregation/)."""
     clients: Sequence[Client] = ()
     """All registered clients, by id."""
     round: int = 0
@@ -118,5 +121,5 @@ class ServerContext:
     """A client's largest share of an average (``rounds.largest_share``), for methods that make shares of their own."""
 
     def generator(self, *purpose: str | int) -> torch.Generator:
-        """Random numbers keyed by (seed, purpose, round)."""
+        """Return random numbers keyed by (seed, purpose, round)."""
         return generator(self.seed, "server", *purpose, self.round)

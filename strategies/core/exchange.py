@@ -1,4 +1,4 @@
-"""What passes between a method and the machinery: batches, losses, uploads. The data are plain."""
+"""What a method receives and returns: batches, losses, downloads, uploads, updates. All are plain data."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -11,21 +11,21 @@ from common.losses import cross_entropy
 from common.prototypes import PrototypeSet
 
 PrototypeMode = Literal["none", "last_epoch_running", "post_eval", "own"]
-"""Where local prototypes come from: nowhere; class means as running sums over the last local epoch (training mode,
-before each step); class means of a separate pass in evaluation mode after training; the method's own ``upload``."""
+"""How local prototypes are made: not at all; as class means over the last local epoch (training mode, before each
+step); as class means of a separate pass in evaluation mode after training; or by the method's own ``upload``."""
 
 
 Shape = tuple[int | Literal["samples"] | None, ...]
-"""Lengths of a tensor that is expected; see :class:`UploadSpec`."""
+"""Expected lengths of a tensor's dimensions; see :class:`UploadSpec`."""
 
 
 @dataclass(frozen=True)
 class Client:
-    """What the server knows of a client since its registration.
+    """A client as it registered with the server.
 
     Args:
         id: ``domain-index``, unique in the federation.
-        domain: the domain its data come from.
+        domain: the domain of its data.
         samples: training samples N_k.
         class_counts: training samples per class, ``K`` numbers.
         index: position among the federation's clients, by id; 0 .. C-1.
@@ -52,9 +52,9 @@ class Batch:
         features: ``[V*B, D]``, the classifier's input.
         logits: ``[V*B, K]``.
         views: V >= 1.
-        extra: what else :meth:`Method.compute` gave, by name, one row per image.
+        extra: further results of :meth:`Method.compute` by name, one row per image.
         label_smoothing: ``train.label_smoothing``.
-        class_weights: ``[K]``, as ``train.class_weights`` makes them; ``None`` weights all samples the same.
+        class_weights: ``[K]``, from ``train.class_weights``; ``None`` weights all samples the same.
     """
 
     images: Tensor
@@ -79,9 +79,9 @@ class Batch:
 
 @dataclass
 class Losses:
-    """A batch's loss terms by name, each already multiplied by its weight; ``total`` is what is differentiated.
+    """A batch's loss terms by name, each already multiplied by its weight; training differentiates ``total``.
 
-    Where one operator made several terms at once these are detached, and ``fused`` is the sum of all terms.
+    If one operator computed several terms at once, the terms are detached and ``fused`` is their sum.
     """
 
     terms: dict[str, Tensor]
@@ -89,7 +89,7 @@ class Losses:
 
     @property
     def total(self) -> Tensor:
-        """The sum of the terms in the order they were given."""
+        """The sum of the terms, in their order."""
         if self.fused is not None:
             return self.fused
         values = list(self.terms.values())
@@ -101,13 +101,13 @@ class Losses:
 
 @dataclass(frozen=True)
 class Phase:
-    """A stretch of local training in which only some parameters train.
+    """A part of local training in which only some parameters train.
 
     Args:
         epochs: local epochs, >= 1.
-        trainable: whether the parameter of this name trains; ``None`` trains all.
-        freeze_statistics: batch-norm layers of which nothing trains normalise with their running statistics and leave
-            them alone; otherwise these move in frozen layers too.
+        trainable: returns whether the parameter with a name trains; ``None`` trains all.
+        freeze_statistics: whether frozen batch-norm layers normalise with their running statistics and do not update
+            them; otherwise they update them as other layers do.
     """
 
     epochs: int
@@ -126,14 +126,14 @@ class Download:
 
 @dataclass(frozen=True, eq=False)
 class Upload:
-    """What a client answers, and what it keeps.
+    """What a client sends, and what it keeps.
 
     Args:
         weights: model state to send; ``None`` sends the shared part of the trained model.
         prototypes: prototype set to send.
         extra: further tensors to send.
-        local: named tensors to keep on the device besides the unshared part of the model. Kept tensors that are not
-            named here stay as they were.
+        local: named tensors to keep on the device, in addition to the unshared part of the model. Kept tensors that
+            are not named here stay as they were.
     """
 
     weights: Mapping[str, Tensor] | None = None
@@ -159,13 +159,13 @@ class Update:
 
 @dataclass(frozen=True)
 class UploadSpec:
-    """What an exchange's uploads must carry; the gate refuses anything else. See also :meth:`Method.inspect`.
+    """What an exchange's uploads must contain; the gate refuses anything else. See also :meth:`Method.inspect`.
 
     Args:
         weights: the whole shared model state, or nothing.
         prototypes: a prototype set.
-        max_rows: largest number of prototype rows per class; ``None`` allows one per training sample, and no
-            more than the gate's own bound.
+        max_rows: largest number of prototype rows per class; ``None`` allows one per training sample, up to the
+            gate's own bound.
         extra: dtype and shape of each further tensor by name; ``None`` in a shape allows any length, ``samples`` is
             the number of training samples that the client registered.
     """
@@ -178,10 +178,10 @@ class UploadSpec:
 
 @dataclass(frozen=True, eq=False)
 class Trained:
-    """What local training left.
+    """The results of local training.
 
     Args:
-        prototypes: local class means, as the method's ``prototypes_from`` says; empty for ``none`` and ``own``.
+        prototypes: local class means, see ``Method.prototypes_from``; empty for ``none`` and ``own``.
         steps: optimiser steps taken.
         losses: mean of each loss term over the last epoch.
     """
@@ -192,6 +192,6 @@ class Trained:
 
 
 def feature_size(model: nn.Module) -> int:
-    """D of a model that returns (features, logits)."""
+    """Return the feature size D of a model that returns (features, logits)."""
     size: Any = model.feature_size
     return int(size)

@@ -1,8 +1,8 @@
-"""The server's side of a federation, the same for every engine: what clients are sent, and what becomes of replies.
+"""The server's side of an exchange, the same for every engine: requests to the clients, and checks of their replies.
 
-An exchange runs through :class:`Federation` in this order: :meth:`~Federation.begin`, :meth:`~Federation.message` and
-:meth:`~Federation.requests` make what is sent to the clients; :meth:`~Federation.close` checks the replies, shortens
-updates that are too long, and aggregates.
+An exchange calls the functions of :class:`Federation` in this order: :meth:`~Federation.begin`,
+:meth:`~Federation.message` and :meth:`~Federation.requests` make what the server sends;
+:meth:`~Federation.close` checks the replies, scales down updates that are too long, and aggregates.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from common.storage.answer_store import AnswerStore
 from common.storage.state import GlobalState, under_prefix, with_prefix
 from common.wire.messages import Answer, Request
 from common.wire.payload import Payload, cast_down, cast_up
-from strategies.core.aggregation import Mean, at_most, cap_samples
+from strategies.core.aggregation import Mean, cap_samples, limit_samples
 from strategies.core.agreement import Agreement, Opposition
 from strategies.core.bounds import Bounds, Excess
 from strategies.core.gate import Gate
@@ -92,15 +92,18 @@ class Outcome:
     by: str = ""
 
     def reductions(self) -> dict[str, str]:
-        """Return what was scaled or left out of accepted replies, by client id, in words for the record."""
-        texts: dict[str, list[str]] = {}
+        """Return what was scaled or left out of accepted replies, by client id, as text for the record."""
+        texts: dict[str, str] = {}
         for client, factors in self.clipped.items():
             ascending = sorted(factors.items(), key=lambda item: item[1])
             parts = [f"{name} by {factor:.3g}" for name, factor in ascending]
-            texts.setdefault(client, []).append("longer than the bound, scaled: " + ", ".join(parts))
+            texts[client] = "longer than the bound, scaled: " + ", ".join(parts)
         for client, opposition in self.opposing.items():
-            texts.setdefault(client, []).append(f"left out: {opposition}")
-        return {client: "; ".join(parts) for client, parts in texts.items()}
+            text = f"left out: {opposition}"
+            if client in texts:
+                text = f"{texts[client]}; {text}"
+            texts[client] = text
+        return texts
 
     @property
     def skipped(self) -> bool:
@@ -109,14 +112,14 @@ class Outcome:
 
 
 class Federation:
-    """Makes the requests of each exchange and judges the replies.
+    """Makes the requests of each exchange, checks the replies, and aggregates them.
 
     Args:
         settings: the run's settings.
 
     Attributes:
         registry: the clients.
-        server: what the method's server half may use in the present exchange; a new object for each exchange.
+        server: what the method's server half may use in the current exchange; a new object for each exchange.
         bounds: how long updates may be.
         agreement: which updates work against the others.
         answer_store: where replies wait until the exchange closes.
@@ -137,7 +140,7 @@ class Federation:
         self._requests: dict[str, Request] = {}
         self._answered: set[str] = set()
         self._gate: Gate | None = None
-        """The checks of the present exchange's answers, made with the first of them."""
+        """The checks of the current exchange's replies, made when the first reply arrives."""
         self._clients: dict[str, Client] = {}
         self._test_counts: dict[tuple[str, str], int] = {}
         """Test images by client and domain, as each client first reported them."""
@@ -154,8 +157,11 @@ class Federation:
 
     def _server_context(self, model: nn.Module) -> ServerContext:
         names = self.method.shared_names(model)
-        shared = {name: tensor.clone() for name, tensor in model.state_dict().items() if name in names}
-        parameters = [name for name, _ in model.named_parameters() if name in names]
+        parameters = names & {name for name, _ in model.named_parameters()}
+        shared: dict[str, Tensor] = {}
+        for name, tensor in model.state_dict().items():
+            if name in names:
+                shared[name] = tensor.clone()
         return ServerContext(
             rounds=self.settings.train.rounds,
             class_count=self.settings.data.class_count,
@@ -175,7 +181,7 @@ class Federation:
         """Return the global state before the first round, a pure function of the settings and the seed."""
         return self.method.initial_state(self.server.shared, self.server)
 
-    # ---- what clients are sent ---------------------------------------------------------------------------------------
+    # ---- requests ----------------------------------------------------------------------------------------------------
 
     def begin(self, round_number: int, exchange: str, *, score: bool = True) -> None:
         """Begin an exchange. Replies to earlier exchanges are refused from here on.
@@ -187,10 +193,13 @@ class Federation:
         """
         clients = self.registry.clients()
         self._clients = {client.id: client for client in clients}
-        median_samples = statistics.median([client.samples for client in clients] or [0])
+        limited = clients
+        if clients:
+            median_samples = statistics.median([client.samples for client in clients])
+            limited = limit_samples(clients, self.settings.rounds.largest_client * median_samples)
         self.server = replace(
             self.server,
-            clients=at_most(clients, self.settings.rounds.largest_client * median_samples),
+            clients=limited,
             round=round_number,
             exchange=exchange,
             scoring=score,
@@ -199,13 +208,13 @@ class Federation:
         self.answer_store.clear()
 
     def message(self, state: GlobalState) -> Payload:
-        """Return the tensors that every participant of the present exchange is sent."""
+        """Return the tensors that every participant of the current exchange receives."""
         download = self.method.download(state, self.server)
         message = Payload({}, download.weights, download.prototypes, download.extra)
         return cast_down(message, self.settings.rounds.transport)
 
     def requests(self, run: str, participants: Sequence[Client], *, train: bool = True) -> dict[str, Request]:
-        """Return what each client is asked in the present exchange, by client id.
+        """Return the request to each client in the current exchange, by client id.
 
         A client that does not participate is asked for scores alone: of domains that no participant can score, and of
         its validation samples, which every client scores, so that rounds can be compared.
@@ -219,7 +228,9 @@ class Federation:
         if self.server.scoring and self.settings.rounds.test:
             duties = self.registry.scorers(participants, personal=self.method.personal)
         validates = self.server.scoring and self.settings.protocol.validation > 0
-        training = {client.id for client in participants} if train else set()
+        training: set[str] = set()
+        if train:
+            training.update(client.id for client in participants)
         self._requests = {}
         for client in self.server.clients:
             if client.id not in training and client.id not in duties and not validates:
@@ -245,7 +256,7 @@ class Federation:
     def _asked_to_train(self) -> int:
         return sum(request.train for request in self._requests.values())
 
-    # ---- what becomes of replies -------------------------------------------------------------------------------------
+    # ---- replies -----------------------------------------------------------------------------------------------------
 
     def close(self, state: GlobalState, replies: Sequence[Reply], refused: int = 0, enough: int = 0) -> Outcome:
         """Check an exchange's replies and aggregate them; the only way, for every engine and for Flower's own server.
@@ -273,9 +284,11 @@ class Federation:
         updates = cap_samples(updates, self.server.clients, self.settings.rounds.largest_share)
         aggregation = self.settings.aggregation.after_refusals(refused + len(refusals) + len(opposing), len(updates))
         needed, by = 0, ""
-        asked = self._asked_to_train - len(opposing)  # a client that is left out cannot hold up the round
+        asked = self._asked_to_train - len(opposing)  # a client that is left out cannot make the round fail
+        if enough:
+            asked = min(asked, enough)
         if asked:
-            needed, by = self.needed(min(asked, enough) if enough else asked, aggregation)
+            needed, by = self.needed(asked, aggregation)
         if needed and len(updates) >= needed:
             state = self.method.aggregate(state, updates, replace(self.server, aggregation=aggregation))
         return Outcome(state, admitted, updates, refusals, clipped, opposing, needed, by)
@@ -338,11 +351,15 @@ class Federation:
             PayloadError: they do not.
         """
         limit = self.settings.rounds.test_samples or self.settings.rounds.max_samples
-        counts = {(answer.client, entry["domain"]): entry["count"] for entry in answer.scores}
-        for (client, domain), count in counts.items():
-            known = self._test_counts.get((client, domain), count)
-            if count > limit or count != known:
-                raise PayloadError(f"the score of {domain} counts {count} images; it was {known}, at most {limit} are")
+        counts: dict[tuple[str, str], int] = {}
+        for entry in answer.scores:
+            domain, count = entry["domain"], entry["count"]
+            known = self._test_counts.get((answer.client, domain), count)
+            if count != known:
+                raise PayloadError(f"the score of {domain} counts {count} images; earlier ones counted {known}")
+            if count > limit:
+                raise PayloadError(f"the score of {domain} counts {count} images; at most {limit} are accepted")
+            counts[answer.client, domain] = count
         self._test_counts |= counts
         registered = self.registry.registrations[answer.client].validation
         if answer.validation is not None and answer.validation["count"] != registered:
@@ -369,19 +386,25 @@ class Federation:
             return updates, {}, {}
         expected = self.method.expects(self.server)
         too_long = self.bounds.find(updates, state, expected, self.server)
-        if outliers == "refuse":
-            reasons = {client: self._refusal(parts) for client, parts in too_long.items()}
-            return [update for update in updates if update.client.id not in reasons], reasons, {}
         bounded: list[Update] = []
+        refusals: dict[str, str] = {}
         factors: dict[str, dict[str, float]] = {}
         for update in updates:
-            parts = too_long.get(update.client.id)
-            if parts:
-                limits = {name: excess.bound for name, excess in parts.items()}
-                factors[update.client.id] = {name: excess.bound / excess.length for name, excess in parts.items()}
-                update = self.answer_store.keep(self.bounds.clip(update, state, expected, self.server, limits))
-            bounded.append(update)
-        return bounded, {}, factors
+            client = update.client.id
+            if client not in too_long:
+                bounded.append(update)
+                continue
+            if outliers == "refuse":
+                refusals[client] = self._refusal(too_long[client])
+                continue
+            limits: dict[str, float] = {}
+            factors[client] = {}
+            for part, excess in too_long[client].items():
+                limits[part] = excess.bound
+                factors[client][part] = excess.bound / excess.length
+            clipped = self.bounds.clip(update, state, expected, self.server, limits)
+            bounded.append(self.answer_store.keep(clipped))
+        return bounded, refusals, factors
 
     def memory(self) -> dict[str, Tensor]:
         """Return what the guards remember from one exchange to the next; a checkpoint must keep it."""
@@ -416,6 +439,7 @@ class Federation:
         for count in range(len(ordered)):
             arrived, pending = ordered[:count], ordered[count:]
             updates = sum(reply.answer.trained for reply in arrived)
-            if closing.reached(updates, [reply.client for reply in pending]):
+            awaited = [reply.client for reply in pending]
+            if closing.reached(updates, awaited):
                 return arrived, pending
         return ordered, []

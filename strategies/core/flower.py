@@ -1,4 +1,4 @@
-"""The one Flower strategy: requests and answers as FitIns and FitRes, for every method.
+"""The Flower strategy that runs any method, with requests and answers as FitIns and FitRes.
 
 ``Parameters(tensors=[blob], tensor_type="safetensors")`` carries all tensors of a message in one blob, the same for
 every participant, so that Flower's object store keeps one copy. What differs between clients travels as JSON text in
@@ -36,38 +36,38 @@ from common.wire.messages import Answer, Registration, Request, printable, read_
 from common.wire.payload import TENSOR_TYPE, Payload, decode, encode
 from strategies.core.codec import only_blob, read_registrations, read_request, write_registrations
 from strategies.core.federation import Federation, Reply
-from strategies.core.method import Method
+from strategies.core.method import Client, Method
 
-MAX_WORDS = 2_000
-"""Characters of a client's words that are logged."""
+MAX_LOGGED = 2_000
+"""Most characters of a client's text that are logged."""
 
 
 def request_to_fit_ins(blob: bytes, request: Request) -> FitIns:
-    """A request and its tensors as Flower carries them."""
+    """Return a request and its tensors as Flower's instruction."""
     return FitIns(Parameters([blob], TENSOR_TYPE), {"request": request_text(request)})
 
 
 def fit_ins_to_request(instruction: FitIns) -> tuple[Request, Payload]:
-    """Inverse of :func:`request_to_fit_ins`.
+    """Return the request and its tensors, the inverse of :func:`request_to_fit_ins`.
 
     Raises:
-        PayloadError: the instruction was not made by Goldfinch, or its blob is not good.
+        PayloadError: the instruction was not made by Goldfinch, or its blob is not valid.
     """
     parameters = instruction.parameters
     return read_request(instruction.config.get("request"), parameters.tensor_type, parameters.tensors)
 
 
 def answer_to_fit_res(payload: Payload) -> FitRes:
-    """A client's answer as Flower carries it."""
+    """Return a client's answer as Flower's result."""
     answer = read_header(Answer, payload.header)
     return FitRes(Status(Code.OK, ""), Parameters([encode(payload)], TENSOR_TYPE), answer.samples, {})
 
 
 def fit_res_to_answer(result: FitRes) -> tuple[Answer, Payload, int]:
-    """The answer in ``result``, its tensors, and its bytes.
+    """Return the answer in ``result``, its tensors, and its size in bytes.
 
     Raises:
-        PayloadError: the blob is not good.
+        PayloadError: the blob is not valid.
     """
     blob = only_blob(result.parameters.tensor_type, result.parameters.tensors)
     payload = decode(blob)
@@ -75,15 +75,15 @@ def fit_res_to_answer(result: FitRes) -> tuple[Answer, Payload, int]:
 
 
 def registrations_to_properties(registrations: Sequence[Registration]) -> GetPropertiesRes:
-    """The registrations of the clients that a node hosts, as Flower carries them."""
+    """Return the registrations of the clients that a node hosts, as Flower's result."""
     return GetPropertiesRes(Status(Code.OK, ""), {"registrations": write_registrations(registrations)})
 
 
 def properties_to_registrations(result: GetPropertiesRes) -> list[Registration]:
-    """The clients that a node hosts: one in a deployment, several where a simulation has fewer nodes than clients.
+    """Return the clients that a node hosts: one in a deployment, several if a simulation has fewer nodes than clients.
 
     Raises:
-        PayloadError: it does not answer as a Goldfinch client; the message holds its own words.
+        PayloadError: the node does not reply as a Goldfinch client does; the message contains its own message.
     """
     text = result.properties.get("registrations")
     if result.status.code != Code.OK or not isinstance(text, str):
@@ -91,9 +91,9 @@ def properties_to_registrations(result: GetPropertiesRes) -> list[Registration]:
     return read_registrations(text)
 
 
-def _shown(words: object) -> str:
-    """A stranger's words as they may stand in a log."""
-    return printable(str(words)[:MAX_WORDS])
+def _shown(text: object) -> str:
+    """Return a client's text so that it is safe to log: shortened, and with control characters escaped."""
+    return printable(str(text)[:MAX_LOGGED])
 
 
 FitResults = list[tuple[ClientProxy, FitRes]]
@@ -103,10 +103,10 @@ FitFailures = list[tuple[ClientProxy, FitRes] | BaseException]
 class FlowerStrategy(Strategy):
     """A method as a Flower strategy. One Flower round is one exchange of the method.
 
-    With Flower's own ``Server`` it stands alone: nodes register in the first round, every node takes part in every
-    round, updates are checked and aggregated, and the devices' scores appear as Flower's fit metrics. A round that
-    misses its quorum in one exchange is over: its further exchanges ask nobody, and the state is the one before it.
-    Goldfinch's round loop adds sampling, deadlines, checkpoints and history, and uses this module's encoding.
+    It works with Flower's own ``Server``: nodes register in the first round, every node takes part in every round,
+    updates are checked and aggregated, and the devices' scores appear as Flower's fit metrics. If an exchange misses
+    its quorum, the round ends: its further exchanges ask no client, and the state of the previous round is kept.
+    Goldfinch's own round loop adds sampling, deadlines, checkpoints and history, and uses this module's encoding.
 
     Args:
         method: the method.
@@ -124,7 +124,7 @@ class FlowerStrategy(Strategy):
         self._participants: set[str] = set()
 
     def initialize_parameters(self, client_manager: ClientManager) -> Parameters | None:  # noqa: ARG002
-        """The initial shared state, made from the seed."""
+        """Return the initial shared state, made from the seed."""
         return self._parameters()
 
     def _parameters(self) -> Parameters:
@@ -137,29 +137,28 @@ class FlowerStrategy(Strategy):
         parameters: Parameters,  # noqa: ARG002  # the state is kept here, with prototypes and extra tensors
         client_manager: ClientManager,
     ) -> list[tuple[ClientProxy, FitIns]]:
-        """A request to every registered node; new nodes register first."""
+        """Return a request to every registered node; new nodes register first."""
         proxies = client_manager.all()
         for node in sorted(set(proxies) - set(self._nodes.values())):
             self._register(node, proxies)
         exchanges = self.settings.method.exchanges
         logical_round, step = divmod(server_round - 1, len(exchanges))
-        self.federation.begin(
-            logical_round + 1, exchanges[step], score=exchanges[step] == self.settings.method.scored_at
-        )
+        exchange = exchanges[step]
+        self.federation.begin(logical_round + 1, exchange, score=exchange == self.settings.method.scored_at)
         if step == 0:
             self._before, self._participants = self.state, set(self._nodes)
-        participants = [
-            client
-            for client in self.federation.registry.clients()
-            if client.id in self._participants and self._nodes[client.id] in proxies
-        ]
+        participants: list[Client] = []
+        for client in self.federation.registry.clients():
+            if client.id in self._participants and self._nodes[client.id] in proxies:
+                participants.append(client)
         if not participants:
             return []
         blob = encode(self.federation.message(self.state))
-        requests = self.federation.requests(self.run, participants)
-        return [
-            (proxies[self._nodes[client]], request_to_fit_ins(blob, request)) for client, request in requests.items()
-        ]
+        instructions: list[tuple[ClientProxy, FitIns]] = []
+        for name, request in self.federation.requests(self.run, participants).items():
+            proxy = proxies[self._nodes[name]]
+            instructions.append((proxy, request_to_fit_ins(blob, request)))
+        return instructions
 
     def _register(self, node: str, present: Mapping[str, ClientProxy]) -> None:
         try:
@@ -170,8 +169,11 @@ class FlowerStrategy(Strategy):
             return
         for registration in registrations:
             other = self._nodes.get(registration.client, node)
-            taken = f"nodes {other} and {node} both claim to be it" if other != node and other in present else ""
-            reason = taken or self.federation.registry.admit(registration)
+            reason: str | None
+            if other != node and other in present:
+                reason = f"nodes {other} and {node} both claim to be it"
+            else:
+                reason = self.federation.registry.admit(registration)
             if reason:
                 log(WARNING, "client %s was not admitted: %s", registration.client, _shown(reason))
             else:
@@ -180,7 +182,7 @@ class FlowerStrategy(Strategy):
     def aggregate_fit(
         self, server_round: int, results: FitResults, failures: FitFailures
     ) -> tuple[Parameters | None, dict[str, Scalar]]:
-        """Check every answer, aggregate those that pass, and report the devices' scores."""
+        """Check every reply, aggregate those that pass, and report the devices' scores."""
         arrived: list[Reply] = []
         unread: list[tuple[str, str]] = []
         for proxy, result in results:
@@ -204,15 +206,17 @@ class FlowerStrategy(Strategy):
             log(WARNING, "round %s: %s updates, %s needs %s: skipped", server_round, answered, closed.by, closed.needed)
             self.state, self._participants = replace(self._before, round=server.round), set()
         else:
-            last = server.exchange == self.settings.method.exchanges[-1]
-            self.state = replace(closed.state, round=server.round) if last else closed.state
+            self.state = closed.state
+            if server.exchange == self.settings.method.exchanges[-1]:
+                self.state = replace(closed.state, round=server.round)
             self._participants = {update.client.id for update in closed.updates}
-        scores = [
-            (entry["domain"], entry["correct"], entry["count"])
-            for arrival in closed.admitted
-            for entry in arrival.answer.scores
-        ]
-        accuracy = domain_accuracy(scores) if scores else {}
+        scores: list[tuple[str, int, int]] = []
+        for reply in closed.admitted:
+            for entry in reply.answer.scores:
+                scores.append((entry["domain"], entry["correct"], entry["count"]))
+        accuracy: dict[str, float] = {}
+        if scores:
+            accuracy = domain_accuracy(scores)
         log(INFO, "round %s: accuracy %s", server_round, accuracy)
         missing = sorted(set(self.settings.test_scorers) - set(accuracy))
         if missing and server.scoring and self.settings.rounds.test:
@@ -220,13 +224,13 @@ class FlowerStrategy(Strategy):
         return self._parameters(), {f"accuracy {domain}": value for domain, value in accuracy.items()}
 
     def configure_evaluate(self, *_: object, **__: object) -> list[tuple[ClientProxy, EvaluateIns]]:
-        """Nothing: devices score what they receive in the same trip that trains."""
+        """Return no instructions: devices score the received model in the same exchange in which they train."""
         return []
 
     def aggregate_evaluate(self, *_: object, **__: object) -> tuple[float | None, dict[str, Scalar]]:
-        """Nothing; see :meth:`configure_evaluate`."""
+        """Return no scores; see :meth:`configure_evaluate`."""
         return None, {}
 
     def evaluate(self, server_round: int, parameters: Parameters) -> tuple[float, dict[str, Scalar]] | None:  # noqa: ARG002
-        """Nothing: the server holds no data."""
+        """Return no scores: the server holds no data."""
         return None

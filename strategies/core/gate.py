@@ -1,16 +1,16 @@
-"""The gate: every upload is checked against what the exchange expects before a method's server half sees it."""
+"""The gate: checks every upload against what the exchange expects, before a method's server half uses it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from common.errors import PayloadError
+from common.errors import PayloadError, some_of
 from common.prototypes import PrototypeSet
 from common.wire.messages import Answer, Request
 from common.wire.payload import Payload
@@ -52,14 +52,14 @@ class Gate:
     max_norm: float = 1e8
 
     def admit(self, request: Request, answer: Answer, payload: Payload, client: Client) -> Update | None:
-        """Check an answer and return its update; ``None`` if the client was only asked for scores.
+        """Check a reply and return its update; ``None`` if the client was only asked for scores.
 
         The update's tensors are in the order of the shared state, so that sums over them are equal on every engine.
 
         Args:
             request: what the client was asked.
-            answer: what it answered.
-            payload: the answer's tensors.
+            answer: the header of its reply.
+            payload: the tensors of its reply.
             client: the client as it registered.
 
         Raises:
@@ -69,17 +69,17 @@ class Gate:
         self._check_scores(request, answer, client)
         if not request.train:
             return None
+        weights: dict[str, Tensor] = {}
         if self.expected.weights:
-            shapes = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in self._shared.items()}
-            check_tensors("weights", payload.weights, shapes)
+            check_tensors("weights", payload.weights, self._weight_shapes)
+            weights = {name: payload.weights[name] for name in self.server.shared}
         elif payload.weights:
-            raise PayloadError(f"weights came that were not asked for: {', '.join(sorted(payload.weights)[:3])}")
+            raise PayloadError(f"the reply has weights that were not asked for: {some_of(sorted(payload.weights), 3)}")
         check_tensors("extra", payload.extra, self.expected.extra, client.samples)
         prototypes = self._check_prototypes(payload.prototypes, client)
         for name, tensor in {**payload.weights, **payload.extra}.items():
             self._check_values(name, tensor)
         self._check_model(payload.weights)
-        weights = {name: payload.weights[name] for name in self._shared} if self.expected.weights else {}
         return Update(client, weights, prototypes, dict(sorted(payload.extra.items())))
 
     @cached_property
@@ -87,9 +87,13 @@ class Gate:
         """The largest number of samples of a client."""
         return max(client.samples for client in self.server.clients)
 
-    @property
-    def _shared(self) -> Mapping[str, Tensor]:
-        return self.server.shared
+    @cached_property
+    def _weight_shapes(self) -> dict[str, tuple[torch.dtype, Shape]]:
+        """Dtype and shape of each tensor of the shared model state."""
+        shapes: dict[str, tuple[torch.dtype, Shape]] = {}
+        for name, tensor in self.server.shared.items():
+            shapes[name] = (tensor.dtype, tuple(tensor.shape))
+        return shapes
 
     def _check_sender(self, request: Request, answer: Answer, client: Client) -> None:
         """Check that the answer belongs to the request and repeats the client's registration."""
@@ -116,7 +120,8 @@ class Gate:
         if answer.trained and not request.train:
             raise PayloadError("the answer carries an update that was not asked for")
         domains = [entry["domain"] for entry in answer.scores]
-        if domains != [domain for domain in request.score if domain in domains]:  # the records report missing ones
+        requested = [domain for domain in request.score if domain in domains]  # the records report missing scores
+        if domains != requested:
             raise PayloadError(f"the answer scores {domains}; asked for were {request.score}")
         if request.validate and answer.validation is None:
             raise PayloadError("the validation score is missing")
@@ -139,7 +144,7 @@ class Gate:
         """Check the prototype set; return it, or an empty one if none is expected."""
         if not self.expected.prototypes:
             if prototypes is not None:
-                raise PayloadError("a prototype set came that was not asked for")
+                raise PayloadError("the reply has a prototype set that was not asked for")
             return PrototypeSet.empty(self.server.feature_size)
         if prototypes is None:
             raise PayloadError("the prototype set is missing")
@@ -158,7 +163,7 @@ class Gate:
         return prototypes
 
     def _check_rows(self, prototypes: PrototypeSet, client: Client) -> None:
-        """Check how many prototypes there are of each class, and how many samples they stand for."""
+        """Check the number of prototypes of each class, and the number of samples they were made from."""
         rows = torch.bincount(prototypes.labels, minlength=self.server.class_count)
         mass = torch.zeros(self.server.class_count, dtype=torch.float64)
         mass.index_add_(0, prototypes.labels, prototypes.weights.double())
@@ -173,24 +178,29 @@ class Gate:
                 )
             if float(mass[label]) > samples * (1 + 1e-6):
                 raise PayloadError(f"prototypes of class {label} weigh {float(mass[label]):g}; {samples} samples exist")
-        pairs, share = int(rows.square().sum()), MAX_PAIRS * min(1.0, 512 / prototypes.feature_size) / self.asked**2
+        pairs = int(rows.square().sum())
+        share = MAX_PAIRS * min(1.0, 512 / prototypes.feature_size) / self.asked**2
         if pairs > max(self.server.class_count, share):
             raise PayloadError(f"prototypes of {pairs} pairs; at most {share:.0f} from each of {self.asked} clients")
 
     def _check_model(self, weights: Mapping[str, Tensor]) -> None:
-        """Refuse a model that no training leaves: runaway counters, variances <= 0, or parameters that are all zero."""
+        """Check for values that training cannot produce: huge counters, variances <= 0, parameters that are all zero.
+
+        Raises:
+            PayloadError: the model has such values.
+        """
         trained = [tensor for name, tensor in weights.items() if name in self.server.parameters]
         if trained and not any(bool(tensor.any()) for tensor in trained):
             raise PayloadError("all parameters are zero")
+        rounds = self.server.round
         for name, tensor in weights.items():
             if not tensor.is_floating_point():
                 if bool((tensor < 0).any()):
                     raise PayloadError(f"{name} has negative values; it is a counter")
-                most = self.server.round * self.server.train.epochs * self._largest_client * MAX_PASSES
-                if bool((tensor.long() - self._shared[name].long() > most).any()):
-                    raise PayloadError(
-                        f"{name} is {int(tensor.max())}, which {self.server.round} rounds of training cannot reach"
-                    )
+                max_batches = rounds * self.server.train.epochs * self._largest_client * MAX_PASSES
+                counted = tensor.long() - self.server.shared[name].long()
+                if bool((counted > max_batches).any()):
+                    raise PayloadError(f"{name} is {int(tensor.max())}, which {rounds} rounds of training cannot reach")
             if name.endswith("running_var") and bool((tensor <= 0).any()):
                 raise PayloadError(f"{name} has values that are not positive; it is a variance")
 
@@ -217,7 +227,7 @@ def check_tensors(
     Args:
         part: what the tensors are, for messages.
         tensors: the tensors by name.
-        expected: dtype and shape by name. In a shape ``None`` allows any length, and ``"samples"`` stands for
+        expected: dtype and shape by name. In a shape ``None`` allows any length, and ``"samples"`` is replaced by
             ``samples``.
         samples: the client's training samples.
 
@@ -225,17 +235,21 @@ def check_tensors(
         PayloadError: the first difference.
     """
     if set(tensors) != set(expected):
-        missing, unknown = sorted(set(expected) - set(tensors)), sorted(set(tensors) - set(expected))
+        missing = sorted(set(expected) - set(tensors))
+        unknown = sorted(set(tensors) - set(expected))
         raise PayloadError(f"{part}: missing {missing[:3]}, not asked for {unknown[:3]}")
     for name, (dtype, lengths) in expected.items():
         tensor = tensors[name]
-        shape = tuple(samples if length == "samples" else length for length in lengths)
-        if tensor.dtype != dtype or not _fits(tensor, shape):
-            wanted = tuple("any" if length is None else length for length in shape)
-            raise PayloadError(f"{name} is {tensor.dtype} {tuple(tensor.shape)}; expected {dtype} {wanted}")
-
-
-def _fits(tensor: Tensor, shape: Sequence[int | None]) -> bool:
-    if len(shape) != tensor.ndim:
-        return False
-    return all(wanted in (None, length) for wanted, length in zip(shape, tensor.shape, strict=True))
+        wanted: list[int | str] = []
+        fits = tensor.dtype == dtype and tensor.ndim == len(lengths)
+        for dimension, length in enumerate(lengths):
+            if length is None:
+                wanted.append("any")
+                continue
+            if length == "samples":
+                length = samples
+            wanted.append(length)
+            fits = fits and tensor.shape[dimension] == length
+        if not fits:
+            shape = tuple(tensor.shape)
+            raise PayloadError(f"{name} is {tensor.dtype} {shape}; expected {dtype} {tuple(wanted)}")

@@ -38,7 +38,7 @@ Weighting = Literal["samples", "uniform"]
 
 @checked
 class Method:
-    """Base of every method. As it stands it is FedAvg (McMahan et al., 2017): cross-entropy, average by samples."""
+    """Base of every method. By itself it is FedAvg (McMahan et al., 2017): cross-entropy, average by samples."""
 
     exchanges: ClassVar[tuple[str, ...]] = ("train",)
     """The exchanges of one round; ``train`` among them runs local training."""
@@ -47,8 +47,8 @@ class Method:
     """Hyper-parameters at which the method is FedAvg bit for bit; ``None`` if it never is."""
 
     averages: ClassVar[bool] = True
-    """Whether averages, class means and clusters of them are all that the server makes of uploads, through
-    ``server.aggregation``; otherwise a robust rule is refused, since it would not protect the method."""
+    """Whether the server only averages uploads, takes class means and clusters them, through ``server.aggregation``;
+    otherwise a robust rule is refused, since it would not protect the method."""
 
     @property
     def name(self) -> str:
@@ -57,7 +57,7 @@ class Method:
 
     @property
     def prototypes_from(self) -> PrototypeMode:
-        """Where :attr:`Trained.prototypes` come from."""
+        """How :attr:`Trained.prototypes` are made."""
         return "none"
 
     @property
@@ -67,12 +67,12 @@ class Method:
 
     @property
     def augments(self) -> bool:
-        """Whether training batches are augmented; otherwise their images are as for testing."""
+        """Whether training batches are augmented; otherwise their images are prepared as for testing."""
         return True
 
     @property
     def scheduled(self) -> bool:
-        """Whether what a round does depends on how many there are in all, so that a run cannot be made longer."""
+        """Whether a round depends on the total number of rounds, so that a finished run cannot be continued."""
         return False
 
     @property
@@ -83,19 +83,19 @@ class Method:
         """
         return False
 
-    # ---- how it is scored ------------------------------------------------------------------------------------------
+    # ---- scores ----------------------------------------------------------------------------------------------------
 
     @property
     def scored_at(self) -> str:
-        """The exchange at whose beginning devices score the model.
+        """The exchange in which devices score the model, before anything else.
 
-        At the first exchange the score is of the state after the previous round; at a later one, of this round's.
+        In the first exchange they score the state after the previous round; in a later one, the state of this round.
         """
         return "train"
 
     @property
     def scores_new_state(self) -> bool:
-        """Whether a round scores the state that it makes itself, and not that of the round before."""
+        """Whether a round scores the state that it makes itself, and not the state of the previous round."""
         return self.scored_at != self.exchanges[0]
 
     @property
@@ -110,37 +110,38 @@ class Method:
 
     @property
     def scores_own_training(self) -> bool:
-        """Whether scores depend on the device's own training data other than through what it received.
+        """Whether scores depend on the device's own training data other than through the received model.
 
-        Differential privacy refuses such a method: its scores would tell of the data without noise.
+        Differential privacy refuses such a method: its scores would reveal the data without noise.
         """
         return self.personal or self.adapts
 
     def adapt(self, local: ClientContext) -> None:
-        """Change the model for its score alone; the device puts it back afterwards."""
+        """Change the model for scoring only; the device restores it afterwards."""
 
     def scored_weights(self, state: GlobalState) -> Mapping[str, Tensor]:
-        """The shared weights that are scored, as far as the state alone tells; see :meth:`adapt`.
+        """Return the shared weights that devices score, before :meth:`adapt`.
 
-        Figures, measures and whatever else takes a finished run's model take these.
+        Figures, exports and predictions of a finished run use these weights.
         """
         return state.weights
 
     def inference(self, model: nn.Module, prototypes: PrototypeSet, seed: int) -> nn.Module:  # noqa: ARG002
-        """What classifies once training is over: from prepared images to features ``[B, D]`` and scores ``[B, K]``.
+        """Return the module to use after training: from prepared images to features ``[B, D]`` and scores ``[B, K]``.
 
-        It says what :meth:`compute` and :meth:`predict` say in evaluation, but needs no device, and can be exported.
+        Its outputs are those of :meth:`compute` and :meth:`predict` in evaluation mode. It needs no
+        :class:`ClientContext`, and can be exported.
         """
         return model
 
     # ---- the model -------------------------------------------------------------------------------------------------
 
     def extend(self, model: nn.Module, client_count: int, seed: int) -> nn.Module:  # noqa: ARG002
-        """The model with whatever nets the method adds; what is added is named, shared or kept like the rest."""
+        """Return the model with the nets that the method adds; their tensors are shared or kept like all others."""
         return model
 
     def shared_names(self, model: nn.Module) -> set[str]:
-        """Names of the model's state that travel; the rest stays on each device."""
+        """Return the names of the model's state that are exchanged; the rest stays on each device."""
         return set(model.state_dict())
 
     # ---- on the device ---------------------------------------------------------------------------------------------
@@ -151,7 +152,7 @@ class Method:
         images: Tensor,
         local: ClientContext,  # noqa: ARG002
     ) -> tuple[Tensor, Tensor, Mapping[str, Tensor]]:
-        """A forward pass: features ``[B, D]``, logits ``[B, K]`` and whatever else the loss needs, by name.
+        """Run a forward pass; return features ``[B, D]``, logits ``[B, K]``, and further tensors for the loss by name.
 
         Used in training and, in evaluation mode, for scores. ``model`` is the device's model or a frozen copy of it.
         """
@@ -159,21 +160,21 @@ class Method:
         return features, logits, {}
 
     def phases(self, epochs: int) -> tuple[Phase, ...]:
-        """The stretches of local training; by default one, of all parameters."""
+        """Return the phases of local training; by default one, in which all parameters train."""
         return (Phase(epochs),)
 
     def begin(self, local: ClientContext) -> None:
-        """Before local training, after scoring: install what else was received."""
+        """Prepare local training, after scoring: for example, install other received tensors."""
 
     def loss(self, batch: Batch, local: ClientContext) -> Losses:  # noqa: ARG002
-        """The loss terms of one batch."""
+        """Return the loss terms of one batch."""
         return Losses({"cross_entropy": batch.cross_entropy()})
 
     def edit_gradients(self, local: ClientContext) -> None:
-        """Change gradients between backward and step (proximal terms)."""
+        """Change gradients between the backward pass and the optimiser step (proximal terms)."""
 
     def step(self, local: ClientContext, images: Tensor, labels: Tensor) -> Losses:
-        """One optimiser step on one batch; no terms if the batch is held back for a later step."""
+        """Take one optimiser step on one batch; return its loss terms, none if the batch is kept for a later step."""
         losses = self.loss(local.forward(images, labels), local)
         local.backward(losses.total)
         self.edit_gradients(local)
@@ -181,37 +182,44 @@ class Method:
         return losses
 
     def upload(self, local: ClientContext, trained: Trained) -> Upload:  # noqa: ARG002
-        """What to send after local training, and what to keep."""
-        return Upload(prototypes=trained.prototypes if self.prototypes_from != "none" else None)
+        """Return what to send after local training, and what to keep."""
+        if self.prototypes_from == "none":
+            return Upload()
+        return Upload(prototypes=trained.prototypes)
 
     def predict(self, features: Tensor, logits: Tensor, local: ClientContext) -> Tensor:  # noqa: ARG002
-        """Scores ``[B, K]`` whose largest is the prediction; the classifier's logits unless a method says otherwise."""
+        """Return scores ``[B, K]``, of which the largest is the prediction; by default the classifier's logits."""
         return logits
 
     def respond(self, local: ClientContext) -> Upload:
-        """The answer to an exchange other than ``train``; the model is as the device kept it."""
+        """Return the upload of an exchange other than ``train``; the model is as the device kept it."""
         raise NotImplementedError(f"{self.name} declares the exchange {local.exchange!r} but does not answer it")
 
     # ---- on the server ---------------------------------------------------------------------------------------------
 
     def initial_state(self, weights: Mapping[str, Tensor], server: ServerContext) -> GlobalState:
-        """The global state before the first round. ``weights`` is the shared part of the initial model."""
+        """Return the global state before the first round; ``weights`` is the shared part of the initial model."""
         return GlobalState(0, weights, PrototypeSet.empty(server.feature_size))
 
     def download(self, state: GlobalState, server: ServerContext) -> Download:  # noqa: ARG002
-        """What every participant of this exchange is sent."""
-        sends_prototypes = self.prototypes_from != "none"
-        return Download(state.weights, state.prototypes if sends_prototypes else None, {})
+        """Return what the server sends to every participant of this exchange."""
+        if self.prototypes_from == "none":
+            return Download(state.weights)
+        return Download(state.weights, state.prototypes)
 
     def expects(self, server: ServerContext) -> UploadSpec:  # noqa: ARG002
-        """What the uploads of this exchange must carry."""
+        """Return what the uploads of this exchange must contain."""
         return UploadSpec(prototypes=self.prototypes_from != "none")
 
     def inspect(self, update: Update, server: ServerContext) -> None:
-        """Raise ``PayloadError`` if an upload that looks as expected says something impossible."""
+        """Check an upload that has the expected form for values that are impossible.
+
+        Raises:
+            PayloadError: the upload has such values.
+        """
 
     def aggregate(self, state: GlobalState, updates: Sequence[Update], server: ServerContext) -> GlobalState:
-        """The next global state from ``updates``, which come sorted by client id and are never empty."""
+        """Return the next global state. ``updates`` are sorted by client id and never empty."""
         return GlobalState(
             state.round,
             self.average(updates, server),
@@ -220,7 +228,7 @@ class Method:
         )
 
     def average(self, updates: Sequence[Update], server: ServerContext) -> dict[str, Tensor]:
-        """The mean of the uploaded models, by samples; :class:`Averaging` lets it be chosen."""
+        """Return the mean of the uploaded models, by samples; see also :class:`Averaging`."""
         return server.aggregation.average(updates)
 
     def aggregate_prototypes(
@@ -229,7 +237,7 @@ class Method:
         updates: Sequence[Update],  # noqa: ARG002
         server: ServerContext,  # noqa: ARG002
     ) -> PrototypeSet:
-        """The next global prototypes; by default they stay as they are."""
+        """Return the next global prototypes; by default they stay as they are."""
         return state.prototypes
 
 
@@ -245,12 +253,12 @@ class Averaging(Method):
     weighting: Weighting = "samples"
 
     def average(self, updates: Sequence[Update], server: ServerContext) -> dict[str, Tensor]:
-        """``sum_k N_k w_k / sum_k N_k``, or the plain mean."""
+        """Return ``sum_k N_k w_k / sum_k N_k``, or the plain mean."""
         return server.aggregation.average(updates, uniform=self.weighting == "uniform")
 
 
 def build_model(settings: RunSettings, client_count: int) -> nn.Module:
-    """The run's model as its method extends it, with initial weights: a pure function of settings, seed and clients."""
+    """Return the run's model, extended by its method, with initial weights that depend only on settings and clients."""
     data, seed = settings.data, settings.seed
     model = settings.model.build(data.class_count, data.image_size, seed, data.class_names)
     extended: nn.Module = settings.method.extend(model, client_count, seed)

@@ -1,4 +1,4 @@
-"""Which methods differential privacy can cover, and the check that nothing else leaves a device."""
+"""Which methods differential privacy can cover, and the check that a device sends nothing without noise."""
 
 from collections.abc import Mapping
 
@@ -18,23 +18,24 @@ def check_protects(
     expected: UploadSpec,
     validation: float = 0.0,
 ) -> None:
-    """Refuse a run in which something leaves that the mechanism does not bound, or in which nothing is noised.
+    """Refuse a run in which a device sends something that the mechanism does not cover, or sends nothing with noise.
 
     Args:
-        privacy: the run's choice.
+        privacy: the run's privacy settings.
         method: the method.
         model: its model, extended.
         expected: what the uploads of the exchange ``train`` carry.
         validation: share of the training samples that clients score instead of training on them.
 
     Raises:
-        ConfigError: what the method sends, scores or keeps that is not covered, and what to choose instead.
+        ConfigError: the method sends, scores or keeps something that is not covered; the message names it and says
+            what to choose instead.
     """
     if not isinstance(privacy, GaussianPrivacy):
         return
     name = method.name
     if method.exchanges != ("train",) or expected.extra:
-        sent = ", ".join(sorted(expected.extra)[:3]) or "answers to further exchanges"
+        sent = ", ".join(sorted(expected.extra)[:3]) or "replies in further exchanges"
         raise ConfigError(f"privacy=gaussian covers class means and weights; {name} also sends {sent}")
     if expected.prototypes and method.prototypes_from not in CLASS_MEANS:
         raise ConfigError(f"privacy=gaussian covers class means; {name} makes prototypes of its own, without a bound")
@@ -58,19 +59,19 @@ def check_protects(
 
 
 def check_scores(privacy: GaussianPrivacy | NoPrivacy, method: Method, *, validates: bool) -> None:
-    """Refuse scores that depend on training or validation images in another way than through what was received.
+    """Refuse scores that depend on training or validation images other than through the received model.
 
-    A score carries no noise. The score of the received model on test images is a function of what is known already. The
-    score of a model that holds a part of the client's own, or was adapted to its training images, is an exact function
-    of these images: so are its loss and its confusion matrix.
+    A score carries no noise. The score of the received model on test images reveals nothing new about the training
+    images. But if a model holds parts that only the client trained, or was adapted to its training images, then its
+    score, its loss and its confusion matrix are exact functions of these images.
 
     Args:
-        privacy: the run's choice.
+        privacy: the run's privacy settings.
         method: the method.
         validates: whether clients score images that were taken from their training samples.
 
     Raises:
-        ConfigError: which scores are concerned, and what to choose instead.
+        ConfigError: there are such scores; the message says which, and what to choose instead.
     """
     if not isinstance(privacy, GaussianPrivacy):
         return
@@ -89,15 +90,15 @@ def check_scores(privacy: GaussianPrivacy | NoPrivacy, method: Method, *, valida
 
 
 def check_nothing_else(upload: Upload, protected: object, weights: Mapping[str, Tensor]) -> None:
-    """The last look before a protected upload leaves the device.
+    """Check a protected upload before it leaves the device.
 
     Args:
-        upload: what the method wants to send.
+        upload: the method's upload.
         protected: the noised prototype set.
         weights: the weights that are sent.
 
     Raises:
-        PayloadError: tensors that the mechanism has not seen.
+        PayloadError: the upload has tensors without noise.
     """
     if upload.extra or (upload.prototypes is not None and upload.prototypes is not protected):
         raise PayloadError("privacy=gaussian: the method would send tensors that carry no noise; nothing was sent")

@@ -31,10 +31,11 @@ class Registry:
     registrations: dict[str, Registration] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        specs = self.settings.protocol.clients(self.settings.data)
-        self.expected: list[str] = sorted(spec.id for spec in specs)
         self._clients: list[Client] | None = None
-        self._domains = {spec.id: spec.domain for spec in specs}
+        self._domains: dict[str, str] = {}
+        for spec in self.settings.protocol.clients(self.settings.data):
+            self._domains[spec.id] = spec.domain
+        self.expected: list[str] = sorted(self._domains)
         self.test_domains: list[str] = list(self.settings.protocol.test_domains(self.settings.data))
 
     @property
@@ -44,19 +45,20 @@ class Registry:
 
     # ---- registration ------------------------------------------------------------------------------------------------
 
-    def admit(self, registration: Registration) -> str:
+    def admit(self, registration: Registration) -> str | None:
         """Register a client.
 
         Returns:
-            Why the client cannot belong to this run; empty if it is registered.
+            Why the client cannot belong to this run; ``None`` if it is registered.
         """
         reason = self._wrong_run(registration) or self._wrong_data(registration)
-        if not reason and self._has_other_data(registration):
-            reason = f"client {registration.client} is registered already, with other data"
-        if not reason:
-            self.registrations[registration.client] = registration
-            self._clients = None
-        return reason
+        if reason:
+            return reason
+        if self._has_other_data(registration):
+            return f"client {registration.client} is registered already, with other data"
+        self.registrations[registration.client] = registration
+        self._clients = None
+        return None
 
     def _has_other_data(self, registration: Registration) -> bool:
         """Whether the client registered before, with another split or other class counts."""
@@ -65,8 +67,8 @@ class Registry:
             return False
         return (known.split, known.class_counts) != (registration.split, registration.class_counts)
 
-    def _wrong_run(self, registration: Registration) -> str:
-        """Return in what the client's name, code or settings differ from the run's; empty if in nothing."""
+    def _wrong_run(self, registration: Registration) -> str | None:
+        """Return how the client's name, code or settings differ from the run's; ``None`` if they do not."""
         code = self.settings.code
         if registration.client not in self._domains:
             return f"the protocol has no client {registration.client}; it has {some_of(self.expected)}"
@@ -76,10 +78,10 @@ class Registry:
             return "it was configured with other overrides than the server"
         if registration.domain != self._domains[registration.client]:
             return f"it holds domain {registration.domain}, not {self._domains[registration.client]}"
-        return ""
+        return None
 
-    def _wrong_data(self, registration: Registration) -> str:
-        """Return which of the registered numbers are impossible; empty if none is."""
+    def _wrong_data(self, registration: Registration) -> str | None:
+        """Return which of the registered numbers are impossible; ``None`` if all are possible."""
         class_count = self.settings.data.class_count
         samples, counts = registration.samples, registration.class_counts
         if len(counts) != class_count or min(counts) < 0:
@@ -99,7 +101,7 @@ class Registry:
                 f"it registered {registration.validation} validation samples; "
                 f"protocol.validation={share:g} gives {lowest:.0f} to {highest:.0f}"
             )
-        return ""
+        return None
 
     def clients(self) -> list[Client]:
         """Return the registered clients, by id. Indices count all expected clients, so they never change."""
@@ -132,29 +134,37 @@ class Registry:
         draws = generator(self.settings.seed, "participants", number)
         chosen = torch.randperm(len(clients), generator=draws)[:count]
         drawn = [clients[index] for index in sorted(chosen.tolist())]
-        return self._present(drawn, number) if self.settings.rounds.absence else drawn
+        if not self.settings.rounds.absence:
+            return drawn
+        return self._present(drawn, number)
 
     def enough(self, number: int) -> int:
         """Return how many participants of round ``number`` must have replied before its first exchange may close."""
         return self.settings.rounds.sampled(len(self._joined(number)))
 
     def _joined(self, number: int) -> list[Client]:
+        """Return the clients that have joined by round ``number``; all clients if none has."""
         clients = self.clients()
-        return [client for client in clients if self._first_round(client) <= number] or clients
+        joined = [client for client in clients if self._first_round(client) <= number]
+        return joined or clients
 
     def _first_round(self, client: Client) -> int:
-        """The first round of a client: that of ``rounds.joins`` for it or for its domain, the later of the two."""
+        """Return the first round of a client: of ``rounds.joins`` for it and for its domain, the later one."""
         joins = self.settings.rounds.joins or {}
         return max(joins.get(client.id, 1), joins.get(client.domain, 1))
 
     def _present(self, clients: Sequence[Client], number: int) -> list[Client]:
-        """The clients that are not absent in round ``number``, keyed by seed, round and client."""
+        """Return the clients that are not absent in round ``number``, keyed by seed, round and client."""
         draws: dict[str, float] = {}
+        present: list[Client] = []
         for client in clients:
             draw = torch.rand(1, generator=generator(self.settings.seed, "absence", number, client.id))
             draws[client.id] = float(draw)
-        present = [client for client in clients if draws[client.id] >= self.settings.rounds.absence]
-        return present or [max(clients, key=lambda client: draws[client.id])]
+            if draws[client.id] >= self.settings.rounds.absence:
+                present.append(client)
+        if not present:
+            present.append(max(clients, key=lambda client: draws[client.id]))
+        return present
 
     def scorers(self, participants: Sequence[Client], *, personal: bool) -> dict[str, list[str]]:
         """Return the domains that each client scores, by client id.
@@ -166,18 +176,21 @@ class Registry:
             participants: the round's participants.
             personal: whether clients have models of their own.
         """
-        if personal:
-            return {client.id: [client.domain] for client in participants if client.domain in self.test_domains}
         duties: dict[str, list[str]] = {}
+        if personal:
+            for client in participants:
+                if client.domain in self.test_domains:
+                    duties[client.id] = [client.domain]
+            return duties
         for domain in self.test_domains:
             able = self._able(participants, domain) or self._able(self.clients(), domain)
             if not able:
                 continue
             own = [client for client in able if client.domain == domain]
-            chosen = min(own or able, key=lambda client: (len(duties.get(client.id, [])), client.id))
-            duties.setdefault(chosen.id, []).append(domain)
+            fewest_first = sorted(own or able, key=lambda client: (len(duties.get(client.id, [])), client.id))
+            duties.setdefault(fewest_first[0].id, []).append(domain)
         return duties
 
     def _able(self, clients: Sequence[Client], domain: str) -> list[Client]:
-        """The clients that can score a domain."""
+        """Return the clients that can score a domain."""
         return [client for client in clients if domain in self.registrations[client.id].scores]

@@ -1,12 +1,12 @@
-"""Aggregation rules that bear some hostile clients, for weights and prototypes (conf/aggregation/).
+"""Aggregation rules that tolerate some hostile clients, for weights and prototypes (conf/aggregation/).
 
-Every client counts the same under them: the samples that a device registers are its own word. They assume that honest
-updates lie close together, which clients of different domains strain; docs/results/poisoning.md shows where they cost
-more than they save.
+Under them all clients count the same, because the server cannot check how many samples a device has. They assume that
+honest updates lie close together, which is less true of clients of different domains; docs/results/poisoning.md shows
+where they cost more accuracy than they save.
 
-Flower has functions of these names on lists of numpy arrays (``flwr.server.strategy.aggregate``). They are the tests'
-oracle and not used here: the method contract works on named tensors without Flower, prototype sets are ragged, and
-Flower's multi-Krum weighs the chosen ones by the samples they claim.
+Flower has functions of these names on lists of numpy arrays (``flwr.server.strategy.aggregate``). The tests compare
+with them. They are not used here, because methods work on named tensors without Flower, clients send different numbers
+of prototypes, and Flower's multi-Krum weighs the chosen clients by the samples that they registered.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from strategies.core.aggregation import Mean, average, number_by_number
 
 @checked
 class RobustRule(Mean, ABC):
-    """What the rules have in common: prototypes are treated class by class, one row per client.
+    """Base of the robust rules: prototypes are combined class by class, with one row per client.
 
-    A client's row is the mean of its rows of the class. A class that fewer clients hold than the rule needs is guarded
-    against as many hostile ones as they allow; what a single client says of a class is taken as it is.
+    A client's row is the mean of its rows of the class. If fewer clients hold a class than the rule needs, the rule
+    tolerates as many hostile ones among them as it can; the row of a single client is used as it is.
     """
 
     robust: ClassVar[bool] = True
@@ -39,8 +39,8 @@ class RobustRule(Mean, ABC):
         """See :meth:`strategies.core.aggregation.Mean.check`."""
         if not averages:
             raise ConfigError(
-                f"method={method}: the server makes other things than averages of what it is sent, "
-                f"or nothing, and aggregation={self._name} would not protect it; set aggregation=mean"
+                f"method={method}: the server does not only average what clients send, so "
+                f"aggregation={self._name} would not protect it; set aggregation=mean"
             )
         if participants < self.min_answers:
             raise ConfigError(
@@ -55,11 +55,11 @@ class RobustRule(Mean, ABC):
 
     @abstractmethod
     def _chosen(self, table: Tensor) -> Tensor:
-        """Which rows of ``table [n, D]`` float64, one per client, a clustering is made of: indices, ascending."""
+        """Return the indices, ascending, of the rows that a clustering uses; ``table [n, D]`` has one per client."""
 
     @abstractmethod
     def _one(self, table: Tensor) -> Tensor:
-        """``[D]``: one row for ``table [n, D]`` float64, n >= 1, whatever the rule needs otherwise."""
+        """Combine ``table [n, D]`` float64 into one row ``[D]``, also if n >= 1 is below ``min_answers``."""
 
     def _need(self, states: Sequence[Mapping[str, Tensor]]) -> None:
         if len(states) < self.min_answers:
@@ -67,64 +67,77 @@ class RobustRule(Mean, ABC):
 
     def totals(self, states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
         """See :meth:`strategies.core.aggregation.Mean.totals`."""
-        combined = self.combine(states, [1.0] * len(states))
-        return {name: len(states) * tensor.double() for name, tensor in combined.items()}
+        totals: dict[str, Tensor] = {}
+        for name, tensor in self.combine(states, [1.0] * len(states)).items():
+            totals[name] = len(states) * tensor.double()
+        return totals
 
     def class_means(self, sets: Sequence[PrototypeSet], *, sample_weighted: bool = False) -> PrototypeSet:  # noqa: ARG002
-        """One row per class; its weight is the sum of all rows' weights. Clients count the same."""
+        """Return one row per class; its weight is the sum of all rows' weights. Clients count the same."""
         rows = PrototypeSet.concatenate(sets)
         if not len(rows):
             return rows
         tables = _tables(sets)
         masses = rows.weights.new_zeros(int(rows.labels[-1]) + 1, dtype=torch.float64)
         masses.index_add_(0, rows.labels, rows.weights.double())
-        vectors = torch.stack([self._one(table).float() for _, table in tables.values()])
+        vectors: list[Tensor] = []
+        for _, table in tables.values():
+            vectors.append(self._one(table).float())
         labels = torch.tensor(list(tables))
-        return PrototypeSet(vectors, labels, masses[labels].float())
+        return PrototypeSet(torch.stack(vectors), labels, masses[labels].float())
 
     def rows(self, sets: Sequence[PrototypeSet]) -> PrototypeSet:
-        """The rows of those clients that the rule trusts in the row's class."""
-        kept: list[set[int]] = [set() for _ in sets]
+        """Return the rows of those clients that the rule chooses in the row's class."""
+        chosen: dict[int, set[int]] = {}
         for label, (holders, table) in _tables(sets).items():
             for index in self._chosen(table).tolist():
-                kept[holders[index]].add(label)
-        parts = []
-        for labels, part in zip(kept, sets, strict=True):
-            mask = torch.isin(part.labels, torch.tensor(sorted(labels), dtype=torch.int64))
+                chosen.setdefault(holders[index], set()).add(label)
+        parts: list[PrototypeSet] = []
+        for position, part in enumerate(sets):
+            labels = sorted(chosen.get(position, set()))
+            mask = torch.isin(part.labels, torch.tensor(labels, dtype=torch.int64))
             parts.append(PrototypeSet(part.vectors[mask], part.labels[mask], part.weights[mask]))
         return PrototypeSet.concatenate(parts)
 
 
 def _tables(sets: Sequence[PrototypeSet]) -> dict[int, tuple[list[int], Tensor]]:
-    """By class, ascending: positions of the sets that hold it, and their mean rows ``[n, D]`` float64."""
-    count = 1 + max((part.classes[-1] for part in sets if len(part)), default=-1)
+    """Return by class, ascending: the positions of the sets that hold it, and their mean rows ``[n, D]`` float64."""
+    count = 0
+    for part in sets:
+        if len(part):
+            count = max(count, 1 + part.classes[-1])
     means = [class_means(part.vectors, part.labels, count) for part in sets]
-    tables = {}
+    tables: dict[int, tuple[list[int], Tensor]] = {}
     for label in range(count):
-        holders = [position for position, part in enumerate(means) if label in part.classes]
+        holders: list[int] = []
+        rows: list[Tensor] = []
+        for position, part in enumerate(means):
+            if label in part.classes:
+                holders.append(position)
+                rows.append(part.of_class(label))
         if holders:
-            tables[label] = (holders, torch.cat([means[position].of_class(label) for position in holders]).double())
+            tables[label] = (holders, torch.cat(rows).double())
     return tables
 
 
 def _nearest(table: Tensor, count: int) -> Tensor:
-    """Indices, ascending, of the ``count`` rows nearest to the coordinate-wise median; of equals, the first."""
+    """Return the indices, ascending, of the ``count`` rows nearest to the coordinate-wise median."""
     distances = torch.linalg.vector_norm(table - _middle(table), dim=1)
     return torch.sort(distances, stable=True).indices[:count].sort().values
 
 
 def _middle(values: Tensor) -> Tensor:
-    """Median over the first dimension, float64; the mean of the two middle ones of an even number."""
+    """Return the median over the first dimension, float64; of an even number, the mean of the two middle values."""
     ordered = values.sort(0).values
     return (ordered[(len(values) - 1) // 2].double() + ordered[len(values) // 2].double()) / 2
 
 
 @checked
 class CoordinateRule(RobustRule):
-    """A rule that looks at each number by itself, such as one weight of the net over all clients."""
+    """A rule that combines each number by itself, such as one weight of the net over all clients."""
 
     def combine(self, states: Sequence[Mapping[str, Tensor]], shares: Sequence[float]) -> dict[str, Tensor]:  # noqa: ARG002
-        """Number by number, in the tensors' own dtypes; integers (counters) are the lower median."""
+        """Combine number by number, in the tensors' own dtypes; integers (counters) are the lower median."""
         self._need(states)
         combined = {}
         for name, first in states[0].items():
@@ -138,14 +151,14 @@ class CoordinateRule(RobustRule):
 
 @checked
 class Median(CoordinateRule):
-    """The coordinate-wise median (Yin et al., ICML 2018): bears fewer than half hostile clients.
+    """The coordinate-wise median (Yin et al., ICML 2018): tolerates hostile clients if they are fewer than half.
 
-    Of the rows that a method clusters, those of the smallest majority stay, nearest to the class's median.
+    If a method clusters rows, it uses those of the smallest majority of clients, the nearest to the class's median.
     """
 
     @property
     def min_answers(self) -> int:
-        """Of two answers the median is the mean."""
+        """Three, because the median of two answers is their mean."""
         return 3
 
     def _one(self, table: Tensor) -> Tensor:
@@ -157,31 +170,31 @@ class Median(CoordinateRule):
 
 @checked
 class StatisticsMedian(Mean):
-    """The average of everything but the running statistics, whose median of the clients is taken number by number.
+    """The average, except of the running statistics: of these, the median over the clients, number by number.
 
-    Bears fewer than half clients that scale their variances, which a bound on the length cannot (docs/results/
-    poisoning.md); a rare domain's statistics then hardly count.
+    It tolerates clients that scale their variances if they are fewer than half; a bound on the length does not stop
+    them (docs/results/poisoning.md). The statistics of a rare domain then hardly count.
     """
 
     def combine(self, states: Sequence[Mapping[str, Tensor]], shares: Sequence[float]) -> dict[str, Tensor]:
-        """As :meth:`Mean.combine`, but for running means and variances."""
-        statistics = {
-            name: number_by_number([state[name] for state in states], _middle).to(first.dtype)
-            for name, first in states[0].items()
-            if name.endswith(("running_mean", "running_var"))
-        }
-        return super().combine(states, shares) | statistics
+        """Combine as :meth:`Mean.combine` does, except running means and variances."""
+        combined = super().combine(states, shares)
+        for name, first in states[0].items():
+            if name.endswith(("running_mean", "running_var")):
+                tensors = [state[name] for state in states]
+                combined[name] = number_by_number(tensors, _middle).to(first.dtype)
+        return combined
 
 
 @checked
 class TrimmedMean(CoordinateRule):
     """The coordinate-wise mean without the ``attackers`` largest and smallest values (Yin et al., ICML 2018).
 
-    Of the rows that a method clusters, those of the ``attackers`` clients farthest from the class's median go. With
-    ``attackers=0`` it is the mean with equal weights.
+    If a method clusters rows, those of the ``attackers`` clients farthest from the class's median are left out. With
+    ``attackers=0`` the rule is the mean with equal weights.
 
     Args:
-        attackers: hostile clients to bear in a round, >= 0; more than twice as many must answer.
+        attackers: hostile clients to tolerate in a round, >= 0; more than twice as many must answer.
     """
 
     attackers: Natural = 1
@@ -192,7 +205,7 @@ class TrimmedMean(CoordinateRule):
 
     @property
     def min_answers(self) -> int:
-        """One value must be left."""
+        """``2 attackers + 1``, so that one value is left."""
         return 2 * self.attackers + 1
 
     def after_refusals(self, refused: int, answers: int) -> TrimmedMean:
@@ -212,14 +225,14 @@ class TrimmedMean(CoordinateRule):
 
 @checked
 class Krum(RobustRule):
-    """The update whose nearest others are nearest (Krum), or the mean of several (multi-Krum; Blanchard et al., 2017).
+    """The update with the nearest neighbours (Krum), or the mean of several (multi-Krum; Blanchard et al., 2017).
 
     A client's score is the sum of squared distances to its ``n - attackers - 2`` nearest others, over all
     floating-point tensors; the ``keep`` clients of the lowest scores are averaged with equal weights. Counters are
     those of the best client.
 
     Args:
-        attackers: hostile clients to bear in a round, f >= 0; n >= 2 f + 3 must answer.
+        attackers: hostile clients to tolerate in a round, f >= 0; n >= 2 f + 3 must answer.
         keep: clients that are kept, >= 1; ``null`` keeps n - f (multi-Krum).
     """
 
@@ -228,7 +241,9 @@ class Krum(RobustRule):
 
     @property
     def _name(self) -> str:
-        return "krum" if self.keep == 1 else "multi_krum"
+        if self.keep == 1:
+            return "krum"
+        return "multi_krum"
 
     @property
     def min_answers(self) -> int:
@@ -237,26 +252,31 @@ class Krum(RobustRule):
 
     def after_refusals(self, refused: int, answers: int) -> Krum:
         """See :meth:`strategies.core.aggregation.Mean.after_refusals`."""
-        return replace(self, attackers=max(0, self.attackers - refused, self._borne(answers)))
+        return replace(self, attackers=max(0, self.attackers - refused, self._tolerated(answers)))
 
-    def _borne(self, count: int) -> int:
+    def _tolerated(self, count: int) -> int:
         return min(self.attackers, (count - 3) // 2)
 
     def combine(self, states: Sequence[Mapping[str, Tensor]], shares: Sequence[float]) -> dict[str, Tensor]:  # noqa: ARG002
-        """The kept clients' states, averaged."""
+        """Average the states of the kept clients."""
         self._need(states)
         chosen = self._best(_distances(states))
         return average([states[index] for index in chosen], [1.0] * len(chosen))
 
     def _best(self, distances: Tensor) -> list[int]:
-        """Indices of the kept clients by their squared ``distances [n, n]``, the best first; of equals, the first."""
+        """Return the indices of the kept clients by their squared ``distances [n, n]``, the best first.
+
+        Of equal clients the first comes first.
+        """
         count = len(distances)
-        if count < 3:  # two clients are as far from each other as the other way round
+        if count < 3:  # two clients have the same distance to each other, so neither is better
             return list(range(count))
-        attackers = self._borne(count)
+        attackers = self._tolerated(count)
         nearest = distances.clone().fill_diagonal_(torch.inf).sort(1).values[:, : count - attackers - 2]
         order = torch.sort(nearest.sum(1), stable=True).indices.tolist()
-        return order[: count - attackers if self.keep is None else min(self.keep, count)]
+        if self.keep is None:
+            return order[: count - attackers]
+        return order[: self.keep]
 
     def _one(self, table: Tensor) -> Tensor:
         return table[self._chosen(table)].mean(0)
@@ -266,7 +286,7 @@ class Krum(RobustRule):
 
 
 def _distances(states: Sequence[Mapping[str, Tensor]]) -> Tensor:
-    """``[n, n]`` float64: squared distances between the states' floating-point tensors."""
+    """Return ``[n, n]`` float64: the squared distances between the states' floating-point tensors."""
     result = torch.zeros(len(states), len(states), dtype=torch.float64)
     names = [name for name, tensor in states[0].items() if tensor.is_floating_point()]
     for row in range(len(states)):

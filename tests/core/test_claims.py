@@ -22,7 +22,7 @@ from common.wire.messages import Request
 from common.wire.payload import Payload
 from strategies.adcol import owners_of
 from strategies.core import gate
-from strategies.core.aggregation import average, cap_samples, largest
+from strategies.core.aggregation import average, cap_samples, sample_limit
 from strategies.core.federation import Federation
 from strategies.core.gate import MAX_CLASS_ROWS, MAX_CLUSTERED, MAX_PASSES, MAX_ROWS, Gate
 from strategies.core.method import Client, UploadSpec
@@ -167,7 +167,7 @@ def test_a_counter_that_ran_away_does_not_end_the_run(tmp_path: Path) -> None:
 
 @given(st.lists(st.integers(2, 10**9), min_size=1, max_size=8), st.floats(0.01, 1.0))
 def test_the_cap_is_the_largest_that_keeps_every_client_within_the_share(samples: list[int], share: float) -> None:
-    most = largest(samples, share)
+    most = sample_limit(samples, share)
     capped = [min(count, most) for count in samples]
     if share * len(samples) < 1:  # impossible: the shares would not sum to one
         assert set(capped) == {min(samples)}

@@ -298,8 +298,8 @@ def test_a_registration_of_impossible_validation_samples_is_refused(share: float
     settings = toy_settings("fedavg", tmp_path, overrides=(f"protocol.validation={share}",))
     device = Device(settings, CLIENTS[0], lambda run: Store(tmp_path / "own"))
     registry = Registry(settings)
-    assert registry.admit(device.register()) == ""
-    assert "validation samples" in registry.admit(replace(device.register(), validation=claimed))
+    assert registry.admit(device.register()) is None
+    assert "validation samples" in str(registry.admit(replace(device.register(), validation=claimed)))
 
 
 # ---- by another metric -----------------------------------------------------------------------------------------------

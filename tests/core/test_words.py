@@ -76,7 +76,7 @@ def test_what_a_node_registers_is_not_even_read_beyond_a_bound() -> None:
 
 def test_a_node_registers_each_client_once() -> None:
     registration = read_header(Registration, REGISTRATION)
-    with pytest.raises(PayloadError, match="registers 1 clients 3 times"):
+    with pytest.raises(PayloadError, match="twice"):
         read_registrations(write_registrations([registration] * 3))
 
 
@@ -140,6 +140,6 @@ def test_a_test_set_stays_as_large_as_it_was(tmp_path: Path) -> None:
         done = run(settings, TouchedEngine(settings, edit=edit))
         refused = [row for row in done.rows("activity.csv") if row["status"] == "refused"]
         assert {(row["client"], row["round"]) for row in refused} == {("dark-0", number) for number in rounds}
-        assert "of dark counts 1000000 images; it was" in refused[0]["reason"]
+        assert "of dark counts 1000000 images" in refused[0]["reason"]
         dark = [row["count"] for row in done.rows("history.csv") if row["domain"] == "dark"]
         assert set(dark) == {str(samples or 16)}
