@@ -54,7 +54,7 @@ class Store:
         Raises:
             DataError: the disk is full or cannot be written; the version before stays.
         """
-        self.series.keep(range(position + 1))
+        self.series.prune_except(range(position + 1))
         try:
             self.series.write(position, tensors)
         except OSError as error:
@@ -63,4 +63,6 @@ class Store:
                 "free space on that disk, or give the node another state-dir"
             ) from error
         numbers = self.series.numbers()
-        self.series.keep([*[number for number in numbers if number < best_before][-1:], *numbers[-self._keep :]])
+        self.series.prune_except(
+            [*[number for number in numbers if number < best_before][-1:], *numbers[-self._keep :]]
+        )

@@ -1,1 +1,1 @@
-"""Named tensors and files on the disk."""
+"""Named tensors, and files on disk."""

@@ -1,4 +1,4 @@
-"""Where an exchange's replies wait for the last one: in memory up to a limit, beyond it in mapped files."""
+"""Keeps the replies of an exchange until the last one arrives: in memory up to a limit, then in mapped files."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from common.storage.files import read_tensors, safetensors_pieces
 from common.storage.state import named_tensors, split_tensors
 
 PREFIX = ".answer-"
-"""Begins the names of the files."""
+"""Prefix of the files' names."""
 
 MMAP_THRESHOLD, LARGE = -3, 2**20
 """Option and value for glibc's ``mallopt``: blocks of a MiB or more are returned to the system when they are freed.
-Otherwise each reply would leave memory behind that is never returned."""
+Otherwise the memory of each reply would never be returned."""
 
 
 class Tensors(Protocol):
@@ -56,20 +56,20 @@ class AnswerStore:
     ends.
 
     Args:
-        folder: where files are made; it should be on a disk, because files of a memory file system are in memory.
-        most: bytes that stay in memory, >= 0.
+        folder: folder of the files; it should be on a disk, because files of a memory file system are in memory.
+        max_bytes: bytes that stay in memory, >= 0.
     """
 
-    def __init__(self, folder: Path, most: float) -> None:
-        self.folder, self.most = folder, most
+    def __init__(self, folder: Path, max_bytes: float) -> None:
+        self.folder, self.max_bytes = folder, max_bytes
         self._held = 0
         self._lock = Lock()  # engines keep replies from several threads
 
     def clear(self) -> None:
         """Forget the replies of the last exchange, and delete files that a killed process left while writing them."""
         self._held = 0
-        for left in self.folder.glob(f"{PREFIX}*"):
-            left.unlink(missing_ok=True)
+        for path in self.folder.glob(f"{PREFIX}*"):
+            path.unlink(missing_ok=True)
 
     def keep(self, answer: Kept) -> Kept:
         """Return the same reply with the same values, in memory or in a file.
@@ -80,7 +80,7 @@ class AnswerStore:
         tensors = named_tensors(answer.weights, answer.prototypes, answer.extra)
         size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
         with self._lock:
-            if not size or self._held + size <= self.most:
+            if not size or self._held + size <= self.max_bytes:
                 self._held += size
                 return answer
         with contextlib.suppress(OSError, AttributeError):  # other C libraries have no mallopt and need none

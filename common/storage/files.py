@@ -1,6 +1,6 @@
-"""Files that are either complete or absent: written to a temporary name, flushed to the disk, then renamed.
+"""Atomic files: each is written to a temporary name, flushed to the disk, then renamed.
 
-:class:`Series` is a folder of such files with numbers.
+So a file is either complete or absent. :class:`Series` is a folder of numbered files.
 """
 
 from __future__ import annotations
@@ -36,21 +36,20 @@ DTYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-"""Their names in the safetensors format, in the order in which it lays out tensors; those of one dtype by name."""
-
+"""Names of the dtypes in the safetensors format, in the order of its tensors; those of one dtype are in name order."""
 
 MAX_NAME_BYTES = 200
 """Longest name of a client or domain; file systems allow 255 bytes, and indices and suffixes are added."""
 
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
-"""A run's id, which names a folder on devices and in a simulation's output."""
+"""Form of a run's id, which names a folder on devices and in a simulation's output."""
 
 
 def check_run_id(run: object) -> str:
-    """Return a run's id that came from a file or another machine.
+    """Return a run's id after checking it, because it comes from a file or another machine.
 
     Raises:
-        ValueError: it cannot be one, such as a path.
+        ValueError: it is not an id, for example a path.
     """
     if not isinstance(run, str) or not RUN_ID.fullmatch(run):
         raise ValueError(f"the run's id {str(run)[:50]!r} is not one: letters, digits, - and _ are allowed")
@@ -58,13 +57,13 @@ def check_run_id(run: object) -> str:
 
 
 def folder_name(name: str) -> str:
-    """Return a client's or a domain's name that is to be a folder's.
+    """Return the name of a client or domain after checking that it can name a folder.
 
     Raises:
-        ConfigError: as a path it would lead out of the folder that it is joined to, or the system allows no such name.
+        ConfigError: the name is a path to another folder, or file systems do not allow it.
     """
     size = len(name.encode(errors="surrogateescape"))
-    if name in ("", ".", "..") or size > MAX_NAME_BYTES or any(letter in name for letter in "/\\\0"):
+    if name in ("", ".", "..") or size > MAX_NAME_BYTES or re.search(r"[/\\\0]", name):
         raise ConfigError(
             f"{name[:50]!r} cannot name a folder: the name of a client or domain is up to {MAX_NAME_BYTES} bytes "
             "without / or \\, and not . or .."
@@ -73,19 +72,22 @@ def folder_name(name: str) -> str:
 
 
 def write_bytes(path: Path, *content: Buffer, private: bool = False) -> None:
-    """Replace ``path`` by ``content`` atomically; after a crash the old file or the new one is there, never half of it.
+    """Replace a file atomically: after a crash either the old file or the new one is there, complete.
 
     Args:
-        path: the file; its folder is made.
-        content: all of it, in pieces that follow each other.
-        private: only this user may read and write it, from its first moment on; else the umask says who may.
+        path: the file; its folder is created.
+        content: the whole content, in consecutive pieces.
+        private: create the file so that only this user may read and write it; otherwise the umask decides.
 
     Raises:
         OSError: the disk is full or the folder cannot be written; the temporary file is removed.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o666)
+    mode = 0o666
+    if private:
+        mode = 0o600
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
         with os.fdopen(handle, "wb") as stream:
             for piece in content:
@@ -100,7 +102,7 @@ def write_bytes(path: Path, *content: Buffer, private: bool = False) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make a rename durable: the folder's own entry must reach the disk too."""
+    """Flush a folder's entries to the disk, so that a rename in it is durable."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -109,27 +111,27 @@ def _sync_folder(folder: Path) -> None:
 
 
 def write_text(path: Path, content: str, *, private: bool = False) -> None:
-    """:func:`write_bytes` of UTF-8 text."""
+    """Write UTF-8 text atomically, see :func:`write_bytes`."""
     write_bytes(path, content.encode(), private=private)
 
 
 def write_json(path: Path, content: Any) -> None:
-    """:func:`write_bytes` of indented JSON with sorted keys, so that equal content gives equal files."""
+    """Write indented JSON atomically, with sorted keys, so that equal content gives equal files."""
     write_text(path, json.dumps(content, indent=2, sort_keys=True) + "\n")
 
 
 def write_tensors(
     path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None, *, private: bool = False
 ) -> None:
-    """:func:`write_bytes` of :func:`safetensors_pieces`."""
+    """Write a safetensors file atomically, see :func:`write_bytes`."""
     write_bytes(path, *safetensors_pieces(tensors, metadata), private=private)
 
 
 def safetensors_table(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> tuple[bytes, int]:
-    """What stands before the tensors in the safetensors format, and how many bytes they take."""
+    """Return the table that precedes the tensors in the safetensors format, and the number of the tensors' bytes."""
     table: dict[str, Any] = {"__metadata__": dict(metadata or {})}
     position = 0
-    for name in _laid_out(tensors):
+    for name in _file_order(tensors):
         tensor, start = tensors[name], position
         position += tensor.nbytes
         table[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, position]}
@@ -139,36 +141,44 @@ def safetensors_table(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
 
 
 def safetensors_pieces(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> list[Buffer]:
-    """The tensors in the safetensors format: the table, then each where it lies; the library copies all of it twice."""
-    return [safetensors_table(tensors, metadata)[0], *(bytes_of(tensors[name]) for name in _laid_out(tensors))]
+    """Return the pieces of a safetensors file: the table, then each tensor's memory, without copying it.
+
+    The safetensors library would copy all tensors twice.
+    """
+    table, _ = safetensors_table(tensors, metadata)
+    pieces: list[Buffer] = [table]
+    for name in _file_order(tensors):
+        pieces.append(bytes_of(tensors[name]))
+    return pieces
 
 
-def _laid_out(tensors: Mapping[str, Tensor]) -> list[str]:
+def _file_order(tensors: Mapping[str, Tensor]) -> list[str]:
+    """Return the names in the order in which a safetensors file has the tensors."""
     order = list(DTYPES)
     return sorted(tensors, key=lambda name: (order.index(tensors[name].dtype), name))
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Named tensors, sorted by name, and metadata of a safetensors file.
+    """Return the named tensors of a safetensors file, sorted by name, and its metadata.
 
     Raises:
-        OSError: it is no regular file, or larger than :data:`MAX_TENSOR_FILE`.
+        OSError: the path is not a regular file, or the file is larger than :data:`MAX_TENSOR_FILE`.
         ValueError: the file is not a complete safetensors file.
     """
     check_regular(path, MAX_TENSOR_FILE)
     try:
         with safe_open(path, framework="pt", device="cpu") as stream:
-            names = sorted(stream.keys())  # safetensors gives them in any order
+            names = sorted(stream.keys())  # safetensors returns them in any order
             return {name: stream.get_tensor(name) for name in names}, stream.metadata() or {}
     except SafetensorError as error:
         raise ValueError(f"{path} is not a complete safetensors file: {error}") from error
 
 
-# ---- numbered files of one kind: how they are named, which are kept, and which are damaged ---------------------------
+# ---- numbered files of one kind --------------------------------------------------------------------------------------
 
 
 class Entry(NamedTuple):
-    """One file of a series: its number, its tensors by name, and what else was said of them."""
+    """One file of a series: its number, its tensors by name, and further facts about them."""
 
     number: int
     tensors: dict[str, Tensor]
@@ -176,45 +186,50 @@ class Entry(NamedTuple):
 
 
 class Series:
-    """``<kind>-<number>.safetensors`` in one folder; other files there are left alone.
+    """The files ``<kind>-<number>.safetensors`` in one folder; other files there are ignored.
 
-    A file's metadata holds its facts as JSON with the SHA-256 of its number and tensors, so that a file which is torn
-    or changed is known as such.
+    A file's metadata contains its facts as JSON with the SHA-256 of its number and tensors, so that a damaged or
+    changed file is recognised.
 
     Args:
-        folder: made with the first file.
+        folder: created with the first file.
         kind: what the numbers count, such as ``round``.
-        private: only this user may read the files.
+        private: whether only this user may read the files.
     """
 
     def __init__(self, folder: Path, kind: str = "round", *, private: bool = False) -> None:
         self.folder, self.kind, self.private = folder, kind, private
 
     def path(self, number: int) -> Path:
-        """Where the file of a number is."""
+        """Return the path of the file with a number."""
         return self.folder / f"{self.kind}-{number:06d}.safetensors"
 
     def numbers(self) -> list[int]:
-        """The numbers there are, ascending."""
-        names = [path.name for path in self.folder.iterdir()] if self.folder.is_dir() else []
-        matches = [re.fullmatch(rf"{self.kind}-(\d{{6,}})\.safetensors", name) for name in names]
-        return sorted(int(match[1]) for match in matches if match)
+        """Return the numbers of the files, ascending."""
+        if not self.folder.is_dir():
+            return []
+        numbers: list[int] = []
+        for path in self.folder.iterdir():
+            match = re.fullmatch(rf"{self.kind}-(\d{{6,}})\.safetensors", path.name)
+            if match:
+                numbers.append(int(match[1]))
+        return sorted(numbers)
 
     def write(self, number: int, tensors: Mapping[str, Tensor], facts: Mapping[str, Any] | None = None) -> None:
         """Write a file, or replace it, atomically.
 
         Raises:
-            OSError: the disk is full or cannot be written; what was there before stays.
+            OSError: the disk is full or cannot be written; the old file stays.
         """
         known = {**(facts or {}), "sha256": tensors_sha256(tensors, f"{self.kind}={number}")}
         metadata = {"goldfinch": json.dumps(known, sort_keys=True)}
         write_tensors(self.path(number), tensors, metadata, private=self.private)
 
     def read(self, number: int) -> Entry:
-        """A file's content.
+        """Return a file's content.
 
         Raises:
-            ValueError: it is torn, or not as it was written.
+            ValueError: the file is incomplete or was changed.
         """
         tensors, metadata = read_tensors(self.path(number))
         facts = json.loads(metadata.get("goldfinch", "null"))
@@ -225,13 +240,15 @@ class Series:
         return Entry(number, tensors, facts)
 
     def newest(self, understand: Callable[[Entry], Item], before: float = float("inf")) -> Item | None:
-        """What ``understand`` makes of the newest good file below ``before``; ``None`` if there are no files.
+        """Return ``understand(entry)`` of the newest valid file below ``before``; ``None`` if there are no files.
 
         Raises:
-            ValueError: there are files, but none is good: reading or ``understand`` raised ValueError or TypeError.
+            ValueError: there are files, but none is valid: reading or ``understand`` raised ValueError or TypeError.
         """
-        problems = []
-        for number in reversed([number for number in self.numbers() if number < before]):
+        problems: list[str] = []
+        for number in reversed(self.numbers()):
+            if number >= before:
+                continue
             try:
                 return understand(self.read(number))
             except (ValueError, TypeError) as error:
@@ -240,8 +257,8 @@ class Series:
             raise ValueError("; ".join(problems))
         return None
 
-    def keep(self, numbers: Container[int]) -> None:
-        """Remove all files but those of ``numbers``."""
+    def prune_except(self, numbers: Container[int]) -> None:
+        """Delete all files except those of ``numbers``."""
         for number in self.numbers():
             if number not in numbers:
                 self.path(number).unlink(missing_ok=True)

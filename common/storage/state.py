@@ -1,4 +1,4 @@
-"""The federation's global state: plain named tensors, so that saving, sending and hashing it are one and the same."""
+"""The federation's global state: named tensors, so that saving, sending and hashing use the same form."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from torch import Tensor
 from common.prototypes import PrototypeSet
 
 MODEL_PREFIX = "model/"
-"""Of the names in a client's own state that are the unshared part of its model."""
+"""Prefix of the names of a model's unshared part in a client's own state."""
 
 
 @dataclass(frozen=True, eq=False)
 class GlobalState:
-    """Everything the server knows after ``round`` rounds.
+    """The server's state after ``round`` rounds.
 
     Args:
         round: rounds completed; 0 before the first.
         weights: the shared model's state (parameters and buffers) by name, on the CPU.
         prototypes: the global prototype set; empty before the first round and for methods without prototypes.
-        extra: whatever else a method keeps, by name (FedDyn's ``h``, FedPall's amplifier, server momentum ...).
+        extra: a method's further tensors, by name (FedDyn's ``h``, FedPall's amplifier, server momentum ...).
     """
 
     round: int
@@ -33,30 +33,32 @@ class GlobalState:
     extra: Mapping[str, Tensor] = field(default_factory=dict)
 
     def tensors(self) -> dict[str, Tensor]:
-        """All tensors under the names they have on the wire and on disk, sorted by name."""
+        """Return all tensors under the names that they have in messages and files, sorted by name."""
         return named_tensors(self.weights, self.prototypes, self.extra)
 
     @classmethod
     def from_tensors(cls, round_number: int, tensors: Mapping[str, Tensor]) -> GlobalState:
-        """Inverse of :meth:`tensors`."""
+        """Return the state of a round from its tensors, the inverse of :meth:`tensors`."""
         weights, prototypes, extra = split_tensors(tensors)
         return cls(round_number, weights, prototypes, extra)
 
-    def not_finite(self) -> str:
-        """The name of a tensor with values that are NaN or infinite; empty if there is none."""
-        return next((name for name, tensor in self.tensors().items() if not finite(tensor)), "")
+    def not_finite(self) -> str | None:
+        """Return the name of the first tensor with NaN or infinite values; ``None`` if there is none."""
+        for name, tensor in self.tensors().items():
+            if not finite(tensor):
+                return name
+        return None
 
     def sha256(self) -> str:
-        """SHA-256 over round, names, dtypes, shapes and bytes: equal on every engine for equal states."""
+        """Return the SHA-256 over round, names, dtypes, shapes and bytes: equal on every engine for equal states."""
         return tensors_sha256(self.tensors(), f"round={self.round}")
 
 
 def named_tensors(
     weights: Mapping[str, Tensor], prototypes: PrototypeSet | None, extra: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """One mapping with the prefixes ``weights/``, ``prototypes/`` and ``extra/``, sorted by name."""
-    tensors = {f"weights/{name}": tensor for name, tensor in weights.items()}
-    tensors |= {f"extra/{name}": tensor for name, tensor in extra.items()}
+    """Return one mapping with the prefixes ``weights/``, ``prototypes/`` and ``extra/``, sorted by name."""
+    tensors = with_prefix("weights/", weights) | with_prefix("extra/", extra)
     if prototypes is not None:
         tensors["prototypes/vectors"] = prototypes.vectors
         tensors["prototypes/labels"] = prototypes.labels
@@ -67,42 +69,48 @@ def named_tensors(
 def split_tensors(
     tensors: Mapping[str, Tensor],
 ) -> tuple[dict[str, Tensor], PrototypeSet, dict[str, Tensor]]:
-    """Weights, prototypes (empty when absent) and extra of a mapping made by :func:`named_tensors`."""
-    weights = {name.partition("/")[2]: tensor for name, tensor in tensors.items() if name.startswith("weights/")}
-    extra = {name.partition("/")[2]: tensor for name, tensor in tensors.items() if name.startswith("extra/")}
-    if "prototypes/vectors" in tensors:
-        prototypes = PrototypeSet(*(tensors[f"prototypes/{part}"] for part in ("vectors", "labels", "weights")))
-    else:
-        prototypes = PrototypeSet.empty()
-    return weights, prototypes, extra
+    """Return weights, prototypes (empty if there are none) and extra, the inverse of :func:`named_tensors`."""
+    prototypes = PrototypeSet.empty()
+    parts = under_prefix("prototypes/", tensors)
+    if "vectors" in parts:
+        prototypes = PrototypeSet(parts["vectors"], parts["labels"], parts["weights"])
+    return under_prefix("weights/", tensors), prototypes, under_prefix("extra/", tensors)
 
 
 def tensors_sha256(tensors: Mapping[str, Tensor], prefix: str = "") -> str:
-    """SHA-256 over ``prefix`` and, in name order, every tensor's name, dtype, shape and bytes."""
+    """Return the SHA-256 over ``prefix`` and, in name order, every tensor's name, dtype, shape and bytes."""
     digest = hashlib.sha256(prefix.encode())
     for name in sorted(tensors):
-        digest.update(f"|{name}|{tensors[name].dtype}|{tuple(tensors[name].shape)}|".encode())
-        digest.update(bytes_of(tensors[name]))
+        tensor = tensors[name]
+        digest.update(f"|{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
+        digest.update(bytes_of(tensor))
     return digest.hexdigest()
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
-    """The tensor's bytes, where they lie if it is contiguous and on the CPU."""
+    """Return the tensor's bytes, without a copy if it is contiguous and on the CPU."""
     return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
 
 
 def finite(tensor: Tensor) -> bool:
-    """Whether all values are finite. One that is not spoils the norm, which needs no second tensor as isfinite does."""
+    """Return whether all values are finite.
+
+    A value that is not finite makes the norm infinite or NaN. The norm needs no second tensor, as ``isfinite`` does.
+    """
     if not tensor.is_floating_point() or math.isfinite(float(torch.linalg.vector_norm(tensor))):
         return True
-    return bool(torch.isfinite(tensor).all())  # large values overflow a norm in float32, the more so in float16
+    return bool(torch.isfinite(tensor).all())  # the norm of large finite values may overflow
 
 
 def with_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same tensors under ``prefix`` + name."""
+    """Return the same tensors under ``prefix`` + name."""
     return {prefix + name: tensor for name, tensor in tensors.items()}
 
 
 def under_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Those of ``tensors`` whose name begins with ``prefix``, without it."""
-    return {name[len(prefix) :]: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+    """Return the tensors whose name begins with ``prefix``, by the rest of their names."""
+    found: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        if name.startswith(prefix):
+            found[name.removeprefix(prefix)] = tensor
+    return found

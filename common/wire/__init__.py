@@ -1,1 +1,1 @@
-"""What travels between server and devices, and how it is checked."""
+"""The messages between server and devices, and their checks."""

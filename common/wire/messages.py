@@ -1,8 +1,8 @@
-"""The fields of requests, answers and registrations that server and devices exchange, and how they are read.
+"""The headers of messages between server and devices: requests, answers and registrations.
 
-A request asks a device to score the model it is sent, to train it, or to reply to a later exchange. It travels as text:
-in the config of Flower's FitIns, beside the tensors. An answer carries the scores and what the update cost. It travels
-as the header of the :class:`~common.wire.payload.Payload` that holds the update. A registration has no tensors.
+A request asks a device to score the received model, to train it, or to take part in a later exchange. It is sent as
+text, in the config of Flower's FitIns. An answer contains the scores and the costs of an update; it is the header
+of the :class:`~common.wire.payload.Payload` with the update's tensors. A registration has no tensors.
 """
 
 import json
@@ -18,10 +18,10 @@ from common.errors import PayloadError
 
 Integer = Annotated[int, Field(gt=-(2**63), lt=2**63)]
 Number = Annotated[float, Field(gt=-1e300, lt=1e300)]
-"""Larger numbers measure nothing."""
+"""A float in a header; larger numbers are errors."""
 
 MAX_ENTRIES = 50
-"""Of a mapping in a header, such as loss terms: with names of 100 characters a CSV can hold them in one field."""
+"""Most entries of a mapping in a header, such as loss terms. With names of 100 characters they fit in one CSV field."""
 
 MAX_DOMAINS = 1000
 MAX_CLASSES = 10_000
@@ -46,28 +46,38 @@ def completed_status(*, train: bool, clipped: bool = False) -> str:
     """Return the status of a client that did what it was asked: train, or only score the model."""
     if not train:
         return "scored"
-    return CLIPPED if clipped else "trained"
+    if clipped:
+        return CLIPPED
+    return "trained"
 
 
 ClassCounts = Annotated[list[Integer], FailFast(), Field(max_length=MAX_CLASSES)]
 """Samples per class."""
 
 FORMULA = ("=", "+", "-", "@")
-"""What a cell begins with that a spreadsheet would compute."""
+"""First characters of a cell that a spreadsheet would compute."""
 
 
 def printable(text: str, keep: str = "") -> str:
-    """A stranger's text as it may be shown and written: no formula, and escapes for what is not printable.
+    """Return text from a device so that it is safe to show and to write.
 
-    That are control characters, line ends, and halves of surrogate pairs, which no file holds; those in ``keep`` stay.
+    Characters that are not printable are escaped: control characters, line ends, and halves of surrogate pairs. The
+    characters in ``keep`` stay. A text that a spreadsheet would compute gets an apostrophe in front.
     """
-    shown = "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text)
-    return f"'{shown}" if shown.startswith(FORMULA) else shown
+    shown = ""
+    for character in text:
+        if character.isprintable() or character in keep:
+            shown += character
+        else:
+            shown += character.encode("unicode_escape").decode()
+    if shown.startswith(FORMULA):
+        shown = f"'{shown}"
+    return shown
 
 
 def _printable(value: str) -> str:
     if printable(value) != value:
-        raise ValueError("holds what cannot be printed, or begins like a formula")
+        raise ValueError("has characters that cannot be printed, or begins like a formula")
     return value
 
 
@@ -85,7 +95,7 @@ Few = BeforeValidator(_few)
 
 
 class Score(TypedDict):
-    """How a model does on one domain: samples, right ones, mean loss, and ``[K][K]`` counts, true class first."""
+    """A model's score on one domain: samples, correct ones, mean loss, and ``[K][K]`` counts, true class first."""
 
     domain: str
     count: Integer
@@ -96,22 +106,22 @@ class Score(TypedDict):
 
 @checked
 class Request:
-    """What the server asks of one device in one exchange.
+    """The server's request to one device in one exchange.
 
     Args:
-        run: id of the run; the device keeps its state under it.
+        run: id of the run, under which the device keeps its state.
         identity: the run's settings, hashed; a device with other settings refuses.
         method: name of the method.
-        round: 1-based round; ``rounds + 1`` for the scoring after the last.
+        round: 1-based round; ``rounds + 1`` for the scoring after the last round.
         exchange: name of the exchange.
         client: id of the client that is asked.
         client_count: clients in the federation.
         client_index: position of the client among them, by id.
-        train: whether to take part in the exchange, or only to score.
+        train: whether the client takes part in the exchange, or only scores.
         score: domains whose test sets this device scores.
         code: the server's :func:`common.versions.code_sha256`.
         validate: whether this device scores its own validation samples.
-        keep: the round whose own state the device is to keep, the best by validation so far; -1 is none.
+        keep: the round whose state the device keeps, the best by validation so far; -1 if there is none.
     """
 
     run: str
@@ -143,11 +153,11 @@ class Answer:
         steps: optimiser steps.
         seconds: wall seconds by phase: load, score, train, save; empty with differential privacy.
         peak_bytes: peak resident memory of the process; 0 with differential privacy.
-        device: name of the processor that computed it, for people.
-        releases: noised uploads of this client in this run, this one included; 0 without differential privacy.
+        device: name of the processor, for the record.
+        releases: uploads with noise of this client in this run, including this one; 0 without differential privacy.
         validation: the score on the client's own validation samples, if it was asked for.
-        randomness: where the update's noise comes from: ``system`` is the operating system, ``keyed`` is a generator
-            that anyone who knows the run's seed can repeat; empty where the answer carries no noise.
+        randomness: the source of the update's noise: ``system`` is the operating system, ``keyed`` is a generator that
+            can be repeated by anyone who knows the run's seed; empty if the update has no noise.
     """
 
     run: str
@@ -175,16 +185,16 @@ class Registration:
 
     Args:
         client: id of the client.
-        domain: its domain.
+        domain: the client's domain.
         samples: training samples.
         class_counts: training samples per class.
         scores: domains whose test sets it can score.
         split: SHA-256 of its split of the data.
         identity, code: as in :class:`Request`.
-        device: where it computes.
+        device: name of the processor.
         versions: package versions.
-        content: SHA-256 of the split's pixels; keyed by a secret of the device, or empty, with differential privacy.
-        validation: samples that are validated with and not trained on.
+        content: SHA-256 of the split's pixels; with differential privacy keyed by a secret of the device, or empty.
+        validation: samples that are used for validation and not for training.
     """
 
     client: Word
@@ -202,12 +212,12 @@ class Registration:
 
 
 def header_of(message: Request | Answer | Registration) -> dict[str, Any]:
-    """Return the message as JSON-able containers."""
+    """Return the message's fields as containers that JSON can write."""
     return asdict(message)
 
 
 def request_text(request: Request) -> str:
-    """Return the request as the text that travels beside the tensors."""
+    """Return the request as the text that is sent with the tensors."""
     return json.dumps(header_of(request), separators=(",", ":"))
 
 
@@ -224,5 +234,7 @@ def read_header(kind: type[Message], header: Mapping[str, Any]) -> Message:
         _few(header)
         return kind(**header)
     except ValueError as error:
-        told = mistakes(error, kind) if isinstance(error, ValidationError) else error
-        raise PayloadError(f"the message's header is wrong: {told}") from error
+        reason = str(error)
+        if isinstance(error, ValidationError):
+            reason = mistakes(error, kind)
+        raise PayloadError(f"the message's header is wrong: {reason}") from error

@@ -52,12 +52,12 @@ class Checkpoints:
         facts = {name: value for name, value in vars(checkpoint).items() if name not in ("state", "memory")}
         tensors = checkpoint.state.tensors() | with_prefix(MEMORY, checkpoint.memory)
         self.series.write(checkpoint.state.round, tensors, facts)
-        self.series.keep(self.series.numbers()[-self.count :])
+        self.series.prune_except(self.series.numbers()[-self.count :])
 
     def replace(self, checkpoint: Checkpoint) -> None:
         """Write a checkpoint, then drop all others, later ones too."""
         self.save(checkpoint)
-        self.series.keep((checkpoint.state.round,))
+        self.series.prune_except((checkpoint.state.round,))
 
     def load(self) -> Checkpoint | None:
         """The newest good checkpoint, or ``None`` if there are none.
@@ -91,7 +91,7 @@ class Checkpoints:
 
     def clear(self) -> None:
         """Remove all checkpoints."""
-        self.series.keep(())
+        self.series.prune_except(())
 
 
 def _understand(entry: Entry) -> Checkpoint:

@@ -87,7 +87,7 @@ class PrototypeLog:
 
     def __init__(self, folder: Path, keep_until: int = -1) -> None:
         self.series = Series(folder)
-        self.series.keep(range(keep_until + 1))
+        self.series.prune_except(range(keep_until + 1))
 
     def add(self, number: int, prototypes: PrototypeSet, uploads: Sequence[tuple[str, PrototypeSet]]) -> None:
         """Keep a round's prototypes, then thin out older rounds; nothing happens where there are no prototypes."""
@@ -108,7 +108,7 @@ class PrototypeLog:
         tensors = named_tensors({}, prototypes, {"owners": torch.tensor(owners, dtype=torch.int64)})
         tensors |= with_prefix("uploaded/", named_tensors({}, joined, {}))
         self.series.write(number, tensors, {"clients": [client for client, _ in filled]})
-        self.series.keep(kept_rounds(number))
+        self.series.prune_except(kept_rounds(number))
 
 
 def read_pages(folder: Path) -> list[Page]:

@@ -37,7 +37,7 @@ def answer(number: int, size: int = 100) -> Payload:
 
 
 def test_what_is_beyond_the_limit_is_the_same_to_the_bit(tmp_path: Path) -> None:
-    kept = AnswerStore(tmp_path / "made", most=700)
+    kept = AnswerStore(tmp_path / "made", max_bytes=700)
     first, *others = [answer(number) for number in range(4)]
     assert kept.keep(first) is first
     for one in others:
@@ -61,7 +61,7 @@ def test_answers_beyond_the_limit_take_no_memory(tmp_path: Path) -> None:
     def anonymous() -> int:
         return int(re.findall(r"RssAnon:\s+(\d+)", Path("/proc/self/status").read_text())[0]) * 1024
 
-    kept = AnswerStore(tmp_path, most=0)
+    kept = AnswerStore(tmp_path, max_bytes=0)
     found = [kept.keep(answer(0, SIZE))]
     before = anonymous()
     found += [kept.keep(answer(number, SIZE)) for number in range(1, 9)]

@@ -35,7 +35,7 @@ def test_a_file_that_took_another_s_place_is_damaged(tmp_path: Path) -> None:
 def test_only_what_is_to_be_kept_stays(tmp_path: Path) -> None:
     series = filled(tmp_path, *range(1, 8))
     (series.folder / "round-7.txt").write_text("mine")
-    series.keep({2, 5, 99})
+    series.prune_except({2, 5, 99})
     assert sorted(path.name for path in series.folder.iterdir()) == [
         "round-000002.safetensors", "round-000005.safetensors", "round-7.txt",
     ]  # fmt: skip
