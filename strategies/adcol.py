@@ -40,13 +40,15 @@ NET = "discriminator"
 
 
 def feature_pass(local: ClientContext, mode: Literal["train", "eval"]) -> tuple[Tensor, Tensor]:
-    """Features and labels of the training split: augmented with batch statistics, or plain in evaluation mode."""
-    return local.features(augmented=1, training_mode=True) if mode == "train" else local.features()
+    """Return features and labels of the training split: augmented with batch statistics, or in evaluation mode."""
+    if mode == "train":
+        return local.features(augmented=1, training_mode=True)
+    return local.features()
 
 
 @checked
 class ADCOL(SingleSet):
-    """Clients keep their models and learn features of which no discriminator can tell whose they are.
+    """Clients keep their models and learn features from which no discriminator can tell the client.
 
     The loss is cross-entropy + ``divergence * KL(uniform || softmax D(z))``; the server trains D to name the client of
     a feature. ``divergence=0`` is SingleSet.
@@ -56,7 +58,7 @@ class ADCOL(SingleSet):
 
     Payload: up, all features ``[N_k, D]``; down, the discriminator. Client state: the model. Scored on each client's
     own model. **Privacy: one raw feature vector per training sample leaves the device every round.** The server knows
-    whose they are; labels stay.
+    which client sent them; labels stay.
 
     Args:
         divergence: m, >= 0 (FedPall's table: 0.1 on Office-10 and PACS, 0.3 on Digits).
@@ -73,7 +75,7 @@ class ADCOL(SingleSet):
     server_training: NetTraining = field(default_factory=NetTraining)
 
     def loss(self, batch: Batch, local: ClientContext) -> Losses:
-        """Cross-entropy, and how far D is from uniform on the batch's features."""
+        """Return cross-entropy, and how far D is from uniform on the batch's features."""
         terms = {"cross_entropy": batch.cross_entropy()}
         if self.divergence:
             net = received_discriminator(NET, local, training_mode=self.discriminator_mode == "train")
@@ -81,29 +83,29 @@ class ADCOL(SingleSet):
         return Losses(terms)
 
     def upload(self, local: ClientContext, trained: Trained) -> Upload:  # noqa: ARG002
-        """The features of the whole training split."""
+        """Return the features of the whole training split."""
         return Upload(extra={"features": feature_pass(local, self.feature_mode)[0]})
 
     def initial_state(self, weights: Mapping[str, Tensor], server: ServerContext) -> GlobalState:
-        """A discriminator with weights of the seed."""
+        """Return the initial state with a discriminator, whose weights depend on the seed."""
         net = initial_net(NET, new_discriminator(NET, server))
         return GlobalState(0, weights, PrototypeSet.empty(server.feature_size), net)
 
     def download(self, state: GlobalState, server: ServerContext) -> Download:  # noqa: ARG002
-        """The discriminator."""
+        """Return the discriminator."""
         return Download(extra=sent_net(NET, state.extra))
 
     def expects(self, server: ServerContext) -> UploadSpec:
-        """One feature vector per training sample."""
+        """Expect one feature vector per training sample."""
         return UploadSpec(weights=False, extra={"features": (torch.float32, ("samples", server.feature_size))})
 
     def aggregate(self, state: GlobalState, updates: Sequence[Update], server: ServerContext) -> GlobalState:
-        """Train the discriminator on (feature, whose it is)."""
+        """Train the discriminator on features and the indices of their clients."""
         features, owners = sent_rows(updates, "features"), owners_of(updates)
         net = retrain(NET, new_discriminator(NET, server), state.extra, features, owners, self.server_training, server)
         return GlobalState(state.round, state.weights, state.prototypes, net)
 
 
 def owners_of(updates: Sequence[Update]) -> Tensor:
-    """``[N]`` int64: index of the client of each row of :func:`strategies.parts.server_nets.sent_rows`."""
+    """Return ``[N]`` int64: index of the client of each row of :func:`strategies.parts.server_nets.sent_rows`."""
     return torch.cat([torch.full((update.samples,), update.client.index) for update in updates])

@@ -43,7 +43,7 @@ AVERAGED = ("logits", "similarities")
 def nontarget_distillation(
     logits: Tensor, teacher_logits: Tensor, labels: Tensor, *, temperature: float = 3.0
 ) -> Tensor:
-    """``T^2 sum_{c != y} q_c (log q_c - log p_c)``, mean over the batch.
+    """Return ``T^2 sum_{c != y} q_c (log q_c - log p_c)``, mean over the batch.
 
     ``p, q`` are the softmax at ``temperature`` T of ``logits`` and of the previous model's ``teacher_logits`` (a
     constant), both ``[B, K]``. Neither is normalised again over the non-target classes.
@@ -56,7 +56,7 @@ def nontarget_distillation(
 
 
 def cross_correlation(logits: Tensor, mean_logits: Tensor, *, off_diagonal: float = 0.0051) -> Tensor:
-    """``sum_c (R_cc - 1)^2 + off_diagonal * sum_{c != c'} (R_cc' + 1)^2`` on public data.
+    """Return ``sum_c (R_cc - 1)^2 + off_diagonal * sum_{c != c'} (R_cc' + 1)^2`` on public data.
 
     ``R = Y^T Ybar / B`` of the column-standardised (unbiased deviation) ``logits [B, K]`` and ``mean_logits [B, K]``,
     the mean over clients (a constant). A column without variation counts as zeros.
@@ -82,7 +82,7 @@ def _standardised(columns: Tensor) -> Tensor:
 
 
 def pairwise_similarities(features: Tensor, *, temperature: float = 0.02) -> Tensor:
-    """``[B, B - 1]``: cosines of ``features [B, D]`` with each other over ``temperature``, without the diagonal."""
+    """Return ``[B, B - 1]``: cosines between ``features [B, D]`` over ``temperature``, without the diagonal."""
     direction = unit_vectors(features.to(working_dtype(features)))
     count = len(direction)
     similarities = direction @ direction.T / temperature
@@ -93,7 +93,7 @@ def pairwise_similarities(features: Tensor, *, temperature: float = 0.02) -> Ten
 def similarity_distillation(
     features: Tensor, mean_similarities: Tensor, *, temperature: float = 0.02, scale: float = 3.0
 ) -> Tensor:
-    """``scale * KL(softmax(mean similarities) || softmax(own similarities))``, mean over the batch.
+    """Return ``scale * KL(softmax(mean similarities) || softmax(own similarities))``, mean over the batch.
 
     Args:
         features: ``[B, D]`` of public samples.
@@ -132,7 +132,7 @@ class FCCLPlus(Averaging):
     Args:
         public: the public images, from any data set; every device must read the same ones.
         public_batch: images per public step, >= 2; divides ``public.samples``.
-        public_learning_rate: learning rate of Adam, which starts afresh for each batch, > 0.
+        public_learning_rate: learning rate of Adam, of which each batch has a new one, > 0.
         public_rate_end: share of that rate in the last round, in (0, 1]; the rate falls linearly over the rounds. 1
             keeps it, the released code has 0.1.
         public_mode: batch norm in the public phase: ``eval`` keeps the private data's statistics; ``train`` uses and
@@ -180,7 +180,7 @@ class FCCLPlus(Averaging):
     # On the device, exchange "train"
 
     def loss(self, batch: Batch, local: ClientContext) -> Losses:
-        """Cross-entropy and, from the second participation on, non-target distillation."""
+        """Return cross-entropy and, from the second participation on, non-target distillation."""
         terms = {"cross_entropy": batch.cross_entropy()}
         own = local.cached("own", lambda: under_prefix(OWN, local.kept))
         if self.distillation and own:
@@ -192,7 +192,7 @@ class FCCLPlus(Averaging):
         return Losses(terms)
 
     def upload(self, local: ClientContext, trained: Trained) -> Upload:  # noqa: ARG002
-        """Logits and similarities of the public images; the model stays until the next exchange."""
+        """Return logits and similarities of the public images; the model stays until the next exchange."""
         local.model.train(self.public_mode == "train")
         after = {name: tensor.clone() for name, tensor in local.model.state_dict().items()}
         return Upload(weights={}, extra=self.public_outputs(local), local=with_prefix(OWN, after))
@@ -212,7 +212,7 @@ class FCCLPlus(Averaging):
         }
 
     def public_batches(self, local: ClientContext) -> list[Tensor]:
-        """Return the public images in batches, weakly augmented as the data set says: equal on every device."""
+        """Return the public images in batches, weakly augmented as the data set defines it: equal on every device."""
         images = self.public.load(local.data_root).to(local.device)
         draws = generator(local.seed, "public images", local.round)
         return list(local.prepare(images, draws).split(self.public_batch))
@@ -265,7 +265,9 @@ class FCCLPlus(Averaging):
 
     def download(self, state: GlobalState, server: ServerContext) -> Download:
         """Send the model to train; in the second exchange the means over clients, without a model."""
-        return Download(state.weights) if server.exchange == "train" else Download(extra=state.extra)
+        if server.exchange == "train":
+            return Download(state.weights)
+        return Download(extra=state.extra)
 
     def expects(self, server: ServerContext) -> UploadSpec:
         """Expect outputs for the public images, then models."""
@@ -298,10 +300,15 @@ class FCCLPlus(Averaging):
         """Return the plain means over the clients that have the commonest public images."""
         counts = Counter(int(update.extra["images"]) for update in updates)
         commonest = counts.most_common(1)[0][0]
-        chosen = [update.extra for update in updates if int(update.extra["images"]) == commonest]
-        tables = [{name: extra[name] for name in AVERAGED} for extra in chosen]
+        tables: list[Mapping[str, Tensor]] = []
+        for update in updates:
+            if int(update.extra["images"]) == commonest:
+                tables.append({name: update.extra[name] for name in AVERAGED})
+        means: dict[str, Tensor] = {}
         if server.aggregation.robust:
             means = server.aggregation.combine(tables, [1.0] * len(tables))
         else:
-            means = {name: torch.stack([table[name] for table in tables]).double().mean(0).float() for name in AVERAGED}
-        return {**means, "images": chosen[0]["images"]}
+            for name in AVERAGED:
+                stacked = torch.stack([table[name] for table in tables])
+                means[name] = stacked.double().mean(0).float()
+        return {**means, "images": torch.tensor(commonest)}

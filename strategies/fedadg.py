@@ -36,7 +36,7 @@ class FedADG(Averaging):
     Args:
         adversarial_epochs: >= 0 (released: 7, after 5 epochs of cross-entropy).
         weight: share of the adversarial term in the network's loss, in [0, 1).
-        rate: factor on the learning rate of discriminator and generator, > 0 (released: 0.007 beside 0.01). The
+        rate: factor on the learning rate of discriminator and generator, > 0 (released: 0.007). The
             network trains at the run's rate throughout.
         smoothing: label smoothing, in [0, 1) (released: 0.01 on PACS, 0.2 on VLCS).
         condition: what a class's entry of the one-hot vector is, > 0 (released: 0.6).
@@ -66,7 +66,7 @@ class FedADG(Averaging):
     weighting: Weighting = "uniform"
 
     def extend(self, model: nn.Module, client_count: int, seed: int) -> nn.Module:  # noqa: ARG002
-        """The network with the paper's head, generator and discriminator beside it."""
+        """Return the network with the paper's head, and with generator and discriminator."""
         assert isinstance(model, Model)
         size, classes = model.feature_size, model.class_count
         with initialised(seed, "adversarial nets"):
@@ -78,24 +78,27 @@ class FedADG(Averaging):
         return model
 
     def shared_names(self, model: nn.Module) -> set[str]:
-        """Everything but the discriminator."""
+        """Return all names except those of the discriminator."""
         return set(filter(outside(DISCRIMINATOR), model.state_dict()))
 
     def phases(self, epochs: int) -> tuple[Phase, ...]:
-        """Cross-entropy, then the adversarial epochs; the run's optimiser moves the network only."""
+        """Return two phases: cross-entropy, then the adversarial epochs; the run's optimiser moves the network only."""
         network = outside(GENERATOR, DISCRIMINATOR)
         adversarial = Phase(self.adversarial_epochs, network)
-        return (Phase(epochs, network), adversarial)[: 2 if self.adversarial_epochs else 1]
+        if not self.adversarial_epochs:
+            return (Phase(epochs, network),)
+        return (Phase(epochs, network), adversarial)
 
     def loss(self, batch: Batch, local: ClientContext) -> Losses:  # noqa: ARG002
-        """Cross-entropy with smoothed labels, over all views."""
+        """Return cross-entropy with smoothed labels, over all views."""
         return Losses({"cross_entropy": batch.cross_entropy(self.smoothing)})
 
     def step(self, local: ClientContext, images: Tensor, labels: Tensor) -> Losses:
-        """In the second phase, one step each of the discriminator, the network and the generator."""
+        """Take one step; in the second phase one each of the discriminator, the network and the generator."""
         if local.phase == 0:
             return super().step(local, images, labels)
-        generator, discriminator = (local.model.get_submodule(name) for name in (GENERATOR, DISCRIMINATOR))
+        generator = local.model.get_submodule(GENERATOR)
+        discriminator = local.model.get_submodule(DISCRIMINATOR)
         assert isinstance(generator, FeatureGenerator)
         batch = local.forward(images, labels)
         features = batch.features.detach()
@@ -121,7 +124,7 @@ class FedADG(Averaging):
 
 
 def least_squares_discriminator(reference_scores: Tensor, feature_scores: Tensor) -> Tensor:
-    """What the discriminator minimises: ``-(mean D(reference)^2 + mean (1 - D(feature))^2)``.
+    """Return the discriminator's loss: ``-(mean D(reference)^2 + mean (1 - D(feature))^2)``.
 
     ``reference_scores`` are those of samples from the distribution generator, ``feature_scores`` those of the
     (detached) features; any shape. Bounded below by -2 for scores in [0, 1].
@@ -132,17 +135,17 @@ def least_squares_discriminator(reference_scores: Tensor, feature_scores: Tensor
 
 
 def least_squares_generator(scores: Tensor) -> Tensor:
-    """``mean (1 - D)^2``: what the feature extractor (on its features) and the generator (on its samples) minimise."""
+    """Return ``mean (1 - D)^2``, which the feature extractor and the generator minimise on their features."""
     return (1.0 - scores.to(working_dtype(scores))).square().mean()
 
 
 def outside(*nets: str) -> Callable[[str], bool]:
-    """Whether the tensor of this name belongs to none of ``nets``."""
+    """Return a function that tells whether the tensor with a name belongs to none of ``nets``."""
     return lambda name: not name.startswith(tuple(f"{net}." for net in nets))
 
 
 def separation(game: Game, judge: nn.Module, classes: Tensor, reference: Tensor, own: Tensor) -> Tensor:
-    """What the discriminator ``judge`` minimises, of reference features and the network's, both ``[B, D]``."""
+    """Return the loss of the discriminator ``judge`` for reference features and the network's, both ``[B, D]``."""
     first, second = judge(reference, classes), judge(own, classes)
     if game == "released_pacs":
         return least_squares_generator(first) + least_squares_generator(1 - second)
@@ -150,13 +153,15 @@ def separation(game: Game, judge: nn.Module, classes: Tensor, reference: Tensor,
 
 
 def pursuit(game: Game, judge: nn.Module, classes: Tensor, reference: Tensor) -> Tensor:
-    """What the generator minimises, of the features ``[B, D]`` it made."""
+    """Return the generator's loss for its features ``[B, D]``."""
     scores = judge(reference, classes)
-    return least_squares_generator(1 - scores if game == "released_pacs" else scores)
+    if game == "released_pacs":
+        scores = 1 - scores
+    return least_squares_generator(scores)
 
 
 def descend(local: ClientContext, name: str, rate: float, objective: Callable[[], Tensor]) -> Tensor:
-    """One step of the net ``name`` on ``objective()``, with an optimiser of its own; the objective's value."""
+    """Take one step of the net ``name`` on ``objective()``, with an optimiser of its own; return its value."""
     net = local.model.get_submodule(name)
     optimizer = local.cached(f"{name} optimizer", lambda: local.make_optimizer(net.parameters(), rate))
     net.requires_grad_(True)
@@ -186,7 +191,7 @@ class FeatureGenerator(nn.Module):
             nn.init.xavier_uniform_(layer.weight, gain=0.5)
 
     def forward(self, noise: Tensor, classes: Tensor) -> Tensor:
-        """``[B, D]``, >= 0: features for ``noise [B, noise_size]`` and (scaled) one-hot ``classes [B, K]``."""
+        """Return ``[B, D]``, >= 0: features for ``noise [B, noise_size]`` and (scaled) one-hot ``classes [B, K]``."""
         hidden = F.leaky_relu(self.fc1(torch.cat([noise, classes], dim=1)))
         return torch.relu(self.fc2(hidden))
 
@@ -207,7 +212,7 @@ class FeatureDiscriminator(nn.Module):
             self.projection.weight.div_(self.projection.weight.norm())
 
     def forward(self, features: Tensor, classes: Tensor) -> Tensor:
-        """``[B]`` in (0, 1), for ``features [B, D]`` and (scaled) one-hot ``classes [B, K]``."""
+        """Return ``[B]`` in (0, 1), for ``features [B, D]`` and (scaled) one-hot ``classes [B, K]``."""
         hidden = self.projection(torch.cat([features, classes], dim=1))
         return torch.sigmoid(self.fc2(F.leaky_relu(self.fc1(hidden)))).squeeze(1)
 
@@ -221,10 +226,10 @@ class TaskHead(nn.Module):
         self.fc2 = nn.Linear(feature_size, class_count)
 
     def forward(self, features: Tensor) -> Tensor:
-        """``[B, K]``: logits of ``features [B, D]``."""
+        """Return ``[B, K]``: logits of ``features [B, D]``."""
         return self.fc2(self.fc1(features))
 
 
 def scaled_one_hot(labels: Tensor, class_count: int, scale: float = 1.0) -> Tensor:
-    """``[B, K]`` float32: ``scale`` at each label's class, 0 elsewhere (FedADG conditions on 0.6)."""
+    """Return ``[B, K]`` float32: ``scale`` at each label's class, 0 elsewhere (FedADG conditions on 0.6)."""
     return F.one_hot(labels, class_count).to(torch.float32) * scale

@@ -63,7 +63,9 @@ class FedAPC(Averaging):
     @property
     def prototypes_from(self) -> PrototypeMode:
         """The method's own pass over augmented views, or the features that training sees."""
-        return "last_epoch_running" if self.multi_view else "own"
+        if self.multi_view:
+            return "last_epoch_running"
+        return "own"
 
     @property
     def multi_view(self) -> bool:
@@ -78,7 +80,7 @@ class FedAPC(Averaging):
     def compute(
         self, model: nn.Module, images: Tensor, local: ClientContext
     ) -> tuple[Tensor, Tensor, Mapping[str, Tensor]]:
-        """With ``reading=views``, in training: every view's row is the sample's mean feature and its logits."""
+        """Run a forward pass; in training with ``reading=views`` each row is the sample's mean feature."""
         if not (self.multi_view and model.training):
             return super().compute(model, images, local)
         assert isinstance(model, Model)
@@ -86,7 +88,7 @@ class FedAPC(Averaging):
         return means.repeat(local.views, 1), model.classify(means).repeat(local.views, 1), {}
 
     def loss(self, batch: Batch, local: ClientContext) -> Losses:
-        """Cross-entropy + contrast; only cross-entropy before there are prototypes."""
+        """Return cross-entropy + contrast; only cross-entropy before there are prototypes."""
         terms = {"cross_entropy": batch.cross_entropy()}
         if self.contrast and len(local.prototypes):
             contrast = prototype_contrast(batch.features, batch.labels, local.prototypes, temperature=self.temperature)
@@ -94,7 +96,7 @@ class FedAPC(Averaging):
         return Losses(terms)
 
     def upload(self, local: ClientContext, trained: Trained) -> Upload:
-        """The model and the class means over augmented views."""
+        """Return the model and the class means over augmented views."""
         if self.multi_view:
             return Upload(prototypes=trained.prototypes)
         features, labels = local.features(augmented=self.prototype_views)
@@ -106,5 +108,5 @@ class FedAPC(Averaging):
         updates: Sequence[Update],
         server: ServerContext,
     ) -> PrototypeSet:
-        """The mean of the clients' class means, class by class."""
+        """Return the mean of the clients' class means, class by class."""
         return class_means_of(updates, server, sample_weighted=self.prototype_weighting == "samples")

@@ -25,10 +25,10 @@ class FedBN(FedAvg):
     model, that is with its own batch norm.
 
     Args:
-        layers: what counts as batch norm. ``type``: layers of that type. ``name``: whatever has "bn" in its name, as
+        layers: what counts as batch norm. ``type``: layers of that type. ``name``: tensors with "bn" in their names, as
             FedPall's code has it, which misses the batch norm of a torchvision ResNet's shortcuts
             (``downsample.1``), so that these are averaged.
-        refresh_statistics: before a score, estimate the running statistics anew under the averaged weights, in one
+        refresh_statistics: before a score, estimate the running statistics again with the averaged weights, in one
             pass over the client's training data. The papers' codes score with those of the client's own weights before
             averaging, the default, although these do not fit while the weights still move far.
     """
@@ -40,7 +40,7 @@ class FedBN(FedAvg):
     refresh_statistics: bool = False
 
     def shared_names(self, model: nn.Module) -> set[str]:
-        """Everything but batch norm."""
+        """Return all names except those of batch norm."""
         if self.layers == "name":
             return {name for name in model.state_dict() if "bn" not in name}
         return set(model.state_dict()) - norm_state_names(model)
@@ -51,24 +51,26 @@ class FedBN(FedAvg):
         return self.refresh_statistics
 
     def adapt(self, local: ClientContext) -> None:
-        """Running statistics become the mean over the batches of one pass."""
-        layers = [layer for layer in local.model.modules() if isinstance(layer, _BatchNorm)]
-        momenta = [layer.momentum for layer in layers]
-        for layer in layers:
-            layer.reset_running_stats()
-            layer.momentum = None  # torch's word for the mean over all batches
+        """Set the running statistics to the mean over the batches of one pass."""
+        momenta: dict[_BatchNorm, float | None] = {}
+        for layer in local.model.modules():
+            if isinstance(layer, _BatchNorm):
+                momenta[layer] = layer.momentum
+                layer.reset_running_stats()
+                layer.momentum = None  # in torch, None takes the mean over all batches
         local.features(augmented=1, training_mode=True)
-        for layer, momentum in zip(layers, momenta, strict=True):
+        for layer, momentum in momenta.items():
             layer.momentum = momentum
 
 
 def norm_state_names(model: nn.Module) -> set[str]:
-    """Names of the parameters, statistics and counters of batch norm of any dimension (SyncBatchNorm too).
+    """Return the names of the parameters, statistics and counters of batch norm, of any dimension and SyncBatchNorm.
 
-    Layers are told apart by their type, never by their name.
+    Layers are recognised by their type, never by their name.
     """
     names: set[str] = set()
     for path, layer in model.named_modules():
         if isinstance(layer, _BatchNorm):
-            names.update(f"{path}.{name}" if path else name for name in layer.state_dict())
+            for name in layer.state_dict():
+                names.add(f"{path}.{name}".removeprefix("."))  # the path of the model itself is empty
     return names

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from common.config import NonNegative, Positive, Search, checked
 from common.prototypes import PrototypeSet
-from common.storage.state import GlobalState, under_prefix, with_prefix
+from common.storage.state import GlobalState, under_prefix
 from strategies.core.method import Averaging, ClientContext, Download, ServerContext, Trained, Update, Upload, Weighting
 from strategies.parts.edits import add_linear, pull_towards
 
@@ -66,21 +66,23 @@ class FedDyn(Averaging):
 
     @property
     def adapts(self) -> bool:
-        """Whether what is scored is another than what training starts from; with ``alpha=0`` they are one."""
+        """Whether the scored model differs from the one that training starts from; with ``alpha=0`` they are equal."""
         return self.scored == "mean" and self.alpha > 0
 
     @property
     def scores_own_training(self) -> bool:
-        """The mean was received, so its score says nothing of the client's own training data."""
+        """False: the mean was received, so its score reveals nothing about the client's own training data."""
         return False
 
     def adapt(self, local: ClientContext) -> None:
-        """Put the mean's parameters in; buffers are the mean's anyway."""
+        """Load the mean's parameters; the buffers are those of the mean already."""
         local.model.load_state_dict(under_prefix(SCORED_PREFIX, local.extra), strict=False)
 
     def scored_weights(self, state: GlobalState) -> Mapping[str, Tensor]:
-        """The mean of the client models, or the cloud model."""
-        return clients_mean(state, self.alpha) if self.adapts else state.weights
+        """Return the mean of the client models, or the cloud model."""
+        if not self.adapts:
+            return state.weights
+        return clients_mean(state, self.alpha)
 
     def _alpha(self, local: ClientContext) -> float:
         if not self.adaptive_alpha:
@@ -94,19 +96,20 @@ class FedDyn(Averaging):
             nn.utils.clip_grad_norm_(local.model.parameters(), self.clip)
 
     def upload(self, local: ClientContext, trained: Trained) -> Upload:  # noqa: ARG002
-        """The model; the client keeps its new lambda."""
+        """Return the model; the client keeps its new lambda."""
         return Upload(local=next_multipliers(local, self._alpha(local)))
 
     def initial_state(self, weights: Mapping[str, Tensor], server: ServerContext) -> GlobalState:
-        """``h = 0``."""
+        """Return the initial state with ``h = 0``."""
         return GlobalState(0, weights, PrototypeSet.empty(server.feature_size), initial_h(server))
 
     def download(self, state: GlobalState, server: ServerContext) -> Download:
-        """The model; what is scored if it is another; and the clients' mean size where alpha depends on it."""
-        extra = {}
+        """Return the model, the scored model if it differs, and the clients' mean size if alpha depends on it."""
+        extra: dict[str, Tensor] = {}
         if self.adapts and server.scoring:
             scored = self.scored_weights(state)
-            extra = with_prefix(SCORED_PREFIX, {name: scored[name] for name in sorted(server.parameters)})
+            for name in sorted(server.parameters):
+                extra[SCORED_PREFIX + name] = scored[name]
         if self.adaptive_alpha:
             mean = sum(client.samples for client in server.clients) / len(server.clients)
             extra["mean_samples"] = torch.tensor(mean, dtype=torch.float64)
@@ -129,29 +132,29 @@ def add_dynamic_terms(local: ClientContext, alpha: float) -> None:
 
 @torch.no_grad()
 def next_multipliers(local: ClientContext, alpha: float) -> dict[str, Tensor]:
-    """``lambda_k <- lambda_k - alpha (w_k - w^t)`` after local training, under the names to keep (Upload.local)."""
+    """Return the new ``lambda_k = lambda_k - alpha (w_k - w^t)``, under the names to keep (Upload.local)."""
     reference, before = local.reference(), under_prefix(CLIENT_PREFIX, local.kept)
     after = {}
     for name, parameter in local.model.named_parameters():
         moved = parameter.detach() - reference[name]
-        previous = before[name] if name in before else torch.zeros_like(moved)
+        previous = before.get(name, torch.zeros_like(moved))
         after[CLIENT_PREFIX + name] = previous - alpha * moved
     return after
 
 
 def initial_h(server: ServerContext) -> dict[str, Tensor]:
-    """``h = 0`` for every shared parameter, float64, under the names it has in ``GlobalState.extra``."""
-    return {
-        SERVER_PREFIX + name: torch.zeros_like(tensor, dtype=torch.float64)
-        for name, tensor in server.shared.items()
-        if name in server.parameters
-    }
+    """Return ``h = 0`` for every shared parameter, float64, under the names it has in ``GlobalState.extra``."""
+    h: dict[str, Tensor] = {}
+    for name, tensor in server.shared.items():
+        if name in server.parameters:
+            h[SERVER_PREFIX + name] = torch.zeros_like(tensor, dtype=torch.float64)
+    return h
 
 
 def server_step(
     state: GlobalState, mean: dict[str, Tensor], updates: Sequence[Update], server: ServerContext, alpha: float
 ) -> GlobalState:
-    """The next global state.
+    """Return the next global state.
 
     ``h <- h - (alpha / C) sum_{k in S} (w_k - w^t)`` and ``w^{t+1} = mean_{k in S} w_k - h / alpha`` for parameters,
     with C all clients of the federation; buffers are the mean. With ``alpha = 0`` the server averages and ``h`` stays.
@@ -168,7 +171,7 @@ def server_step(
     following, weights = dict(state.extra), state.weights
     for key, h in under_prefix(SERVER_PREFIX, state.extra).items():
         moved = torch.zeros_like(h, dtype=torch.float64)
-        if server.aggregation.robust:  # h must not learn from those whom the rule leaves out
+        if server.aggregation.robust:  # h must not use the updates that the rule leaves out
             moved += len(updates) * (mean[key].double() - weights[key].double())
         else:
             for update in updates:
@@ -180,7 +183,7 @@ def server_step(
 
 
 def clients_mean(state: GlobalState, alpha: float) -> dict[str, Tensor]:
-    """``w^t + h / alpha``: the mean of the last participants' models that :func:`server_step` made the state from.
+    """Return ``w^t + h / alpha``: the mean of the last participants' models, before :func:`server_step`.
 
     It is exact but for one rounding to the weights' own type, and needs no second copy of the model on the server.
 
@@ -189,7 +192,7 @@ def clients_mean(state: GlobalState, alpha: float) -> dict[str, Tensor]:
         alpha: > 0.
     """
     offsets = under_prefix(SERVER_PREFIX, state.extra)
-    return {
-        name: (tensor.double() + offsets[name] / alpha).to(tensor.dtype) if name in offsets else tensor
-        for name, tensor in state.weights.items()
-    }
+    mean = dict(state.weights)
+    for name, offset in offsets.items():
+        mean[name] = (mean[name].double() + offset / alpha).to(mean[name].dtype)
+    return mean

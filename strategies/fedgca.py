@@ -23,7 +23,7 @@ PROBABILITY_FLOOR = 1e-7
 class FedGCA(FedDyn):
     """FedDyn on random-convolution views whose predictions and class activation maps agree with the global model's.
 
-    Every image x comes with J views (``views=randconv``, which choosing this method switches on). With p_j the softmax
+    Every image x has J views (``views=randconv``, which choosing this method switches on). With p_j the softmax
     of view j, p^G_j that of the received model (frozen, in evaluation mode) and ``m`` the mean of all 2 (J + 1) of
     them, CP is the sum over views of the divergence of p_j from m (Eq. 2). CAM is the same for the softmax over
     positions of the true class's activation map. Local loss: cross-entropy over all views ``+ alpha OC + beta (CP +
@@ -45,7 +45,7 @@ class FedGCA(FedDyn):
         predictions: use CP.
         maps: use CAM.
         with_global: the received model's views belong to the mean; without them the local ones agree among themselves.
-        detach_mean: m is a constant target. The paper does not say.
+        detach_mean: m is a constant target. The paper does not define this.
     """
 
     fedavg_at: ClassVar[Mapping[str, Any] | None] = {"alpha": 0.0, "beta": 0.0, "weighting": "samples"}
@@ -64,7 +64,7 @@ class FedGCA(FedDyn):
         return self.maps and self.beta > 0
 
     def extend(self, model: nn.Module, client_count: int, seed: int) -> nn.Module:  # noqa: ARG002
-        """The model as it is, if it has class activation maps or none are wanted.
+        """Return the model unchanged, after checking that it has class activation maps if the loss uses them.
 
         Raises:
             ModelError: the network does not end in global average pooling and one linear layer.
@@ -82,7 +82,7 @@ class FedGCA(FedDyn):
     def compute(
         self, model: nn.Module, images: Tensor, local: ClientContext
     ) -> tuple[Tensor, Tensor, Mapping[str, Tensor]]:
-        """Features, logits and, for the loss, the maps the features are pooled from: one forward pass in all."""
+        """Return features, logits and, for the loss, the maps the features are pooled from: one forward pass in all."""
         if not self._uses_maps:
             return super().compute(model, images, local)
         assert isinstance(model, Model)
@@ -91,7 +91,7 @@ class FedGCA(FedDyn):
         return features, model.classify(features), {"maps": maps}
 
     def loss(self, batch: Batch, local: ClientContext) -> Losses:
-        """Cross-entropy over all views, CP and CAM; FedDyn's terms are gradients (:meth:`edit_gradients`)."""
+        """Return cross-entropy over all views, CP and CAM; FedDyn's terms are gradients (:meth:`edit_gradients`)."""
         terms = {"cross_entropy": batch.cross_entropy()}
         if not self.beta or not (self.predictions or self.maps):
             return Losses(terms)
@@ -110,13 +110,14 @@ class FedGCA(FedDyn):
 
     def _consistency(self, own: Tensor, others: Tensor, views: int, form: Literal["bce", "kl"]) -> Tensor:
         """:func:`multi_view_consistency` of distributions ``[V*B, N]``, view-major."""
-        by_view = own.unflatten(0, (views, -1)), others.unflatten(0, (views, -1))
-        others = by_view[1] if self.with_global else by_view[1][:0]
-        return multi_view_consistency(by_view[0], others, form, detach_mean=self.detach_mean)
+        own, others = own.unflatten(0, (views, -1)), others.unflatten(0, (views, -1))
+        if not self.with_global:
+            others = others[:0]
+        return multi_view_consistency(own, others, form, detach_mean=self.detach_mean)
 
 
 def attention(model: nn.Module, maps: Tensor, labels: Tensor) -> Tensor:
-    """``[B, U*V]``: softmax over positions of each image's class activation map for its label."""
+    """Return ``[B, U*V]``: softmax over positions of each image's class activation map for its label."""
     assert isinstance(model, Model)
     return model.class_activation_maps(maps, labels).flatten(1).softmax(1)
 
@@ -127,7 +128,7 @@ def attention(model: nn.Module, maps: Tensor, labels: Tensor) -> Tensor:
 def multi_view_consistency(
     local: Tensor, global_: Tensor, form: Literal["bce", "kl"] = "bce", *, detach_mean: bool = True
 ) -> Tensor:
-    """FedGCA Eq. 2: every view's distribution held to the mean over the views of both models.
+    """Return FedGCA Eq. 2: every view's distribution held to the mean over the views of both models.
 
     The sum over views, averaged over the batch. Used twice: over classes (CP) and, with ``form="kl"``, over the pixels
     of class activation maps (CAM).
@@ -137,7 +138,7 @@ def multi_view_consistency(
         global_: ``[V', B, K]`` probabilities of the frozen global model; a constant.
         form: ``bce`` as printed, ``-sum_c p log m + (1 - p) log(1 - m)``, which alone drives views to one-hot; ``kl``
             as the text says, ``KL(p || m)``.
-        detach_mean: the mean distribution is a constant target. The paper does not say.
+        detach_mean: the mean distribution is a constant target. The paper does not define this.
     """
     if form not in ("bce", "kl"):
         raise ValueError(f"form must be bce or kl; got {form!r}")

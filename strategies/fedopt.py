@@ -12,7 +12,7 @@ from torch import Tensor
 
 from common.config import BelowOne, Positive, Search, checked
 from common.prototypes import PrototypeSet
-from common.storage.state import GlobalState, under_prefix, with_prefix
+from common.storage.state import GlobalState, under_prefix
 from strategies.core.method import Averaging, ServerContext, Update, Weighting
 
 FIRST, SECOND = "first_moment/", "second_moment/"
@@ -25,7 +25,7 @@ class FedOpt(Averaging):
     ``sgd``: ``v <- momentum v + Delta; w <- w + server_learning_rate v``, FPL's "FedOPT". ``adam``, ``yogi`` and
     ``adagrad`` are the paper's, without bias correction and with the second moment starting at ``epsilon^2``. Buffers
     (batch-norm statistics) are the plain mean, since they have no gradient. ``start=mean`` steps from the mean instead:
-    ``w <- mean_S w_k + server_learning_rate v``, which is what FPL's code comes to. ``optimizer=sgd
+    ``w <- mean_S w_k + server_learning_rate v``, which is the effect of FPL's code. ``optimizer=sgd
     server_learning_rate=1 momentum=0 weighting=samples`` is FedAvg.
 
     Payload: the model's state both ways. Client state: none. Server state: the moments, in float64.
@@ -60,19 +60,18 @@ class FedOpt(Averaging):
     start: Literal["received", "mean"] = "received"
 
     def initial_state(self, weights: Mapping[str, Tensor], server: ServerContext) -> GlobalState:
-        """First moment 0; second moment ``epsilon^2`` where there is one."""
-        zeros = {
-            name: torch.zeros_like(tensor, dtype=torch.float64)
-            for name, tensor in weights.items()
-            if name in server.parameters
-        }
-        extra = with_prefix(FIRST, zeros)
-        if self.optimizer != "sgd":
-            extra |= with_prefix(SECOND, {name: zero + self.epsilon**2 for name, zero in zeros.items()})
+        """Return the initial state with first moments 0, and second moments ``epsilon^2`` if the optimiser has them."""
+        extra: dict[str, Tensor] = {}
+        for name, tensor in weights.items():
+            if name not in server.parameters:
+                continue
+            extra[FIRST + name] = torch.zeros_like(tensor, dtype=torch.float64)
+            if self.optimizer != "sgd":
+                extra[SECOND + name] = extra[FIRST + name] + self.epsilon**2
         return GlobalState(0, weights, PrototypeSet.empty(server.feature_size), extra)
 
     def aggregate(self, state: GlobalState, updates: Sequence[Update], server: ServerContext) -> GlobalState:
-        """One step of the server's optimiser."""
+        """Take one step of the server's optimiser."""
         weights = self.average(updates, server)
         extra: dict[str, Tensor] = {}
         for name, first in under_prefix(FIRST, state.extra).items():
@@ -87,7 +86,9 @@ class FedOpt(Averaging):
                 step = first / (second.sqrt() + self.epsilon)
                 extra[SECOND + name] = second
             extra[FIRST + name] = first
-            start = before if self.start == "received" else mean
+            start = before
+            if self.start == "mean":
+                start = mean
             weights[name] = (start + self.server_learning_rate * step).to(weights[name].dtype)
         return GlobalState(state.round, weights, state.prototypes, extra)
 

@@ -51,24 +51,24 @@ class FedPall(SingleSet):
     """Clients keep their bodies, deceive a server's amplifier, agree on prototypes and take over a global classifier.
 
     Two exchanges a round. ``train``: each client takes over the global classifier but for its batch norm, trains on
-    cross-entropy + ``contrast`` * InfoNCE with the global prototypes (Eq. 7) + ``divergence`` * KL between the
-    amplifier's opinion whose feature it is and uniform (Eq. 6), and sends class means; the server makes the prototypes
+    cross-entropy + ``contrast`` * InfoNCE with the global prototypes (Eq. 7) + ``divergence`` * KL between uniform and
+    the amplifier's prediction of the feature's client (Eq. 6), and sends class means; the server makes the prototypes
     of the round (Eq. 4). ``mix``: each client's own model is scored, and it sends protected features; on these the
     server trains the classifier (labels) and the amplifier (clients). ``contrast=divergence=0`` without
     ``swap_classifier`` is SingleSet. Paper, code, payload and privacy: docs/methods.md.
 
     Args:
         fidelity: ``released`` draws one share of two decimals and one mask with exactly ``mask_share`` ones per client
-            and round; ``paper`` a share and an independent Bernoulli mask per sample.
+            and round; ``paper`` draws a share and an independent Bernoulli mask per sample.
         feature_mode: augmented batches with their own statistics (``train``, released), or plain in evaluation mode.
-        protection: what happens to features before they leave: nothing, Gaussian noise N(0, 1), mixture, mask, both.
+        protection: change of features before they are sent: none, Gaussian noise N(0, 1), mixture, mask, or both.
         mix_low: smallest share of the own feature in a mixture, in [0, 1]; the largest is 1.
         mask_share: beta, share of feature dimensions that are sent, in (0, 1].
         temperature: tau > 0 (released: 3).
         contrast: delta, weight of InfoNCE, >= 0. Office-10, PACS: 0.1; Digits: 0.7 (the paper says 0.3, see #30).
         divergence: mu, weight of the KL term, >= 0. Office-10, PACS: 0.1; Digits: 0.3 (the paper says 0.7).
-        denominator: InfoNCE over all classes; over the ``negatives`` only (Eq. 7); or over all with the prototypes'
-            lengths kept there (``raw``, released). The default is the sound one; lengths are at most 1.
+        denominator: InfoNCE over ``all`` classes; over the ``negatives`` only (Eq. 7); or over all with prototypes that
+            are not normalised there (``raw``, released; their lengths are at most 1).
         amplifier_mode: batch norm of the amplifier on the device: batch statistics (released), or running ones.
         swap_classifier: whether clients take over the global classifier.
         server_training: how the server trains classifier and amplifier.
@@ -101,45 +101,60 @@ class FedPall(SingleSet):
             head.load_state_dict(under_prefix(f"{CLASSIFIER}/", local.extra), strict=False)
 
     def loss(self, batch: Batch, local: ClientContext) -> Losses:
-        """Cross-entropy + InfoNCE (Eq. 7; once there are prototypes) + KL (Eq. 6)."""
+        """Return cross-entropy + InfoNCE (Eq. 7; once there are prototypes) + KL (Eq. 6)."""
         terms = {"cross_entropy": batch.cross_entropy()}
         if self.contrast and len(local.prototypes):
-            terms["contrast"] = self.contrast * prototype_contrast(
-                batch.features,
-                batch.labels,
-                local.prototypes,
-                temperature=self.temperature,
-                denominator="negatives" if self.denominator == "negatives" else "all",
-                denominator_rows="raw" if self.denominator == "raw" else "normalised",
-            )
+            terms["contrast"] = self.contrast * self._contrast(batch, local.prototypes)
         if self.divergence:
             net = received_discriminator(AMPLIFIER, local, training_mode=self.amplifier_mode == "train")
-            opinion, paper = net(batch.features), self.fidelity == "paper"
-            kl = uniform_divergence(opinion, "prediction_first" if paper else "uniform_first")
-            terms["divergence"] = self.divergence * kl
+            order: Literal["prediction_first", "uniform_first"] = "uniform_first"
+            if self.fidelity == "paper":
+                order = "prediction_first"
+            terms["divergence"] = self.divergence * uniform_divergence(net(batch.features), order)
         return Losses(terms)
 
+    def _contrast(self, batch: Batch, prototypes: PrototypeSet) -> Tensor:
+        """Return InfoNCE with the global prototypes, see ``denominator``."""
+        classes: Literal["all", "negatives"] = "all"
+        rows: Literal["normalised", "raw"] = "normalised"
+        if self.denominator == "negatives":
+            classes = "negatives"
+        if self.denominator == "raw":
+            rows = "raw"
+        return prototype_contrast(
+            batch.features,
+            batch.labels,
+            prototypes,
+            temperature=self.temperature,
+            denominator=classes,
+            denominator_rows=rows,
+        )
+
     def upload(self, local: ClientContext, trained: Trained) -> Upload:  # noqa: ARG002
-        """The client's class means (Eq. 3)."""
+        """Return the client's class means (Eq. 3)."""
         return Upload(prototypes=class_means(*feature_pass(local, self.feature_mode), local.class_count))
 
     def respond(self, local: ClientContext) -> Upload:
-        """Features of the same pass, protected, and their labels."""
+        """Return features of the same pass, protected, and their labels."""
         with running_statistics_kept(local.model):  # they moved in the first pass already
             features, labels = feature_pass(local, self.feature_mode)
         protected = self.protect(features, labels, local.prototypes, local.generator("protection"))
         return Upload(weights={}, extra={"features": protected, "labels": labels})
 
     def protect(self, features: Tensor, labels: Tensor, prototypes: PrototypeSet, draws: torch.Generator) -> Tensor:
-        """``mask * (share * z + (1 - share) * G^y)`` (Eq. 8-9), ``[N, D]``; share in [mix_low, 1], mask of 0 and 1."""
+        """Return ``mask * (share * z + (1 - share) * G^y)`` (Eq. 8-9), ``[N, D]``; share in [mix_low, 1]."""
         count, size = features.shape
         per_sample = self.fidelity == "paper"
         if self.protection == "gaussian":
             return features + torch.randn(count, size, generator=draws).to(features)
         if self.protection in ("mix", "both"):
             table, _ = prototypes.rows_per_class(1 + max([*prototypes.classes, int(labels.max())]))
-            share = self.mix_low + (1 - self.mix_low) * torch.rand(count if per_sample else 1, 1, generator=draws)
-            share = (share if per_sample else (100 * share).round() / 100).to(features)
+            if per_sample:
+                share = self.mix_low + (1 - self.mix_low) * torch.rand(count, 1, generator=draws)
+            else:
+                share = self.mix_low + (1 - self.mix_low) * torch.rand(1, 1, generator=draws)
+                share = (100 * share).round() / 100
+            share = share.to(features)
             features = share * features + (1 - share) * table[labels]
         if self.protection in ("mask", "both"):
             if per_sample:
@@ -152,7 +167,7 @@ class FedPall(SingleSet):
         return features
 
     def initial_state(self, weights: Mapping[str, Tensor], server: ServerContext) -> GlobalState:
-        """An amplifier with weights of the seed; the classifier is the initial model's."""
+        """Return the initial state with an amplifier, whose weights depend on the seed, and the model's classifier."""
         nets = initial_net(AMPLIFIER, new_discriminator(AMPLIFIER, server))
         nets |= initial_net(CLASSIFIER, server.new_model().get_submodule("head"))
         return GlobalState(0, weights, PrototypeSet.empty(server.feature_size), nets)
@@ -161,10 +176,12 @@ class FedPall(SingleSet):
         """``train``: amplifier, classifier, last prototypes. ``mix``: this round's prototypes."""
         if server.exchange == "mix":
             return Download(prototypes=state.prototypes)
-        own = norm_state_names(server.new_model().get_submodule("head"))
-        classifier = sent_net(CLASSIFIER, state.extra) if self.swap_classifier else {}
-        taken = {name: tensor for name, tensor in classifier.items() if name.partition("/")[2] not in own}
-        return Download(prototypes=state.prototypes, extra={**sent_net(AMPLIFIER, state.extra), **taken})
+        extra = sent_net(AMPLIFIER, state.extra)
+        if self.swap_classifier:
+            extra |= sent_net(CLASSIFIER, state.extra)
+            for name in norm_state_names(server.new_model().get_submodule("head")):
+                extra.pop(f"{CLASSIFIER}/{name}", None)  # a client keeps its own batch norm
+        return Download(prototypes=state.prototypes, extra=extra)
 
     def expects(self, server: ServerContext) -> UploadSpec:
         """``train``: class means. ``mix``: one feature and label per training sample."""
@@ -188,7 +205,7 @@ class FedPall(SingleSet):
         """``train``: prototypes (Eq. 4). ``mix``: classifier by label, then amplifier by client."""
         if server.exchange == "train":
             return replace(state, prototypes=class_means_of(updates, server, unit=self.fidelity == "released"))
-        features, labels = (sent_rows(updates, name) for name in ("features", "labels"))
+        features, labels = sent_rows(updates, "features"), sent_rows(updates, "labels")
         head, amplifier = server.new_model().get_submodule("head"), new_discriminator(AMPLIFIER, server)
         how, extra = self.server_training, state.extra
         nets = retrain(CLASSIFIER, head, extra, features, labels, how, server)

@@ -34,7 +34,7 @@ class FedPLCC(SentClusters):
         fraction: phi, share of the class's rows in the correction, in (0, 1].
         weighted: rows count by their share; ``False`` is Table V's "w=1".
         weighted_mean: a cluster's vector is the weighted mean of its rows. The paper only adds weights up.
-        cross_entropy_reduce: Eq. 5 prints the cross-entropy as a sum over the data. With lambda_1 of 1 to 100 beside
+        cross_entropy_reduce: Eq. 5 prints the cross-entropy as a sum over the data. With lambda_1 of 1 to 100 next to
             it only the mean makes sense, which is the default; ``sum`` is the sum over the batch.
     """
 
@@ -50,7 +50,7 @@ class FedPLCC(SentClusters):
     cross_entropy_reduce: Literal["mean", "sum"] = "mean"
 
     def loss(self, batch: Batch, local: ClientContext) -> Losses:
-        """Cross-entropy + weighted contrast + correction; only cross-entropy before there are prototypes."""
+        """Return cross-entropy + weighted contrast + correction; only cross-entropy before there are prototypes."""
         value = batch.cross_entropy()
         if self.cross_entropy_reduce == "sum":
             value = value * len(batch.labels)
@@ -74,7 +74,7 @@ class FedPLCC(SentClusters):
         updates: Sequence[Update],
         server: ServerContext,
     ) -> PrototypeSet:
-        """FINCH* over the uploaded rows of each class; weights then sum to 1 per class."""
+        """Cluster the uploaded rows of each class with FINCH*; weights then sum to 1 per class."""
         rows = server.aggregation.rows([update.prototypes for update in updates])
         return normalise_weights(
             cluster_prototypes(rows, level=self.level, clustering=self.clustering, weighted_mean=self.weighted_mean)

@@ -46,7 +46,7 @@ class FedPLVM(SentClusters):
     weighting: Weighting = "uniform"
 
     def loss(self, batch: Batch, local: ClientContext) -> Losses:
-        """Cross-entropy + contrast + correction; only cross-entropy before there are prototypes."""
+        """Return cross-entropy + contrast + correction; only cross-entropy before there are prototypes."""
         value = batch.cross_entropy()
         if not len(local.prototypes) or not (self.contrast or self.correction):
             return Losses({"cross_entropy": value})

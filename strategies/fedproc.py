@@ -37,11 +37,11 @@ class FedProc(Averaging):
     Args:
         temperature: tau of the contrast, > 0 (the authors: 1).
         schedule: ``official``: ``a_t = t / T`` with t from 0; ``rethinkfl``, FPL's code behind its table: ``t / (T -
-            1)``, and cross-entropy has weight 0 in round 0 too, where nothing but weight decay then moves the model.
+            1)``, and cross-entropy has weight 0 in round 0 too, in which only weight decay then changes the model.
         prototype_mode: a pass after training (the authors), or running means over the last epoch (FPL's code).
         prototype_weighting: global mean over all ``samples`` of a class (the authors), or ``uniform`` over the clients'
             means (FPL's code).
-        keep_missing: keep the last mean of a class that nobody reported (the authors; FPL's code makes the means anew).
+        keep_missing: keep the last mean of a class that no client sent (the authors; FPL's code drops it).
     """
 
     temperature: Annotated[Positive, Search(0.05, 5.0)] = 1.0
@@ -61,13 +61,15 @@ class FedProc(Averaging):
         return self.prototype_mode
 
     def cross_entropy_weight(self, round_number: int, rounds: int, any_prototypes: bool) -> float:
-        """``a_t`` of the 1-based ``round_number``, in [0, 1]."""
+        """Return ``a_t`` of the 1-based ``round_number``, in [0, 1]."""
         if self.schedule == "rethinkfl":
             return (round_number - 1) / max(rounds - 1, 1)
-        return (round_number - 1) / rounds if any_prototypes else 1.0
+        if not any_prototypes:
+            return 1.0
+        return (round_number - 1) / rounds
 
     def loss(self, batch: Batch, local: ClientContext) -> Losses:
-        """Cross-entropy and contrast, weighted by the round."""
+        """Return cross-entropy and contrast, weighted by the round."""
         share = self.cross_entropy_weight(local.round, local.rounds, len(local.prototypes) > 0)
         terms = {"cross_entropy": share * batch.cross_entropy()}
         if len(local.prototypes):
@@ -78,6 +80,8 @@ class FedProc(Averaging):
     def aggregate_prototypes(
         self, state: GlobalState, updates: Sequence[Update], server: ServerContext
     ) -> PrototypeSet:
-        """The mean over all reported samples of each class."""
+        """Return the mean over all reported samples of each class."""
         means = class_means_of(updates, server, sample_weighted=self.prototype_weighting == "samples")
-        return carry_over(means, state.prototypes) if self.keep_missing else means
+        if self.keep_missing:
+            return carry_over(means, state.prototypes)
+        return means

@@ -35,8 +35,8 @@ class FedProto(Averaging):
     The default is the reading of FPL's, FedAPC's and FedPLCC's tables, "FedProto with parameter averaging": prototypes
     are running means over the last local epoch, and the global one is the mean over the clients that hold the class.
 
-    The original averages no models: only prototypes travel, each client keeps its model and is scored on it. FedPall's
-    table: ``aggregate_models=false prototype_mode=post_eval prototype_weighting=samples``. The official code
+    The original averages no models: only prototypes are sent, and each client keeps its model and is scored on it.
+    FedPall's table: ``aggregate_models=false prototype_mode=post_eval prototype_weighting=samples``. The official code
     accumulates over the last epoch and predicts by the nearest prototype: ``aggregate_models=false
     predict_with=prototypes``. With ``aggregate_models=false consistency=0`` it is SingleSet.
 
@@ -66,8 +66,10 @@ class FedProto(Averaging):
         return not self.aggregate_models
 
     def shared_names(self, model: nn.Module) -> set[str]:
-        """The whole model, or nothing of it."""
-        return super().shared_names(model) if self.aggregate_models else set()
+        """Return all names, or none if models are not averaged."""
+        if not self.aggregate_models:
+            return set()
+        return super().shared_names(model)
 
     @property
     def prototypes_from(self) -> PrototypeMode:
@@ -75,14 +77,14 @@ class FedProto(Averaging):
         return self.prototype_mode
 
     def loss(self, batch: Batch, local: ClientContext) -> Losses:
-        """Cross-entropy plus the squared distance to the class's global prototype, mean over features and batch."""
+        """Return cross-entropy plus the mean squared distance to the class's global prototype."""
         terms = {"cross_entropy": batch.cross_entropy()}
         if self.consistency and len(local.prototypes):
             terms["consistency"] = self.consistency * prototype_mse(batch.features, batch.labels, local.prototypes)
         return Losses(terms)
 
     def predict(self, features: Tensor, logits: Tensor, local: ClientContext) -> Tensor:
-        """The classifier's logits, or minus the squared distance to each class's prototype."""
+        """Return the classifier's logits, or minus the squared distance to each class's prototype."""
         if self.predict_with == "classifier" or not len(local.prototypes):
             return logits
         scores = torch.full_like(logits, -torch.inf)
@@ -91,9 +93,10 @@ class FedProto(Averaging):
         return scores
 
     def inference(self, model: nn.Module, prototypes: PrototypeSet, seed: int) -> nn.Module:
-        """The model, or the nearest prototype to its features."""
-        nearest = self.predict_with == "prototypes" and len(prototypes)
-        return NearestPrototype(model, prototypes) if nearest else super().inference(model, prototypes, seed)
+        """Return the model, or the nearest prototype to its features."""
+        if self.predict_with == "prototypes" and len(prototypes):
+            return NearestPrototype(model, prototypes)
+        return super().inference(model, prototypes, seed)
 
     def aggregate_prototypes(
         self,
@@ -101,7 +104,7 @@ class FedProto(Averaging):
         updates: Sequence[Update],
         server: ServerContext,
     ) -> PrototypeSet:
-        """The mean of the clients' class means, class by class."""
+        """Return the mean of the clients' class means, class by class."""
         return class_means_of(updates, server, sample_weighted=self.prototype_weighting == "samples")
 
 
@@ -119,7 +122,7 @@ class NearestPrototype(nn.Module):
             self.register_buffer(name, rows, persistent=False)
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Features ``[B, D]``, and minus their squared distances ``[B, K]``, minus infinity for absent classes."""
+        """Return features ``[B, D]`` and minus their squared distances ``[B, K]``, -inf for absent classes."""
         features, logits = self.model(images)
         distances = (features[:, None] - self.table).square().sum(2)
         return features, torch.where(self.present, -distances, torch.full_like(logits, -torch.inf))

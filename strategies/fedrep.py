@@ -35,11 +35,11 @@ class FedRep(Method):
     freeze_statistics: bool = False
 
     def shared_names(self, model: nn.Module) -> set[str]:
-        """The body."""
+        """Return the names of the body."""
         return set(filter(_in_body, model.state_dict()))
 
     def phases(self, epochs: int) -> tuple[Phase, ...]:
-        """The head, then the body."""
+        """Return two phases: the head trains, then the body."""
         return (
             Phase(self.head_epochs or epochs, _in_head, freeze_statistics=self.freeze_statistics),
             Phase(self.body_epochs, _in_body, freeze_statistics=self.freeze_statistics),

@@ -29,7 +29,7 @@ class FedSAM(Method):
     Payload: the model's state both ways. Client state: none.
 
     Args:
-        rho: radius of the neighbourhood, >= 0, in the units of the parameters. FedGCA's tables do not say; 0.05 is
+        rho: radius of the neighbourhood, >= 0, in the units of the parameters. FedGCA's tables do not give it; 0.05 is
             SAM's own, Caldarola's code takes 0.1 on CIFAR-10.
         batch_norm: which passes move batch norm's running statistics: the one at ``w`` only (``first``), since the
             model that is sent never is at the other point, or ``both``. Batch statistics normalise in either.
@@ -41,7 +41,7 @@ class FedSAM(Method):
     batch_norm: Literal["first", "both"] = "first"
 
     def step(self, local: ClientContext, images: Tensor, labels: Tensor) -> Losses:
-        """Gradient, ascent to the neighbour, gradient there, return, descent."""
+        """Take one step: gradient, ascent to the neighbour, gradient there, back, descent."""
         losses = self.loss(local.forward(images, labels), local)
         local.backward(losses.total)
         if self.rho:

@@ -32,7 +32,7 @@ class FedSR(Averaging):
     network differs, no setting is FedAvg; ``norm=divergence=0`` is FedAvg of the probabilistic network.
 
     The released code takes five optimiser steps a round (``train.local_steps=5``) and averages clients equally
-    (``weighting=uniform``, which by default is by samples, as in the rows beside it in FedGCA's tables); it leaves C a
+    (``weighting=uniform``, which by default is by samples, as in the other rows of FedGCA's tables); it leaves C a
     free number, whose logarithm is lost once it turns negative. Here C is positive, in either fidelity.
 
     Payload: the network's state both ways. Client state: the class Gaussians r_m, r_s and the scale C.
@@ -55,7 +55,7 @@ class FedSR(Averaging):
     weighting: Weighting = "samples"
 
     def extend(self, model: nn.Module, client_count: int, seed: int) -> nn.Module:  # noqa: ARG002
-        """The model's backbone under a Gaussian layer and a linear classifier, beside the class Gaussians."""
+        """Return the model's backbone under a Gaussian layer and a linear classifier, and the class Gaussians."""
         assert isinstance(model, Model)
         with initialised(seed, "probabilistic network"):
             extended = ProbabilisticModel(model, self.latent_size or model.feature_size)
@@ -63,13 +63,13 @@ class FedSR(Averaging):
         return extended
 
     def shared_names(self, model: nn.Module) -> set[str]:
-        """Everything but the class Gaussians."""
+        """Return all names except those of the class Gaussians."""
         return {name for name in model.state_dict() if not name.startswith(f"{GAUSSIANS}.")}
 
     def compute(
         self, model: nn.Module, images: Tensor, local: ClientContext
     ) -> tuple[Tensor, Tensor, Mapping[str, Tensor]]:
-        """In training, one draw of the features and its logits; in evaluation, the mean and log-probabilities."""
+        """Return one draw of the features and its logits; in evaluation the mean and log-probabilities."""
         assert isinstance(model, ProbabilisticModel)
         mean, deviation = model.distribution(images)
         gaussian = {"mean": mean, "deviation": deviation}
@@ -82,7 +82,7 @@ class FedSR(Averaging):
         return mean, model.average(mean, deviation, draws, self.test_samples), gaussian
 
     def inference(self, model: nn.Module, prototypes: PrototypeSet, seed: int) -> nn.Module:
-        """The same draws for every image, ten times as many as a test makes of each, so that they count for little."""
+        """Return the model with the same draws for every image, ten times as many as in a test."""
         assert isinstance(model, ProbabilisticModel)
         if self.test_samples == 0:
             return super().inference(model, prototypes, seed)
@@ -90,7 +90,7 @@ class FedSR(Averaging):
         return FixedDraws(model, torch.randn(10 * self.test_samples, model.feature_size, generator=draws))
 
     def loss(self, batch: Batch, local: ClientContext) -> Losses:
-        """Cross-entropy, L2R and CMI of the drawn features, over all views."""
+        """Return cross-entropy, L2R and CMI of the drawn features, over all views."""
         terms = {"cross_entropy": batch.cross_entropy()}
         if self.norm:
             terms["norm"] = self.norm * feature_norm(batch.features, squared=self.fidelity == "paper")
@@ -112,7 +112,7 @@ class FedSR(Averaging):
 
 
 def feature_norm(features: Tensor, *, squared: bool = False) -> Tensor:
-    """FedSR's L2R: mean length of ``features [B, D]`` as its code has it, or mean squared length."""
+    """Return FedSR's L2R: mean length of ``features [B, D]`` as its code has it, or mean squared length."""
     features = features.to(working_dtype(features))
     if squared:
         return features.square().sum(1).mean()
@@ -127,7 +127,7 @@ def gaussian_class_divergence(
     class_deviation: Tensor,
     scale: Tensor | float = 1.0,
 ) -> Tensor:
-    """FedSR's CMI: ``KL(N(C m, (C s)^2) || N(r_m, r_s^2))`` to the label's Gaussian, mean over B.
+    """Return FedSR's CMI: ``KL(N(C m, (C s)^2) || N(r_m, r_s^2))`` to the label's Gaussian, mean over B.
 
     Summed over the D dimensions.
 
@@ -161,7 +161,7 @@ class GaussianLayer(nn.Module):
         self.fc = nn.Linear(feature_size, 2 * latent_size)
 
     def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """``(mean [B, Z], deviation [B, Z] > 0)`` of ``features [B, D]``."""
+        """Return ``(mean [B, Z], deviation [B, Z] > 0)`` of ``features [B, D]``."""
         mean, raw = self.fc(features).chunk(2, dim=1)
         return mean, F.softplus(raw)
 
@@ -175,7 +175,7 @@ class GaussianBackbone(nn.Module):
         self.gaussian = GaussianLayer(feature_size, latent_size)
 
     def forward(self, images: Tensor) -> Tensor:
-        """``[B, Z]``: the mean, which may be negative."""
+        """Return ``[B, Z]``: the mean, which may be negative."""
         return self.gaussian(self.network(images))[0]
 
 
@@ -193,12 +193,12 @@ class ProbabilisticModel(Model):
         super().__init__(backbone, nn.Linear(latent_size, model.class_count), latent_size, model.class_count)
 
     def distribution(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """``(mean [B, Z], deviation [B, Z] > 0)`` of ``images [B, 3, H, W]``."""
+        """Return ``(mean [B, Z], deviation [B, Z] > 0)`` of ``images [B, 3, H, W]``."""
         mean, deviation = self.backbone.gaussian(self.backbone.network(images))
         return mean, deviation
 
     def average(self, mean: Tensor, deviation: Tensor, generator: torch.Generator, samples: int = 20) -> Tensor:
-        """``[B, K]``: the logarithm of the class probabilities averaged over ``samples`` draws of the features."""
+        """Return ``[B, K]``: the logarithm of the mean class probabilities over ``samples`` draws of the features."""
         draws = [F.log_softmax(self.classify(sample(mean, deviation, generator)), dim=1) for _ in range(samples)]
         return torch.stack(draws).logsumexp(dim=0) - math.log(samples)
 
@@ -214,7 +214,7 @@ class FixedDraws(nn.Module):
         self.register_buffer("draws", draws, persistent=False)
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """The mean ``[B, Z]`` and log-probabilities ``[B, K]`` of prepared images."""
+        """Return the mean ``[B, Z]`` and log-probabilities ``[B, K]`` of prepared images."""
         mean, deviation = self.model.distribution(images)
         features = mean + deviation * self.draws[:, None]
         logits = self.model.classify(features).log_softmax(2).logsumexp(0)
@@ -222,7 +222,7 @@ class FixedDraws(nn.Module):
 
 
 def sample(mean: Tensor, deviation: Tensor, generator: torch.Generator) -> Tensor:
-    """``[B, Z]``: one draw ``mean + deviation * noise``, differentiable in both; noise is drawn on the CPU."""
+    """Return ``[B, Z]``: one draw ``mean + deviation * noise``, differentiable in both; noise is drawn on the CPU."""
     noise = torch.randn(mean.shape, generator=generator).to(mean.device, mean.dtype)
     return mean + deviation * noise
 
@@ -251,5 +251,5 @@ class ClassGaussians(nn.Module):
         return F.softplus(self.raw_scale)
 
     def forward(self, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """``(r_m [B, Z], r_s [B, Z] > 0, C scalar > 0)`` for ``labels [B]``."""
+        """Return ``(r_m [B, Z], r_s [B, Z] > 0, C scalar > 0)`` for ``labels [B]``."""
         return self.means[labels], self.deviations[labels], self.scale

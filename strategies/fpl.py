@@ -30,8 +30,8 @@ class FPL(Averaging):
         consistency_reduce: Eq. 10 sums over feature dimensions, the released code takes the mean (512 times smaller).
             The mean is the default, since it produced the published numbers.
         prototype_mode: running means over the last local epoch (released code), or a pass after training (Algorithm 1).
-        clusters: what CPCL contrasts with: FINCH clusters, or one global mean per class (Fig. 5).
-        target: what UPCR pulls towards: the mean of the clusters, or the mean of the clients (Table 3).
+        clusters: prototypes of CPCL: FINCH clusters, or one global mean per class (Fig. 5).
+        target: prototypes of UPCR: the mean of the clusters, or the mean of the clients (Table 3).
         level: FINCH level; ``None`` is the coarsest with two clusters or more.
         clustering: FINCH by its authors' package, or by ``torch``: for rows on a GPU, or above 10,000 of one class.
     """
@@ -54,7 +54,7 @@ class FPL(Averaging):
         return self.prototype_mode
 
     def loss(self, batch: Batch, local: ClientContext) -> Losses:
-        """Cross-entropy + CPCL (Eq. 7) + UPCR (Eq. 10); only cross-entropy before there are prototypes."""
+        """Return cross-entropy + CPCL (Eq. 7) + UPCR (Eq. 10); only cross-entropy before there are prototypes."""
         value = batch.cross_entropy()
         if not len(local.prototypes) or not (self.contrast or self.consistency):
             return Losses({"cross_entropy": value})
@@ -70,10 +70,14 @@ class FPL(Averaging):
         return Losses(terms, value + found.total)
 
     def _rows(self, clusters: PrototypeSet) -> tuple[PrototypeSet, PrototypeSet]:
-        """What CPCL contrasts with, and what UPCR pulls towards."""
+        """Return the prototypes that CPCL contrasts with, and those that UPCR pulls towards."""
         means = unbiased_prototypes(clusters, sample_weighted=True)  # clusters weighted by their number of members
-        unbiased = unbiased_prototypes(clusters)
-        return (means if self.clusters == "global" else clusters, means if self.target == "global" else unbiased)
+        targets = unbiased_prototypes(clusters)
+        if self.target == "global":
+            targets = means
+        if self.clusters == "global":
+            return means, targets
+        return clusters, targets
 
     def aggregate_prototypes(
         self,
@@ -81,7 +85,7 @@ class FPL(Averaging):
         updates: Sequence[Update],
         server: ServerContext,
     ) -> PrototypeSet:
-        """FINCH over the local means of each class (Eq. 4); a cluster's weight is its number of members."""
+        """Cluster the local means of each class with FINCH (Eq. 4); a cluster's weight is its number of members."""
         means = server.aggregation.rows([update.prototypes for update in updates])
         one_each = PrototypeSet(means.vectors, means.labels, means.weights.new_ones(len(means)))
         return cluster_prototypes(one_each, level=self.level, clustering=self.clustering)

@@ -49,7 +49,7 @@ class MOON(Averaging):
     frozen_mode: Literal["eval", "train"] = "eval"
 
     def extend(self, model: nn.Module, client_count: int, seed: int) -> nn.Module:  # noqa: ARG002
-        """The model, with a projection head if asked for."""
+        """Return the model, with a projection head if asked for."""
         if not self.projection:
             return model
         if not isinstance(model, Model):
@@ -58,7 +58,7 @@ class MOON(Averaging):
             return with_projection(model, self.projection)
 
     def loss(self, batch: Batch, local: ClientContext) -> Losses:
-        """Cross-entropy + model contrast, on all views."""
+        """Return cross-entropy + model contrast, on all views."""
         terms = {"cross_entropy": batch.cross_entropy()}
         if self.mu:
             previous = self._features(batch.images, local, "previous", under_prefix(PREVIOUS, local.kept))
@@ -73,7 +73,7 @@ class MOON(Averaging):
         return frozen(images)[0]
 
     def upload(self, local: ClientContext, trained: Trained) -> Upload:  # noqa: ARG002
-        """The model; the client keeps it too, as its previous model of the next round."""
+        """Return the model; the client keeps it too, as its previous model of the next round."""
         return Upload(local=with_prefix(PREVIOUS, local.model.state_dict()))
 
 
@@ -81,7 +81,7 @@ class MOON(Averaging):
 
 
 def model_contrast(features: Tensor, positive: Tensor, negative: Tensor, *, temperature: float) -> Tensor:
-    """MOON's model-contrastive loss (Li et al., CVPR 2021), mean over the batch.
+    """Return MOON's model-contrastive loss (Li et al., CVPR 2021), mean over the batch.
 
     ``softplus((cos(z, negative) - cos(z, positive)) / temperature)``, identical to its two-way cross-entropy.
 
@@ -108,12 +108,12 @@ class ProjectionHead(nn.Module):
         self.fc2 = nn.Linear(feature_size, projection_size)
 
     def forward(self, features: Tensor) -> Tensor:
-        """``[B, P]``: projections of ``features [B, D]``; they may be negative."""
+        """Return ``[B, P]``: projections of ``features [B, D]``; they may be negative."""
         return self.fc2(torch.relu(self.fc1(features)))
 
 
 def with_projection(model: Model, projection_size: int = 256) -> Model:
-    """MOON's network: ``model``'s backbone, a projection, and one linear layer that reads the projection.
+    """Return MOON's network: ``model``'s backbone, a projection, and one linear layer that reads the projection.
 
     The projection becomes part of the backbone, so it is what ``features`` returns. ``model``'s own head is left out.
     """

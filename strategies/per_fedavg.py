@@ -18,13 +18,13 @@ from strategies.parts.edits import displace, restore
 class PerFedAvg(Method):
     """FedAvg of a model that is to be good one gradient step away (Eq. 3), by first-order MAML (FO).
 
-    Batches come in pairs: ``w' = w - a grad L(w; b1)``, then ``w <- w - b grad L(w'; b2)``. The inner step is plain;
-    the outer one is the run's optimiser. The last of an odd number of batches is skipped, as in the released code; a
-    client with one batch only splits it in two, where that code would never train. With ``inner_rate=0`` it is SGD on
-    every other batch.
+    A pair of batches makes a step: ``w' = w - a grad L(w; b1)``, then ``w <- w - b grad L(w'; b2)``. The inner step
+    is plain SGD; the outer one is the run's optimiser. The last of an odd number of batches is skipped, as in the
+    released code; a client with one batch only splits it in two, where that code would never train. With
+    ``inner_rate=0`` it is SGD on every other batch.
 
     FedPall's table scores the averaged model as it is, the default. ``adapt_steps`` scores what the method is meant
-    for: each client's model after so many steps on its own training batches.
+    for: each client's model after this number of steps on its own training batches.
 
     Payload: the model's state both ways. Client state: none.
 
@@ -57,7 +57,7 @@ class PerFedAvg(Method):
             displace(local.model, -self._inner(local))
 
     def step(self, local: ClientContext, images: Tensor, labels: Tensor) -> Losses:
-        """The first batch of a pair is held back until the second is there."""
+        """Take one step per pair of batches; the first batch of a pair waits for the second."""
         if self._batch_count(local) == 1:
             half = len(labels) // local.views // 2
             if half < 2:  # batch norm needs two rows
@@ -85,11 +85,13 @@ class PerFedAvg(Method):
         return losses
 
     def _inner(self, local: ClientContext) -> float:
-        return local.learning_rate if self.inner_rate is None else self.inner_rate
+        if self.inner_rate is None:
+            return local.learning_rate
+        return self.inner_rate
 
     @staticmethod
     def _batch_count(local: ClientContext) -> int:
-        """Batches of one local epoch."""
+        """Return the number of batches in one local epoch."""
 
         def count() -> int:
             order = torch.arange(local.client.samples)

@@ -25,6 +25,7 @@ from strategies.core.method import (
     Update,
     Upload,
     UploadSpec,
+    tensor_specs,
 )
 from strategies.parts.sent_prototypes import class_means_of
 from strategies.parts.server_nets import NetTraining, train_net
@@ -54,8 +55,8 @@ class RUCR(Method):
         mix_low, mix_high: a share of G is drawn from (mix_low, mix_high] for each synthetic feature.
         rebalance_epochs: epochs over the synthetic features, >= 0; ``None`` takes the run's local epochs.
         rebalance_rate: learning rate of plain SGD, > 0; the classifier's batch norm keeps its statistics.
-        rebalance_last: re-balance in the last so many rounds only; ``None`` in all.
-        feed_back: whether the re-balanced classifier is trained on (FedPall), or only scored.
+        rebalance_last: number of last rounds that re-balance, >= 1; ``None`` re-balances in all rounds.
+        feed_back: whether training continues from the re-balanced classifier (FedPall), or it is only scored.
     """
 
     fedavg_at: ClassVar[Mapping[str, float] | None] = {"contrast": 0.0, "rebalance_epochs": 0}
@@ -77,35 +78,37 @@ class RUCR(Method):
 
     @property
     def scheduled(self) -> bool:
-        """Which rounds are the last depends on how many there are."""
+        """Whether only the last rounds re-balance, which depend on the number of rounds."""
         return self.rebalance_last is not None
 
     @property
     def scored_at(self) -> str:
-        """The averaged model before re-balancing (FedPall), or with the re-balanced classifier."""
-        return "rebalance" if self.feed_back else "train"
+        """Score the averaged model before re-balancing (FedPall), or with the re-balanced classifier."""
+        if self.feed_back:
+            return "rebalance"
+        return "train"
 
     @property
     def adapts(self) -> bool:
-        """A classifier that is not trained on is put in for the score."""
+        """Whether the re-balanced classifier is used only for scores."""
         return not self.feed_back
 
     def adapt(self, local: ClientContext) -> None:
-        """Put the re-balanced classifier in."""
+        """Load the re-balanced classifier."""
         local.model.load_state_dict(under_prefix(REBALANCED, local.extra), strict=False)
 
     def scored_weights(self, state: GlobalState) -> Mapping[str, Tensor]:
-        """The averaged model, under the re-balanced classifier if that is not trained on."""
+        """Return the averaged model, with the re-balanced classifier if that is only scored."""
         return {**state.weights, **under_prefix(REBALANCED, state.extra)}
 
     def due(self, number: int, rounds: int) -> bool:
-        """Whether round ``number`` re-balances."""
+        """Return whether round ``number`` re-balances."""
         return number > 1 and (self.rebalance_last is None or number > rounds - self.rebalance_last)
 
     # ---- on the device ---------------------------------------------------------------------------------------------
 
     def loss(self, batch: Batch, local: ClientContext) -> Losses:
-        """Cross-entropy, and the contrast with G once there is one."""
+        """Return cross-entropy, and the contrast with G once there is one."""
         terms = {"cross_entropy": batch.cross_entropy()}
         if self.contrast and len(local.prototypes):
             table, ratios = local.cached("table", lambda: _table(local.prototypes, local.class_count))
@@ -128,7 +131,7 @@ class RUCR(Method):
             local.cached("synthetic", lambda: self.synthesise(local.features()[0], local))
 
     def synthesise(self, features: Tensor, local: ClientContext) -> dict[str, Tensor]:
-        """``share * G^c + (1 - share) * z / ||z||`` per class of G: ``features [K' * per_class, D]``, ``labels``."""
+        """Return ``share * G^c + (1 - share) * z / ||z||`` per class of G, ``[K' * per_class, D]``, and labels."""
         prototypes, draws = local.prototypes, local.generator("synthesise")
         wanted = prototypes.labels.repeat_interleave(self.per_class)
         chosen = torch.randint(len(features), (len(wanted),), generator=draws).to(features.device)
@@ -139,12 +142,14 @@ class RUCR(Method):
         return with_prefix(SYNTHETIC, {"features": share * rows + (1 - share) * own, "labels": wanted})
 
     def upload(self, local: ClientContext, trained: Trained) -> Upload:  # noqa: ARG002
-        """The model; the synthetic features stay."""
+        """Return the model; the synthetic features stay."""
         return Upload(local=local.cached("synthetic", dict))
 
     def rebalance(self, head: nn.Module, local: ClientContext) -> None:
         """Train ``head`` on the synthetic features, in place."""
-        epochs = local.train.epochs if self.rebalance_epochs is None else self.rebalance_epochs
+        epochs = local.train.epochs
+        if self.rebalance_epochs is not None:
+            epochs = self.rebalance_epochs
         synthetic = under_prefix(SYNTHETIC, local.kept)
         if epochs and synthetic:
             training = NetTraining(epochs, self.rebalance_rate, momentum=0.0, weight_decay=0.0)
@@ -153,7 +158,7 @@ class RUCR(Method):
             train_net(head.eval(), *rows, training, local.generator("rebalance"), batch_size=size)
 
     def respond(self, local: ClientContext) -> Upload:
-        """Class means under the averaged model, and its classifier, re-balanced."""
+        """Return class means under the averaged model, and its classifier, re-balanced."""
         means = class_means(*local.features(), local.class_count)
         if not self.due(local.round, local.rounds):
             return Upload(weights={}, prototypes=means)
@@ -164,7 +169,7 @@ class RUCR(Method):
     # ---- on the server ---------------------------------------------------------------------------------------------
 
     def download(self, state: GlobalState, server: ServerContext) -> Download:
-        """The model; for training also G, and the classifier that is scored if it is another."""
+        """Return the model; for training also G, and the classifier if it is only scored."""
         if server.exchange == "rebalance":
             return Download(state.weights)
         return Download(state.weights, state.prototypes, state.extra)
@@ -173,9 +178,10 @@ class RUCR(Method):
         """``train``: the model. ``rebalance``: class means and, when it is due, a classifier."""
         if server.exchange == "train":
             return UploadSpec()
-        heads = {name: tensor for name, tensor in server.shared.items() if name.startswith(HEAD)}
-        specs = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in heads.items()}
-        return UploadSpec(False, True, extra=specs if self.due(server.round, server.rounds) else {})
+        if not self.due(server.round, server.rounds):
+            return UploadSpec(weights=False, prototypes=True)
+        head = with_prefix(HEAD, under_prefix(HEAD, server.shared))
+        return UploadSpec(weights=False, prototypes=True, extra=tensor_specs(head))
 
     def aggregate(self, state: GlobalState, updates: Sequence[Update], server: ServerContext) -> GlobalState:
         """Average the models; then the classifiers, and the class means to G."""
@@ -190,7 +196,7 @@ class RUCR(Method):
 
 
 def _table(prototypes: PrototypeSet, class_count: int) -> tuple[PrototypeSet, Tensor]:
-    """One row per class, zeros for classes nobody has (logit 0), and ``[K]`` the classes' shares of samples."""
+    """Return one row per class, zeros for classes without data (logit 0), and ``[K]`` their shares of samples."""
     rows, _ = prototypes.rows_per_class(class_count)
     counts = rows.new_zeros(class_count).index_copy(0, prototypes.labels, prototypes.weights)
     labels = torch.arange(class_count, device=rows.device)

@@ -24,6 +24,7 @@ from strategies.core.method import (
     Upload,
     UploadSpec,
     Weighting,
+    tensor_specs,
 )
 from strategies.parts.edits import add_linear
 
@@ -31,10 +32,14 @@ CONTROL = "control/"
 
 
 def effective_steps(steps: int, momentum: float) -> float:
-    """How many gradients' worth ``steps`` of SGD move: ``sum_{j=1..K} (1 - m^j) / (1 - m)``; K without momentum.
+    """Return ``sum_{j=1..K} (1 - m^j) / (1 - m)``: K steps of SGD move as far as this number of gradients.
 
-    A gradient goes on acting through the momentum buffer, so that displacement over ``learning_rate * K`` would be up
-    to ``1 / (1 - m)`` times the mean gradient; over this number it is a weighted mean of the gradients.
+    A gradient continues to act through the momentum buffer. The displacement divided by ``learning_rate * K`` would be
+    up to ``1 / (1 - m)`` times the mean gradient; divided by this number it is a weighted mean of the gradients.
+
+    Args:
+        steps: K >= 1.
+        momentum: m in [0, 1); with 0 the result is K.
     """
     if momentum == 0:
         return float(steps)
@@ -43,7 +48,7 @@ def effective_steps(steps: int, momentum: float) -> float:
 
 @checked
 class SCAFFOLD(Averaging):
-    """Local steps along ``g - c_k + c``, which takes the client's drift out; ``control=0`` is FedAvg.
+    """Local steps along ``g - c_k + c``, which removes the client's drift; ``control=0`` is FedAvg.
 
     With option II, ``c_k <- c_k - c + (w^t - w_k) / (K learning_rate)`` over the K local steps; the server steps
     ``w <- w + server_learning_rate mean_S (w_k - w^t)`` and ``c <- c + (1 / C) sum_S (c_k^new - c_k)`` (Algorithm 1).
@@ -76,11 +81,14 @@ class SCAFFOLD(Averaging):
         add_linear(local.model, local.cached("direction", lambda: self._direction(local)), self.control)
 
     def _direction(self, local: ClientContext) -> dict[str, Tensor]:
-        return {name: c - local.kept.get(CONTROL + name, 0.0) for name, c in under_prefix(CONTROL, local.extra).items()}
+        direction: dict[str, Tensor] = {}
+        for name, c in under_prefix(CONTROL, local.extra).items():
+            direction[name] = c - local.kept.get(CONTROL + name, 0.0)
+        return direction
 
     @torch.no_grad()
     def upload(self, local: ClientContext, trained: Trained) -> Upload:
-        """The model and the change of c_k; the client keeps the new c_k."""
+        """Return the model and the change of c_k; the client keeps the new c_k."""
         travelled = local.learning_rate * effective_steps(trained.steps, local.train.momentum)
         before, after, change = local.reference(), {}, {}
         parameters = dict(local.model.named_parameters())
@@ -91,26 +99,29 @@ class SCAFFOLD(Averaging):
         return Upload(extra=with_prefix(CONTROL, change), local=with_prefix(CONTROL, after))
 
     def initial_state(self, weights: Mapping[str, Tensor], server: ServerContext) -> GlobalState:
-        """``c = 0``."""
+        """Return the initial state with ``c = 0``."""
         if server.train.optimizer != "sgd":
             raise ConfigError(
                 f"train.optimizer={server.train.optimizer}: SCAFFOLD's control variates are gradients measured from "
                 "SGD's steps; set train.optimizer=sgd"
             )
-        zeros = {name: torch.zeros_like(weights[name]) for name in weights if name in server.parameters}
-        return GlobalState(0, weights, PrototypeSet.empty(server.feature_size), with_prefix(CONTROL, zeros))
+        zeros: dict[str, Tensor] = {}
+        for name, tensor in weights.items():
+            if name in server.parameters:
+                zeros[CONTROL + name] = torch.zeros_like(tensor)
+        return GlobalState(0, weights, PrototypeSet.empty(server.feature_size), zeros)
 
     def download(self, state: GlobalState, server: ServerContext) -> Download:  # noqa: ARG002
-        """The model and c."""
+        """Return the model and c."""
         return Download(state.weights, extra=state.extra)
 
     def expects(self, server: ServerContext) -> UploadSpec:
-        """The model and one tensor per parameter."""
-        shapes = {name: (server.shared[name].dtype, tuple(server.shared[name].shape)) for name in server.parameters}
-        return UploadSpec(extra={CONTROL + name: spec for name, spec in shapes.items()})
+        """Expect the model and one tensor per parameter."""
+        parameters = {name: server.shared[name] for name in server.parameters}
+        return UploadSpec(extra=tensor_specs(with_prefix(CONTROL, parameters)))
 
     def aggregate(self, state: GlobalState, updates: Sequence[Update], server: ServerContext) -> GlobalState:
-        """A step along the mean change of the models, and the new c."""
+        """Take a step along the mean change of the models, and update c."""
         weights = self.average(updates, server)
         extra = {}
         totals = server.aggregation.totals([under_prefix(CONTROL, update.extra) for update in updates])

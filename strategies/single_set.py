@@ -16,13 +16,13 @@ from strategies.core.method import Method
 class SingleSet(Method):
     """Each client trains its own model on its own data for all rounds; all begin with the same weights.
 
-    Payload: nothing but the header, both ways. Client state: the model. Scored on each client's own model. Nothing
-    that was learned leaves a device.
+    Payload: only the header, both ways. Client state: the model. Scored on each client's own model. No trained weights
+    leave a device.
     """
 
     personal: ClassVar[bool] = True
     averages: ClassVar[bool] = False
 
     def shared_names(self, model: nn.Module) -> set[str]:  # noqa: ARG002
-        """Nothing travels."""
+        """Return no names: the whole model stays on the device."""
         return set()

@@ -153,7 +153,7 @@ class Agreement:
         return found
 
     def _direction(self, update: Update, state: GlobalState, names: Sequence[str]) -> Tensor:
-        """``[SKETCH]`` float64 of length 1: the sketch of the update's step; zeros if it did not move.
+        """Return ``[SKETCH]`` float64 of length 1: the sketch of the update's step; zeros if it did not move.
 
         Every number of the step is added to one of the sketch's with a random sign, so that inner products are kept
         on average.

@@ -176,6 +176,14 @@ class UploadSpec:
     extra: Mapping[str, tuple[torch.dtype, Shape]] = field(default_factory=dict)
 
 
+def tensor_specs(tensors: Mapping[str, Tensor]) -> dict[str, tuple[torch.dtype, Shape]]:
+    """Return dtype and shape of each tensor, as :class:`UploadSpec` has them."""
+    specs: dict[str, tuple[torch.dtype, Shape]] = {}
+    for name, tensor in tensors.items():
+        specs[name] = (tensor.dtype, tuple(tensor.shape))
+    return specs
+
+
 @dataclass(frozen=True, eq=False)
 class Trained:
     """The results of local training.

@@ -14,7 +14,7 @@ from common.errors import PayloadError, some_of
 from common.prototypes import PrototypeSet
 from common.wire.messages import Answer, Request
 from common.wire.payload import Payload
-from strategies.core.method import Client, ServerContext, Shape, Update, UploadSpec
+from strategies.core.method import Client, ServerContext, Shape, Update, UploadSpec, tensor_specs
 
 MAX_CLASS_ROWS, MAX_ROWS = 2_000, 20_000
 """Largest numbers of prototypes of a class and of a message. FINCH made 1,800 prototypes of 7,300 samples."""
@@ -71,7 +71,7 @@ class Gate:
             return None
         weights: dict[str, Tensor] = {}
         if self.expected.weights:
-            check_tensors("weights", payload.weights, self._weight_shapes)
+            check_tensors("weights", payload.weights, tensor_specs(self.server.shared))
             weights = {name: payload.weights[name] for name in self.server.shared}
         elif payload.weights:
             raise PayloadError(f"the reply has weights that were not asked for: {some_of(sorted(payload.weights), 3)}")
@@ -86,14 +86,6 @@ class Gate:
     def _largest_client(self) -> int:
         """The largest number of samples of a client."""
         return max(client.samples for client in self.server.clients)
-
-    @cached_property
-    def _weight_shapes(self) -> dict[str, tuple[torch.dtype, Shape]]:
-        """Dtype and shape of each tensor of the shared model state."""
-        shapes: dict[str, tuple[torch.dtype, Shape]] = {}
-        for name, tensor in self.server.shared.items():
-            shapes[name] = (tensor.dtype, tuple(tensor.shape))
-        return shapes
 
     def _check_sender(self, request: Request, answer: Answer, client: Client) -> None:
         """Check that the answer belongs to the request and repeats the client's registration."""

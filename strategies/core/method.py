@@ -30,6 +30,7 @@ from strategies.core.exchange import (
     Upload,
     UploadSpec,
     feature_size,
+    tensor_specs,
 )
 
 Weighting = Literal["samples", "uniform"]

@@ -61,7 +61,7 @@ class Registry:
         return None
 
     def _has_other_data(self, registration: Registration) -> bool:
-        """Whether the client registered before, with another split or other class counts."""
+        """Return whether the client registered before, with another split or other class counts."""
         known = self.registrations.get(registration.client)
         if known is None:
             return False

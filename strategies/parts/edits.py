@@ -1,6 +1,7 @@
-"""Edits between backward and step: proximal and linear terms without a graph, and steps to a point that is left again.
+"""Changes of gradients and parameters between the backward pass and the optimiser step.
 
-Each is one multi-tensor pass over the parameters.
+Proximal and linear terms are added to the gradients without a graph; :func:`displace` moves the parameters and
+:func:`restore` moves them back. Each is one multi-tensor pass over the parameters.
 """
 
 from collections.abc import Iterator, Mapping
@@ -12,8 +13,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 
 def _with_gradients(model: nn.Module, tensors: Mapping[str, Tensor]) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """Gradients, parameters and the named tensors that belong to them, for parameters that have a gradient."""
-    gradients, parameters, partners = [], [], []
+    """Return gradients, parameters and the tensors of the same names, for parameters that have a gradient."""
+    gradients: list[Tensor] = []
+    parameters: list[Tensor] = []
+    partners: list[Tensor] = []
     for name, parameter in model.named_parameters():
         if parameter.grad is not None and name in tensors:
             gradients.append(parameter.grad)
@@ -24,7 +27,7 @@ def _with_gradients(model: nn.Module, tensors: Mapping[str, Tensor]) -> tuple[li
 
 @torch.no_grad()
 def pull_towards(model: nn.Module, reference: Mapping[str, Tensor], coefficient: float) -> None:
-    """``g <- g + coefficient (w - reference)``: the gradient of ``coefficient / 2 ||w - reference||^2`` (FedProx)."""
+    """Add ``coefficient (w - reference)``, the gradient of ``coefficient / 2 ||w - reference||^2`` (FedProx)."""
     if coefficient == 0:
         return
     gradients, parameters, references = _with_gradients(model, reference)
@@ -34,7 +37,7 @@ def pull_towards(model: nn.Module, reference: Mapping[str, Tensor], coefficient:
 
 @torch.no_grad()
 def add_linear(model: nn.Module, direction: Mapping[str, Tensor], coefficient: float) -> None:
-    """``g <- g + coefficient * direction``: the gradient of ``coefficient <direction, w>`` (FedDyn)."""
+    """Set ``g <- g + coefficient * direction``: the gradient of ``coefficient <direction, w>`` (FedDyn)."""
     if coefficient == 0:
         return
     gradients, _, directions = _with_gradients(model, direction)
@@ -44,26 +47,41 @@ def add_linear(model: nn.Module, direction: Mapping[str, Tensor], coefficient: f
 
 @torch.no_grad()
 def displace(model: nn.Module, coefficient: Tensor | float) -> list[tuple[nn.Parameter, Tensor]]:
-    """``w <- w + coefficient g``; the parameters that moved, with copies of where they were."""
-    origin = [(item, item.detach().clone()) for item in model.parameters() if item.grad is not None]
+    """Set ``w <- w + coefficient g``; return the changed parameters with copies of their old values."""
+    origin: list[tuple[nn.Parameter, Tensor]] = []
+    parameters: list[Tensor] = []
+    gradients: list[Tensor] = []
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            origin.append((parameter, parameter.detach().clone()))
+            parameters.append(parameter.detach())
+            gradients.append(parameter.grad)
     if origin:
-        gradients = [item.grad for item, _ in origin if item.grad is not None]
-        torch._foreach_add_([item.detach() for item, _ in origin], torch._foreach_mul(gradients, coefficient))
+        torch._foreach_add_(parameters, torch._foreach_mul(gradients, coefficient))
     return origin
 
 
 @torch.no_grad()
 def restore(origin: list[tuple[nn.Parameter, Tensor]]) -> None:
-    """Undo :func:`displace`, to the bit; gradients stay."""
+    """Undo :func:`displace` bit for bit; gradients stay."""
     for parameter, value in origin:
         parameter.copy_(value)
 
 
 @contextmanager
 def running_statistics_kept(model: nn.Module, keep: bool = True) -> Iterator[None]:
-    """Inside, training-mode batch norm normalises with the batch's statistics and leaves its running ones alone."""
-    layers = [layer for layer in model.modules() if isinstance(layer, _BatchNorm) and layer.track_running_stats]
-    for layer in layers if keep else ():
+    """Within the context, batch norm in training mode does not update its running statistics.
+
+    Args:
+        model: the model.
+        keep: ``False`` makes this a context without effect.
+    """
+    layers: list[_BatchNorm] = []
+    if keep:
+        for layer in model.modules():
+            if isinstance(layer, _BatchNorm) and layer.track_running_stats:
+                layers.append(layer)
+    for layer in layers:
         layer.track_running_stats = False
     try:
         yield

@@ -1,4 +1,4 @@
-"""Prototypes that clients send: class means, or clusters of features, and what the server makes of them."""
+"""Prototypes that clients send, class means or clusters of features, and how the server combines them."""
 
 from collections.abc import Sequence
 
@@ -22,13 +22,21 @@ from strategies.core.method import (
 def class_means_of(
     updates: Sequence[Update], server: ServerContext, *, unit: bool = False, sample_weighted: bool = True
 ) -> PrototypeSet:
-    """``G^c = sum_k n_k^c m_k^c / sum_k n_k^c`` of the clients' means (FedPall, Eq. 4), or their plain mean.
+    """Return ``G^c = sum_k n_k^c m_k^c / sum_k n_k^c`` of the clients' means (FedPall, Eq. 4), or their plain mean.
 
-    Local means are taken as they are, or with ``unit`` at unit length.
+    Args:
+        updates: the updates, by client id.
+        server: gives the aggregation rule.
+        unit: whether local means are normalised to unit length first.
+        sample_weighted: whether means are weighted by samples n_k^c; otherwise all count the same.
     """
-    sets = [update.prototypes for update in updates]
-    if unit:
-        sets = [PrototypeSet(normalise_rows(each.vectors), each.labels, each.weights) for each in sets]
+    sets: list[PrototypeSet] = []
+    for update in updates:
+        prototypes = update.prototypes
+        if unit:
+            vectors = normalise_rows(prototypes.vectors)
+            prototypes = PrototypeSet(vectors, prototypes.labels, prototypes.weights)
+        sets.append(prototypes)
     return server.aggregation.class_means(sets, sample_weighted=sample_weighted)
 
 
@@ -50,13 +58,13 @@ class SentClusters(Averaging):
         return "own"
 
     def upload(self, local: ClientContext, trained: Trained) -> Upload:  # noqa: ARG002
-        """The model, and clusters of each class's features with their sizes (evaluation mode, after training)."""
+        """Return the model, and clusters of each class's features with their sizes (evaluation mode)."""
         features, labels = local.features()
         rows = PrototypeSet(features, labels, torch.ones_like(labels, dtype=torch.float32))
         return Upload(prototypes=cluster_prototypes(rows, level=self.level, clustering=self.clustering))
 
     def expects(self, server: ServerContext) -> UploadSpec:  # noqa: ARG002
-        """Any number of rows up to one per sample."""
+        """Expect any number of rows up to one per sample."""
         return UploadSpec(prototypes=True, max_rows=None)
 
     def aggregate_prototypes(
@@ -65,6 +73,6 @@ class SentClusters(Averaging):
         updates: Sequence[Update],
         server: ServerContext,
     ) -> PrototypeSet:
-        """FINCH over the uploaded rows of each class, each cluster the plain mean of its rows."""
+        """Cluster the uploaded rows of each class with FINCH; return the plain mean of each cluster's rows."""
         rows = server.aggregation.rows([update.prototypes for update in updates])
         return cluster_prototypes(rows, level=self.level, clustering=self.clustering)

@@ -1,7 +1,7 @@
 """Nets that train on features: ADCOL's discriminator, FedPall's classifier and amplifier, RUCR's classifier.
 
 A server's net lives in ``GlobalState.extra`` as named tensors, its state under ``NAME/...`` and the momentum of its
-optimiser under ``momentum/NAME/...``, so that it goes on where it was after a round or a crash.
+optimiser under ``momentum/NAME/...``, so that it continues after a round or a crash.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +21,7 @@ MOMENTUM = "momentum/"
 
 
 class Discriminator(MultilayerHead):
-    """Which client does a feature come from: ``D -> 512 -> 512 -> C``, batch norm and ReLU in between, no biases.
+    """A net that predicts the client of a feature: ``D -> 512 -> 512 -> C``, batch norm and ReLU in between, no biases.
 
     FedPall's amplifier (ICCV 2025) and ADCOL's discriminator. For D = 2048 it has 1,314,816 parameters with 4 clients
     and 1,315,328 with 5. In training mode a batch needs two rows or more.
@@ -58,7 +58,7 @@ def train_net(
     batch_size: int,
     velocity: Mapping[str, Tensor] | None = None,
 ) -> dict[str, Tensor]:
-    """Train ``net`` in place by cross-entropy, in the mode it is in.
+    """Train ``net`` in place by cross-entropy, in its current mode.
 
     A last batch of one row joins the batch before it, since batch normalisation cannot train on it.
 
@@ -69,7 +69,7 @@ def train_net(
         training: the optimiser's settings.
         draws: shuffles the rows.
         batch_size: rows per batch.
-        velocity: momentum so far, by parameter name; none starts at zero.
+        velocity: momentum so far, by parameter name; ``None`` starts at zero.
 
     Returns:
         The momentum afterwards, by parameter name; zeros where nothing trained.
@@ -81,32 +81,42 @@ def train_net(
     for name, parameter in named.items():
         if velocity and training.momentum:
             optimizer.state[parameter]["momentum_buffer"] = velocity[name].clone()
-    for _ in range(training.epochs if len(features) > 1 else 0):
+    epochs = training.epochs
+    if len(features) < 2:
+        epochs = 0
+    for _ in range(epochs):
         order = torch.randperm(len(features), generator=draws).to(features.device)
         for rows in split_batches(order, batch_size, "keep"):
             optimizer.zero_grad(set_to_none=True)
             cross_entropy(net(features[rows]), labels[rows]).backward()
             optimizer.step()
-    return {
-        name: buffer if (buffer := optimizer.state[item].get("momentum_buffer")) is not None else torch.zeros_like(item)
-        for name, item in named.items()
-    }
+    momenta: dict[str, Tensor] = {}
+    for name, parameter in named.items():
+        buffer = optimizer.state[parameter].get("momentum_buffer")
+        if buffer is None:
+            buffer = torch.zeros_like(parameter)
+        momenta[name] = buffer
+    return momenta
 
 
 def initial_net(name: str, net: nn.Module) -> dict[str, Tensor]:
-    """``net`` and its momentum, zero, as entries of ``GlobalState.extra``."""
+    """Return the state of ``net`` and its momentum, which is zero, as entries of ``GlobalState.extra``."""
     zeros = {item: torch.zeros_like(parameter) for item, parameter in net.named_parameters()}
     return _entries(name, net, zeros)
 
 
 def sent_rows(updates: Sequence[Update], name: str) -> Tensor:
-    """The updates' tables of this name, one below the other, with a row per sample that the client counts for.
+    """Concatenate the updates' tables of this name, with one row per sample that the client counts for.
 
-    Where that is fewer than it registered its rows are taken evenly: it has neither more say nor more of the server's
-    time. See :mod:`strategies.core.aggregation`.
+    A client may count for fewer samples than it registered, see :mod:`strategies.core.aggregation`. Then its rows are
+    taken at even distances.
     """
-    tables = [(update.extra[name], update.samples) for update in updates]
-    return torch.cat([table[torch.arange(count) * len(table) // count] for table, count in tables])
+    tables: list[Tensor] = []
+    for update in updates:
+        table = update.extra[name]
+        rows = torch.arange(update.samples) * len(table) // update.samples
+        tables.append(table[rows])
+    return torch.cat(tables)
 
 
 def retrain(
@@ -118,7 +128,7 @@ def retrain(
     training: NetTraining,
     server: ServerContext,
 ) -> dict[str, Tensor]:
-    """The entries of ``extra`` that belong to ``name``, after the server trained them on all clients' features.
+    """Train a server's net on all clients' features; return its new entries in ``extra``.
 
     ``net`` is any net of the right shape; its weights are replaced.
     """
@@ -143,20 +153,22 @@ def _entries(name: str, net: nn.Module, velocity: Mapping[str, Tensor]) -> dict[
 
 
 def sent_net(name: str, extra: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What clients need of a server's net: its state, not its momentum; under the names it has in ``extra``."""
-    return {key: tensor for key, tensor in extra.items() if key.startswith(f"{name}/")}
+    """Return the state of a server's net, without its momentum, under its names in ``extra``."""
+    prefix = f"{name}/"
+    return with_prefix(prefix, under_prefix(prefix, extra))
 
 
 def new_discriminator(name: str, server: ServerContext) -> Discriminator:
-    """A net that tells the federation's clients apart by their features, with weights of (seed, ``name``)."""
+    """Return a net that predicts the client of a feature, with initial weights keyed by (seed, ``name``)."""
     with initialised(server.seed, name):
         return Discriminator(server.feature_size, server.client_count)
 
 
 def received_discriminator(name: str, local: ClientContext, *, training_mode: bool) -> Discriminator:
-    """The net that the server sent under ``name``, once per exchange; gradients pass through it, it does not train.
+    """Return the net that the server sent under ``name``, built once per exchange.
 
-    In ``training_mode`` its batch norm uses the statistics of the batch, otherwise the running ones.
+    Gradients pass through it, but it does not train. In ``training_mode`` its batch norm uses the statistics of the
+    batch, otherwise the running ones.
     """
 
     def make() -> Discriminator:
@@ -171,7 +183,7 @@ def received_discriminator(name: str, local: ClientContext, *, training_mode: bo
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """Inside, torch uses ``count`` threads: another number may round differently, and the result is to be the same."""
+    """Within the context, torch uses ``count`` threads, because another number may round differently."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
