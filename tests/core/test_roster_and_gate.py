@@ -319,7 +319,7 @@ def test_a_score_alone_brings_no_update(asked: Asked) -> None:
 
 def test_what_was_not_asked_for_is_refused(tmp_path: Path) -> None:
     plain = Asked(toy_settings("fedavg", tmp_path))
-    with pytest.raises(PayloadError, match="prototype set came"):
+    with pytest.raises(PayloadError, match="prototype set that was not asked for"):
         plain.admit(plain.answer())
     assert plain.admit(replace(plain.answer(), prototypes=None)) is not None
 

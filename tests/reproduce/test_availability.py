@@ -34,7 +34,7 @@ def roster_of(settings: RunSettings) -> Registry:
                 versions={},
             )
         )
-        assert reason == ""
+        assert reason is None
     return registry
 
 
