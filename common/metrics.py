@@ -1,4 +1,4 @@
-"""What is measured of a federated run: scores per domain, over domains, and over rounds; and memory."""
+"""Measures of a federated run: scores per domain, over domains and over rounds, and memory."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 import resource
 import statistics
 import sys
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -15,7 +16,7 @@ Missing = Mapping[str, int | None]
 
 
 Metric = Literal["accuracy", "balanced_accuracy", "macro_f1", "worst_class"]
-"""What a domain's score is computed from its confusion counts as; see :func:`metric_of`."""
+"""A measure that is computed from a domain's confusion counts; see :func:`metric_of`."""
 
 METRICS: dict[str, str] = {
     "accuracy": "accuracy",
@@ -29,7 +30,7 @@ COUNTED: tuple[Metric, ...] = ("balanced_accuracy", "macro_f1", "worst_class")
 """The metrics that need confusion counts."""
 
 PARTIAL = "†"
-"""Marks a partial score where it is shown."""
+"""Mark of a partial score in tables and reports."""
 
 
 @dataclass(frozen=True)
@@ -134,8 +135,8 @@ class RoundScore:
     Args:
         round: the round, 0 before the first.
         accuracy: by domain, in per cent; never empty.
-        missing: the run's domains that this round did not score, or not by all who score it. A score that lacks none
-            is whole; any other is partial, and its average and worst are over fewer domains than the run's.
+        missing: the run's domains that this round did not score, or not by all clients that should. A score without
+            missing domains is whole; any other is partial, and its average and worst are over fewer domains.
     """
 
     round: int
@@ -144,7 +145,7 @@ class RoundScore:
 
     @property
     def average(self) -> float:
-        """Unweighted mean over the scored domains, as every paper's AVG column."""
+        """Unweighted mean over the scored domains, as the AVG column of the papers' tables."""
         return sum(self.accuracy.values()) / len(self.accuracy)
 
     @property
@@ -156,27 +157,31 @@ class RoundScore:
     def spread(self) -> float:
         """Standard deviation between the scored domains (population), in percentage points."""
         mean = self.average
-        return math.sqrt(sum((value - mean) ** 2 for value in self.accuracy.values()) / len(self.accuracy))
+        squares = [(value - mean) ** 2 for value in self.accuracy.values()]
+        return math.sqrt(sum(squares) / len(squares))
 
 
 def domain_accuracy(scores: Sequence[tuple[str, int, int]]) -> dict[str, float]:
-    """Accuracy in per cent by domain from ``(domain, correct, count)`` entries.
+    """Return the accuracy in per cent by domain, sorted, from ``(domain, correct, count)`` entries.
 
-    Several entries for one domain (clients with models of their own) count by accuracy, each client once.
+    Of several entries for a domain (clients with models of their own) the mean of the accuracies is taken.
     """
     by_domain: dict[str, list[float]] = {}
     for domain, correct, count in scores:
         by_domain.setdefault(domain, []).append(100.0 * correct / count)
-    return {domain: sum(values) / len(values) for domain, values in sorted(by_domain.items())}
+    accuracy: dict[str, float] = {}
+    for domain in sorted(by_domain):
+        accuracy[domain] = sum(by_domain[domain]) / len(by_domain[domain])
+    return accuracy
 
 
 @dataclass
 class Coverage:
-    """Which domains of a run the rounds score, in their order, and which each round lacks.
+    """Finds the domains that each round did not score.
 
     Args:
-        scorers: how many scores of each domain make it complete: 1 for a shared model, which one client scores; where
-            clients score models or samples of their own, the number of clients that hold the domain.
+        scorers: number of scores of each domain that make it complete: 1 for a shared model, which one client scores;
+            if clients score models or samples of their own, the number of clients that hold the domain.
         latest: the last round that scored each domain completely.
     """
 
@@ -185,24 +190,27 @@ class Coverage:
 
     def score(self, number: int, entries: Sequence[tuple[str, int, int]]) -> RoundScore:
         """Return the score of round ``number`` from its ``(domain, correct, count)`` entries; rounds must ascend."""
-        found = [domain for domain, _, _ in entries]
-        complete = {domain for domain in found if found.count(domain) >= self.scorers.get(domain, 1)}
-        lacks = [domain for domain in self.scorers if domain not in complete]
-        missing = {domain: self.latest.get(domain) for domain in lacks}
+        found = Counter(domain for domain, _, _ in entries)
+        missing: dict[str, int | None] = {}
+        for domain, needed in self.scorers.items():
+            if found[domain] < max(needed, 1):
+                missing[domain] = self.latest.get(domain)
         score = RoundScore(number, domain_accuracy(entries), missing)
         self.take(score)
         return score
 
     def take(self, score: RoundScore) -> None:
-        """Take note of a score that was made before."""
-        self.latest |= {domain: score.round for domain in self.scorers if domain not in score.missing}
+        """Remember which domains a score has; scores of earlier rounds come first."""
+        for domain in self.scorers:
+            if domain not in score.missing:
+                self.latest[domain] = score.round
 
 
 def states(rounds: Sequence[RoundScore], skipped: Collection[int] = ()) -> list[RoundScore]:
-    """Return one score for each trained state: the one that lacks the fewest domains, the earliest of several.
+    """Return one score for each trained state: the one with the fewest missing domains, the earliest of several.
 
-    Round 0 is left out, because nothing was trained before it. A skipped round leaves the state of the round before, so
-    its score is another score of that state and not one of a further round.
+    Round 0 is left out, because nothing was trained before it. A skipped round keeps the state of the round before, so
+    its score is another score of that state.
 
     Args:
         rounds: scores in ascending order.
@@ -237,20 +245,20 @@ def summarise(
 ) -> dict[str, dict[str, object]]:
     """Return the run's scores under each rule.
 
-    ``final`` is the last scored round, whatever it lacks; ``last_n`` the mean of each domain over those of the last
-    ``last`` trained states that scored it (the FPL, FedAPC rule); ``best_round`` the round of the highest test average,
-    which picks a model by its test score, as FedPall's table does, and is named so because it flatters. ``validated``
-    is the round that is best on ``validation``, scored on test. The last three count each trained state once
+    ``final`` is the last scored round, also if it is partial. ``last_n`` is the mean of each domain over the last
+    ``last`` trained states that scored it (the rule of FPL and FedAPC). ``best_round`` is the round of the highest test
+    average; it chooses a model by its test score, as FedPall's table does, and so is too optimistic. ``validated`` is
+    the test score of the round that is best on ``validation``. The last three count each trained state once
     (:func:`states`), and the last two choose as :func:`best_round` does.
 
     Each rule has the keys ``round``, ``accuracy``, ``average``, ``worst``, ``spread``, ``missing`` (see
     :data:`Missing`; empty for a whole score), with ``validation`` the average of the same rounds on validation samples,
-    and ``validation_missing`` what these lack. With ``unseen``, ``seen_average`` and ``unseen_average`` are the means
-    over domains that clients trained on, and over those that no client has.
+    and ``validation_missing`` their missing domains. With ``unseen``, ``seen_average`` and ``unseen_average`` are the
+    means over domains that clients trained on, and over those that no client has.
 
     Args:
         rounds: test scores of all rounds, ascending.
-        last: how many states ``last_n`` is the mean of, >= 1.
+        last: number of states of ``last_n``, >= 1.
         validation: scores on validation samples, ascending.
         skipped: the rounds that were skipped.
         unseen: domains that no client trains on.
@@ -260,17 +268,22 @@ def summarise(
     trained = states(rounds, skipped)
     tail = trained[-last:]
     rules = {"final": rounds[-1]}
-    if best := best_round(trained):
-        rules |= {"last_n": _mean(tail), "best_round": best}
+    best = best_round(trained)
+    if best is not None:
+        rules["last_n"] = _mean(tail)
+        rules["best_round"] = best
     by_round = {score.round: score for score in rounds}
     held_out = {score.round: score for score in validation}
-    if (chosen := best_round(states(validation, skipped))) and chosen.round in by_round:
-        rules["validated"] = by_round[chosen.round]
+    validated = best_round(states(validation, skipped))
+    if validated is not None and validated.round in by_round:
+        rules["validated"] = by_round[validated.round]
     result: dict[str, dict[str, object]] = {}
     for name, score in rules.items():
         result[name] = _entry(score, unseen)
-        numbers = [each.round for each in (tail if name == "last_n" else [score])]
-        covered = [held_out[number] for number in numbers if number in held_out]
+        sources = [score]
+        if name == "last_n":
+            sources = tail
+        covered = [held_out[source.round] for source in sources if source.round in held_out]
         if covered:
             result[name]["validation"] = sum(each.average for each in covered) / len(covered)
             result[name]["validation_missing"] = _missing_of(covered)
@@ -280,17 +293,23 @@ def summarise(
 
 
 def _mean(tail: Sequence[RoundScore]) -> RoundScore:
-    """The mean of each domain over the scores that have it; what one of them lacks, it lacks."""
-    mean = {}
-    for domain in sorted({domain for score in tail for domain in score.accuracy}):
-        values = [score.accuracy[domain] for score in tail if domain in score.accuracy]
-        mean[domain] = sum(values) / len(values)
+    """Return the mean of each domain over the scores that have it; domains that one score lacks are missing."""
+    by_domain: dict[str, list[float]] = {}
+    for score in tail:
+        for domain, accuracy in score.accuracy.items():
+            by_domain.setdefault(domain, []).append(accuracy)
+    mean: dict[str, float] = {}
+    for domain in sorted(by_domain):
+        mean[domain] = sum(by_domain[domain]) / len(by_domain[domain])
     return RoundScore(tail[-1].round, mean, _missing_of(tail))
 
 
 def _missing_of(scores: Iterable[RoundScore]) -> dict[str, int | None]:
-    """What any of several scores lacks, as the last of them that lacks it tells it."""
-    return {domain: last for score in scores for domain, last in score.missing.items()}
+    """Return the domains that any of several scores lacks, each with the entry of the last of them that lacks it."""
+    missing: dict[str, int | None] = {}
+    for score in scores:
+        missing.update(score.missing)
+    return missing
 
 
 def _entry(score: RoundScore, unseen: Collection[str]) -> dict[str, object]:
@@ -302,24 +321,29 @@ def _entry(score: RoundScore, unseen: Collection[str]) -> dict[str, object]:
         "spread": score.spread,
         "missing": dict(score.missing),
     }
-    parts = {
-        "seen_average": [value for domain, value in score.accuracy.items() if domain not in unseen],
-        "unseen_average": [value for domain, value in score.accuracy.items() if domain in unseen],
-    }
-    if all(parts.values()):
-        entry |= {name: statistics.fmean(values) for name, values in parts.items()}
+    values: dict[bool, list[float]] = {True: [], False: []}
+    for domain, accuracy in score.accuracy.items():
+        values[domain in unseen].append(accuracy)
+    if values[True] and values[False]:
+        entry["seen_average"] = statistics.fmean(values[False])
+        entry["unseen_average"] = statistics.fmean(values[True])
     return entry
 
 
 def named_missing(missing: Missing) -> str:
-    """Return the domains of ``missing`` with the last round that scored each, as a person reads them."""
-    parts = []
+    """Return text with the missing domains and the last round that scored each."""
+    parts: list[str] = []
     for domain, last in missing.items():
-        parts.append(f"{domain} (never scored)" if last is None else f"{domain} (last scored in round {last})")
+        if last is None:
+            parts.append(f"{domain} (never scored)")
+        else:
+            parts.append(f"{domain} (last scored in round {last})")
     return ", ".join(parts)
 
 
 def peak_bytes() -> int:
-    """Peak resident memory of this process."""
+    """Return the peak resident memory of this process in bytes."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+    if sys.platform == "darwin":
+        return peak
+    return peak * 1024

@@ -1,6 +1,6 @@
-"""The prototype losses: what a call computes and reads, and its closed form, without an autograd graph.
+"""The prototype losses: the arguments of a call, and the closed form of loss and gradient, without an autograd graph.
 
-The loss and its gradient take two matrix products in all.
+Loss and gradient together take two matrix products.
 
 With n the softmax over a sample's negatives, r that over its positives and ``d = LSE_negatives - LSE_positives``, the
 contrast is ``softplus(d)`` and its derivative in logit j is ``sigmoid(d) (n_j - r_j)``; with negatives only in the
@@ -93,17 +93,17 @@ class PrototypeTerms:
 
     @property
     def uses_rows(self) -> bool:
-        """Whether a term looks at all rows of the set (contrast, alignment)."""
+        """Whether a term reads all rows of the set (contrast, alignment)."""
         return self.contrast != 0 or self.alignment != 0
 
     @property
     def uses_class_rows(self) -> bool:
-        """Whether a term looks at one row per class (mse, cosine_square)."""
+        """Whether a term reads one row per class (mse, cosine_square)."""
         return self.mse != 0 or self.cosine_square != 0
 
 
 class Rows(NamedTuple):
-    """A prototype set in the form that kernels read: prepared once per set, hence once per round and device.
+    """A prototype set in the form that kernels read, prepared once per set: once per round and device.
 
     ``K`` = highest class + 1; class ``c`` owns rows ``offsets[c]:offsets[c + 1]``.
     """
@@ -117,7 +117,7 @@ class Rows(NamedTuple):
 
 
 class Call(NamedTuple):
-    """What one call of the losses is given: ``B >= 1``, and terms that are asked for have rows to look at.
+    """The arguments of one call of the losses: ``B >= 1``, and each term with a coefficient has rows to read.
 
     Sums over the batch are divided by ``divisor``.
     """
@@ -134,7 +134,7 @@ class Call(NamedTuple):
 
 
 def prepared_rows(prototypes: PrototypeSet) -> Rows:
-    """The prepared form of ``prototypes``, kept with the set. Reads the device once, when it is first asked for."""
+    """Return the prepared form of ``prototypes``, which is kept with the set. The first call reads the device."""
     cache: dict[str, Any] = prototypes.__dict__
     if "_rows" not in cache:
         offsets = prototypes.offsets(max(prototypes.classes, default=-1) + 1).contiguous()
@@ -146,7 +146,7 @@ def prepared_rows(prototypes: PrototypeSet) -> Rows:
 
 
 def wanted_counts(prototypes: PrototypeSet, terms: PrototypeTerms) -> Tensor:
-    """``[K]`` int32: how many rows of each class ``terms.fraction`` aligns to. Made once per set and fraction."""
+    """Return ``[K]`` int32: the number of rows of each class that ``terms.fraction`` aligns to, kept with the set."""
     cache: dict[float, Tensor] = prototypes.__dict__.setdefault("_wanted", {})
     if terms.fraction not in cache:
         sizes = prepared_rows(prototypes).offsets.diff().tolist()
@@ -156,7 +156,7 @@ def wanted_counts(prototypes: PrototypeSet, terms: PrototypeTerms) -> Tensor:
 
 
 def alignment_count(rows: int, fraction: float) -> int:
-    """How many of a class's ``rows`` are aligned to: ``max(1, ceil(fraction * rows))``, safe from float error."""
+    """Return how many of a class's rows are aligned to: ``max(1, ceil(fraction * rows))``, safe from float error."""
     return max(1, math.ceil(fraction * rows - 1e-9))
 
 
@@ -164,9 +164,9 @@ def alignment_count(rows: int, fraction: float) -> int:
 
 
 def evaluate(call: Call) -> tuple[Tensor, Tensor, Tensor]:
-    """See :func:`common.losses.prototype.compute`; in float32, or float64 for float64 features.
+    """Compute the losses as :func:`common.losses.prototype.compute` does, in float32, or float64 for float64 features.
 
-    Without a gradient the second product is saved.
+    Without a gradient the second matrix product is left out.
     """
     terms, rows, divisor, with_gradient = call.terms, call.rows, call.divisor, call.with_gradient
     dtype = working_dtype(call.features)
@@ -177,19 +177,26 @@ def evaluate(call: Call) -> tuple[Tensor, Tensor, Tensor]:
     sums = [zero, zero, zero, zero]
     gradient = None
     if terms.uses_rows:
-        units = rows.units if dtype == torch.float32 else normalise_rows(rows.vectors.to(dtype))
+        units = rows.units
+        if dtype != torch.float32:
+            units = normalise_rows(rows.vectors.to(dtype))
         cosines = torch.mm(features, units.T).mul_(inverse)
         own = call.labels[:, None] == rows.labels
         similarity, slope = _power(cosines, terms, with_gradient)
         pull: Tensor | None = None  # [B, M] d total / d similarity
         if terms.contrast:
-            step = terms.contrast / (terms.temperature * divisor) if with_gradient else None
+            step = None
+            if with_gradient:
+                step = terms.contrast / (terms.temperature * divisor)
             sums[0], pull = _contrast(call, similarity, own, step)
         if terms.alignment:
             sums[1], chosen = _alignment(call, similarity, own)
             if with_gradient:
                 step = terms.alignment / divisor
-                pull = chosen.mul_(-step) if pull is None else pull.sub_(chosen, alpha=step)
+                if pull is None:
+                    pull = chosen.mul_(-step)
+                else:
+                    pull.sub_(chosen, alpha=step)
         if with_gradient and pull is not None:
             if slope is not None:
                 pull.mul_(slope)
@@ -199,25 +206,32 @@ def evaluate(call: Call) -> tuple[Tensor, Tensor, Tensor]:
     if terms.uses_class_rows:
         gradient = _class_terms(call, features, inverse, sums, gradient)
     parts = torch.stack([part * (scale / divisor) for part, scale in zip(sums, terms.coefficients, strict=True)])
-    return parts.sum(), parts, features.new_empty(0) if gradient is None else gradient
+    if gradient is None:
+        gradient = features.new_empty(0)
+    return parts.sum(), parts, gradient
 
 
 def _power(cosines: Tensor, terms: PrototypeTerms, with_gradient: bool) -> tuple[Tensor, Tensor | None]:
-    """``s(c)`` and ``ds/dc`` (``None`` stands for 1). The clamp stands before the power: both stay finite."""
+    """Return ``s(c)`` and ``ds/dc`` (``None`` means 1). Cosines are clamped before the power, so both stay finite."""
     if terms.alpha == 1:
         return cosines, None
     floored = cosines.clamp_min(COSINE_FLOOR)
-    similarity = floored.sqrt() if terms.alpha == 0.5 else floored.pow(terms.alpha)
+    if terms.alpha == 0.5:
+        similarity = floored.sqrt()
+    else:
+        similarity = floored.pow(terms.alpha)
     if not with_gradient:
         return similarity, None
     return similarity, (similarity / floored).mul_(terms.alpha).masked_fill_(cosines <= COSINE_FLOOR, 0.0)
 
 
 def _contrast(call: Call, similarity: Tensor, own: Tensor, step: float | None) -> tuple[Tensor, Tensor | None]:
-    """Sum of the contrast over the batch, and ``[B, M]``: ``step`` times its derivative in the logits."""
+    """Return the sum of the contrast over the batch, and ``[B, M]``: ``step`` times its derivative in the logits."""
     terms, positive_bias = call.terms, call.positive_bias
     logits = similarity / terms.temperature
-    shift = call.rows.weights.to(logits.dtype).log() if terms.weighted else None
+    shift = None
+    if terms.weighted:
+        shift = call.rows.weights.to(logits.dtype).log()
     if terms.denominator_rows == "raw":
         return _raw_contrast(call, logits, own, shift, step)
     if shift is not None:
@@ -227,17 +241,22 @@ def _contrast(call: Call, similarity: Tensor, own: Tensor, step: float | None) -
     gap = negative - positive
     if positive_bias is not None:
         gap -= positive_bias.to(gap.dtype)[:, None]
-    # Without positives the gap is +inf (or NaN without anything), without negatives -inf: such samples add 0, unless
-    # their feature is NaN, which must show.
+    # Without positives the gap is +inf, without negatives -inf, without both NaN: such samples add 0. But if their
+    # feature is NaN, the loss must be NaN.
     skipped = positive == -math.inf
     if terms.denominator == "negatives":
         skipped |= negative == -math.inf
+        losses = gap
+    else:
+        losses = -F.logsigmoid(-gap)
     skipped &= ~(positive + negative).isnan()
-    losses = gap if terms.denominator == "negatives" else -F.logsigmoid(-gap)
     total = losses.masked_fill(skipped, 0.0).sum()
     if step is None:
         return total, None
-    factor = gap.sigmoid().mul_(step) if terms.denominator == "all" else torch.full_like(gap, step)
+    if terms.denominator == "all":
+        factor = gap.sigmoid().mul_(step)
+    else:
+        factor = torch.full_like(gap, step)
     factor.masked_fill_(skipped | (negative == -math.inf), 0.0)
     normaliser = torch.where(own, positive, negative)
     normaliser.masked_fill_(normaliser == -math.inf, 0.0)
@@ -248,7 +267,10 @@ def _contrast(call: Call, similarity: Tensor, own: Tensor, step: float | None) -
 def _raw_contrast(
     call: Call, logits: Tensor, own: Tensor, shift: Tensor | None, step: float | None
 ) -> tuple[Tensor, Tensor | None]:
-    """The reading with the prototypes' raw lengths in the denominator: two softmaxes over different logits."""
+    """Return the same as :func:`_contrast` with the prototypes' raw lengths in the denominator.
+
+    The two softmaxes are then over different logits.
+    """
     lengths = torch.linalg.vector_norm(call.rows.vectors.to(logits.dtype), dim=1)
     below = logits * lengths
     if shift is not None:
@@ -269,19 +291,22 @@ def _raw_contrast(
 
 
 def _alignment(call: Call, similarity: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
-    """Sum of the alignment over the batch, and ``[B, M]``: the weight of each chosen row, 0 elsewhere."""
+    """Return the sum of the alignment over the batch, and ``[B, M]``: the weight of each chosen row, 0 elsewhere."""
     terms, weights = call.terms, call.rows.weights.to(similarity.dtype)
     if terms.fraction < 1:
-        own = _leading(similarity * weights if terms.weighted else similarity, own, terms.fraction)
+        scores = similarity
+        if terms.weighted:
+            scores = similarity * weights
+        own = _leading(scores, own, terms.fraction)
     chosen = own.to(similarity.dtype)
     if terms.weighted:
         chosen *= weights
-    # where() and not a product alone: a NaN or infinite similarity of another class must not reach the sum.
+    # torch.where() as well as a product: a NaN or infinite similarity of another class must not reach the sum.
     return -torch.where(own, similarity, 0.0).mul_(chosen).sum(), chosen
 
 
 def _leading(scores: Tensor, own: Tensor, fraction: float) -> Tensor:
-    """``[B, M]`` bool: the ``max(1, ceil(fraction n))`` largest of a row's n own scores, ties to the lowest index."""
+    """Return ``[B, M]`` bool: the ``max(1, ceil(fraction n))`` largest of a row's n own scores, ties to the first."""
     order = torch.sort(scores.masked_fill(~own, -math.inf), dim=1, descending=True, stable=True).indices
     wanted = (fraction * own.sum(1).double() - 1e-9).ceil().clamp_min(1)
     first = torch.arange(own.shape[1], device=own.device) < wanted[:, None]
@@ -291,23 +316,30 @@ def _leading(scores: Tensor, own: Tensor, fraction: float) -> Tensor:
 def _class_terms(
     call: Call, features: Tensor, inverse: Tensor, sums: list[Tensor], gradient: Tensor | None
 ) -> Tensor | None:
-    """Adds mse and cosine_square to ``sums`` and to ``gradient``, in place where there is one."""
+    """Add mse and cosine_square to ``sums``; return the gradient with theirs, added in place if there is one."""
     terms, divisor, with_gradient, known = call.terms, call.divisor, call.with_gradient, call.class_rows.labels
     index = torch.searchsorted(known, call.labels).clamp_max_(len(known) - 1)
     present = (known[index] == call.labels)[:, None]
     rows = call.class_rows.vectors.to(features.dtype)[index]
     if terms.mse:
-        scale = 1.0 / features.shape[1] if terms.mse_reduce == "mean" else 1.0
-        # where() and not a product: a feature that is NaN must not become a difference of an absent class.
+        scale = 1.0
+        if terms.mse_reduce == "mean":
+            scale = 1.0 / features.shape[1]
+        # torch.where() and not a product: a feature that is NaN must not become a difference of an absent class.
         difference = torch.where(present, features - rows, 0.0)
         sums[2] = torch.linalg.vecdot(difference, difference).sum() * scale
         if with_gradient:
             factor = 2.0 * scale * terms.mse / divisor
-            gradient = difference * factor if gradient is None else gradient.add_(difference, alpha=factor)
+            if gradient is None:
+                gradient = difference * factor
+            else:
+                gradient.add_(difference, alpha=factor)
     if terms.cosine_square:
         units = normalise_rows(rows)
         cosine = torch.linalg.vecdot(features, units)[:, None] * inverse
-        similarity, slope = _power(cosine, terms, with_gradient) if terms.power_in_square else (cosine, None)
+        similarity, slope = cosine, None
+        if terms.power_in_square:
+            similarity, slope = _power(cosine, terms, with_gradient)
         error = torch.where(present, similarity - 1.0, 0.0)
         sums[3] = 2.0 * error.square().sum()
         if with_gradient:
@@ -315,6 +347,7 @@ def _class_terms(
             if slope is not None:
                 step *= slope
             radial = step * cosine * inverse
-            gradient = torch.zeros_like(features) if gradient is None else gradient
+            if gradient is None:
+                gradient = torch.zeros_like(features)
             gradient.addcmul_(units, step).addcmul_(features, radial, value=-1.0)
     return gradient

@@ -1,10 +1,10 @@
-"""The prototype losses in Triton: one program is one sample, prototypes stream by in blocks of rows.
+"""The prototype losses in Triton: one program per sample, which reads the prototypes in blocks of rows.
 
-A program sweeps the prototypes twice (they stay in the L2 cache). The first sweep leaves the sample's cosines in a
-scratch row and keeps both log-sum-exps online; between the sweeps a second row gets what each prototype pulls with; the
-second sweep makes the gradient. Few prototypes are the case of one block. Products are plain float32
-multiply-adds, whatever TF32 is set to. Rules throughout: a NaN stays one (comparisons are written so that NaN takes no
-shortcut), -inf is never subtracted from -inf, and an empty side of the contrast is known by its sum being 0.
+A program reads the prototypes twice (they stay in the L2 cache). The first pass writes the sample's cosines to a
+scratch row and computes both log-sum-exps online. Between the passes a second row gets the factor of each prototype in
+the gradient; the second pass computes the gradient. Few prototypes fit in one block. Products are plain float32
+multiply-adds, also if TF32 is switched on. Three rules: a NaN stays a NaN (comparisons are written so that NaN takes no
+shortcut), -inf is never subtracted from -inf, and an empty side of the contrast is recognised by its sum of 0.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FLOOR = tl.constexpr(COSINE_FLOOR)
 
 @triton.jit
 def power(cosine: tl.tensor, alpha: tl.tensor, curved: tl.constexpr) -> tl.tensor:
-    """``(s(c), ds/dc)`` with the cosine clamped before the power, and no slope where it was; ``curved``: alpha < 1."""
+    """Return ``(s(c), ds/dc)``, the cosine clamped before the power, the slope 0 if it was; ``curved``: alpha < 1."""
     similarity = cosine
     slope = cosine * 0.0 + 1.0
     if curved:
@@ -35,7 +35,7 @@ def power(cosine: tl.tensor, alpha: tl.tensor, curved: tl.constexpr) -> tl.tenso
 
 @triton.jit
 def joined(largest: tl.tensor, total: tl.tensor, logits: tl.tensor, chosen: tl.tensor) -> tl.tensor:
-    """The sum of exponentials ``total * exp(largest)`` with the chosen ``logits`` added; ``(-inf, 0)`` is empty."""
+    """Add the chosen ``logits`` to the sum of exponentials ``total * exp(largest)``; ``(-inf, 0)`` is an empty sum."""
     masked = tl.where(chosen, logits, float("-inf"))
     joint = tl.maximum(largest, tl.max(masked, 0))
     safe = tl.where(joint == float("-inf"), 0.0, joint)
@@ -44,7 +44,7 @@ def joined(largest: tl.tensor, total: tl.tensor, logits: tl.tensor, chosen: tl.t
 
 @triton.jit
 def log_sum(largest: tl.tensor, total: tl.tensor) -> tl.tensor:
-    """The log-sum-exp of an online sum; -inf where it is empty."""
+    """Return the log-sum-exp of an online sum; -inf if it is empty."""
     return tl.where(largest == float("-inf"), 0.0, largest) + tl.log(total)
 
 
@@ -333,21 +333,33 @@ def block_logits(
 
 
 def blocks(rows: int, dimensions: int) -> dict[str, int]:
-    """How a call is cut: compile-time sizes and warps for ``rows`` prototypes of ``dimensions``."""
+    """Return the sizes of blocks, known at compile time, and the warps for ``rows`` prototypes of ``dimensions``."""
     block_m = max(16, min(64, triton.next_power_of_2(rows)))
     block_d = max(16, min(8192 // block_m, 256, triton.next_power_of_2(dimensions)))
-    return {"block_m": block_m, "block_d": block_d, "num_warps": 4 if block_m * block_d <= 4096 else 8}
+    warps = 8
+    if block_m * block_d <= 4096:
+        warps = 4
+    return {"block_m": block_m, "block_d": block_d, "num_warps": warps}
 
 
 def launch(call: Call) -> tuple[Tensor, Tensor, Tensor]:
-    """See :func:`common.losses.prototype.compute`. Reads nothing from the device, which must be current."""
+    """Compute the losses of :func:`common.losses.prototype.compute`. The device must be current; it is not read."""
     features, labels, prototypes, class_rows, wanted, terms, positive_bias, divisor, with_gradient = call
     if features.stride(1) != 1:
         features = features.contiguous()
-    (samples, dimensions), rows = features.shape, len(prototypes.labels) if terms.uses_rows else 0
-    values, gradient = _floats(features, 5, samples), _floats(features, samples if with_gradient else 0, dimensions)
+    samples, dimensions = features.shape
+    rows = 0
+    if terms.uses_rows:
+        rows = len(prototypes.labels)
+    values, gradient = _floats(features, 5, samples), _floats(features, 0, dimensions)
+    if with_gradient:
+        gradient = _floats(features, samples, dimensions)
+    bias = values  # the kernel does not read it unless has_bias
+    if positive_bias is not None:
+        bias = positive_bias.float().contiguous()
     scales = [coefficient / divisor for coefficient in terms.coefficients]
-    scales[2] /= dimensions if terms.mse_reduce == "mean" else 1
+    if terms.mse_reduce == "mean":
+        scales[2] /= dimensions
     flags: dict[str, Any] = {
         "has_contrast": terms.contrast != 0,
         "has_alignment": terms.alignment != 0,
@@ -363,13 +375,14 @@ def launch(call: Call) -> tuple[Tensor, Tensor, Tensor]:
     }
     prototype_kernel[(samples,)](
         features, labels.contiguous(), prototypes.units, prototypes.offsets, prototypes.weights, prototypes.lengths,
-        wanted, values if positive_bias is None else positive_bias.float().contiguous(),
-        class_rows.vectors, class_rows.offsets, _floats(features, 2, samples, rows), values, gradient,
+        wanted, bias, class_rows.vectors, class_rows.offsets, _floats(features, 2, samples, rows), values, gradient,
         features.stride(0), samples, dimensions, rows, len(prototypes.offsets) - 1, len(class_rows.offsets) - 1,
         1.0 / terms.temperature, terms.alpha, *scales, **flags, **blocks(rows, dimensions),
     )  # fmt: skip
     sums = values.sum(1)  # in a fixed order: two runs give the same bits
-    return sums[0].clone(), sums[1:], gradient if with_gradient else features.new_empty(0, dtype=torch.float32)
+    if not with_gradient:
+        gradient = _floats(features, 0)
+    return sums[0].clone(), sums[1:], gradient
 
 
 def _floats(like: Tensor, *shape: int) -> Tensor:

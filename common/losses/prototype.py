@@ -1,8 +1,7 @@
 """Losses between features and prototypes, alone or fused into one call: ``docs/kernels.md`` has the maths.
 
-Prototypes are constants: gradients reach the features only. A batch against an empty set gives exactly 0. All sizes
-come from shapes and host arguments: nothing waits for the device and nothing is allocated by its data, so torch.compile
-and CUDA graphs take it.
+Prototypes are constants: only the features have gradients. With an empty set the loss is exactly 0. All sizes are known
+from shapes and host arguments, so no call waits for the device, and torch.compile and CUDA graphs work.
 """
 
 from __future__ import annotations
@@ -34,11 +33,11 @@ from common.prototypes import PrototypeSet
 FUSED_WORK = 2**27
 """Largest B * M * D for one program per sample; above, PyTorch's matrix products read the prototypes fewer times."""
 TOLERANCE = 1e-3
-"""How far from the closed form the kernel may be on a device that is tried."""
+"""Largest relative difference from the closed form with which the kernel is used on a device."""
 
 
 class PrototypeLosses(NamedTuple):
-    """The fused total, and its terms: detached, times their coefficients, 0 where not asked for."""
+    """The fused total, and its terms: detached, times their coefficients, 0 if the coefficient is 0."""
 
     total: Tensor
     contrast: Tensor
@@ -58,7 +57,7 @@ def prototype_losses(
     reduction: Literal["mean", "sum"] = "mean",
     backend: Literal["auto", "closed_form", "triton"] = "auto",
 ) -> PrototypeLosses:
-    """Several prototype terms and their gradient in one pass.
+    """Compute several prototype terms and their gradient in one pass.
 
     FPL: contrast + mse; FedPLVM: contrast + cosine_square; FedPLCC: contrast + alignment.
 
@@ -69,25 +68,28 @@ def prototype_losses(
         terms: coefficients and options.
         class_rows: one row per class for mse and cosine_square (``unbiased_prototypes(prototypes)``, made once per
             round); by default ``prototypes``.
-        positive_bias: ``[B]`` added to the positive logits of the contrast only (RUCR's log class ratio). RUCR gives
-            classes that nobody reported the logit 0: give them zero rows in ``prototypes``.
+        positive_bias: ``[B]`` added to the positive logits of the contrast only (RUCR's log class ratio). In RUCR
+            classes without a prototype have the logit 0: add zero rows for them to ``prototypes``.
         reduction: over the batch.
-        backend: ``auto`` lets the operator choose; the others are for tests and measurements.
+        backend: ``auto`` chooses; the others are for tests and measurements.
 
     Raises:
         ValueError: feature sizes differ, or a class has several rows where one is needed.
     """
-    class_rows = prototypes if class_rows is None else class_rows
+    if class_rows is None:
+        class_rows = prototypes
     _check(features, labels, prototypes, class_rows, terms, positive_bias, reduction)
     if terms.uses_rows and not len(prototypes):
         terms = replace(terms, contrast=0.0, alignment=0.0)
     if terms.uses_class_rows and not len(class_rows):
         terms = replace(terms, mse=0.0, cosine_square=0.0)
     if not len(features) or not (terms.uses_rows or terms.uses_class_rows):
-        zero = features[:0].sum(dtype=working_dtype(features))  # exactly 0, whatever the features hold
+        zero = features[:0].sum(dtype=working_dtype(features))  # exactly 0, also if features are not finite
         return PrototypeLosses(zero, *[zero.detach()] * 4)
     rows, targets, wanted = prepared_rows(prototypes), prepared_rows(class_rows), wanted_counts(prototypes, terms)
-    divisor = len(features) if reduction == "mean" else 1
+    divisor = 1
+    if reduction == "mean":
+        divisor = len(features)
     with_gradient = features.requires_grad and torch.is_grad_enabled()
     call = Call(features, labels, rows, targets, wanted, terms, positive_bias, divisor, with_gradient)
     if torch.compiler.is_compiling():
@@ -110,14 +112,14 @@ def prototype_contrast(
     positive_bias: Tensor | None = None,
     reduction: Literal["mean", "sum"] = "mean",
 ) -> Tensor:
-    """Contrast of features with the prototypes of their class against those of all classes.
+    """Contrast features with the prototypes of their class against those of all classes.
 
     ``l_i = LSE_denominator(s_ij / temperature + log w_j) - LSE_{j of class y_i}(s_ij / temperature + log w_j)`` with
     ``s = cos^alpha``; mean over the batch. FPL Eq. 7 (CPCL), FedAPC's APC, FedPLVM and FedPLCC's contra (alpha < 1),
     FedProc, FedPall Eq. 7, RUCR (``positive_bias``).
 
     Options, further arguments and errors: :class:`PrototypeTerms` and :func:`prototype_losses`. With ``denominator =
-    "negatives"`` a sample without negatives adds 0; with ``weighted`` a row of weight 0 is as if absent.
+    "negatives"`` a sample without negatives adds 0; with ``weighted`` a row of weight 0 has no effect.
     """
     options: dict[str, Any] = {"denominator": denominator, "denominator_rows": denominator_rows, "weighted": weighted}
     terms = PrototypeTerms(contrast=1.0, temperature=temperature, alpha=alpha, **options)
@@ -125,7 +127,7 @@ def prototype_contrast(
 
 
 def prototype_mse(features: Tensor, labels: Tensor, prototypes: PrototypeSet, *, reduce: Reduce = "mean") -> Tensor:
-    """Squared distance to the class's row: FPL Eq. 10 (UPCR, rows = unbiased prototypes), FedProto (global means).
+    """Return the squared distance to the class's row: FPL Eq. 10 (UPCR, unbiased prototypes), FedProto (global means).
 
     Features and rows are taken as they are, not normalised. FPL prints the sum over D, its code takes the mean:
     ``reduce`` chooses (default: the code's). ``prototypes`` holds one row per class; a sample of an absent class adds
@@ -143,7 +145,7 @@ def _check(
     positive_bias: Tensor | None,
     reduction: str,
 ) -> None:
-    """What can be checked without a look at the device."""
+    """Check the arguments, as far as that is possible without reading the device."""
     if reduction not in ("mean", "sum"):
         raise ValueError(f"reduction must be mean or sum; got {reduction!r}")
     if features.ndim != 2 or labels.shape != features.shape[:1]:
@@ -160,11 +162,11 @@ def _check(
         )
 
 
-# ---- who computes ----------------------------------------------------------------------------------------------------
+# ---- the choice between closed form and kernel -----------------------------------------------------------------------
 
 
 def compute(call: Call, backend: str) -> tuple[Tensor, Tensor, Tensor]:
-    """``(total [], terms [4], gradient [B, D])``; the gradient is that of the total, and empty unless asked for."""
+    """Return ``(total [], terms [4], gradient [B, D])``; the gradient of the total is empty if the call needs none."""
     with full_precision(call.features.device, call.terms.temperature):
         if backend == "triton" or (backend == "auto" and _fused(call.features, call.rows)):
             from common.kernels.triton_kernel import launch
@@ -175,7 +177,7 @@ def compute(call: Call, backend: str) -> tuple[Tensor, Tensor, Tensor]:
 
 
 class _Eager(torch.autograd.Function):
-    """What eager code calls: an operator of torch.library costs 0.15 ms a call more, up to half of a CPU's loss."""
+    """The losses for eager code: an operator of torch.library takes 0.15 ms more, up to half of the time on a CPU."""
 
     @staticmethod
     def forward(ctx: Any, features: Tensor, call: Call, backend: str) -> tuple[Tensor, Tensor]:
@@ -193,7 +195,7 @@ class _Eager(torch.autograd.Function):
 
 
 def _fused(features: Tensor, rows: Rows) -> bool:
-    """Whether the Triton kernel takes this call where nobody says. While a graph is captured nothing can be tried."""
+    """Return whether ``backend=auto`` takes the Triton kernel. While a graph is captured, the kernel is not tried."""
     if not features.is_cuda or features.dtype == torch.float64 or importlib.util.find_spec("triton") is None:
         return False
     small = features.numel() * len(rows.labels) <= FUSED_WORK
@@ -202,10 +204,9 @@ def _fused(features: Tensor, rows: Rows) -> bool:
 
 @lru_cache
 def _tried(device: torch.device) -> bool:
-    """Whether the kernel gives the closed form's losses and gradient on ``device``; with a warning if not.
+    """Return whether the kernel agrees with the closed form on ``device``; warn if it does not.
 
-    A GPU that Triton does not know, a missing C compiler or a driver that is too old end here, not in the middle of a
-    training step.
+    So a GPU that Triton does not support, a missing C compiler or an old driver does not stop training.
     """
     steps = torch.arange(5 * 24, dtype=torch.float32)
     features = ((0.7 * steps).sin() + 1.1).view(5, 24).to(device)
@@ -217,13 +218,14 @@ def _tried(device: torch.device) -> bool:
     prepared = prepared_rows(rows), prepared_rows(means), wanted_counts(rows, terms)
     call = Call(features, labels, *prepared, terms, None, 5, True)
     try:
-        found, expected = (compute(call, backend) for backend in ("triton", "closed_form"))
-        error = max(
-            float((one - other).abs().max() / other.abs().max()) for one, other in zip(found, expected, strict=True)
-        )
-        reason = None if error < TOLERANCE else f"it is off by {error:.1e}"
-    except Exception as problem:  # a compiler, a linker or a driver can fail in any way; what counts is that it did
-        reason = f"{type(problem).__name__}: {str(problem).splitlines()[0] if str(problem) else 'no message'}"
+        reason = None
+        for one, other in zip(compute(call, "triton"), compute(call, "closed_form"), strict=True):
+            error = float((one - other).abs().max() / other.abs().max())
+            if not error < TOLERANCE:  # also if it is NaN
+                reason = f"it is off by {error:.1e}"
+    except Exception as problem:  # a compiler, a linker or a driver can raise any error
+        lines = str(problem).splitlines() or ["no message"]
+        reason = f"{type(problem).__name__}: {lines[0]}"
     if reason is not None:
         warnings.warn(
             f"the fused prototype losses do not work on {device} ({reason}); PyTorch computes them instead. "
@@ -238,7 +240,7 @@ def _tried(device: torch.device) -> bool:
 
 
 def operator_arguments(call: Call, backend: str) -> tuple[Any, ...]:
-    """A call in the types that an operator's schema knows."""
+    """Return a call in the types that an operator's schema supports."""
     features, labels, rows, class_rows, wanted, terms, *rest, with_gradient = call
     numbers = [*terms.coefficients, terms.temperature, terms.alpha, terms.fraction]
     options = f"{terms.denominator},{terms.denominator_rows},{terms.mse_reduce}"
@@ -262,7 +264,7 @@ def _operator(
     with_gradient: bool,
     backend: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """:func:`compute`, with :class:`Rows` and :class:`PrototypeTerms` as lists of their fields."""
+    """Call :func:`compute`, with :class:`Rows` and :class:`PrototypeTerms` as lists of their fields."""
     fields: tuple[Any, ...] = (*numbers, *options.split(","), *flags)
     prepared = Rows(*rows), Rows(*class_rows), wanted, PrototypeTerms(*fields)
     return compute(Call(features, labels, *prepared, positive_bias, divisor, with_gradient), backend)
@@ -271,7 +273,9 @@ def _operator(
 @_operator.register_fake
 def _fake(features: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     dtype, with_gradient = working_dtype(features), arguments[-2]
-    gradient = features.new_empty(tuple(features.shape) if with_gradient else (0,), dtype=dtype)
+    gradient = features.new_empty((0,), dtype=dtype)
+    if with_gradient:
+        gradient = features.new_empty(tuple(features.shape), dtype=dtype)
     return features.new_empty((), dtype=dtype), features.new_empty(4, dtype=dtype), gradient
 
 

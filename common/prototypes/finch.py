@@ -1,8 +1,8 @@
 """First-neighbour clustering (FINCH, Sarfraz et al., CVPR 2019), by the authors' package finch-clust.
 
 A level joins every point to its nearest other point (cosine, lowest index on ties); the connected components are its
-clusters, and the means of their *original* rows are the next level's points. ``torch`` does the same where the package
-cannot: on the device that holds the rows, and in bounded memory for any number of them.
+clusters, and the means of their *original* rows are the next level's points. ``torch`` computes the same where the
+package cannot: on the rows' device, and for any number of rows in bounded memory.
 """
 
 import math
@@ -17,21 +17,21 @@ from common.errors import libraries_of
 from common.precision import full_precision
 
 BLOCK_ELEMENTS = 2**24
-"""Most similarities held at a time (64 MiB of float32)."""
+"""Most similarities in memory at a time (64 MiB of float32)."""
 
 MAX_ROWS = 10_000
-"""Most rows that the package gets at a time: it holds all their similarities at once, 1 GB for so many."""
+"""Most rows for the package, which keeps all their similarities in memory: 1 GB for this number."""
 
 Clustering = Literal["finch-clust", "torch"]
 
 
 def partition(rows: Tensor, *, level: int | None = None, clustering: Clustering = "finch-clust") -> Tensor:
-    """Cluster index of each row, by cosine distance.
+    """Return the cluster index of each row, by cosine distance.
 
     Args:
         rows: ``[N, D]``, N >= 0. One, two and three rows are always one cluster.
         level: 0 is the finest level; ``None`` the coarsest that still has two clusters or more (or the only one).
-        clustering: who computes it: the package, exactly and on one CPU thread, or ``torch``.
+        clustering: the implementation: the package, exact and on one CPU thread, or ``torch``.
 
     Returns:
         ``[N]`` int64 on the device of ``rows``, numbered from 0 in the order of each cluster's first row.
@@ -48,9 +48,11 @@ def partition(rows: Tensor, *, level: int | None = None, clustering: Clustering 
     rows = rows.detach().to(torch.float32)
     if not bool(torch.isfinite(rows).all()):
         raise ValueError("FINCH cannot cluster rows that are not finite")
-    if len(rows) <= 3:  # a fact of first neighbours: their graph is connected
+    if len(rows) <= 3:  # the graph of first neighbours is always connected
         return torch.zeros(len(rows), dtype=torch.int64, device=rows.device)
-    return _by_torch(rows, level) if clustering == "torch" else _by_package(rows, level)
+    if clustering == "torch":
+        return _by_torch(rows, level)
+    return _by_package(rows, level)
 
 
 def _by_torch(rows: Tensor, level: int | None) -> Tensor:
@@ -71,7 +73,7 @@ def _by_torch(rows: Tensor, level: int | None) -> Tensor:
 def first_neighbours(points: Tensor) -> Tensor:
     """``[N]`` int64: the nearest other point of each of ``points [N, D]``, N >= 2, by cosine; ties: the lowest index.
 
-    A zero vector is equally far from all. No more than 64 MiB of similarities are held at a time.
+    A zero vector is equally far from all. At most 64 MiB of similarities are in memory at a time.
     """
     count = len(points)
     lengths = torch.linalg.vector_norm(points, dim=1, keepdim=True)
@@ -87,10 +89,10 @@ def first_neighbours(points: Tensor) -> Tensor:
 
 
 def _components(neighbour: Tensor) -> tuple[Tensor, int]:
-    """Weakly connected components of the graph ``i -> neighbour[i]``, and how many there are.
+    """Return the weakly connected components of the graph ``i -> neighbour[i]``, and their number.
 
-    Following its arrow often enough brings every point onto the one cycle of its component, which is then named by its
-    lowest index. Doubling the stride makes that ``log2 N`` steps.
+    Every point reaches the cycle of its component by following the edges. The lowest index of that cycle names the
+    component. Doubling the stride takes ``log2 N`` steps.
     """
     count = len(neighbour)
     reached, lowest = neighbour, torch.arange(count, device=neighbour.device)
@@ -101,7 +103,7 @@ def _components(neighbour: Tensor) -> tuple[Tensor, int]:
 
 
 def _numbered(names: Tensor) -> tuple[Tensor, int]:
-    """Names replaced by numbers from 0, in the order in which they first appear."""
+    """Replace names by numbers from 0, in the order in which they first appear."""
     unique, inverse = torch.unique(names, return_inverse=True)
     index = torch.arange(len(names), device=names.device)
     first = torch.full((len(unique),), len(names), device=names.device).scatter_reduce_(0, inverse, index, "amin")
@@ -113,21 +115,23 @@ def _numbered(names: Tensor) -> tuple[Tensor, int]:
 def _by_package(rows: Tensor, level: int | None) -> Tensor:
     if len(rows) > MAX_ROWS:
         raise ValueError(
-            f"finch-clust would hold the similarities of {len(rows)} rows of one class at once; it gets at most "
-            f"{MAX_ROWS}. Take method.clustering=torch, which works block by block"
+            f"finch-clust would need the similarities of {len(rows)} rows of one class in memory; at most {MAX_ROWS} "
+            "rows are supported. Set method.clustering=torch, which works block by block"
         )
     finch, threads = _package()
     with threads.limit(limits=1):  # another number of threads may round a near tie the other way
         levels, _, _ = finch(
             rows.cpu().contiguous().numpy(), ensure_early_exit=False, ann_threshold=MAX_ROWS, verbose=False
         )  # exact: neighbours are approximated above the threshold only
-    column = levels.shape[1] - 1 if level is None else min(level, levels.shape[1] - 1)
+    column = levels.shape[1] - 1
+    if level is not None:
+        column = min(level, column)
     return _numbered(torch.from_numpy(levels[:, column].astype("int64")).to(rows.device))[0]
 
 
 @lru_cache
 def _package() -> tuple[Any, Any]:
-    """finch-clust's function, and the hold on the threads of its matrix products. Importing them takes a second."""
+    """Return finch-clust's function, and the control of its threads. Importing them takes a second."""
     with warnings.catch_warnings(), libraries_of("clustering", "clustering with method.clustering=finch-clust"):
         warnings.simplefilter("ignore")  # finch-clust warns that the optional approximate neighbour search is missing
         from finch.finch import FINCH

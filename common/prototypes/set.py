@@ -1,7 +1,7 @@
-"""Prototype sets, 0..n weighted feature vectors per class, and how they are made.
+"""Prototype sets, 0..n weighted feature vectors per class, and the functions that make them.
 
-A *prototype* is a feature vector that stands for a class. A client or a server holds 0..n of them per class, so a set
-is ragged; it is kept as a struct of arrays sorted by class, which travels, stores and feeds kernels without conversion.
+A *prototype* is a feature vector that represents a class. Classes may have different numbers of prototypes, also none.
+A set is stored as three arrays sorted by class, which are sent, saved and read by kernels without conversion.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def normalise_rows(rows: Tensor) -> Tensor:
     return rows / rows.norm(dim=1, keepdim=True).clamp_min(NORM_FLOOR)
 
 
-# ---- how sets are made: class means, FINCH clusters, unbiased and weighted prototypes --------------------------------
+# ---- class means, FINCH clusters, unbiased and weighted prototypes ---------------------------------------------------
 
 
 class ClassSums:
@@ -204,7 +204,7 @@ def cluster_prototypes(
         level: FINCH level, 0 the finest; ``None`` the coarsest level that still has two clusters or more (or the only
             one). A level beyond the last is the last.
         weighted_mean: cluster vector = weighted mean of its members instead of the plain mean.
-        clustering: who finds the clusters, see :func:`common.prototypes.finch.partition`.
+        clustering: the implementation of FINCH, see :func:`common.prototypes.finch.partition`.
     """
     vectors: list[Tensor] = []
     labels: list[int] = []
@@ -242,8 +242,9 @@ def unbiased_prototypes(prototypes: PrototypeSet, *, sample_weighted: bool = Fal
     present, inverse, counts = torch.unique_consecutive(prototypes.labels, return_inverse=True, return_counts=True)
     masses = prototypes.weights.double()
     totals = torch.zeros(len(present), dtype=torch.float64, device=masses.device).index_add_(0, inverse, masses)
-    shares = masses if sample_weighted else torch.ones_like(masses)
-    divisor = totals if sample_weighted else counts.double()
+    shares, divisor = torch.ones_like(masses), counts.double()
+    if sample_weighted:
+        shares, divisor = masses, totals
     sums = torch.zeros(len(present), prototypes.feature_size, dtype=torch.float64, device=masses.device)
     sums.index_add_(0, inverse, prototypes.vectors.double() * shares[:, None])
     return PrototypeSet((sums / divisor.clamp_min(NORM_FLOOR)[:, None]).float(), present, totals.float())
@@ -261,7 +262,7 @@ def normalise_weights(prototypes: PrototypeSet) -> PrototypeSet:
 
 
 def carry_over(current: PrototypeSet, previous: PrototypeSet) -> PrototypeSet:
-    """``current`` plus the rows of ``previous`` for classes nobody reported this time (official FedProc)."""
+    """Return ``current`` plus the rows of ``previous`` for classes that it lacks (official FedProc)."""
     missing = sorted(set(previous.classes) - set(current.classes))
     if not missing:
         return current
