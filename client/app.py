@@ -1,17 +1,17 @@
-"""The Flower ClientApp: a thin skin around :class:`client.node.Node`.
+"""The Flower ClientApp, which passes messages to :class:`client.node.Node`.
 
-In a deployment, a SuperNode's ``--node-config`` says which client it is::
+In a deployment, a SuperNode's ``--node-config`` names its client::
 
     --node-config 'domain="webcam" data-dir="/data" state-dir="/var/lib/goldfinch"'
 
-with ``index`` (0) where several devices hold one domain, and ``device`` ("cuda:0") where the run's choice is not this
-node's; ``privacy-max-epsilon`` (with ``privacy-delta``) and ``privacy-max-releases`` are the device's own budget. In a
+with ``index`` (0) if several devices hold one domain, and ``device`` ("cuda:0") if this node does not use the run's
+device; ``privacy-max-epsilon`` (with ``privacy-delta``) and ``privacy-max-releases`` are the device's own budget. In a
 simulation, a node hosts the clients whose position among all clients, modulo the number of nodes, is its
 ``partition-id``; so a plain ``flwr run .`` works with any number of nodes. A SuperNode may have one too.
 
-A SuperNode starts a process per message. That process imports no torch: it hands the message to the node's resident
-trainer (:mod:`client.resident`), unless the node's configuration says ``resident=false``. Processes that live longer
-than a message (Ray actors) do the work themselves.
+A SuperNode starts a process per message. That process does not import torch: it passes the message to the node's
+resident trainer (:mod:`client.resident`), unless the node's configuration has ``resident=false``. Processes that live
+longer than a message (Ray actors) do the work themselves.
 """
 
 import contextlib
@@ -33,10 +33,10 @@ from client.resident.place import of_node
 from common.overrides import overrides_in
 
 TENSOR_TYPE = "safetensors"
-""":data:`common.wire.payload.TENSOR_TYPE`, which a process that imports no torch cannot ask for."""
+"""The same as :data:`common.wire.payload.TENSOR_TYPE`, whose module imports torch."""
 
 MMAP_MAX, TRIM_THRESHOLD = -4, -1
-"""Of glibc's ``mallopt``."""
+"""Options of glibc's ``mallopt``."""
 
 
 class FlowerClient(Client):
@@ -51,14 +51,14 @@ class FlowerClient(Client):
         self.overrides = overrides_in(context.run_config)
 
     def get_properties(self, ins: GetPropertiesIns) -> GetPropertiesRes:  # noqa: ARG002
-        """The registrations of the clients that this node hosts; its own words if its data or settings are not good."""
+        """Return the registrations of the clients that this node hosts, or why its data or settings are not valid."""
         reply = self._ask("register")
         if not reply.ok:
             return GetPropertiesRes(Status(Code.GET_PROPERTIES_NOT_IMPLEMENTED, reply.text), {})
         return GetPropertiesRes(Status(Code.OK, ""), {"registrations": reply.text})
 
     def fit(self, ins: FitIns) -> FitRes:
-        """The answer to a request; errors go back with their traceback, since only so they carry who failed."""
+        """Return the answer to a request; an error is returned with its traceback, so that the server can record it."""
         request, sent = ins.config.get("request"), ins.parameters
         reply = self._ask("answer", request, sent.tensor_type, sent.tensors)
         if not reply.ok:
@@ -67,21 +67,24 @@ class FlowerClient(Client):
         return FitRes(Status(Code.OK, ""), Parameters(list(reply.tensors), TENSOR_TYPE), reply.samples, {})
 
     def _ask(self, kind: str, *content: Any) -> Reply:
-        question, caller = Question(kind, self.run, self.overrides, self.configuration, *content), self._caller()
+        question = Question(kind, self.run, self.overrides, self.configuration, *content)
+        caller = self._caller()
         if caller is None:
             if "ray" in sys.modules:
                 keep_memory()
-            from client.node import answer_question  # torch, data, methods: the resident trainer has them
+            from client.node import answer_question  # imports torch, data and methods
 
             return answer_question(question, simulated=in_simulation())
         try:
             return caller.ask(question)
-        except Exception as error:  # the server must learn why, whatever it was
+        except Exception as error:  # every error is sent to the server
             return Reply.of(error)
 
     def _caller(self) -> Caller | None:
-        """The way to the resident trainer; ``None`` where this process does the work."""
-        node = of_node() if self.configuration.get("resident", True) is True else None
+        """Return the connection to the resident trainer; ``None`` if this process does the work."""
+        if self.configuration.get("resident", True) is not True:
+            return None
+        node = of_node()
         if node is None:
             return None
         try:
@@ -92,10 +95,10 @@ class FlowerClient(Client):
 
 
 def in_simulation() -> bool:
-    """Whether this process is an actor of Flower's simulation, which plays all clients on machines of the server's.
+    """Return whether this process is an actor of Flower's simulation, which plays all clients on the server's machines.
 
-    Ray itself says so. Nothing that comes with a message does, since a server could make a device take its own noise
-    for a simulation's.
+    Only Ray itself is asked. A message cannot decide this: a server could make a device believe that it is simulated
+    and draw repeatable noise.
     """
     ray = sys.modules.get("ray")
     return ray is not None and bool(ray.is_initialized()) and ray.get_runtime_context().get_actor_id() is not None
@@ -103,23 +106,26 @@ def in_simulation() -> bool:
 
 @lru_cache(maxsize=1)
 def keep_memory() -> None:
-    """What this process frees stays its own: new memory takes a model four times as long to touch as to fill."""
+    """Keep freed memory in this process, because touching new memory takes four times as long as filling it."""
     with contextlib.suppress(OSError, AttributeError):  # another libc than glibc
         for option, value in ((MMAP_MAX, 0), (TRIM_THRESHOLD, 2**30)):
             ctypes.CDLL(None).mallopt(option, value)
 
 
 def client_fn(context: Context) -> Client:
-    """Flower asks for a client per message."""
+    """Return the client for one message, for Flower."""
     return FlowerClient(context)
 
 
 def as_arrays(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """The answer with its tensors as arrays of bytes: Ray copies one into its store, and of ``bytes`` makes three."""
+    """Return the answer with its tensors as arrays of bytes: Ray copies these once, but ``bytes`` three times."""
     answer = call_next(message, context)
-    for record in answer.content.array_records.values() if answer.has_content() else ():
+    if not answer.has_content():
+        return answer
+    for record in answer.content.array_records.values():
         for array in record.values():
-            array.data = cast(bytes, np.frombuffer(array.data, np.uint8)) if array.data else b""  # Flower hands it on
+            if array.data:
+                array.data = cast(bytes, np.frombuffer(array.data, np.uint8))  # Flower passes it on
     return answer
 
 

@@ -24,19 +24,20 @@ from common.privacy import GaussianPrivacy
 from common.prototypes import PrototypeSet
 from common.settings import RunSettings
 from common.storage.files import check_run_id
-from common.storage.state import MODEL_PREFIX
+from common.storage.state import MODEL_PREFIX, under_prefix, with_prefix
 from common.versions import package_versions
 from common.wire.messages import Answer, Registration, Request, header_of
 from common.wire.payload import Payload, cast_down, cast_up
 from strategies.core.method import Client, ClientContext, Method, Trained, Upload, build_model, feature_size
 
 _MODELS = threading.local()
-"""The model of this thread with its initial state, so that a Ray actor or an inline worker builds its net once."""
+"""The model of each thread with its initial state, so that a Ray actor or an inline worker builds its model once."""
 
 MIN_VARIANCE = 1e-7
-"""A hundredth of batch norm's epsilon; float16 still carries it."""
+"""Smallest variance that is sent: a hundredth of batch norm's epsilon, which float16 can represent."""
 
 LOCAL_PREFIX = "local/"
+"""Prefix of the names of a method's own tensors in a client's state."""
 
 
 class Device:
@@ -44,15 +45,16 @@ class Device:
 
     Args:
         settings: the run's settings.
-        spec: which client this is.
-        store: gives, for a run's id, where the client keeps its own state.
-        data_root: where this device's data are; ``None`` takes the configuration's.
+        spec: the client.
+        store: returns the client's own state for a run's id.
+        data_root: folder of this device's data; ``None`` takes the configured one.
         scores: domains whose test sets this device can score; ``None`` is its own.
         simulated: whether this machine plays other clients too, so that noise may be repeatable; see
             :class:`common.privacy.GaussianPrivacy`.
-        ledger: what was released of the client's data, and the device's own budget; a private run needs it.
-        allows_keyed: whether this device itself, and not only the server's settings, allows noise that whoever knows
-            the run's seed can repeat.
+        ledger: the record of what was released of the client's data, and the device's own budget; a private run
+            needs it.
+        allows_keyed: whether this device itself, and not only the server's settings, allows noise that can be repeated
+            by anyone who knows the run's seed.
     """
 
     def __init__(
@@ -72,7 +74,9 @@ class Device:
         self.ledger = ledger
         self.privacy = device_privacy(settings, ledger, simulated=simulated, allows_keyed=allows_keyed)
         self.torch_device = choose_device(settings.train.device, settings.train.precision)
-        self.scores = scores if scores is not None else (spec.domain,)
+        if scores is None:
+            scores = (spec.domain,)
+        self.scores = scores
         self._store = store
         self._own: tuple[Split, Split] | None = None
         self._split_sha256 = ""
@@ -84,7 +88,7 @@ class Device:
     # ---- registration ----------------------------------------------------------------------------------------------
 
     def register(self) -> Registration:
-        """What the server needs to know before the first round; loads and checks the data.
+        """Load and check the data; return the client's registration.
 
         Raises:
             PrivacyError: this device's own configuration forbids what the run would send.
@@ -111,13 +115,16 @@ class Device:
         )
 
     def _own_data(self) -> tuple[Split, Split]:
-        """What the client trains on, and what it validates with."""
+        """Return the client's training split and its validation split."""
         if self._own is None:
             domain = self.settings.data.load(self.spec.domain, self.data_root)
             trained, validated = self.settings.protocol.parts(domain, self.spec, self.settings.seed)
-            held_out = [validated] if len(validated) else []
-            self._split_sha256 = split_hash(self.settings.data.name, self.spec, trained, domain.train.labels, *held_out)
-            train, validation = (domain.train.subset(part).to(self.torch_device) for part in (trained, validated))
+            hashed = [trained, domain.train.labels]
+            if len(validated):
+                hashed.append(validated)
+            self._split_sha256 = split_hash(self.settings.data.name, self.spec, *hashed)
+            train = domain.train.subset(trained).to(self.torch_device)
+            validation = domain.train.subset(validated).to(self.torch_device)
             self._own = train, validation
         return self._own
 
@@ -128,19 +135,18 @@ class Device:
             split = self.settings.protocol.test_split(self.settings.data.load(domain, self.data_root))
             if not len(split):
                 raise DataError(f"domain {domain} has no test images; put some into its test split")
-            self._test_splits[domain] = test_subset(split, self.settings.rounds.test_samples, domain).to(
-                self.torch_device
-            )
+            chosen = test_subset(split, self.settings.rounds.test_samples, domain)
+            self._test_splits[domain] = chosen.to(self.torch_device)
         return self._test_splits[domain]
 
     # ---- one exchange ----------------------------------------------------------------------------------------------
 
     def answer(self, request: Request, message: Payload) -> Payload:
-        """Score what was received, take part in the exchange, keep the own state, and say what came out.
+        """Score the received model, take part in the exchange, keep the client's own state, and return the update.
 
         Args:
-            request: what the server asks of this client.
-            message: the tensors every participant was sent.
+            request: the server's request to this client.
+            message: the tensors that all participants receive.
 
         Returns:
             The update's tensors; the header is an :class:`~common.wire.messages.Answer`.
@@ -162,9 +168,10 @@ class Device:
         clock.lap("load")
         scores, validated = self._score(local, request, validation)
         clock.lap("score")
-        protection = self.privacy.protection(local) if request.train else Unprotected()
+        protection = Unprotected()
         upload, trained = Upload(weights={}), Trained(local.prototypes, 0, {})
         if request.train:
+            protection = self.privacy.protection(local)
             self.privacy.check_budget(local.model)
             upload, trained = self._take_part(local, request, protection)
         clock.lap("train")
@@ -172,6 +179,9 @@ class Device:
             self._keep(store, position, local, upload, (request.keep + 1) * len(self.method.exchanges))
         clock.lap("save")
         weights = protection.weights(self._uploaded_weights(local, upload))
+        releases = 0
+        if request.train:
+            releases = self.privacy.count_release(request.run, self.spec.id, local.model)
         seconds, memory = self.privacy.measurements(clock.seconds, peak_bytes())
         answer = Answer(
             run=request.run,
@@ -188,20 +198,22 @@ class Device:
             seconds=seconds,
             peak_bytes=memory,
             device=describe_device(self.torch_device),
-            releases=self.privacy.count_release(request.run, self.spec.id, local.model) if request.train else 0,
+            releases=releases,
             validation=validated,
             randomness=protection.randomness,
         )
-        prototypes = upload.prototypes.to("cpu") if upload.prototypes is not None else None
+        prototypes = upload.prototypes
+        if prototypes is not None:
+            prototypes = prototypes.to("cpu")
         sent = Payload(header_of(answer), _on_cpu(weights), prototypes, _on_cpu(upload.extra))
         return cast_down(sent, self.settings.rounds.transport)
 
     def _position(self, request: Request) -> int:
-        """The number of the exchange in the run, under which the client keeps its own state."""
+        """Return the number of the exchange in the run, under which the client keeps its own state."""
         return request.round * len(self.method.exchanges) + self.method.exchanges.index(request.exchange)
 
     def _uploaded_weights(self, local: LocalExchange, upload: Upload) -> Mapping[str, Tensor]:
-        """The weights that the method uploads: its own choice, or the shared part of the trained model."""
+        """Return the weights that the method uploads: its own choice, or the shared part of the trained model."""
         if upload.weights is not None:
             return upload.weights
         shared = self.method.shared_names(local.model)
@@ -231,7 +243,7 @@ class Device:
 
     def _install(self, message: Payload, request: Request, split: Split, store: Store, position: int) -> LocalExchange:
         """Load the received shared state and the client's own state into the model."""
-        kept = {name: tensor.to(self.torch_device) for name, tensor in store.load(position).items()}
+        kept = self._on_device(store.load(position))
         client = Client(
             self.spec.id,
             self.spec.domain,
@@ -245,13 +257,14 @@ class Device:
         if message.weights and set(message.weights) != shared:
             difference = sorted(set(message.weights) ^ shared)[:3]
             raise PayloadError(f"the received model does not fit {type(model).__name__}: {', '.join(difference)} ...")
-        order = [name for name in model.state_dict() if name in message.weights]  # a message's is not the model's
-        weights = {name: message.weights[name].to(self.torch_device) for name in order}
-        own = {name[len(MODEL_PREFIX) :]: kept[name] for name in kept if name.startswith(MODEL_PREFIX)}
+        weights: dict[str, Tensor] = {}
+        for name in model.state_dict():  # in the model's order, which may differ from the message's
+            if name in message.weights:
+                weights[name] = message.weights[name].to(self.torch_device)
         model.train().requires_grad_(True)  # an earlier client of this thread may have failed half-way
         model.zero_grad(set_to_none=True)
         try:
-            model.load_state_dict({**initial, **own, **weights})
+            model.load_state_dict({**initial, **under_prefix(MODEL_PREFIX, kept), **weights})
         except RuntimeError as error:
             raise PayloadError(f"the received model does not fit: {error}") from error
         prototypes = message.prototypes
@@ -265,16 +278,20 @@ class Device:
             split,
             weights=weights,
             prototypes=prototypes.to(self.torch_device),
-            extra={name: message.extra[name].to(self.torch_device) for name in sorted(message.extra)},
-            kept={name[len(LOCAL_PREFIX) :]: kept[name] for name in kept if name.startswith(LOCAL_PREFIX)},
+            extra=self._on_device(message.extra),
+            kept=under_prefix(LOCAL_PREFIX, kept),
             round_number=request.round,
             exchange=request.exchange,
             device=self.torch_device,
             data_root=self.data_root,
         )
 
+    def _on_device(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the tensors on this device, sorted by name."""
+        return {name: tensors[name].to(self.torch_device) for name in sorted(tensors)}
+
     def _new_model(self) -> nn.Module:
-        """The run's model as it is before the first round."""
+        """Return the run's model as it is before the first round."""
         return self._model(len(self.settings.protocol.clients(self.settings.data)))[0]
 
     def _model(self, client_count: int) -> tuple[nn.Module, dict[str, Tensor]]:
@@ -287,19 +304,28 @@ class Device:
         return _MODELS.model, _MODELS.initial
 
     def _score(self, local: LocalExchange, request: Request, validation: Split) -> tuple[list[Any], Any]:
-        """Score the model as it was received, or as the method adapts it, on what the request names."""
+        """Score the received model, adapted if the method adapts it.
+
+        Returns:
+            The score of each requested domain; the score of the validation split, ``None`` if it was not requested.
+        """
         adapts = self.method.adapts and (bool(request.score) or request.validate)
-        before = {name: tensor.clone() for name, tensor in local.model.state_dict().items()} if adapts else {}
+        before: dict[str, Tensor] = {}
         if adapts:
+            before = {name: tensor.clone() for name, tensor in local.model.state_dict().items()}
             self.method.adapt(local)
-        scores = [{"domain": domain, **local.score(self._test_data(domain))} for domain in request.score]
-        validated = {"domain": self.spec.domain, **local.score(validation)} if request.validate else None
+        scores: list[Any] = []
+        for domain in request.score:
+            scores.append({"domain": domain, **local.score(self._test_data(domain))})
+        validated = None
+        if request.validate:
+            validated = {"domain": self.spec.domain, **local.score(validation)}
         if adapts:
             local.model.load_state_dict(before)
         return scores, validated
 
     def _take_part(self, local: LocalExchange, request: Request, protection: Unprotected) -> tuple[Upload, Trained]:
-        """Train, or reply to a later exchange; return the method's upload and what training left."""
+        """Train, or reply to a later exchange; return the method's upload and the results of training."""
         context: ClientContext = local
         if request.exchange != "train":
             return self.method.respond(context), Trained(local.prototypes, 0, {})
@@ -312,10 +338,12 @@ class Device:
         return upload, trained
 
     def _keep(self, store: Store, position: int, local: LocalExchange, upload: Upload, best_before: int) -> None:
-        """Write what must outlive the exchange; the last step, so that a failed one leaves no trace."""
+        """Write the client's own state. This is the last step, so that a failed exchange changes nothing."""
         shared = self.method.shared_names(local.model)
-        state = {MODEL_PREFIX + name: value for name, value in local.model.state_dict().items() if name not in shared}
-        state |= {LOCAL_PREFIX + name: tensor for name, tensor in {**local.kept, **upload.local}.items()}
+        state = with_prefix(LOCAL_PREFIX, {**local.kept, **upload.local})
+        for name, tensor in local.model.state_dict().items():
+            if name not in shared:
+                state[MODEL_PREFIX + name] = tensor
         if state:
             store.save(position, state, best_before)
 
@@ -328,7 +356,7 @@ class Clock:
         self._last = time.perf_counter()
 
     def lap(self, phase: str) -> None:
-        """The time since the last lap belongs to ``phase``."""
+        """Record the time since the last lap as that of ``phase``."""
         now = time.perf_counter()
         self.seconds[phase] = round(now - self._last, 4)
         self._last = now
@@ -337,16 +365,17 @@ class Clock:
 def device_privacy(
     settings: RunSettings, ledger: Ledger | None, *, simulated: bool, allows_keyed: bool
 ) -> DevicePrivacy:
-    """Return how this device treats privacy in a run with ``settings``; see :class:`Device` for the arguments."""
+    """Return the privacy rules of this device in a run with ``settings``; see :class:`Device` for the arguments."""
     if isinstance(settings.privacy, GaussianPrivacy):
         return GaussianDevicePrivacy(settings, settings.privacy, ledger, simulated=simulated, allows_keyed=allows_keyed)
     return DevicePrivacy(settings, ledger)
 
 
 def _on_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copies on the CPU: the model's own tensors change with the next client that uses it.
+    """Return copies on the CPU, because the next client of this thread changes the model's own tensors.
 
-    The variance of a channel that is dead for hundreds of steps decays to 0, which the gate refuses as malformed.
+    The variance of a channel that is dead for hundreds of steps decays to 0, which the gate refuses. So variances are
+    at least :data:`MIN_VARIANCE`.
     """
     copies = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
     for name, tensor in copies.items():
@@ -356,7 +385,7 @@ def _on_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def describe_device(device: torch.device) -> str:
-    """The device as a person would say it."""
+    """Return the name of the processor, for the record."""
     if device.type == "cuda":
         return f"{torch.cuda.get_device_name(device)} ({device})"
     return f"{platform.machine()} CPU, {torch.get_num_threads()} threads"

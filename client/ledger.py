@@ -1,8 +1,8 @@
-"""What a device has released of its data, how much more it may release, and a secret that it tells to nobody.
+"""The ledger of a device's releases, its privacy budget, and its secret.
 
-All three are kept in one folder per data set of the device, across runs: a server that begins another run, resumes one
-from an earlier round or asks twice finds the same ledger. A release is counted before it is sent, so that a device that
-is killed in between has counted one too many, never one too few.
+All three are kept in one folder per data set of the device, across runs. So a server that starts another run, resumes
+one from an earlier round or asks twice finds the same ledger. A release is counted before it is sent: if the device is
+killed in between, one release too many is counted, never one too few.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from common.errors import DataError, PrivacyError
 from common.storage.files import write_text
 
 FOLDER = ".privacy"
-"""Of all ledgers, in the folder that holds clients' states by run; no run's id begins with a dot."""
+"""Folder of all ledgers, in the folder with clients' states by run. No run's id begins with a dot."""
 
 LEDGER, SECRET, LOCK = "ledger.json", "secret", "lock"
 
@@ -37,8 +37,8 @@ class Budget:
     Args:
         max_releases: updates, >= 1; ``None`` is no limit.
         max_epsilon: > 0; ``None`` is no limit. An update of which a part carries no noise exceeds every limit.
-        delta: of ``max_epsilon``.
-        releases_key, epsilon_key: where the limits are set, for messages.
+        delta: delta of ``max_epsilon``, in (0, 1).
+        releases_key, epsilon_key: the settings of the limits, for messages.
     """
 
     max_releases: int | None = None
@@ -72,22 +72,22 @@ class Ledger:
     """The ledger of one client's data on this device, and the device's secret.
 
     Args:
-        folder: made with the first file; only this user may read what is in it.
-        budget: the device's own, which holds whatever the server's settings say.
+        folder: created with the first file; only this user may read its files.
+        budget: the device's own, which applies with any settings of a server.
     """
 
     def __init__(self, folder: Path, budget: Budget | None = None) -> None:
         self.folder, self.budget = folder, budget or Budget()
 
     def check(self, multipliers: Mapping[str, float], budgets: Sequence[Budget]) -> None:
-        """Find out whether another update may be released.
+        """Check that another update may be released.
 
         Args:
-            multipliers: of the update; see :class:`Spent`.
+            multipliers: noise multipliers of the update; see :class:`Spent`.
             budgets: the device's own and the run's; the stricter one counts.
 
         Raises:
-            PrivacyError: a budget is spent; which, and how far.
+            PrivacyError: a budget is spent; the message says which.
             DataError: the ledger is damaged.
             ConfigError: the accountant is not installed.
         """
@@ -103,7 +103,7 @@ class Ledger:
             budgets: as in :meth:`check`.
 
         Returns:
-            How many updates this client has released in this run, this one included.
+            The number of updates that this client has released in this run, including this one.
 
         Raises:
             PrivacyError, ConfigError: as in :meth:`check`; nothing is counted.
@@ -112,22 +112,27 @@ class Ledger:
         with self._locked():
             entries = self._read()
             self._check(entries, multipliers, budgets)
-            same = [entry for entry in entries if (entry.run, entry.client) == (run, client)]
-            mine = next((entry for entry in same if entry.multipliers == multipliers), None)
-            if mine is None:
-                mine = Spent(run, client, dict(multipliers), 0)
-                entries.append(mine)
-                same.append(mine)
-            mine.count += 1
-            self._write(LEDGER, json.dumps({"releases": [vars(entry) for entry in entries]}, indent=2) + "\n")
-            return sum(entry.count for entry in same)
+            released = 1
+            counted = False
+            for entry in entries:
+                if (entry.run, entry.client) != (run, client):
+                    continue
+                released += entry.count
+                if not counted and entry.multipliers == multipliers:
+                    entry.count += 1
+                    counted = True
+            if not counted:
+                entries.append(Spent(run, client, dict(multipliers), 1))
+            content = {"releases": [vars(entry) for entry in entries]}
+            self._write(LEDGER, json.dumps(content, indent=2) + "\n")
+            return released
 
-    def keyed_hash(self, *words: str) -> str:
-        """Return HMAC-SHA-256 (hex) of ``words`` with the device's secret, which is made when it is first needed.
+    def keyed_hash(self, *texts: str) -> str:
+        """Return HMAC-SHA-256 (hex) of ``texts`` with the device's secret, which is created on first use.
 
-        Without the secret it says nothing about the words; with the same secret, equal words give equal hashes.
+        Without the secret it reveals nothing about the texts; with the same secret, equal texts have equal hashes.
         """
-        text = json.dumps(words).encode()
+        text = json.dumps(texts).encode()
         return hmac.new(self._secret(), text, hashlib.sha256).hexdigest()
 
     def _check(self, entries: Sequence[Spent], multipliers: Mapping[str, float], budgets: Sequence[Budget]) -> None:
@@ -150,13 +155,13 @@ class Ledger:
         except FileNotFoundError:
             return []
         except OSError as error:
-            raise DataError(f"{path}, which says what was released, cannot be read: {error.strerror}") from error
+            raise DataError(f"{path}, the record of releases, cannot be read: {error.strerror}") from error
         try:
             return [_entry(entry) for entry in json.loads(text)["releases"]]
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise DataError(
-                f"{path} is damaged, so what was released of this device's data is not known, and nothing is sent: "
-                "restore it; who deletes it forgets what was spent"
+                f"{path} is damaged, so the releases of this device's data are not known, and nothing is sent: "
+                "restore it; deleting it forgets the releases so far"
             ) from error
 
     def _secret(self) -> bytes:
@@ -184,7 +189,7 @@ class Ledger:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        import fcntl  # where nothing is private, this need not exist
+        import fcntl  # not on all systems; only private runs need it
 
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -197,10 +202,10 @@ class Ledger:
 
 
 def check_accountant(budgets: Sequence[Budget]) -> None:
-    """Find out whether epsilon can be counted here, if a budget needs it.
+    """Check that epsilon can be computed here, if a budget needs it.
 
     Raises:
-        ConfigError: the library is missing; how to install it.
+        ConfigError: the library is missing; the message says how to install it.
     """
     for budget in budgets:
         if budget.max_epsilon is not None:

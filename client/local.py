@@ -1,4 +1,4 @@
-"""Devices that share one machine: inline and Ray simulation, where every client's data and state are at hand."""
+"""Devices that share one machine, in inline and Ray simulation, with the data and state of every client."""
 
 from client.device import Device
 from client.ledger import FOLDER, Ledger
@@ -9,9 +9,9 @@ from common.storage.files import folder_name
 
 
 def local_device(settings: RunSettings, spec: ClientSpec) -> Device:
-    """The device of ``spec``, keeping its state under the run's output folder, able to score every test domain.
+    """Return the device of ``spec``, which keeps its state under the run's output folder and scores all test domains.
 
-    Its ledger and its secret are there too: who reads a simulation's folder reads the clients' data anyway.
+    Its ledger and its secret are there too: anyone who can read a simulation's folder can read the clients' data.
     """
     folder = settings.output_folder / "clients"
     store = stores(folder, spec.id, len(settings.method.exchanges))

@@ -1,7 +1,7 @@
-"""A node: the clients that one SuperNode hosts, whatever process does their work and whatever brings the messages.
+"""A node: the clients that one SuperNode hosts.
 
-The work is done where the message arrives (a Ray actor, a ClientApp), or in a resident trainer (:mod:`client.resident`)
-that keeps torch, net and data from message to message.
+The work is done in the process that receives the message (a Ray actor, a ClientApp), or in a resident trainer
+(:mod:`client.resident`) that keeps torch, model and data between messages.
 """
 
 import math
@@ -26,57 +26,68 @@ from common.wire.payload import encode
 from strategies.core.codec import read_request, write_registrations
 
 RANDOMNESS = "privacy-randomness"
-BUDGET_KEYS = ("privacy-max-epsilon", "privacy-delta", "privacy-max-releases")
+EPSILON_KEY, DELTA_KEY, RELEASES_KEY = "privacy-max-epsilon", "privacy-delta", "privacy-max-releases"
 NODE_KEYS = (
-    *("domain", "index", "data-dir", "state-dir", "device", "resident", "partition-id", "num-partitions"),
-    *(RANDOMNESS, *BUDGET_KEYS),
+    "domain",
+    "index",
+    "data-dir",
+    "state-dir",
+    "device",
+    "resident",
+    "partition-id",
+    "num-partitions",
+    RANDOMNESS,
+    EPSILON_KEY,
+    DELTA_KEY,
+    RELEASES_KEY,
 )
+"""Keys of ``--node-config``."""
+
 DELTA = 1e-5
-"""Of the device's own budget, where its configuration has none: the server's delta could be any."""
+"""Delta of the device's own budget by default. The server's delta is not used, since it could be any number."""
 
 CACHED_DEVICES = 32
 _DEVICES: OrderedDict[tuple[int, str, str, str], Device] = OrderedDict()
-"""Devices of this process: they keep data and net from message to message."""
+"""Devices of this process, which keep data and model between messages."""
 
 
 @lru_cache(maxsize=8)
 def _settings_of(overrides: str) -> RunSettings:
-    """Settings are frozen, and composing them for every message would cost more than a small model's exchange."""
+    """Return the settings, cached, because composing them takes longer than a small model's exchange."""
     return load_settings(split_overrides(overrides))
 
 
 def answer_question(question: Question, *, simulated: bool = False) -> Reply:
-    """What the node that is asked says; its own words if anything is not good: the server must learn what it was.
+    """Return the node's reply to a question, or its error, so that the server can record it.
 
     Args:
-        question: what it is asked.
-        simulated: whether this process is an actor of Flower's simulation. The engine says so; neither the question nor
-            the node's configuration does, since a SuperNode may have a partition's number too.
+        question: the question.
+        simulated: whether this process is an actor of Flower's simulation. The engine decides this, and neither the
+            question nor the node's configuration, since a SuperNode may have a partition id too.
     """
     try:
         node = Node(question, simulated=simulated)
-        return node.register() if question.kind == "register" else node.answer()
+        if question.kind == "register":
+            return node.register()
+        return node.answer()
     except Exception as error:
         return Reply.of(error)
 
 
 class Node:
-    """The node that a question is for.
-
-    Data and nets of another run than the question's are let go.
-    """
+    """The node of a question. Data and models of other runs than the question's are deleted."""
 
     def __init__(self, question: Question, *, simulated: bool = False) -> None:
         self.question, self.configuration, self.simulated = question, question.configuration, simulated
 
     def register(self) -> Reply:
-        """The registrations of the clients that this node hosts."""
+        """Return the registrations of the clients that this node hosts."""
         settings = self._settings()
         found = [self._device(settings, spec).register() for spec in self._hosted(settings)]
         return Reply(ok=True, text=write_registrations(found))
 
     def answer(self) -> Reply:
-        """The answer to a request."""
+        """Return the answer to a request."""
         asked = self.question
         request, message = read_request(asked.request, asked.tensor_type, asked.tensors)
         settings = self._settings()
@@ -113,8 +124,9 @@ class Node:
     def _device(self, settings: RunSettings, spec: ClientSpec) -> Device:
         run, overrides = self.question.run, self.question.overrides
         key = (run, overrides, repr(sorted(self.configuration.items())), spec.id)
-        for other in [other for other in _DEVICES if other[0] != run]:
-            del _DEVICES[other]  # a resident trainer outlives runs; it holds one run's data, and reads them anew
+        for other in list(_DEVICES):
+            if other[0] != run:
+                del _DEVICES[other]  # a resident trainer outlives runs; it keeps the data of one run
         if key not in _DEVICES:
             _DEVICES[key] = self._new_device(settings, spec)
         _DEVICES.move_to_end(key)
@@ -128,20 +140,31 @@ class Node:
         data_root = self.configuration.get("data-dir")
         if data_root is not None and not Path(str(data_root)).is_dir():
             raise ConfigError(f"--node-config: data-dir {data_root} is not a folder on this device")
-        home = os.environ.get("FLWR_HOME")
-        usual = Path(home, "goldfinch-state") if home else Path.home() / ".goldfinch" / "state"
-        folder = Path(str(self.configuration.get("state-dir", usual)))
+        if data_root is not None:
+            data_root = str(data_root)
+        scores = None
+        if "domain" not in self.configuration:
+            scores = tuple(settings.protocol.test_domains(settings.data))
+        folder = self._state_folder()
         return Device(
             settings,
             spec,
             stores(folder, spec.id, len(settings.method.exchanges)),
-            None if data_root is None else str(data_root),
-            None if "domain" in self.configuration else tuple(settings.protocol.test_domains(settings.data)),
-            ledger=Ledger(
-                folder / FOLDER / folder_name(spec.domain), self._budget()
-            ),  # a server may split a domain in other ways
+            data_root,
+            scores,
+            # by domain and not by client, because another server may split the domain in another way
+            ledger=Ledger(folder / FOLDER / folder_name(spec.domain), self._budget()),
             allows_keyed=self._allows_keyed(),
         )
+
+    def _state_folder(self) -> Path:
+        """Return the folder of the clients' states: ``state-dir``, or one in Flower's or the user's home."""
+        if "state-dir" in self.configuration:
+            return Path(str(self.configuration["state-dir"]))
+        home = os.environ.get("FLWR_HOME")
+        if home:
+            return Path(home, "goldfinch-state")
+        return Path.home() / ".goldfinch" / "state"
 
     def _allows_keyed(self) -> bool:
         chosen = self.configuration.get(RANDOMNESS, "system")
@@ -150,20 +173,24 @@ class Node:
         return chosen == "keyed"
 
     def _budget(self) -> Budget:
-        """The device's own budget, which holds whatever settings a server sends."""
-        epsilon, delta, releases = (self.configuration.get(key) for key in BUDGET_KEYS)
-        if epsilon is not None and not (_is_number(epsilon) and 0 < epsilon < math.inf):
-            raise ConfigError(f"--node-config: {BUDGET_KEYS[0]} must be a number above 0; got {epsilon!r}")
-        if delta is not None and not (_is_number(delta) and 0 < delta < 1):
-            raise ConfigError(f"--node-config: {BUDGET_KEYS[1]} must be a number between 0 and 1; got {delta!r}")
+        """Return the device's own budget, which applies with any settings of a server."""
+        epsilon = self.configuration.get(EPSILON_KEY)
+        if epsilon is not None:
+            if not (_is_number(epsilon) and 0 < epsilon < math.inf):
+                raise ConfigError(f"--node-config: {EPSILON_KEY} must be a number above 0; got {epsilon!r}")
+            epsilon = float(epsilon)
+        delta = self.configuration.get(DELTA_KEY, DELTA)
+        if not (_is_number(delta) and 0 < delta < 1):
+            raise ConfigError(f"--node-config: {DELTA_KEY} must be a number between 0 and 1; got {delta!r}")
+        releases = self.configuration.get(RELEASES_KEY)
         if releases is not None and not (type(releases) is int and releases >= 1):
-            raise ConfigError(f"--node-config: {BUDGET_KEYS[2]} must be a whole number, at least 1; got {releases!r}")
+            raise ConfigError(f"--node-config: {RELEASES_KEY} must be a whole number, at least 1; got {releases!r}")
         return Budget(
             releases,
-            None if epsilon is None else float(epsilon),
-            DELTA if delta is None else float(delta),
-            releases_key=f"--node-config {BUDGET_KEYS[2]}",
-            epsilon_key=f"--node-config {BUDGET_KEYS[0]}",
+            epsilon,
+            float(delta),
+            releases_key=f"--node-config {RELEASES_KEY}",
+            epsilon_key=f"--node-config {EPSILON_KEY}",
         )
 
 

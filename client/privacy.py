@@ -1,9 +1,9 @@
-"""Differential privacy on the device: what is clipped, noised, counted or withheld before anything is encoded.
+"""Differential privacy on the device: clipping, noise, and the count of releases, before an answer is encoded.
 
-See :mod:`common.privacy` for what neighbouring data sets are and why the sensitivities hold.
+:mod:`common.privacy` defines neighbouring data sets and derives the sensitivities.
 
-:class:`DevicePrivacy` holds for a whole run and :class:`Unprotected` for one exchange of a run without differential
-privacy; :class:`GaussianDevicePrivacy` and :class:`Protection` are their counterparts with ``privacy=gaussian``.
+In a run without differential privacy, :class:`DevicePrivacy` is used for the whole run and :class:`Unprotected` for one
+exchange. With ``privacy=gaussian`` they are :class:`GaussianDevicePrivacy` and :class:`Protection`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class DevicePrivacy:
 
     Args:
         settings: the run's settings.
-        ledger: what was released of the client's data, and the device's own budget; ``None`` counts nothing.
+        ledger: the record of releases of the client's data, and the device's own budget; ``None`` counts nothing.
     """
 
     def __init__(self, settings: RunSettings, ledger: Ledger | None) -> None:
@@ -42,7 +42,9 @@ class DevicePrivacy:
     @property
     def budgets(self) -> list[Budget]:
         """The budgets that an update must fit in."""
-        return [] if self.ledger is None else [self.ledger.budget]
+        if self.ledger is None:
+            return []
+        return [self.ledger.budget]
 
     @property
     def counts(self) -> bool:
@@ -54,7 +56,7 @@ class DevicePrivacy:
         return {"everything": 0.0}
 
     def check_settings(self, new_model: Callable[[], nn.Module]) -> None:
-        """Refuse settings that this device does not allow, whatever the server asks for.
+        """Refuse settings that this device does not allow.
 
         Args:
             new_model: builds the run's model; called only if a budget limits epsilon.
@@ -91,7 +93,7 @@ class DevicePrivacy:
         """Count an update in the ledger before it is sent.
 
         Returns:
-            The client's noised updates in this run, this one included; 0 without differential privacy.
+            The client's updates with noise in this run, including this one; 0 without differential privacy.
         """
         if self.counts and self.ledger is not None:
             self.ledger.spend(run, client, self.multipliers(model), self.budgets)
@@ -117,11 +119,11 @@ class DevicePrivacy:
         return split, content
 
     def measurements(self, seconds: Mapping[str, float], peak_bytes: int) -> tuple[dict[str, float], int]:
-        """Return the seconds by phase and the peak memory that the answer holds."""
+        """Return the seconds by phase and the peak memory for the answer."""
         return dict(seconds), peak_bytes
 
     def protection(self, local: LocalExchange) -> Unprotected:  # noqa: ARG002
-        """Return what protects the upload of one exchange."""
+        """Return the protection of one exchange's upload."""
         return Unprotected()
 
 
@@ -168,14 +170,17 @@ class GaussianDevicePrivacy(DevicePrivacy):
 
     def multipliers(self, model: nn.Module) -> dict[str, float]:
         """Return the noise multiplier of each part of an update; 0 for noise that is absent or known to the server."""
-        sent = {
-            "prototypes": self.method.prototypes_from != "none",
-            "weights": bool(self.method.shared_names(model)),
-        }
-        noised = self.privacy.noised(**sent)
+        prototypes = self.method.prototypes_from != "none"
+        weights = bool(self.method.shared_names(model))
+        noised = self.privacy.noised(prototypes=prototypes, weights=weights)
         if self.privacy.randomness == "keyed" and not self.simulated:
             noised = {}
-        return {part: noised.get(part, 0.0) for part in sent if sent[part]}
+        multipliers: dict[str, float] = {}
+        if prototypes:
+            multipliers["prototypes"] = noised.get("prototypes", 0.0)
+        if weights:
+            multipliers["weights"] = noised.get("weights", 0.0)
+        return multipliers
 
     def check_settings(self, new_model: Callable[[], nn.Module]) -> None:
         """See :meth:`DevicePrivacy.check_settings`."""
@@ -196,8 +201,8 @@ class GaussianDevicePrivacy(DevicePrivacy):
         """
         if request.train and request.exchange != "train":
             raise PayloadError(
-                f"privacy=gaussian covers the exchange train; {self.method.name}'s {request.exchange} would send what "
-                "carries no noise, and nothing was sent"
+                f"privacy=gaussian covers the exchange train; {self.method.name}'s {request.exchange} would send "
+                "tensors without noise, so nothing was sent"
             )
         if request.score or request.validate:
             check_scores(self.privacy, self.method, validates=request.validate)
@@ -209,7 +214,7 @@ class GaussianDevicePrivacy(DevicePrivacy):
     def registered_hashes(
         self, spec: ClientSpec, split: str, content: str, counts: Sequence[int], validation: int
     ) -> tuple[str, str]:
-        """Return hashes that do not confirm a guess of images or labels: one keyed with the device's secret."""
+        """Return hashes with which a guess of images or labels cannot be checked: one uses the device's secret."""
         keyed = self._required_ledger.keyed_hash("content", spec.id, split, content)
         return public_split_hash(self.settings.data.name, spec, list(counts), validation), keyed
 
@@ -230,27 +235,27 @@ class Unprotected:
     """The upload of one exchange without differential privacy: it is sent as it is.
 
     Attributes:
-        randomness: where the noise comes from; empty without noise.
+        randomness: source of the noise; empty without noise.
     """
 
     randomness: Literal["", "keyed", "system"] = ""
 
     def before_training(self) -> None:
-        """Compute what must not depend on local training."""
+        """Compute the tensors that must not depend on local training."""
 
     def prototypes(self, trained: PrototypeSet) -> PrototypeSet:
-        """Return the prototypes that are sent in place of the class means that training left."""
+        """Return the prototypes to send in place of the class means of local training."""
         return trained
 
     def check_upload(self, upload: Upload, prototypes: PrototypeSet) -> None:
-        """Refuse an upload that holds tensors which were not protected."""
+        """Refuse an upload with tensors that were not protected."""
 
     def weights(self, trained: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Return the weights that are sent in place of the trained ones."""
+        """Return the weights to send in place of the trained ones."""
         return trained
 
     def losses(self, losses: Mapping[str, float]) -> dict[str, float]:
-        """Return the training losses that the answer holds."""
+        """Return the training losses for the answer."""
         return dict(losses)
 
 
@@ -258,24 +263,25 @@ class Protection(Unprotected):
     """The Gaussian mechanism for one exchange.
 
     Args:
-        local: the exchange, with the model as it was received.
-        simulated: whether this machine plays several clients, so that keyed noise is what ``auto`` means.
+        local: the exchange, with the received model.
+        simulated: whether this machine plays several clients, so that ``auto`` is keyed noise.
 
     Attributes:
-        randomness: where the noise comes from.
+        randomness: source of the noise.
     """
 
     def __init__(self, privacy: GaussianPrivacy, local: LocalExchange, *, simulated: bool) -> None:
         self.privacy, self.local = privacy, local
-        keyed = privacy.randomness == "keyed" or (privacy.randomness == "auto" and simulated)
-        self.randomness = "keyed" if keyed else "system"
+        self.randomness = "system"
+        if privacy.randomness == "keyed" or (privacy.randomness == "auto" and simulated):
+            self.randomness = "keyed"
         self._clean: PrototypeSet | None = None
 
     def before_training(self) -> None:
-        """Class means of clipped features under the model **as received**, in evaluation mode (``unit=sample``).
+        """Compute class means of clipped features of the **received** model, in evaluation mode (``unit=sample``).
 
-        After local training every feature depends on every image, through the weights; with the received model a
-        feature is a function of its own image, and only then does one image move a class mean by at most 2 C / n.
+        After local training every feature depends on every image, through the weights. With the received model a
+        feature is a function of its own image. Only then one image changes a class mean by at most 2 C / n.
         """
         if self.privacy.unit == "sample" and self._sends_prototypes:
             features, labels = self.local.features()
@@ -286,10 +292,9 @@ class Protection(Unprotected):
         return self.local.method.prototypes_from != "none"
 
     def prototypes(self, trained: PrototypeSet) -> PrototypeSet:
-        """What is sent in place of the class means that training left: noised, and no longer than C again.
+        """Return class means with noise, clipped to length C again.
 
-        Shortening the noised means costs no privacy, and the clean ones are no longer either. Labels and weights, the
-        class counts, are sent as they are.
+        Clipping after the noise costs no privacy. Labels and weights, the class counts, are sent unchanged.
         """
         if not self._sends_prototypes:
             return trained
@@ -306,43 +311,46 @@ class Protection(Unprotected):
         return PrototypeSet(clip_rows(noised, privacy.clip).float(), clean.labels.cpu(), clean.weights.cpu())
 
     def check_upload(self, upload: Upload, prototypes: PrototypeSet) -> None:
-        """Refuse an upload that holds tensors which were not protected.
+        """Refuse an upload with tensors that were not protected.
 
         Raises:
-            PayloadError: it does; see :func:`strategies.core.protection.check_nothing_else`.
+            PayloadError: see :func:`strategies.core.protection.check_nothing_else`.
         """
         check_nothing_else(upload, prototypes, self.local.weights)
 
     def losses(self, losses: Mapping[str, float]) -> dict[str, float]:  # noqa: ARG002
-        """Return none: they depend on the training data and carry no noise."""
+        """Return no losses: they depend on the training data and have no noise."""
         return {}
 
     def weights(self, trained: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """The received weights plus a clipped, noised update; ``trained`` itself where updates are not protected.
+        """Return the received weights plus a clipped update with noise; ``trained`` if weights are not protected.
 
-        All floating-point tensors are clipped together, running statistics included. Values that are not finite do not
-        move; if the update's norm overflows, noise alone is sent. Integers are sent as they were received.
+        All floating-point tensors are clipped together, including running statistics. Values that are not finite keep
+        the received ones; if the update's norm overflows, only noise is sent. Integers are sent as received.
         """
         clip = self.privacy.update_clip
         if clip is None or not trained:
             return trained
         received = self.local.weights
-        floats = sorted(name for name, tensor in trained.items() if tensor.is_floating_point())
-        updates = {name: finite(trained[name].cpu().double() - received[name].cpu().double()) for name in floats}
-        norm = math.sqrt(sum(float(update.square().sum()) for update in updates.values()))
-        factor, draws = clip_factor(norm, clip), self._draws("weights")
-        deviation = self.privacy.update_noise_multiplier * 2 * clip
         sent = {name: received[name] for name in trained}
-        for name in floats:
-            noise = gaussian(tuple(updates[name].shape), draws) * deviation
-            value = received[name].double().cpu() + factor * updates[name] + noise
+        updates: dict[str, Tensor] = {}
+        squares = 0.0
+        for name in sorted(trained):
+            if trained[name].is_floating_point():
+                updates[name] = finite(trained[name].cpu().double() - received[name].cpu().double())
+                squares += float(updates[name].square().sum())
+        factor, draws = clip_factor(math.sqrt(squares), clip), self._draws("weights")
+        deviation = self.privacy.update_noise_multiplier * 2 * clip
+        for name, update in updates.items():
+            noise = gaussian(tuple(update.shape), draws) * deviation
+            value = received[name].double().cpu() + factor * update + noise
             if name.endswith("running_var"):
-                value = value.clamp_min(0.0)  # a variance; the gate would refuse it, and this costs no privacy
+                value = value.clamp_min(0.0)  # the gate refuses negative variances; clamping costs no privacy
             sent[name] = value.to(trained[name].dtype)
         return sent
 
     def _draws(self, purpose: str) -> torch.Generator | None:
-        """A generator that is keyed by all settings, so that two mechanisms never add the same noise; or ``None``."""
+        """Return a generator keyed by all settings, so that two mechanisms never add the same noise; or ``None``."""
         if self.randomness == "system":
             return None
         return self.local.generator("privacy", purpose, self.local.settings.identity)

@@ -15,23 +15,23 @@ from common.errors import DataError
 from common.storage.files import Series, folder_name
 
 KEPT_VERSIONS = 3
-"""The server may fall back behind the newest version by its last checkpoint: one round, plus the one in flight."""
+"""Rounds whose versions are kept. The server may go back to its last checkpoint: one round, and the current one."""
 
 STATE = "state"
-"""The kind of the series of versions."""
+"""Kind of the series of versions."""
 
 
 def stores(folder: Path, client: str, per_round: int) -> Callable[[str], Store]:
-    """Where a client keeps its state, by a run's id: ``folder/<run>/<client>``."""
+    """Return a function from a run's id to the client's state, in ``folder/<run>/<client>``."""
     name = folder_name(client)
     return lambda run: Store(folder / folder_name(run) / name, per_round)
 
 
 class Store:
-    """Versions as files in one folder that only this user may read; a damaged newest version is passed over.
+    """Versions as files in one folder that only this user may read; a damaged newest version is skipped.
 
     Args:
-        folder: the client's own folder, made on the first save.
+        folder: the client's own folder, created on the first save.
         per_round: exchanges per round; versions of the last ``KEPT_VERSIONS`` rounds are kept.
     """
 
@@ -40,16 +40,16 @@ class Store:
         self._keep = KEPT_VERSIONS * per_round
 
     def load(self, position: int) -> dict[str, Tensor]:
-        """The newest version written before ``position``; empty if there is none."""
+        """Return the newest version before ``position``; empty if there is none."""
         try:
             return self.series.newest(lambda entry: entry.tensors, before=position) or {}
         except ValueError:  # all are damaged
             return {}
 
     def save(self, position: int, tensors: Mapping[str, Tensor], best_before: int = 0) -> None:
-        """Write the version of ``position``; versions of later positions belong to a future that was undone.
+        """Write the version of ``position``, and delete later versions: the server went back to an earlier round.
 
-        The newest version before ``best_before`` is kept besides the last ones: it is the best round's.
+        Besides the last versions, the newest one before ``best_before`` is kept: it is that of the best round.
 
         Raises:
             DataError: the disk is full or cannot be written; the version before stays.
@@ -63,6 +63,6 @@ class Store:
                 "free space on that disk, or give the node another state-dir"
             ) from error
         numbers = self.series.numbers()
-        self.series.prune_except(
-            [*[number for number in numbers if number < best_before][-1:], *numbers[-self._keep :]]
-        )
+        kept = numbers[-self._keep :]
+        best = [number for number in numbers if number < best_before]
+        self.series.prune_except([*best[-1:], *kept])

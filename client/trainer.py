@@ -1,4 +1,4 @@
-"""The local loop: what happens on a device between a download and an upload, for every method and engine alike."""
+"""Local training and scoring on a device, the same for every method and engine."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ class LossScale:
 
 
 def choose_device(name: str, precision: str = "float32") -> torch.device:
-    """The device of ``train.device``: ``auto`` is CUDA where there is one.
+    """Return the device of ``train.device``: ``auto`` is CUDA if it is available.
 
     Args:
         name: ``train.device``.
         precision: ``train.precision``.
 
     Raises:
-        ConfigError: CUDA was asked for and is not there, or ``float16`` without it.
+        ConfigError: the CUDA device is not available, or ``float16`` without CUDA.
     """
     device = _device(name)
     if precision == "float16" and device.type != "cuda":
@@ -75,7 +75,9 @@ def choose_device(name: str, precision: str = "float32") -> torch.device:
 
 def _device(name: str) -> torch.device:
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("cpu")
     if name.startswith("cuda") and int(name.partition(":")[2] or 0) >= torch.cuda.device_count():
         raise ConfigError(
             f"train.device={name}, but no such CUDA device is visible here; use train.device=auto or cpu, and see "
@@ -85,10 +87,13 @@ def _device(name: str) -> torch.device:
 
 
 def memory_format(settings: RunSettings) -> torch.memory_format:
-    """How images and convolutions lie in memory while they are trained and scored; what travels is contiguous."""
-    chosen = settings.train.channels_last
-    last = getattr(settings.model, "channels_last", False) if chosen is None else chosen
-    return torch.channels_last if last else torch.contiguous_format
+    """Return the memory format of images and convolutions in training and scoring; sent tensors are contiguous."""
+    channels_last = settings.train.channels_last
+    if channels_last is None:
+        channels_last = getattr(settings.model, "channels_last", False)
+    if channels_last:
+        return torch.channels_last
+    return torch.contiguous_format
 
 
 class LocalExchange:
@@ -98,12 +103,13 @@ class LocalExchange:
         settings: the run's settings.
         method: the method.
         model: the model with the received and the kept state installed, on ``device``.
-        client: who this is.
+        client: the client.
         split: training split of the client, on ``device``.
-        weights, prototypes, extra, kept: what was received, and what the client kept; on ``device``.
+        weights, prototypes, extra: the received tensors, on ``device``.
+        kept: the tensors that the client kept, on ``device``.
         round_number: 1-based round.
         exchange: name of the exchange.
-        data_root: where this device's data are; ``None`` takes the configuration's.
+        data_root: folder of this device's data; ``None`` takes the configured one.
     """
 
     def __init__(
@@ -144,10 +150,10 @@ class LocalExchange:
         self._cache: dict[str, Any] = {}
         self._first_batch: Batch | None = None
 
-    # ---- what methods use ------------------------------------------------------------------------------------------
+    # ---- the interface of methods ----------------------------------------------------------------------------------
 
     def forward(self, images: Tensor, labels: Tensor) -> Batch:
-        """A forward pass of the model in its present mode; whatever it gives comes back in float32."""
+        """Run a forward pass of the model in its current mode; all results are float32."""
         with self._autocast():
             features, logits, extra = self.method.compute(self.model, images, self)
         floats = {name: tensor.float() for name, tensor in extra.items()}
@@ -166,7 +172,7 @@ class LocalExchange:
         return batch
 
     def backward(self, loss: Tensor) -> None:
-        """Clear the gradients and differentiate ``loss``; clip if the settings say so."""
+        """Clear the gradients and differentiate ``loss``; clip the gradients to ``train.clip_norm`` if it is set."""
         self.optimizer.zero_grad(set_to_none=True)
         if self.loss_scale is None:
             loss.backward()
@@ -181,16 +187,16 @@ class LocalExchange:
 
     def _copy(self, weights: Mapping[str, Tensor] | None) -> nn.Module:
         copy = self.new_model()
-        copy.load_state_dict(self.snapshot() if weights is None else {**self.snapshot(), **weights})
+        copy.load_state_dict({**self.snapshot(), **(weights or {})})
         return copy.eval().requires_grad_(False)
 
     def new_model(self) -> nn.Module:
-        """Another model of the run's architecture, with its initial weights, on the device."""
+        """Return a new model of the run's architecture, with its initial weights, on the device."""
         model = build_model(self.settings, self.client.client_count).to(self.device)
         return model.to(memory_format=memory_format(self.settings))
 
     def snapshot(self) -> Mapping[str, Tensor]:
-        """The whole state of the model as it was when training began."""
+        """Return the whole state of the model as it was when training began."""
         state: Mapping[str, Tensor] = self.cached(
             "snapshot", lambda: {name: tensor.detach().clone() for name, tensor in self.model.state_dict().items()}
         )
@@ -217,13 +223,15 @@ class LocalExchange:
         return torch.optim.SGD(parameters, lr=rate, momentum=self.train.momentum, weight_decay=decay, foreach=True)
 
     def generator(self, *purpose: str | int) -> torch.Generator:
-        """Random numbers keyed by (seed, purpose, round, client)."""
+        """Return random numbers keyed by (seed, purpose, round, client)."""
         return generator(self.seed, *purpose, self.round, self.client.id)
 
     def prepare(self, images: Tensor, draws: torch.Generator | None = None) -> Tensor:
         """See :meth:`strategies.core.method.ClientContext.prepare`."""
         augmentation = self.settings.data.augmentation
-        return self._formatted(augmentation.test(images) if draws is None else augmentation.train(images, draws))
+        if draws is None:
+            return self._formatted(augmentation.test(images))
+        return self._formatted(augmentation.train(images, draws))
 
     @torch.no_grad()
     def features(self, *, augmented: int = 0, training_mode: bool = False) -> tuple[Tensor, Tensor]:
@@ -233,7 +241,7 @@ class LocalExchange:
         draws = self.generator("feature pass")
         augmentation = self.settings.data.augmentation
         order, size = torch.arange(len(self.split)), EVALUATION_BATCH
-        if training_mode:  # batches of one class each would have statistics of their own
+        if training_mode:  # unshuffled batches could have one class each, with other statistics than the whole
             order, size = torch.randperm(len(self.split), generator=draws), self.train.batch_size
         rows = []
         for indices in split_batches(order, size, "keep"):
@@ -248,7 +256,7 @@ class LocalExchange:
     # ---- the loop --------------------------------------------------------------------------------------------------
 
     def run(self) -> Trained:
-        """Local training: every phase, every epoch, every batch."""
+        """Train: every phase, every epoch, every batch."""
         self.snapshot()
         self.model.train()
         epochs = 0
@@ -269,7 +277,7 @@ class LocalExchange:
         return Trained(self._prototypes(sums), steps, losses)
 
     def _prepare(self, phase: Phase) -> None:
-        """Freeze what this phase does not train, and make a fresh optimiser."""
+        """Freeze the parameters that this phase does not train, and make a new optimiser."""
         for name, parameter in self.model.named_parameters():
             parameter.requires_grad_(phase.trainable is None or phase.trainable(name))
             parameter.grad = None
@@ -293,34 +301,49 @@ class LocalExchange:
             if sums is not None and self._first_batch is not None:
                 originals = len(labels) // self.views
                 sums.add(self._first_batch.features[:originals], labels[:originals])
-        return {name: float(value) / max(steps, 1) for name, value in totals.items()}, steps
+        means = {name: float(value) / max(steps, 1) for name, value in totals.items()}
+        return means, steps
 
     def batches(self, *purpose: str | int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Augmented and viewed batches of one epoch, in an order keyed by (seed, purpose, round, client)."""
-        draws, augmentation = self.generator(*purpose), self.settings.data.augmentation
-        views = self.settings.views if self.views > 1 else None
+        """Yield the batches of one epoch with their views; the order is keyed by (seed, purpose, round, client)."""
+        draws = self.generator(*purpose)
         order = torch.randperm(len(self.split), generator=draws)
         batches = split_batches(order, self.train.batch_size, self.train.last_batch)
         for indices in batches[: self.train.local_steps]:
             chosen = indices.to(self.device)
             images, labels = self.split.images_at(chosen), self.split.labels[chosen]
-            images = views(images, draws) if views and views.before_augmentation else images
-            images = augmentation.train(images, draws) if self.method.augments else augmentation.test(images)
-            images = views(images, draws) if views and not views.before_augmentation else images
-            yield self._formatted(images), views.repeat(labels) if views else labels
+            images = self._augmented(images, draws)
+            if self.views > 1:
+                labels = self.settings.views.repeat(labels)
+            yield self._formatted(images), labels
+
+    def _augmented(self, images: Tensor, draws: torch.Generator) -> Tensor:
+        """Return the augmented images of a training batch, with all views."""
+        augmentation, views = self.settings.data.augmentation, self.settings.views
+        if self.views > 1 and views.before_augmentation:
+            images = views(images, draws)
+        if self.method.augments:
+            images = augmentation.train(images, draws)
+        else:
+            images = augmentation.test(images)
+        if self.views > 1 and not views.before_augmentation:
+            images = views(images, draws)
+        return images
 
     def _prototypes(self, sums: ClassSums | None) -> PrototypeSet:
         mode = self.method.prototypes_from
         if mode == "post_eval":
             features, labels = self.features()
             return class_means(features, labels, self.class_count)
-        return sums.means() if sums is not None else PrototypeSet.empty(self.feature_size)
+        if sums is None:
+            return PrototypeSet.empty(self.feature_size)
+        return sums.means()
 
     # ---- scoring ---------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def score(self, split: Split) -> dict[str, Any]:
-        """Samples, correct predictions, summed loss and the confusion counts of the model on a test split."""
+        """Return samples, correct predictions, mean loss and confusion counts of the model on a test split."""
         was_training = self.model.training
         self.model.eval()
         confusion = torch.zeros(self.class_count, self.class_count, dtype=torch.int64)
