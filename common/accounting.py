@@ -10,20 +10,20 @@ from common.errors import libraries_of
 LIBRARY = "opacus"
 
 ORDERS = [1.0 + 10.0 ** (step / 100) for step in range(-600, 701)]
-"""Renyi orders from 1 + 1e-6 to 1 + 1e7. Opacus' own end at 1.1 and 63, where little or much noise needs others."""
+"""Renyi orders from 1 + 1e-6 to 1 + 1e7. Opacus' own are from 1.1 to 63, too few for very little or very much noise."""
 
-LEAST = 1e-9
-"""Epsilon of a release, at least: it is never 0, however much noise there is."""
+MIN_EPSILON = 1e-9
+"""Smallest epsilon of a release. It is never 0, even with very much noise."""
 
 
 def new_accountant(what: str = "privacy=gaussian") -> Any:
     """Return an accountant without a history.
 
     Args:
-        what: what needs it, for the message.
+        what: the setting or feature that needs it, for the message.
 
     Raises:
-        ConfigError: the library is missing; how to install it.
+        ConfigError: the library is missing; the message says how to install it.
     """
     with libraries_of("privacy", what):
         from opacus.accountants import RDPAccountant
@@ -36,9 +36,9 @@ def epsilon(multipliers: Sequence[float], releases: int, delta: float) -> float:
     There is no subsampling.
 
     Args:
-        multipliers: standard deviation over L2 sensitivity, of each mechanism that an answer holds.
+        multipliers: standard deviation over L2 sensitivity of each mechanism in an answer.
         releases: answers, >= 0.
-        delta: of the bound.
+        delta: delta of the bound, in (0, 1).
 
     Returns:
         An upper bound; 0 if nothing was released, infinite if a mechanism has no noise.
@@ -47,17 +47,24 @@ def epsilon(multipliers: Sequence[float], releases: int, delta: float) -> float:
 
 
 def composed(spent: Iterable[tuple[Sequence[float], int]], delta: float) -> float:
-    """Return epsilon of several runs on the same data: of each, its noise multipliers and its number of answers.
+    """Return epsilon of several runs on the same data, see :func:`epsilon`.
 
-    See :func:`epsilon`.
+    Args:
+        spent: noise multipliers and number of answers of each run.
+        delta: delta of the bound, in (0, 1).
     """
-    history = [(multiplier, 1.0, releases) for multipliers, releases in spent if releases for multiplier in multipliers]
+    history: list[tuple[float, float, int]] = []
+    for multipliers, releases in spent:
+        if not releases:
+            continue
+        for multiplier in multipliers:
+            if multiplier <= 0:
+                return math.inf
+            history.append((multiplier, 1.0, releases))
     if not history:
         return 0.0
-    if min(multiplier for multiplier, _, _ in history) <= 0:
-        return math.inf
     accountant = new_accountant()
-    accountant.history = history  # as many steps: no loop
+    accountant.history = history  # faster than one call of its step function per release
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # the smallest order is the best for what protects nothing
-        return max(LEAST, float(accountant.get_epsilon(delta, alphas=ORDERS)))
+        warnings.simplefilter("ignore", UserWarning)  # with very little noise the smallest order is the best
+        return max(MIN_EPSILON, float(accountant.get_epsilon(delta, alphas=ORDERS)))

@@ -27,13 +27,13 @@ ALIASES = {
     "strategy": "method",
     "wd": "train.weight_decay",
 }
-"""Settings by another name that a user may know."""
+"""Settings by their names in other tools."""
 
 CLIENT_ALIASES = ("clients", "client_count", "n_clients", "num_clients", "number_of_clients")
 """Names of the number of clients, which the protocol decides."""
 
 SIMILAR = 0.8
-"""How similar a word must be to the last part of a key to be taken for it, from 0 to 1."""
+"""Smallest similarity of a word and the last part of a key at which the key is suggested, from 0 to 1."""
 
 
 def settings_meant(key: str, value: str, config: Mapping[str, Any]) -> str:

@@ -24,7 +24,7 @@ class PayloadError(GoldfinchError):
 
 
 class PrivacyError(GoldfinchError):
-    """What a device does not send, since its privacy budget or its own configuration forbids it."""
+    """An update that a device does not send, because its privacy budget or its own configuration forbids it."""
 
 
 class CheckpointError(GoldfinchError):
@@ -36,15 +36,17 @@ class EngineError(GoldfinchError):
 
 
 def nearest(word: str, choices: Iterable[str]) -> str:
-    """A sentence naming the choice closest to ``word``, or all choices when none is close.
+    """Return a sentence naming the choice closest to ``word``, or all choices when none is close.
 
     >>> nearest("fedpol", ["fpl", "fedprox"])
     "did you mean 'fedprox'? (choices: fedprox, fpl)"
     """
     known = sorted(set(choices))
     close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
-    listed = ", ".join(known) if known else "none"
-    return f"did you mean '{close[0]}'? (choices: {listed})" if close else f"choices: {listed}"
+    listed = ", ".join(known) or "none"
+    if not close:
+        return f"choices: {listed}"
+    return f"did you mean '{close[0]}'? (choices: {listed})"
 
 
 def some_of(names: Sequence[str], most: int = 20) -> str:
@@ -60,7 +62,7 @@ def some_of(names: Sequence[str], most: int = 20) -> str:
 
 
 def kind_of(reason: str) -> str:
-    """Return a reason without its numbers and without the names that contain one: what alike reasons share."""
+    """Return a reason without numbers and without words that contain one, which similar reasons have in common."""
     return re.sub(r"\S*\d\S*", "…", reason)
 
 
@@ -68,12 +70,12 @@ def summarised(reasons: Sequence[str], most: int = 5) -> list[str]:
     """Return one line for each kind of reason, the commonest first.
 
     Args:
-        reasons: what went wrong, once for each client or node; those that differ only in numbers and names that
-            contain one are of one kind.
-        most: the most lines.
+        reasons: the reason of each client or node; those that differ only in numbers and in words that contain one
+            are of one kind.
+        most: the largest number of lines.
 
     Returns:
-        The first reason of each kind, and how many others are like it.
+        The first reason of each kind, with the number of similar ones.
     """
     first: dict[str, str] = {}
     counts: Counter[str] = Counter()
@@ -83,8 +85,10 @@ def summarised(reasons: Sequence[str], most: int = 5) -> list[str]:
         counts[kind] += 1
     lines: list[str] = []
     for kind, count in counts.most_common(most):
-        others = f" (and {count - 1:,} like it)" if count > 1 else ""
-        lines.append(first[kind] + others)
+        line = first[kind]
+        if count > 1:
+            line += f" (and {count - 1:,} like it)"
+        lines.append(line)
     left = len(counts) - len(lines)
     if left > 0:
         lines.append(f"and {left} other reasons")
@@ -93,7 +97,12 @@ def summarised(reasons: Sequence[str], most: int = 5) -> list[str]:
 
 @contextlib.contextmanager
 def writing(place: object, otherwise: str) -> Iterator[None]:
-    """What cannot be written within the block is a :class:`ConfigError` that names it and says what to choose."""
+    """Within the context, an error of writing becomes a :class:`ConfigError` with the place and a remedy.
+
+    Args:
+        place: the file or folder.
+        otherwise: what to choose instead.
+    """
     try:
         yield
     except OSError as error:
@@ -102,7 +111,12 @@ def writing(place: object, otherwise: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def libraries_of(extra: str, what: str) -> Iterator[None]:
-    """Imports within the block may lack a library, which then is a :class:`ConfigError` that says how to have it."""
+    """Within the context, a missing library becomes a :class:`ConfigError` that says how to install it.
+
+    Args:
+        extra: the extra of the package that installs the library.
+        what: the setting or feature that needs it.
+    """
     try:
         yield
     except ImportError as error:

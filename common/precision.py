@@ -1,4 +1,4 @@
-"""In which precision losses and clusterings compute, whatever the model around them runs in."""
+"""The precision of losses and clusterings, which does not depend on the model's."""
 
 import contextlib
 from collections.abc import Iterator
@@ -14,19 +14,19 @@ NORM_FLOOR = 1e-12
 
 
 def working_dtype(features: Tensor) -> torch.dtype:
-    """float64 for float64 features, float32 for all others."""
+    """Return float64 for float64 features, float32 for all others."""
     return torch.promote_types(features.dtype, torch.float32)
 
 
 def unit_vectors(features: Tensor) -> Tensor:
-    """``[..., D]`` at unit length; vectors shorter than 1e-12 become zero and pass no gradient."""
+    """Return ``[..., D]`` at unit length; vectors shorter than 1e-12 become zero and pass no gradient."""
     length = torch.linalg.vector_norm(features, dim=-1, keepdim=True)
     return features * torch.where(length < NORM_FLOOR, 0.0, 1.0 / length.clamp_min(NORM_FLOOR))
 
 
 @contextlib.contextmanager
 def full_precision(device: torch.device, temperature: float) -> Iterator[None]:
-    """No autocast inside; no TF32 products either where ``temperature`` is at most 0.05."""
+    """Within the context, autocast is off; if ``temperature`` is at most 0.05, TF32 products are off too."""
     tf32 = device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32
     lower = tf32 and temperature <= FULL_PRECISION_TEMPERATURE
     if lower:

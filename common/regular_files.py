@@ -1,25 +1,25 @@
-"""Reading files that may be a stranger's: regular files only, of bounded size."""
+"""Reading files from unknown sources: regular files only, of bounded size."""
 
 import hashlib
 import stat
 from pathlib import Path
 
 MAX_TEXT = 64 * 2**20
-"""Largest text file that is read whole, bytes, such as ``model.json``."""
+"""Largest text file that is read at once, in bytes, such as ``model.json``."""
 
 MAX_TENSOR_FILE = 64 * 2**30
-"""Largest file of tensors that is read, bytes."""
+"""Largest file of tensors that is read, in bytes."""
 
 
 def check_regular(path: Path, limit: int) -> None:
-    """Check that a file that may be a stranger's can be read without blocking and without filling the memory.
+    """Check that a file from an unknown source can be read without blocking and without filling the memory.
 
     Args:
         path: the file; links are followed.
         limit: largest size, bytes.
 
     Raises:
-        OSError: it does not exist, is a folder, a pipe or a device, or is larger.
+        OSError: the path does not exist, is a folder, a pipe or a device, or the file is larger.
     """
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):

@@ -1,4 +1,4 @@
-"""Random numbers keyed by what they are for, so that nothing depends on arrival order or process ids.
+"""Random numbers keyed by their purpose, so that no result depends on the order of arrival or on processes.
 
 Every draw in Goldfinch comes from ``generator(seed, purpose, round, client, ...)``. The key is hashed with SHA-256, so
 two different keys give independent streams, and the same key gives the same stream on every engine.
@@ -17,10 +17,10 @@ def derive(seed: int, *key: str | int) -> int:
 
 
 def generator(seed: int, *key: str | int) -> torch.Generator:
-    """A CPU :class:`torch.Generator` for ``key``. Draws are made on the CPU so that they are equal on every device."""
+    """Return a CPU :class:`torch.Generator` for ``key``. Draws on the CPU are equal on every device."""
     return torch.Generator().manual_seed(derive(seed, *key))
 
 
 def numpy_generator(seed: int, *key: str | int) -> np.random.Generator:
-    """A NumPy generator for ``key`` (PCG64)."""
+    """Return a NumPy generator for ``key`` (PCG64)."""
     return np.random.default_rng(derive(seed, *key))

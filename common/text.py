@@ -1,4 +1,4 @@
-"""Numbers and lists as text for people: sizes, durations, counts, enumerations."""
+"""Numbers and lists as text: sizes, durations, counts, enumerations."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""What computes a result, for the record of a run: versions of code and packages, and the processor."""
+"""Versions of code and packages, and the processor, for the record of a run."""
 
 import hashlib
 import importlib.util
@@ -11,7 +11,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 VERSION = "0.1.0"
-"""Goldfinch's, as in pyproject.toml."""
+"""Goldfinch's version, as in pyproject.toml."""
 
 PACKAGES = (
     "flwr",
@@ -28,7 +28,7 @@ CODE = ("common", "strategies", "client", "server", "conf")
 
 
 def place_of(package: str) -> Path | None:
-    """The folder of a package, or the file of a module, by its name on the top level; nothing is imported."""
+    """Return the folder of a package, or the file of a module, by its name on the top level; nothing is imported."""
     try:
         spec = importlib.util.find_spec(package)
     except ValueError:  # the program that was called has no name
@@ -40,42 +40,55 @@ def place_of(package: str) -> Path | None:
 
 @lru_cache
 def code_files(own: tuple[str, ...] = ()) -> dict[str, str]:
-    """16 hex digits for each file of source and configuration, by its path: the application's and ``own`` packages'.
+    """Return 16 hex digits for each file of source and configuration, by its path.
 
-    They are read once, as what they hold is imported once.
+    Files are read once per process, as they are imported once.
+
+    Args:
+        own: packages of the user's, besides those of the application.
     """
     root = Path(__file__).resolve().parent.parent
-    places = [*(root / package for package in CODE), *filter(None, map(place_of, own))]
-    return {
-        path.relative_to(place.parent).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()[:16]
-        for place in places
-        for path in (sorted(place.rglob("*")) if place.is_dir() else [place])
-        if path.suffix in (".py", ".yaml") and "__pycache__" not in path.parts
-    }
+    places = [root / package for package in CODE]
+    for package in own:
+        place = place_of(package)
+        if place is not None:
+            places.append(place)
+    hashes: dict[str, str] = {}
+    for place in places:
+        paths = [place]
+        if place.is_dir():
+            paths = sorted(place.rglob("*"))
+        for path in paths:
+            if path.suffix in (".py", ".yaml") and "__pycache__" not in path.parts:
+                name = path.relative_to(place.parent).as_posix()
+                hashes[name] = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    return hashes
 
 
 @lru_cache
 def code_sha256(own: tuple[str, ...] = ()) -> str:
-    """16 hex digits over all of :func:`code_files`: equal where both sides run the same code."""
+    """Return 16 hex digits over all of :func:`code_files`, which are equal if both sides run the same code."""
     return hash_of_files(code_files(own))
 
 
 def hash_of_files(files: Mapping[str, str]) -> str:
-    """16 hex digits over the names and hashes of files, in whatever order they are listed."""
+    """Return 16 hex digits over the names and hashes of files, independent of their order."""
     return hashlib.sha256(repr(dict(sorted(files.items()))).encode()).hexdigest()[:16]
 
 
 def shadows(folders: Iterable[str], packages: Sequence[str] = CODE[:4]) -> list[str]:
-    """Files in ``folders`` that Python imports in place of ``packages`` of the application, if it finds them first.
+    """Return the files in ``folders`` that Python would import in place of ``packages`` of the application.
 
-    A folder that holds an application ends the search: if it is another one, hashes tell.
+    The search ends at a folder with an application; if it is another one, the hashes of code differ.
     """
     found: list[str] = []
     for folder in folders:
         if (Path(folder) / "common" / "versions.py").exists():
             break
-        specs = (PathFinder.find_spec(package, [folder]) for package in packages)
-        found += [spec.origin for spec in specs if spec and spec.origin]
+        for package in packages:
+            spec = PathFinder.find_spec(package, [folder])
+            if spec is not None and spec.origin:
+                found.append(spec.origin)
     return found
 
 
@@ -85,7 +98,7 @@ RESTRICTIONS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA")
 
 @lru_cache(maxsize=1)
 def package_versions() -> dict[str, str]:
-    """Version of Goldfinch, of each package that is installed, and of Python."""
+    """Return the versions of Goldfinch, of each package that is installed, and of Python."""
     versions = {"python": platform.python_version(), "goldfinch": VERSION}
     for name in PACKAGES:
         try:
@@ -96,9 +109,9 @@ def package_versions() -> dict[str, str]:
 
 
 def processor() -> dict[str, str]:
-    """Model and instruction set that torch computes with here, on which a result's last bits depend.
+    """Return the processor's model and instruction set in torch, on which the last bits of a result depend.
 
-    The two environment variables that restrict it are named where they are set.
+    The environment variables that restrict the instruction set are included if they are set.
     """
     import torch
 
@@ -106,10 +119,14 @@ def processor() -> dict[str, str]:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:  # not Linux
         lines = []
-    model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
-    restricted = {name: os.environ[name] for name in RESTRICTIONS if name in os.environ}
-    return {
-        "model": model or platform.processor() or platform.machine(),
-        "instruction_set": torch.backends.cpu.get_cpu_capability(),
-        **restricted,
-    }
+    model = platform.processor() or platform.machine()
+    for line in lines:
+        name, _, value = line.partition(":")
+        if name.startswith("model name") and value.strip():
+            model = value.strip()
+            break
+    facts = {"model": model, "instruction_set": torch.backends.cpu.get_cpu_capability()}
+    for variable in RESTRICTIONS:
+        if variable in os.environ:
+            facts[variable] = os.environ[variable]
+    return facts

@@ -137,5 +137,5 @@ def _windows(padded: Tensor, corners: Tensor, height: int, width: int) -> Tensor
 
 @lru_cache(maxsize=64)
 def _constants(mean: tuple[float, ...], std: tuple[float, ...], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation as [1, C, 1, 1] on the device; moved there once."""
+    """Return mean and standard deviation as [1, C, 1, 1] on the device; moved there once."""
     return torch.tensor(mean, device=device).view(1, -1, 1, 1), torch.tensor(std, device=device).view(1, -1, 1, 1)

@@ -47,7 +47,7 @@ def read_idx(path: Path) -> np.ndarray:
 
 
 def read_mnist(directory: Path, train: bool) -> Arrays:
-    """``{train,t10k}-{images-idx3,labels-idx1}-ubyte[.gz]``: grey 28x28."""
+    """Return ``{train,t10k}-{images-idx3,labels-idx1}-ubyte[.gz]``: grey 28x28."""
     prefix = "t10k"
     if train:
         prefix = "train"
@@ -79,7 +79,7 @@ def read_usps(directory: Path, train: bool) -> Arrays:
 
 
 def read_mat(path: Path) -> Arrays:
-    """A MATLAB file with X uint8 [32, 32, 3, N] and y [N, 1], where SVHN writes 10 for the digit 0."""
+    """Return a MATLAB file with X uint8 [32, 32, 3, N] and y [N, 1], where SVHN writes 10 for the digit 0."""
     with libraries_of("datasets", "a MATLAB file"):
         import scipy.io  # slow to import, and needed only to decode
 
@@ -96,7 +96,7 @@ def read_mat(path: Path) -> Arrays:
 
 
 def read_class_folders(directory: Path, image_size: int) -> Arrays:
-    """``directory/{0..9}/*.png`` (or jpg), resized."""
+    """Return ``directory/{0..9}/*.png`` (or jpg), resized."""
     images, labels = [], []
     for digit in range(10):
         folder = directory / str(digit)
@@ -112,7 +112,7 @@ def read_class_folders(directory: Path, image_size: int) -> Arrays:
 
 
 def read_listed(place: Path, list_name: str, image_size: int, locate: Callable[[str], str]) -> Arrays:
-    """Images named by a list file with lines ``file label``; both are in a directory or in a tar archive.
+    """Return images named by a list file with lines ``file label``; both are in a directory or in a tar archive.
 
     Args:
         place: the directory or the archive (.tar, .tar.gz); archives are read without unpacking them.

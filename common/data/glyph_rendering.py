@@ -19,7 +19,7 @@ _FINE = 8  # a glyph is drawn so many times larger and averaged down
 
 @cache
 def font_glyphs(fonts: tuple[str, ...]) -> np.ndarray:
-    """The digits 0..9 of matplotlib's fonts: float64 [fonts, 10, 32, 32] in 0..1, ink height 22, centred."""
+    """Return the digits 0..9 of matplotlib's fonts: float64 [fonts, 10, 32, 32] in 0..1, ink height 22, centred."""
     with libraries_of("datasets", "data=glyphs"):
         import matplotlib as mpl  # slow to import: only who draws pays for it
 
@@ -41,7 +41,7 @@ def font_glyphs(fonts: tuple[str, ...]) -> np.ndarray:
 
 
 def sample(source: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
-    """Bilinear look-up: float64 [N, H, W] at fractional rows and columns, broadcast to [N, h, w]; 0 outside."""
+    """Return bilinear look-up: float64 [N, H, W] at fractional rows and columns, broadcast to [N, h, w]; 0 outside."""
     count, height, width = source.shape
     padded = np.zeros((count, height + 2, width + 2))
     padded[:, 1:-1, 1:-1] = source
@@ -56,7 +56,7 @@ def sample(source: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndar
 
 
 def noise_field(draws: np.random.Generator, count: int, cells: int) -> np.ndarray:
-    """Smooth random fields: float64 [count, 32, 32] in 0..1, ``cells`` bumps across (value noise)."""
+    """Return smooth random fields: float64 [count, 32, 32] in 0..1, ``cells`` bumps across (value noise)."""
     grid = draws.random((count, cells + 1, cells + 1))
     place = (np.arange(SIZE) + 0.5) * cells / SIZE
     return sample(grid, place[:, None], place)
@@ -72,7 +72,7 @@ def warp(
     shear: float = 0.0,
     elastic: float = 0.0,
 ) -> np.ndarray:
-    """Each mask turned, scaled, sheared, moved and bent by its own random amounts.
+    """Return each mask turned, scaled, sheared, moved and bent by its own random amounts.
 
     Args:
         draws: the random numbers.
@@ -103,7 +103,7 @@ def warp(
 
 
 def neighbourhood(masks: np.ndarray, largest: bool) -> np.ndarray:
-    """Largest or smallest value among each pixel and its four neighbours: a dilation or an erosion."""
+    """Return largest or smallest value among each pixel and its four neighbours: a dilation or an erosion."""
     pick = np.maximum if largest else np.minimum
     padded = np.pad(masks, ((0, 0), (1, 1), (1, 1)))
     vertical = pick(padded[:, :-2, 1:-1], padded[:, 2:, 1:-1])
@@ -112,7 +112,7 @@ def neighbourhood(masks: np.ndarray, largest: bool) -> np.ndarray:
 
 
 def blur(masks: np.ndarray) -> np.ndarray:
-    """Binomial 3x3 smoothing (1, 2, 1)/4 in both directions; the border is repeated."""
+    """Return binomial 3x3 smoothing (1, 2, 1)/4 in both directions; the border is repeated."""
     padded = np.pad(masks, ((0, 0), (1, 1), (1, 1)), mode="edge")
     vertical = (padded[:, :-2] + 2 * padded[:, 1:-1] + padded[:, 2:]) / 4
     return (vertical[:, :, :-2] + 2 * vertical[:, :, 1:-1] + vertical[:, :, 2:]) / 4

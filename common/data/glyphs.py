@@ -86,7 +86,7 @@ def _make(domain: str) -> dict[str, Tensor]:
 
 
 def _handwriting(part: str) -> tuple[np.ndarray, np.ndarray]:
-    """Scans as float64 [N, 32, 32] in 0..1 and labels [N]; the last 360 are the test split."""
+    """Return scans as float64 [N, 32, 32] in 0..1 and labels [N]; the last 360 are the test split."""
     with libraries_of("datasets", "data=glyphs"):
         from sklearn.datasets import load_digits  # slow to import: only who draws pays for it
 

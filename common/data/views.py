@@ -65,7 +65,7 @@ class Views(ABC):
 
     @abstractmethod
     def view(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        """One view ``[B, C, H, W]`` of ``images [B, C, H, W]``."""
+        """Return one view ``[B, C, H, W]`` of ``images [B, C, H, W]``."""
 
 
 @checked
@@ -76,7 +76,7 @@ class NoViews(Views):
         check(self.count == 0, f"views=none has no extra views, so count must be 0; got {self.count}")
 
     def view(self, images: Tensor, generator: torch.Generator) -> Tensor:  # noqa: ARG002 - draws nothing
-        """The images."""
+        """Return the images."""
         return images
 
 
@@ -93,7 +93,7 @@ class Augmented(Views):
     count: Natural = 1
 
     def view(self, images: Tensor, generator: torch.Generator) -> Tensor:  # noqa: ARG002 - the augmentation draws
-        """The images, which the data's augmentation then changes one by one."""
+        """Return the images, which the data's augmentation then changes one by one."""
         return images
 
 
@@ -120,7 +120,7 @@ class RandConv(Views):
     random_repeats: bool = False
 
     def view(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        """The convolved (and mixed) images, or the images themselves."""
+        """Return the convolved (and mixed) images, or the images themselves."""
         if self.identity_probability > 0 and _uniform(generator) < self.identity_probability:
             return images
         kernel = draw_kernel(images, _choose(self.kernel_sizes, generator), generator)
@@ -161,7 +161,7 @@ class ProgressiveRandConv(Views):
     contrast: NonNegative = 0.5
 
     def view(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        """The images after L passes through one random block."""
+        """Return the images after L passes through one random block."""
         passes = _choose(tuple(range(1, self.repeats + 1)), generator)
         kernel = draw_kernel(images, self.kernel_size, generator, smoothing=self.smoothing)
         offsets = None
@@ -177,7 +177,7 @@ class ProgressiveRandConv(Views):
         return images
 
     def _draw_offsets(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        """``[1, 2 k^2, H, W]``: displacements in pixels, one smooth field per kernel tap and axis."""
+        """Return ``[1, 2 k^2, H, W]``: displacements in pixels, one smooth field per kernel tap and axis."""
         height, width = images.shape[2:]
         spread = self.offset * _uniform(generator)
         fields = smooth_fields(2 * self.kernel_size**2, height, width, generator)
@@ -204,7 +204,7 @@ class AugMix(Views):
     kernel_sizes: KernelSizes = (1, 3, 5, 7)
 
     def view(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        """The convex mixture of the images and their chains."""
+        """Return the convex mixture of the images and their chains."""
         batch = len(images)
         # exponential draws divided by their sum are Dirichlet(1); Beta(1, 1) is uniform
         exponential = torch.empty(batch, self.chains).exponential_(generator=generator)
@@ -224,7 +224,7 @@ class AugMix(Views):
 
 
 def draw_kernel(images: Tensor, size: int, generator: torch.Generator, *, smoothing: bool = False) -> Tensor:
-    """``[C, C, size, size]``: weights from N(0, 1 / (C size^2)), which keeps the mean square of a flat image.
+    """Return ``[C, C, size, size]``: weights from N(0, 1 / (C size^2)), which keeps the mean square of a flat image.
 
     With ``smoothing``, multiplied by ``exp(-(i^2 + j^2) / (2 s^2))``, ``s ~ U(0, 1)``, around the centre.
     """
@@ -238,7 +238,7 @@ def draw_kernel(images: Tensor, size: int, generator: torch.Generator, *, smooth
 
 
 def convolve(images: Tensor, kernel: Tensor, offsets: Tensor | None = None) -> Tensor:
-    """``[B, C, H, W]``: stride 1, zero padding ``size // 2``, no bias.
+    """Return ``[B, C, H, W]``: stride 1, zero padding ``size // 2``, no bias.
 
     Args:
         images: ``[B, C, H, W]``.

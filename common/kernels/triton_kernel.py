@@ -56,7 +56,7 @@ def contrast_of(
     has_below: tl.tensor,
     whole: tl.constexpr,
 ) -> tl.tensor:
-    """``(loss, factor)``: a sample's contrast and what its softmax shares are multiplied by in the gradient."""
+    """Return ``(loss, factor)``: a sample's contrast and what its softmax shares are multiplied by in the gradient."""
     both = has_positive & has_below
     gap = tl.where(both, below - positive, 0.0)
     loss = gap
@@ -85,7 +85,7 @@ def scores(
     curved: tl.constexpr,
     weighted: tl.constexpr,
 ) -> tl.tensor:
-    """What the alignment ranks and sums: ``s(c)``, times the weight."""
+    """Return what the alignment ranks and sums: ``s(c)``, times the weight."""
     score, _ = power(cosine, alpha, curved)
     if weighted:
         score *= tl.load(weights + column, mask=own, other=0.0)

@@ -49,7 +49,7 @@ def balanced_weights(counts: Sequence[int]) -> Tensor:
 def uniform_divergence(
     logits: Tensor, direction: Literal["uniform_first", "prediction_first"] = "uniform_first"
 ) -> Tensor:
-    """How far ``softmax(logits [B, C])`` is from uniform: KL divergence in nats, mean over the batch.
+    """Return how far ``softmax(logits [B, C])`` is from uniform: KL divergence in nats, mean over the batch.
 
     ``uniform_first`` = KL(uniform || prediction), what ADCOL's and FedPall's code compute: ``LSE(v) - mean(v) -
     log C``, whose gradient ``softmax - 1/C`` never vanishes before uniformity. ``prediction_first`` = KL(prediction ||

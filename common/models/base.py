@@ -64,7 +64,7 @@ def norm_2d(norm: Norm, channels: int) -> nn.Module:
 
 
 def norm_1d(norm: Norm, channels: int) -> nn.Module:
-    """The normalisation of feature vectors ``[B, channels]``."""
+    """Return the normalisation of feature vectors ``[B, channels]``."""
     if norm == "none":
         return nn.Identity()
     if norm == "batch":
@@ -80,16 +80,16 @@ class PooledBackbone(nn.Module):
     """A backbone that ends in global average pooling: features are the mean over positions of non-negative maps."""
 
     def maps(self, images: Tensor) -> Tensor:
-        """``[B, L, U, V]`` float, >= 0: the maps of ``images [B, 3, H, W]`` before pooling."""
+        """Return ``[B, L, U, V]`` float, >= 0: the maps of ``images [B, 3, H, W]`` before pooling."""
         raise NotImplementedError
 
     def forward(self, images: Tensor) -> Tensor:
-        """``[B, L]``: the features of ``images [B, 3, H, W]``."""
+        """Return ``[B, L]``: the features of ``images [B, 3, H, W]``."""
         return pool(self.maps(images))
 
 
 def pool(maps: Tensor) -> Tensor:
-    """``[B, L]``: global average pooling of ``maps [B, L, U, V]``."""
+    """Return ``[B, L]``: global average pooling of ``maps [B, L, U, V]``."""
     return maps.mean(dim=(2, 3))
 
 
@@ -114,15 +114,15 @@ class Model(nn.Module):
         self.class_count = class_count
 
     def features(self, images: Tensor) -> Tensor:
-        """``[B, D]``: what the last classifier reads (and prototypes are made of)."""
+        """Return ``[B, D]``: what the last classifier reads (and prototypes are made of)."""
         return self.backbone(images)
 
     def classify(self, features: Tensor) -> Tensor:
-        """``[B, K]``: logits of ``features [B, D]``."""
+        """Return ``[B, K]``: logits of ``features [B, D]``."""
         return self.head(features)
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """``(features [B, D], logits [B, K])`` of ``images [B, 3, H, W]``."""
+        """Return ``(features [B, D], logits [B, K])`` of ``images [B, 3, H, W]``."""
         features = self.features(images)
         return features, self.classify(features)
 
@@ -132,7 +132,7 @@ class Model(nn.Module):
         return isinstance(self.backbone, PooledBackbone) and isinstance(self.head, nn.Linear)
 
     def feature_maps(self, images: Tensor) -> Tensor:
-        """``[B, L, U, V]``, >= 0: the last maps; ``pool`` of them is :meth:`features`.
+        """Return ``[B, L, U, V]``, >= 0: the last maps; ``pool`` of them is :meth:`features`.
 
         Raises:
             ModelError: the network has no class activation maps (see :attr:`supports_cam`).
@@ -142,7 +142,7 @@ class Model(nn.Module):
         return self.backbone.maps(images)
 
     def class_activation_maps(self, maps: Tensor, labels: Tensor) -> Tensor:
-        """``[B, U, V]``: ``sum_l W[y, l] maps[l]`` for each image's label (Zhou et al., CVPR 2016, Eq. 2).
+        """Return ``[B, U, V]``: ``sum_l W[y, l] maps[l]`` for each image's label (Zhou et al., CVPR 2016, Eq. 2).
 
         The bias is left out (it is the same at every position), so the mean over positions is the logit minus the
         bias.
@@ -185,7 +185,7 @@ class MultilayerHead(nn.Module):
         self.fc3 = nn.Linear(hidden_size, class_count, bias)
 
     def forward(self, features: Tensor) -> Tensor:
-        """``[B, K]``: logits of ``features [B, D]``."""
+        """Return ``[B, K]``: logits of ``features [B, D]``."""
         hidden = torch.relu(self.bn1(self.fc1(features)))
         hidden = torch.relu(self.bn2(self.fc2(hidden)))
         return self.fc3(hidden)

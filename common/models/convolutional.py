@@ -32,7 +32,7 @@ class SmallBackbone(PooledBackbone):
         self.bn5 = norm_2d(norm, 128)
 
     def maps(self, images: Tensor) -> Tensor:
-        """``[B, 128, U, V]``, >= 0; U = V = 2 at 32x32."""
+        """Return ``[B, 128, U, V]``, >= 0; U = V = 2 at 32x32."""
         hidden = torch.relu(self.bn1(self.conv1(images)))
         hidden = torch.relu(self.bn2(self.conv2(hidden)))
         hidden = torch.relu(self.bn3(self.conv3(hidden)))
@@ -60,7 +60,7 @@ class DigitBackbone(nn.Module):
         self.fc2 = nn.Linear(1024, 1024)
 
     def forward(self, images: Tensor) -> Tensor:
-        """``[B, 1024]``, >= 0: features of ``images [B, 3, image_size, image_size]``."""
+        """Return ``[B, 1024]``, >= 0: features of ``images [B, 3, image_size, image_size]``."""
         hidden = F.max_pool2d(torch.relu(self.bn1(self.conv1(images))), 2)
         hidden = F.max_pool2d(torch.relu(self.bn2(self.conv2(hidden))), 2)
         return torch.relu(self.fc2(torch.relu(self.fc1(hidden.flatten(1)))))
@@ -84,7 +84,7 @@ class DigitPooledBackbone(PooledBackbone):
         self.bn3 = norm_2d(norm, 256)
 
     def maps(self, images: Tensor) -> Tensor:
-        """``[B, 256, U, V]``, >= 0; U = V = 5 at 32x32."""
+        """Return ``[B, 256, U, V]``, >= 0; U = V = 5 at 32x32."""
         hidden = F.max_pool2d(torch.relu(self.bn1(self.conv1(images))), 2)
         hidden = F.max_pool2d(torch.relu(self.bn2(self.conv2(hidden))), 2)
         return torch.relu(self.bn3(self.conv3(hidden)))
@@ -114,7 +114,7 @@ class FedBNDigitBackbone(nn.Module):
         self.bn5 = norm_1d(norm, 512)
 
     def forward(self, images: Tensor) -> Tensor:
-        """``[B, 512]``, >= 0: features of ``images [B, 3, image_size, image_size]``."""
+        """Return ``[B, 512]``, >= 0: features of ``images [B, 3, image_size, image_size]``."""
         hidden = F.max_pool2d(torch.relu(self.bn1(self.conv1(images))), 2)
         hidden = F.max_pool2d(torch.relu(self.bn2(self.conv2(hidden))), 2)
         hidden = torch.relu(self.bn3(self.conv3(hidden))).flatten(1)

@@ -74,6 +74,6 @@ class ResidualBackbone(PooledBackbone):
             nn.init.kaiming_normal_(self.conv1.weight, mode="fan_out", nonlinearity="relu")
 
     def maps(self, images: Tensor) -> Tensor:
-        """``[B, feature_size, U, V]``, >= 0: the last stage's output for ``images [B, 3, H, W]``."""
+        """Return ``[B, feature_size, U, V]``, >= 0: the last stage's output for ``images [B, 3, H, W]``."""
         hidden = self.pooling(torch.relu(self.bn1(self.conv1(images))))
         return self.layer4(self.layer3(self.layer2(self.layer1(hidden))))

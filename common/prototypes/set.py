@@ -59,7 +59,7 @@ class PrototypeSet:
 
     @classmethod
     def empty(cls, feature_size: int = 0, device: torch.device | str = "cpu") -> PrototypeSet:
-        """The set with no rows, of a known feature size."""
+        """Return the set with no rows, of a known feature size."""
         return cls(
             torch.zeros(0, feature_size, device=device),
             torch.zeros(0, dtype=torch.int64, device=device),
@@ -68,7 +68,7 @@ class PrototypeSet:
 
     @classmethod
     def concatenate(cls, sets: Iterable[PrototypeSet]) -> PrototypeSet:
-        """All rows of ``sets`` in one set; within a class, rows keep the order of ``sets``."""
+        """Return all rows of ``sets`` in one set; within a class, rows keep the order of ``sets``."""
         parts = list(sets)
         filled = [part for part in parts if len(part)]
         if not filled:
@@ -126,11 +126,11 @@ class PrototypeSet:
         return cache[class_count]
 
     def of_class(self, label: int) -> Tensor:
-        """``[n, D]``: the rows of one class, in order (n may be 0)."""
+        """Return ``[n, D]``: the rows of one class, in order (n may be 0)."""
         return self.vectors[self.labels == label]
 
     def to(self, device: torch.device | str) -> PrototypeSet:
-        """The same set on ``device`` (itself when it is there already)."""
+        """Return the same set on ``device`` (itself when it is there already)."""
         if self.vectors.device == torch.device(device):
             return self
         return PrototypeSet(self.vectors.to(device), self.labels.to(device), self.weights.to(device))
@@ -151,7 +151,7 @@ class PrototypeSet:
 
 
 def normalise_rows(rows: Tensor) -> Tensor:
-    """``[M, D]``: each row divided by its length, or by 1e-12 where it is shorter (so zero rows stay zero)."""
+    """Return ``[M, D]``: each row divided by its length, or by 1e-12 where it is shorter (so zero rows stay zero)."""
     return rows / rows.norm(dim=1, keepdim=True).clamp_min(NORM_FLOOR)
 
 
@@ -181,7 +181,7 @@ class ClassSums:
 
 
 def class_means(features: Tensor, labels: Tensor, class_count: int) -> PrototypeSet:
-    """Means of ``features [N, D]`` per class of ``labels [N]``, weighted by sample count."""
+    """Return means of ``features [N, D]`` per class of ``labels [N]``, weighted by sample count."""
     sums = ClassSums(class_count, features.shape[1], features.device)
     sums.add(features, labels)
     return sums.means()
@@ -232,7 +232,7 @@ def cluster_prototypes(
 
 
 def unbiased_prototypes(prototypes: PrototypeSet, *, sample_weighted: bool = False) -> PrototypeSet:
-    """One row per class: the mean of the class's rows, each counted once (FPL Eq. 8's unbiased prototype).
+    """Return one row per class: the mean of the class's rows, each counted once (FPL Eq. 8's unbiased prototype).
 
     With ``sample_weighted`` rows count by their weight instead (FedProc, RUCR, FedPall). The weight of the result is
     the sum of the rows' weights.
