@@ -84,7 +84,7 @@ def clients_of(count: int, spec: Small | TorchvisionResNet) -> tuple[list[Update
         means = torch.rand(CLASSES, FEATURES, generator=draws)
         samples = 100 + 7 * index
         client = Client(f"client-{index:04d}", "domain", samples, (samples // CLASSES,) * CLASSES)
-        updates.append(Update(client, weights, PrototypeSet(means, torch.arange(CLASSES), torch.ones(CLASSES))))
+        updates.append(Update(weights, PrototypeSet(means, torch.arange(CLASSES), torch.ones(CLASSES)), client=client))
         arrays.append(([tensor.numpy() for tensor in weights.values()] + [means.numpy()], samples))
     return updates, arrays
 

@@ -148,7 +148,7 @@ class LightNode:
             request.run, request.method, request.round, request.exchange, request.client,
             SAMPLES, self.client.class_counts, request.train, scores, {}, 1, {}, 0, "light", 0,
         )  # fmt: skip
-        result = answer_to_fit_res(Payload(header_of(answer), payload.weights if request.train else {}))
+        result = answer_to_fit_res(Payload(payload.weights if request.train else {}, header=header_of(answer)))
         return Message(fitres_to_recorddict(result, keep_input=True), reply_to=message)
 
     def _send(self, reply: Message) -> None:

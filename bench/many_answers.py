@@ -101,7 +101,7 @@ def answered(message: Message, sent: Mapping[str, torch.Tensor]) -> Message:
         request.run, request.method, request.round, request.exchange, request.client,
         SAMPLES, counts(10), True, [], {}, 1, {}, 0, "bench", 0,
     )  # fmt: skip
-    result = answer_to_fit_res(Payload(header_of(said), weights))
+    result = answer_to_fit_res(Payload(weights, header=header_of(said)))
     return Message(fitres_to_recorddict(result, keep_input=False), reply_to=message)
 
 

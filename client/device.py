@@ -205,7 +205,7 @@ class Device:
         prototypes = upload.prototypes
         if prototypes is not None:
             prototypes = prototypes.to("cpu")
-        sent = Payload(header_of(answer), _on_cpu(weights), prototypes, _on_cpu(upload.extra))
+        sent = Payload(_on_cpu(weights), prototypes, _on_cpu(upload.extra), header=header_of(answer))
         return cast_down(sent, self.settings.rounds.transport)
 
     def _position(self, request: Request) -> int:

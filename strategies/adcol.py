@@ -89,7 +89,7 @@ class ADCOL(SingleSet):
     def initial_state(self, weights: Mapping[str, Tensor], server: ServerContext) -> GlobalState:
         """Return the initial state with a discriminator, whose weights depend on the seed."""
         net = initial_net(NET, new_discriminator(NET, server))
-        return GlobalState(0, weights, PrototypeSet.empty(server.feature_size), net)
+        return GlobalState(weights, PrototypeSet.empty(server.feature_size), net, round=0)
 
     def download(self, state: GlobalState, server: ServerContext) -> Download:  # noqa: ARG002
         """Return the discriminator."""
@@ -103,7 +103,7 @@ class ADCOL(SingleSet):
         """Train the discriminator on features and the indices of their clients."""
         features, owners = sent_rows(updates, "features"), owners_of(updates)
         net = retrain(NET, new_discriminator(NET, server), state.extra, features, owners, self.server_training, server)
-        return GlobalState(state.round, state.weights, state.prototypes, net)
+        return GlobalState(state.weights, state.prototypes, net, round=state.round)
 
 
 def owners_of(updates: Sequence[Update]) -> Tensor:

@@ -293,8 +293,8 @@ class FCCLPlus(Averaging):
     def aggregate(self, state: GlobalState, updates: Sequence[Update], server: ServerContext) -> GlobalState:
         """Average the outputs for the public images, then the models."""
         if server.exchange != "train":
-            return super().aggregate(GlobalState(state.round, state.weights), updates, server)
-        return GlobalState(state.round, state.weights, state.prototypes, self.mean_outputs(updates, server))
+            return super().aggregate(GlobalState(state.weights, round=state.round), updates, server)
+        return GlobalState(state.weights, state.prototypes, self.mean_outputs(updates, server), round=state.round)
 
     def mean_outputs(self, updates: Sequence[Update], server: ServerContext) -> Mapping[str, Tensor]:
         """Return the plain means over the clients that have the commonest public images."""

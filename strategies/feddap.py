@@ -104,7 +104,7 @@ class FedDAP(Averaging):
     def initial_state(self, weights: Mapping[str, Tensor], server: ServerContext) -> GlobalState:
         """No rows."""
         no_domains = torch.zeros(0, dtype=torch.int64)
-        return GlobalState(0, weights, PrototypeSet.empty(server.feature_size), {ROW_DOMAINS: no_domains})
+        return GlobalState(weights, PrototypeSet.empty(server.feature_size), {ROW_DOMAINS: no_domains}, round=0)
 
     def download(self, state: GlobalState, server: ServerContext) -> Download:  # noqa: ARG002
         """The model, the rows and the domain of each row."""
@@ -123,7 +123,7 @@ class FedDAP(Averaging):
             numbers = torch.full((len(fused),), domain_number(domain))
             rows |= named_rows(fused, numbers)
         prototypes, row_domains = ordered_rows(rows, server.feature_size)
-        return GlobalState(state.round, self.average(updates, server), prototypes, {ROW_DOMAINS: row_domains})
+        return GlobalState(self.average(updates, server), prototypes, {ROW_DOMAINS: row_domains}, round=state.round)
 
     def fuse(self, means: PrototypeSet) -> PrototypeSet:
         """Return one row per class of the class means of one domain's clients; its weight is the sum of theirs."""

@@ -101,7 +101,7 @@ class FedDyn(Averaging):
 
     def initial_state(self, weights: Mapping[str, Tensor], server: ServerContext) -> GlobalState:
         """Return the initial state with ``h = 0``."""
-        return GlobalState(0, weights, PrototypeSet.empty(server.feature_size), initial_h(server))
+        return GlobalState(weights, PrototypeSet.empty(server.feature_size), initial_h(server), round=0)
 
     def download(self, state: GlobalState, server: ServerContext) -> Download:
         """Return the model, the scored model if it differs, and the clients' mean size if alpha depends on it."""

@@ -68,7 +68,7 @@ class FedOpt(Averaging):
             extra[FIRST + name] = torch.zeros_like(tensor, dtype=torch.float64)
             if self.optimizer != "sgd":
                 extra[SECOND + name] = extra[FIRST + name] + self.epsilon**2
-        return GlobalState(0, weights, PrototypeSet.empty(server.feature_size), extra)
+        return GlobalState(weights, PrototypeSet.empty(server.feature_size), extra, round=0)
 
     def aggregate(self, state: GlobalState, updates: Sequence[Update], server: ServerContext) -> GlobalState:
         """Take one step of the server's optimiser."""
@@ -90,7 +90,7 @@ class FedOpt(Averaging):
             if self.start == "mean":
                 start = mean
             weights[name] = (start + self.server_learning_rate * step).to(weights[name].dtype)
-        return GlobalState(state.round, weights, state.prototypes, extra)
+        return GlobalState(weights, state.prototypes, extra, round=state.round)
 
     def _second_moment(self, second: Tensor, square: Tensor) -> Tensor:
         if self.optimizer == "adagrad":

@@ -170,7 +170,7 @@ class FedPall(SingleSet):
         """Return the initial state with an amplifier, whose weights depend on the seed, and the model's classifier."""
         nets = initial_net(AMPLIFIER, new_discriminator(AMPLIFIER, server))
         nets |= initial_net(CLASSIFIER, server.new_model().get_submodule("head"))
-        return GlobalState(0, weights, PrototypeSet.empty(server.feature_size), nets)
+        return GlobalState(weights, PrototypeSet.empty(server.feature_size), nets, round=0)
 
     def download(self, state: GlobalState, server: ServerContext) -> Download:
         """``train``: amplifier, classifier, last prototypes. ``mix``: this round's prototypes."""

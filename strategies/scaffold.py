@@ -109,7 +109,7 @@ class SCAFFOLD(Averaging):
         for name, tensor in weights.items():
             if name in server.parameters:
                 zeros[CONTROL + name] = torch.zeros_like(tensor)
-        return GlobalState(0, weights, PrototypeSet.empty(server.feature_size), zeros)
+        return GlobalState(weights, PrototypeSet.empty(server.feature_size), zeros, round=0)
 
     def download(self, state: GlobalState, server: ServerContext) -> Download:  # noqa: ARG002
         """Return the model and c."""
@@ -130,4 +130,4 @@ class SCAFFOLD(Averaging):
             step = self.server_learning_rate * (weights[name].double() - before)
             weights[name] = (before + step).to(weights[name].dtype)
             extra[CONTROL + name] = (c.double() + totals[name] / server.client_count).to(c.dtype)
-        return GlobalState(state.round, weights, state.prototypes, extra)
+        return GlobalState(weights, state.prototypes, extra, round=state.round)

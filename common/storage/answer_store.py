@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from threading import Lock
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import TypeVar
 
-from torch import Tensor
-
-from common.prototypes import PrototypeSet
 from common.storage.files import read_tensors, safetensors_pieces
-from common.storage.state import named_tensors, split_tensors
+from common.storage.state import Bundle, split_tensors
 
 PREFIX = ".answer-"
 """Prefix of the files' names."""
@@ -25,25 +21,7 @@ MMAP_THRESHOLD, LARGE = -3, 2**20
 Otherwise the memory of each reply would never be returned."""
 
 
-class Tensors(Protocol):
-    """A dataclass with the three groups of tensors of a message."""
-
-    __dataclass_fields__: ClassVar[dict[str, Any]]
-
-    @property
-    def weights(self) -> Mapping[str, Tensor]:
-        """Model state by name."""
-
-    @property
-    def prototypes(self) -> PrototypeSet | None:
-        """The prototype set, if the message has one."""
-
-    @property
-    def extra(self) -> Mapping[str, Tensor]:
-        """Further tensors by name."""
-
-
-Kept = TypeVar("Kept", bound=Tensors)
+Kept = TypeVar("Kept", bound=Bundle)
 
 
 class AnswerStore:
@@ -77,8 +55,7 @@ class AnswerStore:
         Raises:
             OSError: the disk is full, or the folder cannot be written.
         """
-        tensors = named_tensors(answer.weights, answer.prototypes, answer.extra)
-        size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+        size = sum(answer.part_bytes().values())
         with self._lock:
             if not size or self._held + size <= self.max_bytes:
                 self._held += size
@@ -87,14 +64,10 @@ class AnswerStore:
             ctypes.CDLL(None).mallopt(MMAP_THRESHOLD, LARGE)
         self.folder.mkdir(parents=True, exist_ok=True)
         with NamedTemporaryFile(dir=self.folder, prefix=PREFIX) as file:
-            file.writelines(safetensors_pieces(tensors))
+            file.writelines(safetensors_pieces(answer.tensors()))
             file.flush()
             mapped, _ = read_tensors(Path(file.name))
-        weights, prototypes, extra = split_tensors(mapped)
-        changes: dict[str, Any] = {
-            "weights": {name: weights[name] for name in answer.weights},  # in the reply's own order
-            "extra": {name: extra[name] for name in answer.extra},
-        }
-        if answer.prototypes is not None:
-            changes["prototypes"] = prototypes
-        return replace(answer, **changes)
+        found = split_tensors(mapped)
+        weights = {name: found.weights[name] for name in answer.weights}  # in the reply's own order
+        extra = {name: found.extra[name] for name in answer.extra}
+        return replace(answer, weights=weights, prototypes=found.prototypes, extra=extra)

@@ -17,30 +17,74 @@ MODEL_PREFIX = "model/"
 
 
 @dataclass(frozen=True, eq=False)
-class GlobalState:
-    """The server's state after ``round`` rounds.
+class Bundle:
+    """Model weights, a prototype set and further tensors: the contents of a message and of the global state.
 
     Args:
-        round: rounds completed; 0 before the first.
-        weights: the shared model's state (parameters and buffers) by name, on the CPU.
-        prototypes: the global prototype set; empty before the first round and for methods without prototypes.
-        extra: a method's further tensors, by name (FedDyn's ``h``, FedPall's amplifier, server momentum ...).
+        weights: model state (parameters and buffers) by name.
+        prototypes: a prototype set, or ``None`` if there is none, which differs from an empty set.
+        extra: further tensors by name.
     """
 
-    round: int
-    weights: Mapping[str, Tensor]
-    prototypes: PrototypeSet = field(default_factory=PrototypeSet.empty)
+    weights: Mapping[str, Tensor] = field(default_factory=dict)
+    prototypes: PrototypeSet | None = None
     extra: Mapping[str, Tensor] = field(default_factory=dict)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return all tensors under the names that they have in messages and files, sorted by name."""
-        return named_tensors(self.weights, self.prototypes, self.extra)
+        """Return all tensors under the names that they have in messages and files, sorted by name.
+
+        The names have the prefixes ``weights/``, ``prototypes/`` and ``extra/``.
+        """
+        tensors = with_prefix("weights/", self.weights) | with_prefix("extra/", self.extra)
+        if self.prototypes is not None:
+            tensors["prototypes/vectors"] = self.prototypes.vectors
+            tensors["prototypes/labels"] = self.prototypes.labels
+            tensors["prototypes/weights"] = self.prototypes.weights
+        return dict(sorted(tensors.items()))
+
+    def part_bytes(self) -> dict[str, int]:
+        """Return the bytes of the tensors by part: weights, prototypes, extra."""
+        sizes = {"weights": 0, "prototypes": 0, "extra": 0}
+        for name, tensor in self.tensors().items():
+            sizes[name.partition("/")[0]] += tensor.nbytes
+        return sizes
+
+
+def split_tensors(tensors: Mapping[str, Tensor]) -> Bundle:
+    """Return the bundle of these tensors, the inverse of :meth:`Bundle.tensors`.
+
+    Raises:
+        ValueError: the tensors of the prototype set do not agree.
+    """
+    prototypes = None
+    parts = under_prefix("prototypes/", tensors)
+    if "vectors" in parts:
+        prototypes = PrototypeSet(parts["vectors"], parts["labels"], parts["weights"])
+    return Bundle(under_prefix("weights/", tensors), prototypes, under_prefix("extra/", tensors))
+
+
+@dataclass(frozen=True, eq=False)
+class GlobalState(Bundle):
+    """The server's state after ``round`` rounds, on the CPU.
+
+    Its weights are the shared model's. Its prototypes are the global ones, empty before the first round and for methods
+    without prototypes. Its extra tensors are a method's own: FedDyn's ``h``, FedPall's amplifier, server momentum.
+
+    Args:
+        round: rounds completed; 0 before the first.
+    """
+
+    prototypes: PrototypeSet = field(default_factory=PrototypeSet.empty)
+    round: int = field(kw_only=True)
 
     @classmethod
     def from_tensors(cls, round_number: int, tensors: Mapping[str, Tensor]) -> GlobalState:
         """Return the state of a round from its tensors, the inverse of :meth:`tensors`."""
-        weights, prototypes, extra = split_tensors(tensors)
-        return cls(round_number, weights, prototypes, extra)
+        bundle = split_tensors(tensors)
+        prototypes = bundle.prototypes
+        if prototypes is None:
+            prototypes = PrototypeSet.empty()
+        return cls(bundle.weights, prototypes, bundle.extra, round=round_number)
 
     def not_finite(self) -> str | None:
         """Return the name of the first tensor with NaN or infinite values; ``None`` if there is none."""
@@ -52,29 +96,6 @@ class GlobalState:
     def sha256(self) -> str:
         """Return the SHA-256 over round, names, dtypes, shapes and bytes: equal on every engine for equal states."""
         return tensors_sha256(self.tensors(), f"round={self.round}")
-
-
-def named_tensors(
-    weights: Mapping[str, Tensor], prototypes: PrototypeSet | None, extra: Mapping[str, Tensor]
-) -> dict[str, Tensor]:
-    """Return one mapping with the prefixes ``weights/``, ``prototypes/`` and ``extra/``, sorted by name."""
-    tensors = with_prefix("weights/", weights) | with_prefix("extra/", extra)
-    if prototypes is not None:
-        tensors["prototypes/vectors"] = prototypes.vectors
-        tensors["prototypes/labels"] = prototypes.labels
-        tensors["prototypes/weights"] = prototypes.weights
-    return dict(sorted(tensors.items()))
-
-
-def split_tensors(
-    tensors: Mapping[str, Tensor],
-) -> tuple[dict[str, Tensor], PrototypeSet, dict[str, Tensor]]:
-    """Return weights, prototypes (empty if there are none) and extra, the inverse of :func:`named_tensors`."""
-    prototypes = PrototypeSet.empty()
-    parts = under_prefix("prototypes/", tensors)
-    if "vectors" in parts:
-        prototypes = PrototypeSet(parts["vectors"], parts["labels"], parts["weights"])
-    return under_prefix("weights/", tensors), prototypes, under_prefix("extra/", tensors)
 
 
 def tensors_sha256(tensors: Mapping[str, Tensor], prefix: str = "") -> str:

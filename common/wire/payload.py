@@ -25,9 +25,8 @@ from torch import Tensor
 from typing_extensions import Buffer  # collections.abc has it from Python 3.12 on
 
 from common.errors import PayloadError
-from common.prototypes import PrototypeSet
 from common.storage.files import DTYPES, safetensors_pieces, safetensors_table
-from common.storage.state import finite, named_tensors, under_prefix
+from common.storage.state import Bundle, finite, split_tensors
 
 warnings.filterwarnings("ignore", message="The given buffer is not writable")  # decode only reads it
 
@@ -52,31 +51,14 @@ TRANSPORTS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": t
 
 
 @dataclass(frozen=True, eq=False)
-class Payload:
+class Payload(Bundle):
     """The contents of one message.
 
     Args:
         header: scalars, lists and mappings that JSON can write: an answer's fields in a device's reply, else empty.
-        weights: model state by name.
-        prototypes: a prototype set, or ``None`` if the message has none, which differs from an empty set.
-        extra: further tensors by name.
     """
 
-    header: Mapping[str, Any]
-    weights: Mapping[str, Tensor] = field(default_factory=dict)
-    prototypes: PrototypeSet | None = None
-    extra: Mapping[str, Tensor] = field(default_factory=dict)
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Return all tensors under their names in the message, sorted."""
-        return named_tensors(self.weights, self.prototypes, self.extra)
-
-    def part_bytes(self) -> dict[str, int]:
-        """Return the bytes of the tensors by part: weights, prototypes, extra."""
-        sizes = {"weights": 0, "prototypes": 0, "extra": 0}
-        for name, tensor in self.tensors().items():
-            sizes[name.partition("/")[0]] += tensor.numel() * tensor.element_size()
-        return sizes
+    header: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
 
 
 def encode(payload: Payload) -> bytes:
@@ -163,7 +145,11 @@ def decode(blob: Buffer, *, max_bytes: int = MAX_BYTES) -> Payload:
             bad = int((~torch.isfinite(tensor)).sum())
             raise PayloadError(f"tensor {name:.99} has {bad} of {tensor.numel()} values that are not finite")
         tensors[name] = tensor
-    return Payload(header, under_prefix("weights/", tensors), _prototypes(tensors), under_prefix("extra/", tensors))
+    try:
+        bundle = split_tensors(tensors)
+    except ValueError as error:
+        raise PayloadError(f"the message's prototype set: {error}") from error
+    return Payload(bundle.weights, bundle.prototypes, bundle.extra, header=header)
 
 
 def _tensor(whole: Tensor, begin: int, entry: Mapping[str, Any]) -> Tensor:
@@ -254,17 +240,6 @@ def _counts(values: object) -> bool:
 def _fits(shape: Sequence[int]) -> bool:
     """Return whether torch can represent the strides of this shape, also if the tensor is empty."""
     return math.prod(max(length, 1) for length in shape) < 2**48
-
-
-def _prototypes(tensors: Mapping[str, Tensor]) -> PrototypeSet | None:
-    """Return the message's prototype set, if it has one."""
-    parts = under_prefix("prototypes/", tensors)
-    if not parts:
-        return None
-    try:
-        return PrototypeSet(parts["vectors"], parts["labels"], parts["weights"])
-    except ValueError as error:
-        raise PayloadError(f"the message's prototype set: {error}") from error
 
 
 # ---- half the bytes --------------------------------------------------------------------------------------------------

@@ -149,7 +149,7 @@ def bytes_of_a_round(federation: Federation) -> Mapping[str, int]:
                     length = known[length]
                 sides.append(length)
             extra[name] = torch.empty(sides, dtype=dtype)
-        upload = Payload({}, {}, None, extra)
+        upload = Payload({}, None, extra)
         if expected.weights:
             upload = replace(upload, weights=server.shared)
         if expected.prototypes:

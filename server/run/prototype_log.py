@@ -13,7 +13,7 @@ from torch import Tensor
 from common.metrics import counts_fit
 from common.prototypes import PrototypeSet
 from common.storage.files import Series, write_text
-from common.storage.state import named_tensors, split_tensors, under_prefix, with_prefix
+from common.storage.state import Bundle, split_tensors, under_prefix, with_prefix
 from server.run.schema import read_lines
 
 MAX_ROUNDS = 40
@@ -105,8 +105,8 @@ class PrototypeLog:
             labels = torch.cat([part.labels for part in parts])
             order = torch.sort(labels, stable=True).indices
             owners = torch.tensor(owners)[order].tolist()
-        tensors = named_tensors({}, prototypes, {"owners": torch.tensor(owners, dtype=torch.int64)})
-        tensors |= with_prefix("uploaded/", named_tensors({}, joined, {}))
+        tensors = Bundle(prototypes=prototypes, extra={"owners": torch.tensor(owners, dtype=torch.int64)}).tensors()
+        tensors |= with_prefix("uploaded/", Bundle(prototypes=joined).tensors())
         self.series.write(number, tensors, {"clients": [client for client, _ in filled]})
         self.series.prune_except(kept_rounds(number))
 
@@ -117,9 +117,10 @@ def read_pages(folder: Path) -> list[Page]:
     for number in series.numbers():
         with contextlib.suppress(ValueError, KeyError):
             _, tensors, facts = series.read(number)
-            _, prototypes, extra = split_tensors(tensors)
-            _, uploaded, _ = split_tensors(under_prefix("uploaded/", tensors))
-            found.append(Page(number, prototypes, uploaded, extra["owners"], tuple(facts["clients"])))
+            page, uploaded = split_tensors(tensors), split_tensors(under_prefix("uploaded/", tensors))
+            if page.prototypes is not None and uploaded.prototypes is not None:
+                clients = tuple(facts["clients"])
+                found.append(Page(number, page.prototypes, uploaded.prototypes, page.extra["owners"], clients))
     return found
 
 

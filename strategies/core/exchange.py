@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from common.losses import cross_entropy
 from common.prototypes import PrototypeSet
+from common.storage.state import Bundle
 
 PrototypeMode = Literal["none", "last_epoch_running", "post_eval", "own"]
 """How local prototypes are made: not at all; as class means over the last local epoch (training mode, before each
@@ -116,12 +117,8 @@ class Phase:
 
 
 @dataclass(frozen=True, eq=False)
-class Download:
-    """What the server sends to one client in one exchange."""
-
-    weights: Mapping[str, Tensor] = field(default_factory=dict)
-    prototypes: PrototypeSet | None = None
-    extra: Mapping[str, Tensor] = field(default_factory=dict)
+class Download(Bundle):
+    """The tensors that the server sends to every participant of an exchange."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,13 +140,15 @@ class Upload:
 
 
 @dataclass(frozen=True, eq=False)
-class Update:
-    """A client's upload as the server's half sees it, after the gate."""
+class Update(Bundle):
+    """A client's upload after the gate, as the server's half of a method receives it.
 
-    client: Client
-    weights: Mapping[str, Tensor] = field(default_factory=dict)
+    Args:
+        client: the sender.
+    """
+
     prototypes: PrototypeSet = field(default_factory=PrototypeSet.empty)
-    extra: Mapping[str, Tensor] = field(default_factory=dict)
+    client: Client = field(kw_only=True)
 
     @property
     def samples(self) -> int:

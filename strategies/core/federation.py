@@ -210,7 +210,7 @@ class Federation:
     def message(self, state: GlobalState) -> Payload:
         """Return the tensors that every participant of the current exchange receives."""
         download = self.method.download(state, self.server)
-        message = Payload({}, download.weights, download.prototypes, download.extra)
+        message = Payload(download.weights, download.prototypes, download.extra)
         return cast_down(message, self.settings.rounds.transport)
 
     def requests(self, run: str, participants: Sequence[Client], *, train: bool = True) -> dict[str, Request]:

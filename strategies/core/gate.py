@@ -80,7 +80,7 @@ class Gate:
         for name, tensor in {**payload.weights, **payload.extra}.items():
             self._check_values(name, tensor)
         self._check_model(payload.weights)
-        return Update(client, weights, prototypes, dict(sorted(payload.extra.items())))
+        return Update(weights, prototypes, dict(sorted(payload.extra.items())), client=client)
 
     @cached_property
     def _largest_client(self) -> int:

@@ -200,7 +200,7 @@ class Method:
 
     def initial_state(self, weights: Mapping[str, Tensor], server: ServerContext) -> GlobalState:
         """Return the global state before the first round; ``weights`` is the shared part of the initial model."""
-        return GlobalState(0, weights, PrototypeSet.empty(server.feature_size))
+        return GlobalState(weights, PrototypeSet.empty(server.feature_size), round=0)
 
     def download(self, state: GlobalState, server: ServerContext) -> Download:  # noqa: ARG002
         """Return what the server sends to every participant of this exchange."""
@@ -222,10 +222,10 @@ class Method:
     def aggregate(self, state: GlobalState, updates: Sequence[Update], server: ServerContext) -> GlobalState:
         """Return the next global state. ``updates`` are sorted by client id and never empty."""
         return GlobalState(
-            state.round,
             self.average(updates, server),
             self.aggregate_prototypes(state, updates, server),
             state.extra,
+            round=state.round,
         )
 
     def average(self, updates: Sequence[Update], server: ServerContext) -> dict[str, Tensor]:

@@ -102,7 +102,7 @@ def updates() -> list[Update]:
     clients = [
         Client(f"{domain}-0", domain, samples, (samples,)) for domain, samples in (("a", 10), ("b", 30), ("c", 7))
     ]
-    return [Update(client, state) for client, state in zip(clients, states(3), strict=True)]
+    return [Update(state, client=client) for client, state in zip(clients, states(3), strict=True)]
 
 
 def test_sorted_by_client_the_order_of_arrival_does_not_matter() -> None:

@@ -22,13 +22,13 @@ from strategies.core.federation import Federation
 from strategies.core.method import Update
 
 COUNT = 20_000
-STATE = GlobalState(0, {"weight": torch.zeros(COUNT)})
+STATE = GlobalState({"weight": torch.zeros(COUNT)}, round=0)
 SERVER = Half(shared=STATE.weights, parameters=frozenset({"weight"}))
 
 
 def stepped(position: int, step: Tensor, among: int = 5) -> Update:
     """Return the update of a client that moved the parameters by ``step [COUNT]``."""
-    return Update(clients([20] * among)[position], {"weight": STATE.weights["weight"] + step})
+    return Update({"weight": STATE.weights["weight"] + step}, client=clients([20] * among)[position])
 
 
 def drawn(seed: int) -> Tensor:
@@ -186,7 +186,7 @@ def test_only_the_latest_clients_are_remembered_and_only_those_that_took_part(mo
         updates = []
         for position, index in enumerate(chosen):
             weights = {"weight": STATE.weights["weight"] + orthogonal(3)[position]}
-            updates.append(Update(everyone[index], weights))
+            updates.append(Update(weights, client=everyone[index]))
         agreement.find(updates, STATE, SERVER)
     assert agreement.memory[f"{SERVER.exchange}/clients"].tolist() == [3, 4, 5, 0, 6, 7]
     directions = agreement.memory[f"{SERVER.exchange}/directions"]

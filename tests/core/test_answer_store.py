@@ -33,7 +33,9 @@ def answer(number: int, size: int = 100) -> Payload:
     draws = generator(number, "answer")
     rows = PrototypeSet(torch.randn(3, 8, generator=draws), torch.tensor([0, 1, 1]), torch.ones(3))
     weights = {"z": torch.randn(size, generator=draws), "count": torch.tensor(number), "a": torch.randn(4, 5).half()}
-    return Payload({"round": number}, weights, rows if number % 2 else None, {"h": torch.randn(7, generator=draws)})
+    return Payload(
+        weights, rows if number % 2 else None, {"h": torch.randn(7, generator=draws)}, header={"round": number}
+    )
 
 
 def test_what_is_beyond_the_limit_is_the_same_to_the_bit(tmp_path: Path) -> None:
@@ -48,7 +50,7 @@ def test_what_is_beyond_the_limit_is_the_same_to_the_bit(tmp_path: Path) -> None
         for name, tensor in one.tensors().items():
             assert torch.equal(found.tensors()[name], tensor), name
     assert list((tmp_path / "made").iterdir()) == [], "no file has a name, so none outlives the process"
-    update = Update(clients()[0], others[0].weights)
+    update = Update(others[0].weights, client=clients()[0])
     assert torch.equal(kept.keep(update).weights["z"], update.weights["z"])
     kept.clear()
     assert kept.keep(first) is first, "another exchange has the memory to itself"

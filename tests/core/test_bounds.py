@@ -26,7 +26,7 @@ from strategies.core.method import Client, Update, UploadSpec
 
 MEAN, VARIANCE = "norm.running_mean", "norm.running_var"
 START = model_state("start")
-STATE = GlobalState(0, START)
+STATE = GlobalState(START, round=0)
 OWN = float(torch.cat([START[name].flatten() for name in PARAMETERS]).norm())
 FACTOR = 2.0
 
@@ -38,7 +38,7 @@ def moved(client: Client, parameters: float, statistics: float = 1.0) -> Update:
     weights[MEAN] = torch.full_like(START[MEAN], statistics / START[MEAN].numel() ** 0.5)
     weights[VARIANCE] = START[VARIANCE]
     weights[COUNTER] = START[COUNTER] + 10**6  # counters have no length
-    return Update(client, weights)
+    return Update(weights, client=client)
 
 
 def found(
@@ -153,10 +153,10 @@ def rows(length: float, count: int = 1) -> PrototypeSet:
 
 def test_prototypes_by_the_longest_row_and_only_long_rows_are_shortened() -> None:
     everyone = clients([20] * 4)
-    updates = [Update(client, {}, rows(1.0 + index, 3)) for index, client in enumerate(everyone[:3])]
+    updates = [Update({}, rows(1.0 + index, 3), client=client) for index, client in enumerate(everyone[:3])]
     expected = UploadSpec(weights=False, prototypes=True)
-    assert not limits([*updates, Update(everyone[3], {}, rows(9.9, 3))], expected)
-    long = Update(everyone[3], {}, rows(100.0, 3))
+    assert not limits([*updates, Update({}, rows(9.9, 3), client=everyone[3])], expected)
+    long = Update({}, rows(100.0, 3), client=everyone[3])
     assert limits([*updates, long], expected) == {"c-3": {"prototypes": 10.0}}
     short = clipped(long, {"prototypes": 10.0}, expected).prototypes
     torch.testing.assert_close(short.vectors[0], torch.tensor([10.0, 0, 0, 0]))
@@ -167,8 +167,8 @@ def test_prototypes_by_the_longest_row_and_only_long_rows_are_shortened() -> Non
 
 def test_empty_sets_do_not_count_in_the_median() -> None:
     everyone = clients([20] * 4)
-    empty = [Update(client, {}, PrototypeSet.empty(4)) for client in everyone[:2]]
-    some = [Update(everyone[2], {}, rows(1.0)), Update(everyone[3], {}, rows(900.0))]
+    empty = [Update({}, PrototypeSet.empty(4), client=client) for client in everyone[:2]]
+    some = [Update({}, rows(1.0), client=everyone[2]), Update({}, rows(900.0), client=everyone[3])]
     assert not limits([*empty, *some], UploadSpec(weights=False, prototypes=True))
 
 
@@ -177,9 +177,11 @@ def test_tables_by_row_and_other_tensors_by_their_norm() -> None:
     everyone = clients([20] * 3)
     by_row = UploadSpec(weights=False, extra={"features": (torch.float32, ("samples", 4))})
     tables = [torch.ones(2, 4), torch.ones(2, 4), torch.ones(2000, 4)]
-    assert not limits([Update(c, {}, extra={"features": t}) for c, t in zip(everyone, tables, strict=True)], by_row)
+    assert not limits(
+        [Update({}, extra={"features": t}, client=c) for c, t in zip(everyone, tables, strict=True)], by_row
+    )
     tables[2][7] = 100.0
-    updates = [Update(c, {}, extra={"features": t}) for c, t in zip(everyone, tables, strict=True)]
+    updates = [Update({}, extra={"features": t}, client=c) for c, t in zip(everyone, tables, strict=True)]
     assert limits(updates, by_row) == {"c-2": {"features by row": 8.0}}
     short = clipped(updates[2], {"features by row": 8.0}, by_row).extra["features"]
     torch.testing.assert_close(short[7], torch.full((4,), 4.0))
@@ -190,7 +192,7 @@ def test_tables_by_row_and_other_tensors_by_their_norm() -> None:
         {"control/a": torch.full((2,), value), "control/b": torch.zeros(2), "count": torch.tensor(10**9)}
         for value in (1.0, 1.0, 10.0)
     ]
-    updates = [Update(c, {}, extra=e) for c, e in zip(everyone, sent, strict=True)]
+    updates = [Update({}, extra=e, client=c) for c, e in zip(everyone, sent, strict=True)]
     (name, bound), = limits(updates, fixed)["c-2"].items()  # fmt: skip
     assert (name, bound) == ("control", pytest.approx(4 * 2**0.5, rel=1e-3))
     short_extra = clipped(updates[2], {name: bound}, fixed).extra

@@ -22,7 +22,7 @@ from server.run.history import ACTIVITY, SCORES, History, read_rows
 def state(number: int) -> GlobalState:
     weights = {"w": torch.full((20, 30), float(number)), "n": torch.tensor(number)}
     prototypes = PrototypeSet(torch.ones(2, 3), torch.tensor([0, 1]), torch.tensor([1.0, 2.0]))
-    return GlobalState(number, weights, prototypes, {"h": torch.ones(3)})
+    return GlobalState(weights, prototypes, {"h": torch.ones(3)}, round=number)
 
 
 def checkpoint(number: int) -> Checkpoint:

@@ -36,10 +36,10 @@ def seeds() -> list[bytes]:
     every = {str(dtype).removeprefix("torch."): torch.ones(2, dtype=dtype) for dtype in CARRIED.values()}
     rows = PrototypeSet(torch.randn(3, 5, generator=draws), torch.tensor([0, 0, 1]), torch.rand(3, generator=draws))
     return [
-        encode(Payload({})),
-        encode(Payload({**ANSWER, "scores": [SCORE]}, tensors, rows, {"counts": torch.tensor([1, 2])})),
-        encode(Payload({}, {}, rows)),
-        encode(Payload({"note": "ü"}, every, PrototypeSet.empty(4))),
+        encode(Payload()),
+        encode(Payload(tensors, rows, {"counts": torch.tensor([1, 2])}, header={**ANSWER, "scores": [SCORE]})),
+        encode(Payload({}, rows)),
+        encode(Payload(every, PrototypeSet.empty(4), header={"note": "ü"})),
     ]
 
 

@@ -175,7 +175,7 @@ def test_a_state_is_its_tensors() -> None:
     again = GlobalState.from_tensors(4, state().tensors())
     assert again.sha256() == state().sha256()
     assert again.prototypes == state().prototypes
-    empty = GlobalState(0, {})
+    empty = GlobalState({}, round=0)
     assert GlobalState.from_tensors(0, empty.tensors()).sha256() == empty.sha256()
 
 

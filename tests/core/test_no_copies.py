@@ -32,7 +32,7 @@ def test_images_are_kept_once_per_process_and_nets_are_loaded_in_place(tmp_path:
     for number in (1, 2, 3):
         for domain, device in devices.items():
             request = request_to(settings, domain, round=number, score=["noisy"])
-            device.answer(request, Payload({}, {name: tensor + number for name, tensor in initial.items()}))
+            device.answer(request, Payload({name: tensor + number for name, tensor in initial.items()}))
             own = settings.data.load(domain).train.images
             assert device._own_data()[0].images.data_ptr() == own.data_ptr()
             assert device._test_data("noisy").images.data_ptr() == settings.data.load("noisy").test.images.data_ptr()

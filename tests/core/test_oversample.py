@@ -174,7 +174,7 @@ def result(client: str) -> Any:
     header = Answer(
         of.run, of.method, of.round, of.exchange, client, 2, [1, 1], True, [], {}, 1, {}, 0, "a test", 0
     )  # fmt: skip
-    return answer_to_fit_res(Payload(header_of(header), {"w": torch.ones(300_000)}))
+    return answer_to_fit_res(Payload({"w": torch.ones(300_000)}, header=header_of(header)))
 
 
 def test_no_exchange_waits_for_the_late_and_nothing_is_kept_of_them() -> None:
@@ -183,24 +183,24 @@ def test_no_exchange_waits_for_the_late_and_nothing_is_kept_of_them() -> None:
     engine = engine_of(grid, *nodes)
     nodes["b"].answers = False
     closing = Closing(2, frozenset())
-    replies, failures = engine.exchange(Payload({}), asked(*nodes), 600, closing=closing)
+    replies, failures = engine.exchange(Payload(), asked(*nodes), 600, closing=closing)
     assert sorted(reply.client for reply in replies) == ["a", "c"]
     assert [(failure.client, failure.status, failure.reason) for failure in failures] == [("b", "late", ENOUGH)]
 
-    replies, failures = engine.exchange(Payload({}), asked(*nodes), 600, closing=closing)
+    replies, failures = engine.exchange(Payload(), asked(*nodes), 600, closing=closing)
     assert [(failure.client, failure.status, failure.sent) for failure in failures] == [("b", "late", False)]
     assert nodes["b"].seen == 1, "it is at work on the first"
 
     store = grid.world.link.object_store
     grid._send(node_of(grid, 1), scripted(result("b"))(nodes["b"].open.pop()))
     assert len(store) > 0
-    engine.exchange(Payload({}), asked("a", "c"), 600, closing=closing)
+    engine.exchange(Payload(), asked("a", "c"), 600, closing=closing)
     assert engine._inbox.late == {}
     assert len(engine._inbox._announced) == 0
     assert len(store) == 0, "nor does the SuperLink keep the late answer"
 
     nodes["b"].answers = True
-    replies, failures = engine.exchange(Payload({}), asked(*nodes), 600, closing=Closing(3, frozenset()))
+    replies, failures = engine.exchange(Payload(), asked(*nodes), 600, closing=Closing(3, frozenset()))
     assert (sorted(reply.client for reply in replies), failures) == (["a", "b", "c"], [])
 
 
@@ -216,15 +216,15 @@ def test_a_late_answer_that_comes_in_parts_is_taken_without_keeping_them() -> No
     engine = engine_of(grid, *nodes)
     nodes["b"].answers = False
     closing = Closing(1, frozenset())
-    engine.exchange(Payload({}), asked(*nodes), 600, closing=closing)
+    engine.exchange(Payload(), asked(*nodes), 600, closing=closing)
     grid.held = 1
     grid._send(node_of(grid, 1), scripted(result("b"))(nodes["b"].open.pop()))
     grid.held = 0
-    engine.exchange(Payload({}), asked("a"), 600, closing=closing)
+    engine.exchange(Payload(), asked("a"), 600, closing=closing)
     (announced,) = engine._inbox._announced.values()
     assert sum(map(len, announced.parts.values())) == 0
     grid.release()
-    engine.exchange(Payload({}), asked("a"), 600, closing=closing)
+    engine.exchange(Payload(), asked("a"), 600, closing=closing)
     assert (engine._inbox.late, len(grid.world.link.object_store)) == ({}, 0)
 
 
@@ -233,9 +233,9 @@ def test_who_scores_is_waited_for_and_asked_though_it_is_late() -> None:
     grid = Deployment(*nodes.values())
     engine = engine_of(grid, *nodes)
     nodes["b"].answers = False
-    engine.exchange(Payload({}), asked(*nodes), 600, closing=Closing(1, frozenset()))
+    engine.exchange(Payload(), asked(*nodes), 600, closing=Closing(1, frozenset()))
     nodes["b"].answers = True
-    replies, _ = engine.exchange(Payload({}), asked(*nodes), 600, closing=Closing(1, frozenset({"b"})))
+    replies, _ = engine.exchange(Payload(), asked(*nodes), 600, closing=Closing(1, frozenset({"b"})))
     assert "b" in {reply.client for reply in replies}
 
 
@@ -244,7 +244,7 @@ def test_failures_do_not_count_as_answers_and_a_node_that_left_is_asked_again() 
     grid = Deployment(*nodes.values())
     engine = engine_of(grid, *nodes)
     nodes["c"].answers = False  # type: ignore[union-attr]
-    replies, failures = engine.exchange(Payload({}), asked(*nodes), 600, closing=Closing(1, frozenset()))
+    replies, failures = engine.exchange(Payload(), asked(*nodes), 600, closing=Closing(1, frozenset()))
     assert [reply.client for reply in replies] == ["b"]
     assert sorted((failure.client, failure.status) for failure in failures) in (
         [("a", "failed"), ("c", "late")],
@@ -254,7 +254,7 @@ def test_failures_do_not_count_as_answers_and_a_node_that_left_is_asked_again() 
     grid.world.leave(identity)
     engine._update_nodes()
     grid.world.come_back(identity, Slow("c"))
-    replies, _ = engine.exchange(Payload({}), asked("c"), 600, closing=Closing(1, frozenset()))
+    replies, _ = engine.exchange(Payload(), asked("c"), 600, closing=Closing(1, frozenset()))
     assert [reply.client for reply in replies] == ["c"]
 
 

@@ -32,7 +32,7 @@ def prototypes(rows: int = 3, size: int = 5) -> PrototypeSet:
 
 def full() -> Payload:
     weights = {"head.weight": torch.arange(6.0).view(2, 3), "bn.num_batches_tracked": torch.tensor(7)}
-    return Payload(HEADER, weights, prototypes(), {"counts": torch.tensor([1, 2], dtype=torch.int32)})
+    return Payload(weights, prototypes(), {"counts": torch.tensor([1, 2], dtype=torch.int32)}, header=HEADER)
 
 
 def values(dtype: torch.dtype) -> torch.Tensor:
@@ -49,7 +49,7 @@ def values(dtype: torch.dtype) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", CARRIED.values(), ids=str)
 def test_every_dtype_comes_back_exactly(dtype: torch.dtype) -> None:
     tensors = {"a": values(dtype), "scalar": values(dtype)[0], "none": values(dtype)[:0].view(0, 3)}
-    sent = Payload({}, tensors, None, {"again": values(dtype).view(2, -1)})
+    sent = Payload(tensors, None, {"again": values(dtype).view(2, -1)})
     back = decode(encode(sent))
     assert tensors_sha256(back.tensors()) == tensors_sha256(sent.tensors())
     assert all(back.tensors()[name].dtype == dtype for name in back.tensors())
@@ -59,13 +59,13 @@ def test_every_dtype_comes_back_exactly(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
 def test_finite_means_every_value_not_their_norm(dtype: torch.dtype) -> None:
     largest = torch.full((3,), torch.finfo(dtype).max, dtype=dtype)
-    assert torch.equal(decode(encode(Payload({}, {"w": largest}))).weights["w"], largest)
+    assert torch.equal(decode(encode(Payload({"w": largest}))).weights["w"], largest)
     for value in (float("nan"), float("inf"), float("-inf")):
         for position in range(3):
             spoilt = largest.clone()
             spoilt[position] = value
             with pytest.raises(PayloadError, match="1 of 3 values that are not finite"):
-                decode(encode(Payload({}, {"w": spoilt})))
+                decode(encode(Payload({"w": spoilt})))
 
 
 def test_header_and_parts_come_back() -> None:
@@ -79,8 +79,8 @@ def test_header_and_parts_come_back() -> None:
 
 
 def test_no_prototypes_and_no_rows_are_two_things() -> None:
-    assert decode(encode(Payload({}))).prototypes is None
-    empty = decode(encode(Payload({}, prototypes=PrototypeSet.empty(9)))).prototypes
+    assert decode(encode(Payload())).prototypes is None
+    empty = decode(encode(Payload(prototypes=PrototypeSet.empty(9)))).prototypes
     assert empty is not None
     assert (len(empty), empty.feature_size) == (0, 9)
 
@@ -115,7 +115,7 @@ def test_numbers_that_lie_across_their_borders_are_read_all_the_same(dtype: torc
 
 def test_views_and_transposed_tensors_are_sent_as_they_look() -> None:
     base = torch.arange(24.0).view(4, 6)
-    sent = Payload({}, {"column": base[:, 2], "turned": base.T, "same": base, "alias": base})
+    sent = Payload({"column": base[:, 2], "turned": base.T, "same": base, "alias": base})
     back = decode(encode(sent))
     assert all(torch.equal(back.weights[name], tensor) for name, tensor in sent.weights.items())
     assert encoded_size(sent) == len(encode(sent))
@@ -136,7 +136,7 @@ plain = st.recursive(
 )
 def test_size_is_known_without_encoding(described: dict[str, Any], header: dict[str, Any]) -> None:
     tensors = {name: torch.ones(shape).to(dtype) for name, (dtype, shape) in described.items()}
-    for sent in (Payload(header, tensors), Payload(header, {}, prototypes(), tensors)):
+    for sent in (Payload(tensors, header=header), Payload({}, prototypes(), tensors, header=header)):
         blob = encode(sent)
         assert encoded_size(sent) == len(blob)
         metadata = {
@@ -150,12 +150,12 @@ def test_size_is_known_without_encoding(described: dict[str, Any], header: dict[
 
 def test_a_dtype_that_the_wire_does_not_carry_is_refused_at_the_sender() -> None:
     with pytest.raises(PayloadError, match="complex64"):
-        encode(Payload({}, {"w": torch.zeros(1, dtype=torch.complex64)}))
+        encode(Payload({"w": torch.zeros(1, dtype=torch.complex64)}))
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_diverged_loss_is_named_at_the_sender(value: float) -> None:
-    sent = Payload({"round": 1, "losses": {"cross_entropy": value}})
+    sent = Payload(header={"round": 1, "losses": {"cross_entropy": value}})
     for act in (encode, encoded_size):
         with pytest.raises(PayloadError, match=r"losses.*learning_rate"):
             act(sent)
@@ -196,7 +196,7 @@ def test_padded() -> None:
 
 
 def test_every_single_bit_flip_in_the_table_is_refused_or_decodes_to_clean_tensors() -> None:
-    blob = bytearray(encode(Payload({"round": 1}, {"w": torch.ones(2)}, prototypes(2, 2))))
+    blob = bytearray(encode(Payload({"w": torch.ones(2)}, prototypes(2, 2), header={"round": 1})))
     end = 8 + int.from_bytes(blob[:8], "little")
     refused = 0
     for position in range(end):

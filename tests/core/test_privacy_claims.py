@@ -87,7 +87,7 @@ def test_a_device_refuses_what_its_server_did_not(asked: dict[str, Any], tmp_pat
     who: dict[str, Any] = {"client": device.spec.id, "client_count": 3, "client_index": 0}
     request = Request(**{"round": 1, "train": False, "score": [], **who, **fields, **asked})
     with pytest.raises(ConfigError, match="exact functions"):
-        device.answer(request, Payload({}))
+        device.answer(request, Payload())
 
 
 @pytest.mark.parametrize(

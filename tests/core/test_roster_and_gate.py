@@ -166,7 +166,7 @@ class Asked:
         held = [label for label, count in enumerate(COUNTS[client]) if count]
         counts = torch.tensor([float(COUNTS[client][label]) for label in held])
         prototypes = PrototypeSet(torch.ones(len(held), 128), torch.tensor(held), counts)
-        return Payload(facts, dict(self.federation.server.shared), prototypes)
+        return Payload(dict(self.federation.server.shared), prototypes, header=facts)
 
     def admit(self, payload: Payload, client: str = "dark-0") -> Any:
         return self.federation.admit(client, read_header(Answer, payload.header), payload)
@@ -310,11 +310,11 @@ def test_a_refused_answer_does_not_use_up_the_turn(asked: Asked) -> None:
 
 def test_a_score_alone_brings_no_update(asked: Asked) -> None:
     asked.ask(train=False)
-    only = Payload({**asked.answer().header, "trained": False})
+    only = Payload(header={**asked.answer().header, "trained": False})
     assert asked.admit(only) is None
     asked.ask(train=False)
     with pytest.raises(PayloadError, match="not asked for"):
-        asked.admit(Payload({**asked.answer().header, "trained": True}))
+        asked.admit(Payload(header={**asked.answer().header, "trained": True}))
 
 
 def test_what_was_not_asked_for_is_refused(tmp_path: Path) -> None:

@@ -254,7 +254,7 @@ def test_channels_last_where_it_was_measured_faster(tmp_path: Path, chosen: bool
 
 
 def message(settings: RunSettings) -> Payload:
-    return Payload({}, build_model(settings, 3).state_dict())
+    return Payload(build_model(settings, 3).state_dict())
 
 
 def test_an_answer_says_what_was_done(tmp_path: Path) -> None:
@@ -312,7 +312,7 @@ def spoiled(settings: RunSettings) -> dict[str, dict[str, Tensor]]:
 def test_a_device_refuses_another_model(case: str, tmp_path: Path) -> None:
     settings = toy_settings("fedavg", tmp_path)
     with pytest.raises(PayloadError, match=case):
-        device_of(settings).answer(request_to(settings), Payload({}, spoiled(settings)[case]))
+        device_of(settings).answer(request_to(settings), Payload(spoiled(settings)[case]))
 
 
 def test_a_client_needs_two_samples(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ def payload() -> Payload:
     draws = generator(0, "transport")
     weights = {"w": torch.randn(7, 5, generator=draws), "batches": torch.tensor(7), "mask": torch.tensor([True])}
     rows = PrototypeSet(torch.randn(3, 4, generator=draws), torch.tensor([0, 1, 1]), torch.ones(3))
-    return Payload({"a": 1}, weights, rows, {"mean": torch.rand(2, dtype=torch.float64), "x": torch.rand(3)})
+    return Payload(weights, rows, {"mean": torch.rand(2, dtype=torch.float64), "x": torch.rand(3)}, header={"a": 1})
 
 
 @pytest.mark.parametrize("transport", HALVES)
@@ -62,7 +62,7 @@ def test_float32_is_untouched() -> None:
 def test_what_does_not_fit_is_named_and_not_sent(transport: str, value: float, reason: str) -> None:
     for part in ("weights", "extra"):
         with pytest.raises(PayloadError, match=reason):
-            cast_down(Payload({}, **{part: {"layer.w": torch.tensor([1.0, value])}}), transport)  # type: ignore[arg-type]
+            cast_down(Payload(**{part: {"layer.w": torch.tensor([1.0, value])}}), transport)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("transport", HALVES)
@@ -139,7 +139,7 @@ def test_recorded_bytes_are_those_that_flower_carries(tmp_path: Path) -> None:
 def test_failures_and_refusals_cost_bytes_too(tmp_path: Path) -> None:
     def spoil(request, payload_):
         spoiled = {name: torch.zeros_like(tensor) for name, tensor in payload_.weights.items()}
-        return Payload(payload_.header, spoiled) if request.client == "noisy-0" and request.train else payload_
+        return Payload(spoiled, header=payload_.header) if request.client == "noisy-0" and request.train else payload_
 
     settings = toy_settings("fedavg", tmp_path, train={"rounds": 1}, rounds={"quorum": 0.3})
     done = run(settings, TouchedEngine(settings, failing=lambda request: request.client == "dark-0", edit=spoil))

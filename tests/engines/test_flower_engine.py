@@ -117,7 +117,7 @@ def test_all_clients_are_asked_at_once(grid: Any) -> None:
 
     names = [f"c{index:02}" for index in range(40)]
     there = grid(*[answer] * 40)
-    _, failures = engine_of(there, *names).exchange(Payload({}), asked(*names), 1.0)
+    _, failures = engine_of(there, *names).exchange(Payload(), asked(*names), 1.0)
     assert len(waiting) == 40
     assert sorted(failure.status for failure in failures) == ["failed"] + ["lost"] * 39
 
@@ -125,14 +125,14 @@ def test_all_clients_are_asked_at_once(grid: Any) -> None:
 def test_requests_share_one_record_of_tensors() -> None:
     names = ("a", "b", "c")
     engine = engine_of(Simulation(*[scripted(REFUSAL)] * 3), *names)
-    engine.exchange(Payload({}, {"w": torch.ones(1000)}), asked(*names), 5)
+    engine.exchange(Payload({"w": torch.ones(1000)}), asked(*names), 5)
     sent = engine.grid.world.seen
     assert len({id(message.content.array_records["fitins.parameters"]) for message in sent}) == 1
     assert {recorddict_to_fitins(message.content, True).config["request"] for message in sent} == {
         request_text(request(name)) for name in names
     }
     parts = Deployment(*[scripted(REFUSAL)] * 3)
-    engine_of(parts, *names).exchange(Payload({}, {"w": torch.ones(1000)}), asked(*names), 5)
+    engine_of(parts, *names).exchange(Payload({"w": torch.ones(1000)}), asked(*names), 5)
     shared, own = 3, 3  # chunk, array and their record; the request, the content, and the message
     assert parts.calls.count("PushObject") == shared + own * len(names)
 
@@ -142,7 +142,7 @@ def test_a_message_is_put_into_ray_s_store_once(monkeypatch: pytest.MonkeyPatch)
     names = ("a", "b", "c")
     puts: list[Any] = []
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(put=lambda what: puts.append(what) or "place", get=len))
-    message = Payload({}, {"w": torch.ones(1000)})
+    message = Payload({"w": torch.ones(1000)})
     engine = engine_of(Simulation(*[scripted(REFUSAL)] * 3), *names)
     engine.exchange(message, asked(*names), 5)
     for sent in engine.grid.world.seen:
@@ -187,12 +187,12 @@ def test_an_answer_that_stays_incomplete_holds_no_round(monkeypatch: pytest.Monk
     grid = Deployment(scripted(REFUSAL), held=1)
     engine = engine_of(grid, "a")
     began = time.monotonic()
-    assert engine.exchange(Payload({}), asked("a"), 1.0)[1][0].reason == "no complete answer within 1 s"
+    assert engine.exchange(Payload(), asked("a"), 1.0)[1][0].reason == "no complete answer within 1 s"
     assert time.monotonic() - began < 10
     grid.held = 0
     grid.world.join(scripted(REFUSAL))
     engine._nodes["b"] = list(grid.world.nodes)[1]
-    _, failures = engine.exchange(Payload({}), asked("b"), 5)
+    _, failures = engine.exchange(Payload(), asked("b"), 5)
     assert [failure.reason for failure in failures] == ["DataError: no images"]
     assert len(engine._inbox._announced) == 0, "nothing is kept of what nobody waits for"
 
@@ -206,7 +206,7 @@ def test_an_answer_whose_parts_come_late_is_taken_whole() -> None:
 
     grid = Slow(scripted(REFUSAL), held=3)
     threading.Timer(0.3, grid.release).start()
-    _, failures = engine_of(grid, "a").exchange(Payload({}), asked("a"), 20)
+    _, failures = engine_of(grid, "a").exchange(Payload(), asked("a"), 20)
     assert [failure.reason for failure in failures] == ["DataError: no images"]
 
 
@@ -215,14 +215,14 @@ def test_parts_that_make_no_message_are_that_client_s_loss(monkeypatch: pytest.M
         raise KeyError("no such part")
 
     monkeypatch.setattr("server.engines.messages.inflate_object_from_contents", broken)
-    _, failures = engine_of(Deployment(scripted(REFUSAL)), "a").exchange(Payload({}), asked("a"), 5)
+    _, failures = engine_of(Deployment(scripted(REFUSAL)), "a").exchange(Payload(), asked("a"), 5)
     assert [(failure.status, failure.reason) for failure in failures] == [("lost", LOST)]
 
 
 def test_an_answer_without_end_is_given_up_while_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("server.engines.messages.MAX_REPLY_BYTES", 1)
     grid = Deployment(scripted(REFUSAL))
-    _, failures = engine_of(grid, "a").exchange(Payload({}), asked("a"), 5)
+    _, failures = engine_of(grid, "a").exchange(Payload(), asked("a"), 5)
     assert [(failure.status, failure.reason) for failure in failures] == [("lost", LOST)]
     assert grid.calls.count("PullObject") == 1
 
@@ -257,7 +257,7 @@ def test_a_signal_that_another_thread_raises_ends_the_wait() -> None:
     began = time.monotonic()
     try:
         with pytest.raises(InterruptedError):
-            engine.exchange(Payload({}), asked("a"), 60)
+            engine.exchange(Payload(), asked("a"), 60)
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert time.monotonic() - began < 30
@@ -279,7 +279,7 @@ OUTCOMES: dict[str, tuple[Any, str, str]] = {
     "another type": (ok(Parameters([b"x"], "numpy.ndarray")), "refused", "numpy.ndarray"),
     "no tensors": (ok(Parameters([], TENSOR_TYPE)), "refused", "got 0"),
     "many tensors": (ok(Parameters([b"", b"x"], TENSOR_TYPE)), "refused", "got 2"),
-    "no header": (ok(Parameters([encode(Payload({"hello": 1}))], TENSOR_TYPE)), "refused", "method"),
+    "no header": (ok(Parameters([encode(Payload(header={"hello": 1}))], TENSOR_TYPE)), "refused", "method"),
 }  # fmt: skip
 
 
@@ -287,7 +287,7 @@ OUTCOMES: dict[str, tuple[Any, str, str]] = {
 @pytest.mark.parametrize("case", OUTCOMES)
 def test_what_a_node_gives_back_is_named(grid: Any, case: str) -> None:
     answer, status, reason = OUTCOMES[case]
-    replies, failures = engine_of(grid(scripted(answer)), "c").exchange(Payload({}), asked("c"), 1.0)
+    replies, failures = engine_of(grid(scripted(answer)), "c").exchange(Payload(), asked("c"), 1.0)
     assert not replies
     assert [(failure.client, failure.status) for failure in failures] == [("c", status)]
     assert reason in failures[0].reason
@@ -300,7 +300,7 @@ def test_a_client_without_a_node_is_lost(grid: Any) -> None:
     there = grid(scripted(REFUSAL))
     engine = engine_of(there, "c")
     there.world.leave(engine._nodes["c"])
-    _, failures = engine.exchange(Payload({}), asked("c", "d"), 5)
+    _, failures = engine.exchange(Payload(), asked("c", "d"), 5)
     assert [(item.status, item.reason, item.sent) for item in failures] == [("lost", "its node is offline", False)] * 2
 
 
@@ -311,7 +311,7 @@ def test_a_dead_actor_ends_the_run_with_a_way_out() -> None:
     """Flower's simulation gives this code to all that is neither the ClientApp's error nor its import's."""
     engine = engine_of(Simulation(scripted(Error(ErrorCode.UNKNOWN, "anything"))), "c")
     with pytest.raises(EngineError, match=r"Ray actor that trained c died.*resume=true"):
-        engine.exchange(Payload({}), asked("c"), 5)
+        engine.exchange(Payload(), asked("c"), 5)
 
 
 @GRIDS
@@ -325,14 +325,14 @@ def test_a_dead_actor_ends_the_run_with_a_way_out() -> None:
     ids=["a result", "an exception", "an import"],
 )
 def test_a_client_s_words_end_nothing(grid: Any, answer: Any) -> None:
-    _, failures = engine_of(grid(scripted(answer)), "c").exchange(Payload({}), asked("c"), 5)
+    _, failures = engine_of(grid(scripted(answer)), "c").exchange(Payload(), asked("c"), 5)
     assert [failure.client for failure in failures] == ["c"]
     assert DEAD in failures[0].reason
 
 
 def test_a_device_cannot_speak_for_ray() -> None:
     grid = Deployment(scripted(Error(ErrorCode.UNKNOWN, DEAD)))
-    _, failures = engine_of(grid, "c").exchange(Payload({}), asked("c"), 5)
+    _, failures = engine_of(grid, "c").exchange(Payload(), asked("c"), 5)
     assert [(failure.status, failure.reason) for failure in failures] == [("lost", DEAD)]
 
 
@@ -365,7 +365,7 @@ def test_other_code_is_refused_on_both_sides(tmp_path: Path, monkeypatch: pytest
     settings = load_settings([*OVERRIDES, f"output={tmp_path}"])
     node = Node("1", {"domain": "sketch", "state-dir": str(tmp_path)}, [*OVERRIDES, f"output={tmp_path}"])
     other = Request("run", settings.identity, "fpl", 1, "train", "sketch-0", 3, 0, train=True, score=[], code="0" * 16)
-    result = node.fit(request_to_fit_ins(encode(Payload({})), other), None, 1)
+    result = node.fit(request_to_fit_ins(encode(Payload()), other), None, 1)
     assert result.status.code != Code.OK
     assert "install the same Goldfinch" in result.status.message
     assert "PayloadError" in str(result.metrics["traceback"])

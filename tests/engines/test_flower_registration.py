@@ -118,7 +118,7 @@ def test_a_node_that_joins_during_a_round_is_there_at_the_next(tmp_path: Path) -
     assert reply is not None
     reply.metadata.__dict__["_message_id"] = "answer"
     grid.state.store_message_res(reply)
-    engine.exchange(Payload({}), asked("a"), 5)
+    engine.exchange(Payload(), asked("a"), 5)
     assert registered(engine, [])[0] == ["sketch-0"]
     assert engine._nodes["sketch-0"] == joined
 
@@ -155,7 +155,7 @@ def test_who_is_refused_takes_nobody_s_place(grid: Any, tmp_path: Path) -> None:
     honest = there.world.join(node_of(tmp_path, "2"))
     assert registered(engine, ["sketch-0"]) == (["sketch-0"], [])
     assert engine._nodes == {"sketch-0": honest}
-    assert engine.exchange(Payload({}), asked("printed-0"), 5)[1][0].reason == "its node is offline"
+    assert engine.exchange(Payload(), asked("printed-0"), 5)[1][0].reason == "its node is offline"
 
 
 def test_who_answered_and_left_is_not_mapped(tmp_path: Path) -> None:
@@ -228,7 +228,7 @@ def test_the_client_of_a_lost_node_waits_for_its_own_key(tmp_path: Path) -> None
     there.world.leave(owner)
     there.world.join(node_of(tmp_path, "2"), "printed-0")
     assert registered(engine, [])[0] == []
-    assert engine.exchange(Payload({}), asked("sketch-0"), 5)[1][0].reason == "its node is offline"
+    assert engine.exchange(Payload(), asked("sketch-0"), 5)[1][0].reason == "its node is offline"
     there.world.come_back(owner, node_of(tmp_path, "1"))
     assert registered(engine, []) == (["sketch-0"], [])
     there.world.leave(owner)

@@ -40,7 +40,7 @@ def no_devices_of_other_tests() -> None:
 
 
 def test_requests_come_back() -> None:
-    sent = Payload({}, {"w": encode_tensor()})
+    sent = Payload({"w": encode_tensor()})
     instruction = request_to_fit_ins(encode(sent), request("c"))
     assert len(instruction.parameters.tensors) == 1
     back, payload = fit_ins_to_request(instruction)
@@ -60,7 +60,7 @@ def encode_tensor() -> Any:
 )
 def test_an_instruction_of_another_app_is_named(config: dict[str, Any], reason: str) -> None:
     with pytest.raises(PayloadError, match=reason):
-        fit_ins_to_request(FitIns(Parameters([encode(Payload({}))], TENSOR_TYPE), config))
+        fit_ins_to_request(FitIns(Parameters([encode(Payload())], TENSOR_TYPE), config))
 
 
 # ---- the strategy alone, in Flower's own Server ----------------------------------------------------------------------
@@ -72,7 +72,7 @@ def test_the_strategy_works_in_flower_s_own_loop(tmp_path: Path) -> None:
     strategy = FlowerStrategy(FPL(), settings)
     manager: Any = simulation(2, overrides)
     parameters = strategy.initialize_parameters(manager)
-    first = encode(Payload({}, decode(parameters.tensors[0]).weights)) if parameters else b""
+    first = encode(Payload(decode(parameters.tensors[0]).weights)) if parameters else b""
     for number in (1, 2):
         assert parameters is not None
         asked = strategy.configure_fit(number, parameters, manager)
@@ -81,7 +81,7 @@ def test_the_strategy_works_in_flower_s_own_loop(tmp_path: Path) -> None:
         parameters, metrics = strategy.aggregate_fit(number, results, failures)
         assert set(metrics) == {f"accuracy {domain}" for domain in ("printed", "sketch", "handwritten")}
     assert parameters is not None
-    assert encode(Payload({}, decode(parameters.tensors[0]).weights)) != first
+    assert encode(Payload(decode(parameters.tensors[0]).weights)) != first
     expected = through(InlineEngine, [*OVERRIDES, "method=fpl"], tmp_path / "inline")
     assert strategy.state.sha256() == expected["state_sha256"]
 
@@ -226,7 +226,7 @@ def test_what_strangers_say_is_logged_printable_and_bounded(monkeypatch: pytest.
         "class_counts": [2], "trained": True, "scores": [], "losses": {}, "steps": 1, "seconds": {}, "peak_bytes": 1,
         "device": "a CPU", "releases": 0,
     }  # fmt: skip
-    strategy.aggregate_fit(1, [(Loud(), answer_to_fit_res(Payload(answer)))], [])  # type: ignore[list-item]  # a fake
+    strategy.aggregate_fit(1, [(Loud(), answer_to_fit_res(Payload(header=answer)))], [])  # type: ignore[list-item]  # a fake
     assert [line for line in said if "not admitted" in line]
     assert [line for line in said if "does not host" in line]
     assert all(line.isprintable() and len(line) < 3000 for line in said)

@@ -106,5 +106,5 @@ def test_the_state_has_the_same_hash(one_file: ModuleType, monkeypatch: pytest.M
     summary = run_federation(settings, InlineEngine(settings))
     _, weights, found = one_file.run()
     counts = Run(tmp_path).checkpoint.state.prototypes.weights  # how many class means each cluster has
-    state = GlobalState(1, weights, PrototypeSet(found.vectors, found.labels, counts))
+    state = GlobalState(weights, PrototypeSet(found.vectors, found.labels, counts), round=1)
     assert state.sha256() == summary["state_sha256"]

@@ -68,7 +68,7 @@ def test_the_contrast_is_the_printed_one(temperature, tmp_path):
 def test_prototypes_are_weighted_means_of_means_at_unit_length():
     server = NetHalf(exchange="rebalance", round=1)
     means = [class_means_of(*rows) for rows in HELD]
-    state = GlobalState(0, {"head.weight": torch.zeros(1)})
+    state = GlobalState({"head.weight": torch.zeros(1)}, round=0)
     state = RUCR().aggregate(state, [net_update(i, part) for i, part in enumerate(means)], server)
     assert state.prototypes.labels.tolist() == [0, 2]
     for label, vector in weighted_means(means, unit).items():

@@ -80,10 +80,10 @@ def updates(
     everyone = clients()
     return [
         Update(
-            everyone[index],
             model_state("client", number, index),
             (prototypes or {}).get(index, PrototypeSet.empty(FEATURES)),
             (extra or {}).get(index, {}),
+            client=everyone[index],
         )
         for index in who
     ]

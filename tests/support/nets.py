@@ -43,7 +43,7 @@ def net_update(
     """What client ``index`` of three sent: it has as many samples as ``counts`` say, or its features, or as usual."""
     held = tuple(counts) or (len(extra.get("features", range(SIZES[index]))), 0, 0)
     client = Client(f"c-{index}", f"c{index}", sum(held), held, index, len(SIZES))
-    return Update(client, {}, prototypes or PrototypeSet.empty(FEATURES), extra)
+    return Update({}, prototypes or PrototypeSet.empty(FEATURES), extra, client=client)
 
 
 def numbers(tensor: Tensor) -> Matrix:
