@@ -56,7 +56,7 @@ class FedDAP(Averaging):
             all local samples (second-hand, the paper's description).
         others_only: CPCL leaves the rows of the own domain out (the code); otherwise it contrasts with all rows.
         keep_missing: keep the last row of a class and domain that no participant reported; the code makes all rows
-            anew in every round.
+            again in every round.
     """
 
     fedavg_at: ClassVar[Mapping[str, Any] | None] = {"alignment": 0.0, "contrast": 0.0}
@@ -79,7 +79,7 @@ class FedDAP(Averaging):
     # ---- on the device ---------------------------------------------------------------------------------------------
 
     def loss(self, batch: Batch, local: ClientContext) -> Losses:
-        """Cross-entropy + DPA + CPCL; only cross-entropy in round 1, before there are rows."""
+        """Return cross-entropy + DPA + CPCL; only cross-entropy in round 1, before there are rows."""
         terms = {"cross_entropy": batch.cross_entropy()}
         if not len(local.prototypes):
             return Losses(terms)
@@ -102,12 +102,12 @@ class FedDAP(Averaging):
     # ---- on the server ---------------------------------------------------------------------------------------------
 
     def initial_state(self, weights: Mapping[str, Tensor], server: ServerContext) -> GlobalState:
-        """No rows."""
+        """Return the initial state, without rows."""
         no_domains = torch.zeros(0, dtype=torch.int64)
         return GlobalState(weights, PrototypeSet.empty(server.feature_size), {ROW_DOMAINS: no_domains}, round=0)
 
     def download(self, state: GlobalState, server: ServerContext) -> Download:  # noqa: ARG002
-        """The model, the rows and the domain of each row."""
+        """Return the model, the rows and the domain of each row."""
         return Download(state.weights, state.prototypes, state.extra)
 
     def aggregate(self, state: GlobalState, updates: Sequence[Update], server: ServerContext) -> GlobalState:

@@ -30,8 +30,8 @@ class FedGCA(FedDyn):
     CAM)``, where alpha OC are FedDyn's terms; the server is FedDyn's. ``alpha=beta=0, weighting=samples`` is FedAvg on
     the same views.
 
-    The network must end in global average pooling and one linear layer. Maps of one position, or of few, say little:
-    ``small`` has 2x2 at 32x32, ``digit_cnn_gap`` 5x5, which is the choice for digits.
+    The network must end in global average pooling and one linear layer. Maps of one or a few positions have little
+    information: ``small`` has 2x2 at 32x32, ``digit_cnn_gap`` 5x5, which is the choice for digits.
 
     Payload, state and what is scored are FedDyn's.
 

@@ -25,10 +25,10 @@ from common.errors import PayloadError
 from common.versions import code_sha256
 
 WATCH_SECONDS = 0.5
-"""Time between two looks at the SuperNode."""
+"""Time between two polls of the SuperNode."""
 
 CALLER_SECONDS = 0.05
-"""Time between two looks at the caller of the question that is worked on."""
+"""Time between two polls of the caller of the current question."""
 
 LONGEST_QUEUE = 16
 """The number of callers that may wait to be connected."""

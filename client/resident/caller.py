@@ -51,7 +51,7 @@ class Caller:
 
         Raises:
             EngineError: the second trainer died too, or no trainer could be started.
-            PayloadError: question or reply are too large, or what came is not a reply.
+            PayloadError: the question or the reply is too large, or the message is not a reply.
         """
         for _ in range(TRIES):
             with self._connection() as connection, contextlib.suppress(ConnectionError):

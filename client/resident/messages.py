@@ -23,7 +23,7 @@ MAX_TENSOR_BYTES = 2 * 1024**3
 
 @dataclass(frozen=True)
 class Question:
-    """What a ClientApp asks its trainer.
+    """A ClientApp's question to its trainer.
 
     Args:
         kind: ``register``, ``answer`` or ``leave``. The last one asks the trainer to end.
@@ -46,7 +46,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Reply:
-    """What a trainer answers.
+    """A trainer's reply.
 
     Args:
         ok: whether the trainer did what was asked.
@@ -97,7 +97,7 @@ def receive(connection: Connection, kind: type[Content]) -> Content:
     name = kind.__name__.lower()
     sizes = header.pop("sizes", None)
     if not isinstance(sizes, list) or not all(type(size) is int and size >= 0 for size in sizes):
-        raise PayloadError(f"the resident trainer's {name} does not say how long its tensors are")
+        raise PayloadError(f"the resident trainer's {name} does not give the lengths of its tensors")
     _check_size(0, sum(sizes))
     tensors = []
     for size in sizes:
@@ -128,7 +128,7 @@ def receive_header(connection: Connection) -> dict[str, Any]:
 
     Raises:
         ConnectionError: the other side closed the connection.
-        PayloadError: what came is too large, or is not a JSON object.
+        PayloadError: the message is too large, or is not a JSON object.
     """
     try:
         header = json.loads(_receive_bytes(connection, MAX_HEADER_BYTES))

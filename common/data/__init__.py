@@ -1,1 +1,1 @@
-"""Domains, the data sets they come from, who holds what, and batched augmentation."""
+"""Domains and their data sets, the split of domains among clients, and batched augmentation."""

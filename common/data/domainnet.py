@@ -23,7 +23,7 @@ class DomainNet(ImageFolders):
     folders: ClassVar[tuple[str, ...]] = ("DomainNet", "domainnet", "domain_net")
     wanted: ClassVar[str] = (
         "Put DomainNet there as [DomainNet/]<domain>/<class>/*.jpg with <domain>_train.txt and <domain>_test.txt "
-        "beside the domains (or in splits/)."
+        "next to the domains (or in splits/)."
     )
     list_files: ClassVar[tuple[tuple[str, str], ...]] = (("{domain}_train.txt", "{domain}_test.txt"),)
     list_folders: ClassVar[tuple[str, ...]] = ("splits",)

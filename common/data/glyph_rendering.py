@@ -14,7 +14,7 @@ from common.errors import libraries_of
 
 SIZE = 32  # pixels, of everything here
 _INK_HEIGHT = 22  # pixels, of a glyph before it is warped
-_FINE = 8  # a glyph is drawn so many times larger and averaged down
+_FINE = 8  # a glyph is drawn larger by this factor and averaged down
 
 
 @cache

@@ -12,7 +12,7 @@ class PACS(ImageFolders):
     """``<root>[/PACS]/<domain>/<class>/<image>``; complete: 2048, 2344, 1670 and 3929 images.
 
     ``split=lists`` reads train_list.txt/test_list.txt, or the published ``<domain>_train_kfold.txt`` and
-    ``<domain>_crossval_kfold.txt`` beside the domains or in ``pacs_label/``; ``split=per_class_fraction`` with
+    ``<domain>_crossval_kfold.txt`` next to the domains or in ``pacs_label/``; ``split=per_class_fraction`` with
     ``rounding=floor`` is FedPall's.
     """
 

@@ -82,7 +82,7 @@ class NoViews(Views):
 
 @checked
 class Augmented(Views):
-    """The data's own augmentation drawn anew for every view: FedAPC's multi-view reading, and its match for any method.
+    """The data's own augmentation, drawn again for every view: FedAPC's multi-view reading, for any method.
 
     Args:
         count: J; a step sees 1 + J augmentations of each image, none of which is the original.

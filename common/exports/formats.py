@@ -98,7 +98,7 @@ def write_export(
         ExportError: a file has other outputs than the run's net.
     """
     if folder.exists() and not (folder / DESCRIPTION).is_file() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"--to {folder}: it holds something else than an exported model; choose another folder")
+        raise ConfigError(f"--to {folder}: it has files that are not an exported model; choose another folder")
     if (folder / DESCRIPTION).is_file() and not overwrite:
         files = ", ".join(sorted(path.name for path in folder.iterdir()))
         raise ConfigError(

@@ -136,14 +136,14 @@ def load_model(folder: Path | str) -> TrainedModel:
     description, weights, prototypes = read_export(Path(folder))
     if not description.complete:
         raise ConfigError(
-            f"{folder} holds what clients of {description.method} share; each keeps the rest: on its device, "
-            f"goldfinch export STATE --shared {folder} --to DIR"
+            f"{folder} holds the part of the model that clients of {description.method} share; each client keeps the "
+            f"rest: on its device, goldfinch export STATE --shared {folder} --to DIR"
         )
     try:
         return TrainedModel(description, weights, prototypes)
     except GoldfinchError:
         raise
-    except Exception as error:  # what the settings of a stranger's network can raise is not known in advance
+    except Exception as error:  # a network from elsewhere may raise any error
         place = Path(folder) / DESCRIPTION
         raise CheckpointError(
             f"{place} describes no network that can be built ({type(error).__name__}: {error}); export the run again"

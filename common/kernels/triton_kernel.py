@@ -258,7 +258,7 @@ def prototype_kernel(
     along = 0.0  # multiplies u
     if has_class_terms:
         direct = tl.where(class_present, 2.0 * mse_scale, 0.0)
-        # A term that is not asked for stays 0 even beside a NaN.
+        # A term with coefficient 0 stays 0, also if another is NaN.
         mse = tl.where(class_present & (mse_scale != 0.0), tl.sum(distances, 0) * mse_scale, 0.0)
         target_length = tl.sqrt_rn(tl.sum(target_squares, 0))
         target_inverse = tl.where(target_length < 1e-12, 0.0, 1.0 / target_length)

@@ -66,7 +66,7 @@ class ModelSpec(ABC):
 
     @abstractmethod
     def _construct(self, class_count: int, image_size: int) -> Model:
-        """Return the network, with whatever weights the surrounding random state gives."""
+        """Return the network, with weights from the current random state."""
 
 
 def _linear(backbone: nn.Module, feature_size: int, class_count: int) -> Model:

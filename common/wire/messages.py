@@ -81,7 +81,7 @@ def _printable(value: str) -> str:
     return value
 
 
-Word = Annotated[str, Field(max_length=300), AfterValidator(_printable)]
+Text = Annotated[str, Field(max_length=300), AfterValidator(_printable)]
 Name = Annotated[str, Field(max_length=100), AfterValidator(_printable)]
 
 
@@ -173,7 +173,7 @@ class Answer:
     steps: Integer
     seconds: Annotated[dict[Name, Number], Few]
     peak_bytes: Integer
-    device: Word
+    device: Text
     releases: Integer
     validation: Annotated[Score, Few] | None = None
     randomness: Literal["", "keyed", "system"] = ""
@@ -197,17 +197,17 @@ class Registration:
         validation: samples that are used for validation and not for training.
     """
 
-    client: Word
-    domain: Word
+    client: Text
+    domain: Text
     samples: Integer
     class_counts: ClassCounts
-    scores: Annotated[list[Word], FailFast(), Field(max_length=MAX_DOMAINS)]
-    split: Word
-    identity: Word
-    code: Word
-    device: Word
+    scores: Annotated[list[Text], FailFast(), Field(max_length=MAX_DOMAINS)]
+    split: Text
+    identity: Text
+    code: Text
+    device: Text
     versions: Annotated[dict[Name, Name], Few]
-    content: Word = ""
+    content: Text = ""
     validation: Integer = 0
 
 

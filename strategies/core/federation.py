@@ -263,8 +263,8 @@ class Federation:
 
         In this order: the gate accepts or refuses each reply; updates that are too long are scaled down or refused
         (``rounds.outliers``); updates that work against the others' are left out (``rounds.opposing``);
-        no client counts for too many samples (``rounds.largest_share``); the aggregation rule is
-        told how many replies were refused; if as many updates are left as :meth:`needed` says, they are aggregated.
+        no client counts for too many samples (``rounds.largest_share``); the aggregation rule
+        receives the number of refused replies; if as many updates are left as :meth:`needed` says, they are aggregated.
         The guards remember the exchange even if it is skipped.
 
         Args:

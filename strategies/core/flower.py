@@ -1,7 +1,7 @@
 """The Flower strategy that runs any method, with requests and answers as FitIns and FitRes.
 
 ``Parameters(tensors=[blob], tensor_type="safetensors")`` carries all tensors of a message in one blob, the same for
-every participant, so that Flower's object store keeps one copy. What differs between clients travels as JSON text in
+every participant, so that Flower's object store keeps one copy. The parts that differ between clients are JSON text in
 ``FitIns.config["request"]``.
 
 :class:`FlowerStrategy` also works in any Flower app of yours::

@@ -1,7 +1,7 @@
 """The contract of a method: a frozen dataclass of hyper-parameters with two pure halves, device and server.
 
 State is data. The server's is a :class:`~common.storage.state.GlobalState`; a client's is a mapping of named tensors.
-A method holds neither, so the same object serves every engine, and saving a run is writing named tensors.
+A method has no state, so the same object serves every engine, and saving a run is writing named tensors.
 
 A logical round is the sequence of a method's ``exchanges``. In each, the server sends a download to every participant,
 the device answers with an upload, and the server aggregates the uploads into the next global state.
