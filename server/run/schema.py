@@ -14,7 +14,7 @@ from typing_extensions import TypedDict  # pydantic takes typing's own from Pyth
 from common.errors import ConfigError
 from common.metrics import Metric
 from common.regular_files import check_regular
-from common.wire.messages import MAX_CLASSES, ClassCounts, Integer, Number, Word, printable
+from common.wire.messages import MAX_CLASSES, ClassCounts, Integer, Number, Text, printable
 
 Whole = Annotated[Integer, BeforeValidator(int)]
 """In a CSV, where everything is text."""
@@ -25,7 +25,7 @@ Finite = Annotated[Number, Field(allow_inf_nan=False)]
 Class = Annotated[int, Field(ge=0, lt=MAX_CLASSES)]
 
 
-Missing = dict[Word, Integer | None]
+Missing = dict[Text, Integer | None]
 """Domains that a score lacks, and the last round that scored each."""
 
 
@@ -33,8 +33,8 @@ class ScoreRow(TypedDict):
     """A row of ``history.csv``."""
 
     round: Whole
-    client: Word
-    domain: Word
+    client: Text
+    domain: Text
     scored_on: Literal["test", "validation"]
     count: Annotated[Whole, Field(gt=0)]
     correct: Whole
@@ -45,9 +45,9 @@ class ActivityRow(TypedDict):
     """A row of ``activity.csv``; what a client that failed did not say is empty."""
 
     round: Whole
-    client: Word
-    domain: Word
-    status: Word
+    client: Text
+    domain: Text
+    status: Text
     samples: Maybe
     losses: Json[dict[str, Finite]] | Literal[""]
     seconds_train: Maybe
@@ -60,7 +60,7 @@ class Confusion(TypedDict):
     """A line of ``confusion.jsonl``."""
 
     round: Integer
-    domain: Word
+    domain: Text
     classes: Annotated[int, Field(gt=0, le=MAX_CLASSES)]
     true: list[Class]
     predicted: list[Class]
@@ -95,7 +95,7 @@ class Event(TypedDict):
 class Scores(TypedDict):
     """A run's scores by one rule."""
 
-    accuracy: dict[Word, Finite]
+    accuracy: dict[Text, Finite]
     average: Finite
     worst: Finite
     spread: Finite
@@ -127,34 +127,34 @@ class Privacy(TypedDict):
     """What a run released; older versions did not say the conditions of an epsilon."""
 
     unit: Literal["sample", "client"]
-    neighbours: NotRequired[Word]
+    neighbours: NotRequired[Text]
     delta: Finite
-    covers: list[Word]
-    unprotected: list[Word]
-    randomness: NotRequired[list[Word]]
-    releases: dict[Word, Integer]
-    epsilon: dict[Word, Finite | None]
-    conditional_epsilon: NotRequired[dict[Word, Finite | None]]
-    conditions: NotRequired[list[Word]]
-    warnings: NotRequired[list[Word]]
+    covers: list[Text]
+    unprotected: list[Text]
+    randomness: NotRequired[list[Text]]
+    releases: dict[Text, Integer]
+    epsilon: dict[Text, Finite | None]
+    conditional_epsilon: NotRequired[dict[Text, Finite | None]]
+    conditions: NotRequired[list[Text]]
+    warnings: NotRequired[list[Text]]
 
 
 class Summary(TypedDict):
     """``summary.json``, as far as others read it."""
 
-    method: Word
-    data: Word
-    protocol: Word
-    model: Word
+    method: Text
+    data: Text
+    protocol: Text
+    model: Text
     seed: Integer
-    identity: Word
-    configuration: Word
-    scoring: NotRequired[Word]
-    code: NotRequired[Word]
+    identity: Text
+    configuration: Text
+    scoring: NotRequired[Text]
+    code: NotRequired[Text]
     rounds: Integer
     rounds_skipped: Integer
     stopped_early: NotRequired[EarlyStop]
-    scored: Word
+    scored: Text
     scores: dict[str, Scores]
     missing: NotRequired[Missing]
     partial: NotRequired[bool]
@@ -163,7 +163,7 @@ class Summary(TypedDict):
     worst: Finite | None
     validation: NotRequired[Validation]
     privacy: NotRequired[Privacy]
-    state_sha256: Word
+    state_sha256: Text
     bytes: dict[Literal["up", "down"], Integer]
     wall_seconds: NotRequired[Finite]
     splits: NotRequired[dict[str, str]]

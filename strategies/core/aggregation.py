@@ -217,16 +217,16 @@ def sample_limit(samples: Sequence[float], share: float) -> float:
 
 
 def cap_shares(shares: Sequence[float], largest_share: float) -> list[float]:
-    """Return the shares with those lowered that exceed ``largest_share`` of their sum; of two clients, as they are.
+    """Return the shares, lowered so that none exceeds ``largest_share`` of their sum; those of two clients unchanged.
 
     Args:
-        shares: what each client counts for, > 0, not normalised.
+        shares: weight of each client, > 0, not normalised.
         largest_share: largest part of the sum, in (0, 1].
     """
     if len(shares) < MIN_CLIENTS:
         return list(shares)
-    most = largest(shares, largest_share)
-    return [min(share, most) for share in shares]
+    limit = sample_limit(shares, largest_share)
+    return [min(share, limit) for share in shares]
 
 
 def cap_samples(updates: Sequence[Update], clients: Sequence[Client], share: float) -> list[Update]:

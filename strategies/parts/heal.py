@@ -96,7 +96,7 @@ class Heal(Averaging):
         return replace(upload, weights=weights, extra={**upload.extra, **masks}, local={**upload.local, **kept})
 
     def expects(self, server: ServerContext) -> UploadSpec:
-        """What the base method expects, and a mask for each floating-point tensor of the model."""
+        """Return what the base method expects, and a mask for each floating-point tensor of the model."""
         spec = super().expects(server)
         if not self.mask:
             return spec
@@ -107,19 +107,19 @@ class Heal(Averaging):
         return replace(spec, extra=extra)
 
     def initial_state(self, weights: Mapping[str, Tensor], server: ServerContext) -> GlobalState:
-        """The state of the base method, and zeros for each client's three numbers."""
+        """Return the state of the base method, and zeros for each client's three numbers."""
         state = super().initial_state(weights, server)
         zeros = {name: torch.zeros(server.client_count, dtype=torch.float64) for name in (MOVEMENT, GAIN, LEAD)}
         return replace(state, extra={**state.extra, **zeros})
 
     def aggregate(self, state: GlobalState, updates: Sequence[Update], server: ServerContext) -> GlobalState:
-        """The average by earned shares, element by element among the clients that sent it."""
+        """Return the average by earned shares, element by element among the clients that sent it."""
         shares, memory = self.earned_shares(state, updates, server)
         return GlobalState(
-            state.round,
             masked_average(updates, shares, state.weights, server.aggregation),
             self.aggregate_prototypes(state, updates, server),
             {**state.extra, **memory},
+            round=state.round,
         )
 
     def earned_shares(

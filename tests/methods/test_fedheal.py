@@ -77,7 +77,7 @@ def sent(method, folder, state, model, kept, client):
     local.model = torch.nn.Module()
     local.model.state_dict = lambda: model
     upload = method.upload(local, Trained(None, 1, {}))
-    return Update(client, upload.weights, extra=upload.extra), upload.local
+    return Update(upload.weights, extra=upload.extra, client=client), upload.local
 
 
 @pytest.mark.parametrize(("threshold", "momentum"), [(0.3, 0.4), (0.0, 1.0), (0.6, 0.0), (-1.0, 0.4)])
