@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -82,7 +83,7 @@ def test_a_claim_of_more_features_than_samples_is_refused(tmp_path):
     def edit(request, payload):
         if request.client != "dark-0" or not request.train:
             return payload
-        return type(payload)(payload.header, extra={"features": payload.extra["features"].repeat(2, 1)})
+        return replace(payload, extra={"features": payload.extra["features"].repeat(2, 1)})
 
     done = run(settings, TouchedEngine(settings, edit=edit))
     refused = [row for row in done.rows("activity.csv") if row["status"] == "refused"]

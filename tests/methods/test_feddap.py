@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
@@ -141,7 +141,7 @@ def in_domains(sent, *domains):
     found = []
     for update, domain in zip(sent, domains, strict=True):
         client = Client(f"{domain}-{update.client.id}", domain, update.client.samples, update.client.class_counts)
-        found.append(type(update)(client, update.weights, update.prototypes))
+        found.append(replace(update, client=client))
     return found
 
 
