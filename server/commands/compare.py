@@ -1,4 +1,4 @@
-"""``goldfinch compare``: methods that were tuned with the same budget, side by side on fresh seeds."""
+"""``goldfinch compare``: tune methods with the same budget, and compare them on other seeds."""
 
 import statistics
 from collections.abc import Sequence
@@ -30,7 +30,14 @@ BASE = "fedavg"
 
 @dataclass(frozen=True)
 class TunedMethod:
-    """One method of a comparison: its search with the best validation score, its fresh runs, and the search's hours."""
+    """One method of a comparison.
+
+    Args:
+        search: its search.
+        validation: the best validation score of the search, in per cent.
+        runs: its runs with the best values and other seeds.
+        search_hours: hours of all trials.
+    """
 
     search: TuningSearch
     validation: float
@@ -39,9 +46,9 @@ class TunedMethod:
 
     @property
     def name(self) -> str:
-        """The method's name; a star if each client was scored with a model of its own."""
+        """The method's name, with a star if each client was scored with a model of its own."""
         method = self.search.settings.method
-        return f"{method.name}{' *' * method.personal}"
+        return method.name + " *" * method.personal
 
 
 def compare(
@@ -52,26 +59,32 @@ def compare(
     seeds: Sequence[int],
     jobs: int = 1,
 ) -> None:
-    """Tune each method, run what was found on ``seeds``, and print and write the table; what is done is not done again.
+    """Tune each method, run its best values with ``seeds``, and print and write the table.
+
+    Trials and runs that are finished are not repeated.
 
     Args:
-        methods: names of conf/method/; ``*`` is every one. FedAvg is added.
+        methods: names of conf/method/; ``*`` is all of them. FedAvg is added.
         overrides: settings of all runs.
-        output: the folder of the searches, the fresh runs and the table.
+        output: the folder of the searches, the runs and the table.
         trials: trials of each search.
-        seeds: of the fresh runs.
+        seeds: seeds of the runs.
         jobs: runs at the same time.
 
     Raises:
-        ConfigError: a method or setting is not good, there is no method or seed, or a run failed.
+        ConfigError: a method or setting is not valid, there is no method or seed, or a run failed.
     """
     if not methods or not seeds:
         raise ConfigError("a comparison needs methods and seeds: goldfinch compare --methods fedavg,fpl --seeds 0,1,2")
-    if any(item.startswith("method=") for item in overrides):
-        raise ConfigError("method= is no setting of a comparison: write --methods A,B")
+    for item in overrides:
+        if item.startswith("method="):
+            raise ConfigError(f"{item}: choose the methods of a comparison by --methods A,B")
     every = list(methods) == ["*"]
-    names = all_options("method=*").partition("=")[2].split(",") if every else methods
-    console, searches = Console(), []
+    names = list(methods)
+    if every:
+        names = all_options("method=*").partition("=")[2].split(",")
+    console = Console()
+    searches: list[TuningSearch] = []
     say = plain_printer(console)
     for name in dict.fromkeys([BASE, *names]):
         try:
@@ -82,14 +95,19 @@ def compare(
             say(f"left out: {name}: {error}")
     if not searches:
         raise ConfigError("no method is left to compare; the reasons are above")
-    tuned = []
+    tuned: list[TunedMethod] = []
+    planned: list[Job] = []
     for search in searches:
         study = run_search(search, jobs, console)
         write_best(search, study)
-        seconds = sum(trial.duration.total_seconds() for trial in finished_trials(study) if trial.duration)
+        seconds = 0.0
+        for trial in finished_trials(study):
+            if trial.duration:
+                seconds += trial.duration.total_seconds()
         runs = fresh_runs(search, search.settings.method.name, study.best_trial.params, seeds)
         tuned.append(TunedMethod(search, study.best_value, runs, seconds / 3600))
-    raise_failures(execute([job for method in tuned for job in method.runs], jobs, console, "validated"))
+        planned += runs
+    raise_failures(execute(planned, jobs, console, "validated"))
     text = table(tuned, seeds)
     command = " ".join(["goldfinch compare --methods", ",".join(methods), *overrides, "--trials", str(trials)])
     write_text(output / "compare.md", f"`{command}`\n\n{text}\n")
@@ -100,10 +118,17 @@ def compare(
 
 
 def table(tuned: Sequence[TunedMethod], seeds: Sequence[int]) -> str:
-    """Markdown: rank, mean and deviation over seeds, paired difference to FedAvg with its interval, hours, bytes."""
+    """Return the table in Markdown.
+
+    Its columns are rank, method, mean and deviation over seeds, validation score, difference from FedAvg with its
+    interval, hours, and megabytes of a run.
+    """
     scores = {method.name: scores_of(method.runs) for method in tuned}
     order = sorted(tuned, key=lambda method: -statistics.fmean(scores[method.name]))
-    base = next(method.name for method in tuned if method.search.settings.method.name == BASE)
+    base: Sequence[float] = ()
+    for method in tuned:
+        if method.search.settings.method.name == BASE:
+            base = scores[method.name]
     settings = tuned[0].search.settings
     partition = f"partition_seed={getattr(settings.protocol, 'partition_seed', None)}"
     if varies_partition(tuned[0].search):
@@ -120,11 +145,17 @@ def table(tuned: Sequence[TunedMethod], seeds: Sequence[int]) -> str:
     ]
     for rank, method in enumerate(order, 1):
         found = scores[method.name]
-        against = "" if method.name == base else interval(found, scores[base])
-        ends = [job.summary() or {} for job in method.runs]
-        hours = method.search_hours + sum(end["wall_seconds"] for end in ends) / 3600
-        size = statistics.fmean((end["bytes"]["up"] + end["bytes"]["down"]) / 1e6 for end in ends)
-        cells = (rank, method.name, Value.of(found), f"{method.validation:.2f}", against, f"{hours:.2f}", f"{size:.1f}")
+        against = ""
+        if method.search.settings.method.name != BASE:
+            against = interval(found, base)
+        hours = method.search_hours
+        megabytes: list[float] = []
+        for job in method.runs:
+            summary = job.summary() or {}
+            hours += summary["wall_seconds"] / 3600
+            megabytes.append((summary["bytes"]["up"] + summary["bytes"]["down"]) / 1e6)
+        size = f"{statistics.fmean(megabytes):.1f}"
+        cells = (rank, method.name, Value.of(found), f"{method.validation:.2f}", against, f"{hours:.2f}", size)
         lines.append(f"| {' | '.join(map(str, cells))} |")
     if any(method.search.settings.method.personal for method in tuned):
         lines += ["", f"A star: {OWN_MODELS.partition(';')[0].removeprefix('* ')}, not one shared model."]
@@ -132,20 +163,20 @@ def table(tuned: Sequence[TunedMethod], seeds: Sequence[int]) -> str:
 
 
 def _first_trials(tuned: Sequence[TunedMethod]) -> str:
-    """Return what the first trials were: which methods began with values that a paper prints for the data set."""
-    groups = {
-        start: [method.search.settings.method.name for method in tuned if method.search.start == start]
-        for start in ("printed", "default", "given")
-    }
-    named = [f"{start} values for {', '.join(names)}" for start, names in groups.items() if names]
-    return f"the first trial with {' and '.join(named)}"
+    """Return which methods' first trials had printed values, defaults, or values that the user gave."""
+    parts: list[str] = []
+    for start in ("printed", "default", "given"):
+        names = [method.search.settings.method.name for method in tuned if method.search.start == start]
+        if names:
+            parts.append(f"{start} values for {', '.join(names)}")
+    return f"the first trial with {' and '.join(parts)}"
 
 
 def interval(scores: Sequence[float], base: Sequence[float]) -> str:
-    """The mean difference of pairs with its 95 % confidence interval (Student's t); without, of a single pair."""
+    """Return the mean difference of pairs with its 95 % confidence interval (Student's t); a single pair has none."""
     from scipy.stats import ttest_rel
 
-    mean = statistics.fmean(one - other for one, other in zip(scores, base, strict=True))
+    mean = statistics.fmean([one - other for one, other in zip(scores, base, strict=True)])
     if len(scores) < 2:
         return f"{mean:+.2f}"
     low, high = ttest_rel(scores, base).confidence_interval(0.95)

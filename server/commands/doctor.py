@@ -25,10 +25,13 @@ from common.versions import package_versions, shadows
 OK, WARN, FAIL = "ok", "note", "FAIL"
 PINNED_FLOWER = "1.41"
 PROGRAMS = ("flwr", "flower-superlink", "flower-supernode", "flower-superexec", "flwr-clientapp", "flwr-serverapp")
+OPTIONAL = {"ray": "engine=ray", "triton": "CUDA kernels"}
+"""Packages that only some runs need, and for what."""
+
 REINSTALL = "make setup, or pip install -c requirements.txt in the checkout"
 
 MAX_AHEAD, MAX_BEHIND = 5.0, 300.0
-"""Seconds by which Flower lets a device's clock differ from the SuperLink's; beyond, it turns the device away."""
+"""Largest differences in seconds between the clocks of a device and the SuperLink with which Flower accepts it."""
 
 NODE_PORT = 9094
 """The port that a SuperNode listens on unless it is given ``--port``."""
@@ -39,7 +42,7 @@ RESOLUTION = 1.0
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the report: state, what was looked at, what was found, and how to fix it."""
+    """One line of the report: the state of a subject, what was found, and how to fix it."""
 
     state: str
     subject: str
@@ -48,7 +51,7 @@ class Finding:
 
 
 def examine(entrance: str | None = None, authority: Path | None = None) -> int:
-    """Print what works on this machine, or how the server at ``entrance`` looks to a device here.
+    """Print what works on this machine, or whether a device here can join the server at ``entrance``.
 
     Args:
         entrance: ``host:port`` of the SuperLink, or of the reverse proxy before it; ``None`` checks this machine.
@@ -64,17 +67,23 @@ def examine(entrance: str | None = None, authority: Path | None = None) -> int:
         return _report(list(_entrance(entrance, authority)), "a device may join from here")
     if entrance is not None or authority is not None:
         raise ConfigError("goldfinch doctor checks a server with --entrance HOST:PORT --ca FILE, this machine without")
-    return _report([finding for check in CHECKS for finding in check()], "everything a run needs is here")
+    findings: list[Finding] = []
+    for check in CHECKS:
+        findings += check()
+    return _report(findings, "everything a run needs is here")
 
 
 def _entrance(entrance: str, authority: Path | None) -> Iterator[Finding]:
-    """The server as a device sees it."""
+    """Check the connection to the server, its certificate and its clock."""
     try:
         ahead = clock_difference(entrance, authority)
     except EngineError as error:
         yield Finding(FAIL, "server", str(error), "docs/deploy.md, 'What a message means'")
         return
-    yield Finding(OK, "server", f"{entrance} answers" + (", its certificate is good" if authority else ", without TLS"))
+    certificate = "without TLS"
+    if authority:
+        certificate = "its certificate is good"
+    yield Finding(OK, "server", f"{entrance} answers, {certificate}")
     wrong = what_is_wrong(ahead)
     if wrong:
         yield Finding(FAIL, "clock", wrong, "set the clock of the one that is wrong, by NTP on both: timedatectl")
@@ -83,13 +92,17 @@ def _entrance(entrance: str, authority: Path | None) -> Iterator[Finding]:
 
 
 def _report(findings: Sequence[Finding], all_well: str) -> int:
+    failed = 0
     for finding in findings:
+        failed += finding.state == FAIL
         print(f"{finding.state:>4}  {finding.subject:18} {finding.found}")
         if finding.remedy:
             print(f"{'':26}-> {finding.remedy}")
-    failed = sum(finding.state == FAIL for finding in findings)
-    print(f"\n{failed} problem{'s' * (failed > 1)}" if failed else f"\n{all_well}")
-    return 1 if failed else 0
+    if not failed:
+        print(f"\n{all_well}")
+        return 0
+    print(f"\n{failed} problem{'s' * (failed > 1)}")
+    return 1
 
 
 def _versions() -> Iterator[Finding]:
@@ -98,9 +111,10 @@ def _versions() -> Iterator[Finding]:
     for name in ("torch", "torchvision", "flwr", "ray", "hydra-core", "finch-clust", "safetensors", "numpy", "triton"):
         if name in versions:
             yield Finding(OK, name, versions[name])
+        elif name in OPTIONAL:
+            yield Finding(WARN, name, "not installed", f"needed for {OPTIONAL[name]}")
         else:
-            use = {"ray": "engine=ray", "triton": "CUDA kernels"}.get(name)
-            yield Finding(WARN if use else FAIL, name, "not installed", f"needed for {use}" if use else REINSTALL)
+            yield Finding(FAIL, name, "not installed", REINSTALL)
     flower = versions.get("flwr", "")
     if flower and not flower.startswith(PINNED_FLOWER + "."):
         remedy = f"every machine of a federation needs flwr {PINNED_FLOWER}: install requirements.txt"
@@ -145,7 +159,7 @@ def _flower_programs() -> Iterator[Finding]:
 
 
 def _local_superlink() -> Iterator[Finding]:
-    """A SuperLink that plain ``flwr run`` left behind keeps importing the folder it was started in."""
+    """Look for a SuperLink of an earlier ``flwr run``, which still imports code from the folder it was started in."""
     port = os.environ.get("FLWR_LOCAL_SUPERLINK_HTTP_API_PORT", "39091")
     try:
         up = httpx.get(f"http://127.0.0.1:{port}/health", timeout=1.0).is_success
@@ -171,7 +185,7 @@ def _node_port() -> Iterator[Finding]:
 
 
 def _shadows() -> Iterator[Finding]:
-    """What here gets in the way of the application's packages; ``goldfinch`` itself does not look in this folder."""
+    """Look for files here with the names of Goldfinch's packages; ``goldfinch`` itself does not import from here."""
     paths = [str(Path.cwd()), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     for stranger in shadows(paths):
         found = f"python -c, python -m and a SuperLink started here import {stranger} in place of Goldfinch's package"
@@ -182,11 +196,15 @@ def _memory() -> Iterator[Finding]:
     shared, disk = Path("/dev", "shm"), shutil.disk_usage(Path.cwd())  # Ray's object store lives there
     if shared.exists():
         size = shutil.disk_usage(shared).total / 2**30
-        state, remedy = (OK, "") if size >= 1 else (WARN, "docker: --shm-size=2g, or engine=inline")
-        yield Finding(state, str(shared), f"{size:.1f} GiB", remedy)
+        if size >= 1:
+            yield Finding(OK, str(shared), f"{size:.1f} GiB")
+        else:
+            yield Finding(WARN, str(shared), f"{size:.1f} GiB", "docker: --shm-size=2g, or engine=inline")
     free = disk.free / 2**30
-    state, remedy = (OK, "") if free > 2 else (WARN, "runs keep checkpoints")
-    yield Finding(state, "disk", f"{free:.1f} GiB free here", remedy)
+    if free > 2:
+        yield Finding(OK, "disk", f"{free:.1f} GiB free here")
+    else:
+        yield Finding(WARN, "disk", f"{free:.1f} GiB free here", "runs keep checkpoints")
     if hasattr(os, "sysconf"):
         total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
         yield Finding(OK, "memory", f"{total:.1f} GiB; a Ray actor with torch takes about 0.9 GiB")
@@ -204,7 +222,9 @@ def _data() -> Iterator[Finding]:
             domain = source.load(source.domains[0])
             yield Finding(OK, path.stem, f"{domain.name}: {len(domain.train)} train, {len(domain.test)} test")
         except GoldfinchError as error:
-            state = FAIL if path.stem == "glyphs" else WARN
+            state = WARN
+            if path.stem == "glyphs":  # which needs no files
+                state = FAIL
             yield Finding(state, path.stem, "cannot be used", str(error).splitlines()[0])
 
 
@@ -221,7 +241,7 @@ def _configuration() -> Iterator[Finding]:
 
 
 def clock_difference(entrance: str, authority: Path | None, now: Callable[[], datetime] | None = None) -> float:
-    """Seconds by which this machine's clock is ahead of the server's, to about a second.
+    """Return the seconds by which this machine's clock is ahead of the server's, to about a second.
 
     Args:
         entrance: ``host:port`` of the SuperLink, or of the proxy before it.
@@ -229,7 +249,7 @@ def clock_difference(entrance: str, authority: Path | None, now: Callable[[], da
         now: this machine's time.
 
     Raises:
-        EngineError: the server cannot be reached, is another, or does not say what time it is.
+        EngineError: the server cannot be reached, is no SuperLink, or its reply has no time.
     """
     now = now or partial(datetime.now, UTC)
     verify: ssl.SSLContext | bool = True
@@ -256,11 +276,14 @@ def clock_difference(entrance: str, authority: Path | None, now: Callable[[], da
 
 
 def what_is_wrong(ahead: float) -> str | None:
-    """Why a clock ``ahead`` seconds ahead of the server's keeps a device out; ``None`` if it does not."""
+    """Return why Flower refuses a device whose clock is ``ahead`` seconds ahead of the server's; ``None`` if not."""
     if -MAX_BEHIND <= ahead <= MAX_AHEAD:
         return None
-    words = f"{abs(ahead):,.0f} s {'ahead of' if ahead > 0 else 'behind'} the server's clock"
-    return f"{words}; the server turns away devices more than {MAX_AHEAD:g} s ahead or {MAX_BEHIND:g} s behind"
+    difference = f"{-ahead:,.0f} s behind"
+    if ahead > 0:
+        difference = f"{ahead:,.0f} s ahead of"
+    limits = f"more than {MAX_AHEAD:g} s ahead or {MAX_BEHIND:g} s behind"
+    return f"{difference} the server's clock; the server turns away devices {limits}"
 
 
 CHECKS = (_versions, _compute, _flower_programs, _local_superlink, _node_port, _shadows, _memory, _configuration, _data)

@@ -1,4 +1,4 @@
-"""``goldfinch evaluate``: how good an exported model is on any domain, also one that no client had."""
+"""``goldfinch evaluate``: score an exported model on any domain, also on one that no client had."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -22,33 +22,46 @@ from server.results.table import print_whole
 Part = Literal["test", "train", "all"]
 PARTS = ("test", "train", "all")
 BINS = 15
-"""Equal bins of confidence of the calibration error (Guo et al., ICML 2017)."""
+"""Number of equal bins of confidence in the calibration error (Guo et al., ICML 2017)."""
 
 
 def measures(probabilities: Tensor, labels: Tensor) -> dict[str, float]:
-    """How good ``probabilities [N, K]`` are for ``labels [N]``, N >= 1.
+    """Return the scores of predictions.
 
-    ``count``; in per cent ``accuracy``, mean ``confidence`` in the predicted class, and the expected
-    ``calibration_error``: how far these two are apart, bin by bin of confidence.
+    Args:
+        probabilities: ``[N, K]``, N >= 1.
+        labels: ``[N]`` int64.
+
+    Returns:
+        ``count``, and in per cent ``accuracy``, mean ``confidence`` in the predicted class, and the expected
+        ``calibration_error``: the difference between these two in each bin of confidence, averaged over images.
     """
     confidence, predicted = probabilities.double().max(1)
-    right = (predicted == labels).double()
+    correct = (predicted == labels).double()
     place = (confidence * BINS).ceil().long().clamp(1, BINS) - 1
-    gaps = torch.zeros(BINS, dtype=torch.float64).index_add(0, place, confidence - right).abs()
-    sums = {"accuracy": right.sum(), "confidence": confidence.sum(), "calibration_error": gaps.sum()}
-    return {"count": len(labels), **{name: 100 * float(value) / len(labels) for name, value in sums.items()}}
+    gaps = torch.zeros(BINS, dtype=torch.float64).index_add(0, place, confidence - correct).abs()
+    return {
+        "count": len(labels),
+        "accuracy": 100 * float(correct.sum()) / len(labels),
+        "confidence": 100 * float(confidence.sum()) / len(labels),
+        "calibration_error": 100 * float(gaps.sum()) / len(labels),
+    }
 
 
 def domains_of(overrides: Sequence[str], description: Description) -> tuple[Tensor, dict[str, Domain]]:
-    """The domains that settings of a data set name, in the model's image size, and the model's class of each label.
+    """Return the model's class of each label, and the domains of a data set in the model's image size.
+
+    Args:
+        overrides: settings of ``data``.
+        description: the model's.
 
     Raises:
-        ConfigError: a setting is not one of ``data``; or a class is unknown to the model.
-        DataError: the data are not there.
+        ConfigError: a setting does not belong to ``data``, or the model does not know a class.
+        DataError: the data are missing.
     """
-    other = next((item for item in overrides if item.split("=")[0].split(".")[0] != "data"), None)
-    if other:
-        raise ConfigError(f"{other}: only the data can be chosen: data=folder data.root=DIR data.domains=[a,b]")
+    for item in overrides:
+        if item.partition("=")[0].partition(".")[0] != "data":
+            raise ConfigError(f"{item}: only the data can be chosen: data=folder data.root=DIR data.domains=[a,b]")
     node = {**compose_config(overrides)["data"], "image_size": description.image_size}
     if "resize" in node:
         node["resize"] = description.resize
@@ -61,29 +74,39 @@ def domains_of(overrides: Sequence[str], description: Description) -> tuple[Tens
 
 
 def evaluate(folder: Path, overrides: Sequence[str], part: Part = "test", output: Path | None = None) -> dict[str, Any]:
-    """Print how good the exported model in ``folder`` is on each domain; what was printed, with the confusion counts.
+    """Print and return the scores of an exported model on each domain, with the confusion counts.
 
-    Arguments are those of ``goldfinch evaluate``.
+    Args:
+        folder: the exported model.
+        overrides: settings of the data set.
+        part: the split.
+        output: a JSON file for the scores.
+
+    Raises:
+        ConfigError: see :func:`domains_of`; or the file cannot be written.
     """
     model = load_model(folder)
     classes, domains = domains_of(overrides, model.description)
-    said, labels = {}, {}
+    probabilities: list[Tensor] = []
+    labels: list[Tensor] = []
+    scores: dict[str, dict[str, Any]] = {}
     for name, domain in domains.items():
         split = {"test": domain.test, "train": domain.train, "all": domain.whole}[part]
-        said[name] = in_batches(lambda images: model(images)["probabilities"], split.images)
-        labels[name] = classes[split.labels]
-    every, truth = torch.cat(list(said.values())), torch.cat(list(labels.values()))
+        probabilities.append(in_batches(lambda images: model(images)["probabilities"], split.images))
+        labels.append(classes[split.labels])
+        scores[name] = measures(probabilities[-1], labels[-1])
+        scores[name]["trained_on"] = name in model.description.data["domains"]
+    every, truth = torch.cat(probabilities), torch.cat(labels)
     confusion = torch.zeros(len(model.classes), len(model.classes), dtype=torch.int64)
     confusion.index_put_((truth, every.argmax(1)), torch.tensor(1), accumulate=True)
-    right, known = confusion.diagonal(), model.description.data["domains"]
-    shares = [[100 * value for value in (right / confusion.sum(axis)).tolist()] for axis in (1, 0)]
+    correct = 100 * confusion.diagonal()
     found = {
         "model": str(folder),
         "part": part,
-        "domains": {name: {**measures(said[name], labels[name]), "trained_on": name in known} for name in domains},
+        "domains": scores,
         "together": measures(every, truth),
-        "recall": _by_class(model.classes, shares[0]),
-        "precision": _by_class(model.classes, shares[1]),
+        "recall": _by_class(model.classes, correct / confusion.sum(1)),
+        "precision": _by_class(model.classes, correct / confusion.sum(0)),
         "confusion": confusion.tolist(),
     }
     if output is not None:
@@ -93,9 +116,14 @@ def evaluate(folder: Path, overrides: Sequence[str], part: Part = "test", output
     return found
 
 
-def _by_class(names: Sequence[str], shares: Sequence[float]) -> dict[str, float | None]:
-    """Shares by class; ``None`` where there was nothing to divide by."""
-    return {name: None if math.isnan(share) else share for name, share in zip(names, shares, strict=True)}
+def _by_class(names: Sequence[str], shares: Tensor) -> dict[str, float | None]:
+    """Return ``shares [K]`` by class; ``None`` for a class without images."""
+    found: dict[str, float | None] = {}
+    for name, share in zip(names, shares.tolist(), strict=True):
+        found[name] = share
+        if math.isnan(share):
+            found[name] = None
+    return found
 
 
 def _show(found: Mapping[str, Any], names: Sequence[str]) -> None:
@@ -103,16 +131,24 @@ def _show(found: Mapping[str, Any], names: Sequence[str]) -> None:
     scores = Table("domain", title=title, title_justify="left", box=box.SIMPLE_HEAD)
     for column in ("images", "accuracy", "confidence", "calibration error"):
         scores.add_column(column, justify="right", no_wrap=True)
-    rows = {**found["domains"], **({"together": found["together"]} if len(found["domains"]) > 1 else {})}
+    rows = dict(found["domains"])
+    if len(rows) > 1:
+        rows["together"] = found["together"]
     for name, row in rows.items():
-        new = "" if row.get("trained_on", True) else " (no client had it)"
-        values = (f"{row[key]:.2f}" for key in ("accuracy", "confidence", "calibration_error"))
-        scores.add_row(name + new, str(row["count"]), *values)
-    confusion = Table("class", title="rows: true class, columns: said", title_justify="left", box=box.SIMPLE_HEAD)
+        head = name
+        if not row.get("trained_on", True):
+            head = f"{name} (no client had it)"
+        values = [f"{row[key]:.2f}" for key in ("accuracy", "confidence", "calibration_error")]
+        scores.add_row(head, str(row["count"]), *values)
+    title = "rows: true class, columns: predicted class"
+    confusion = Table("class", title=title, title_justify="left", box=box.SIMPLE_HEAD)
     for name in (*names, "recall", "precision"):
         confusion.add_column(name, justify="right", no_wrap=True)
     for name, counts in zip(names, found["confusion"], strict=True):
-        shares = ["-" if found[key][name] is None else f"{found[key][name]:.1f}" for key in ("recall", "precision")]
-        confusion.add_row(name, *(str(value) if value else "." for value in counts), *shares)
+        cells = [str(count or ".") for count in counts]
+        for key in ("recall", "precision"):
+            share = found[key][name]
+            cells.append("-" if share is None else f"{share:.1f}")
+        confusion.add_row(name, *cells)
     for table in (scores, confusion):
         print_whole(table)

@@ -1,4 +1,4 @@
-"""``goldfinch figure KIND DIR ...``: one figure from the folders of runs, as PNG, PDF or SVG."""
+"""``goldfinch figure KIND DIR ...``: draw one figure of runs as PNG, PDF or SVG."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +12,7 @@ from server.plots.figures import bars, check_format, convergence, save, sensitiv
 from server.results.columns import domain_columns, domain_heads, mark_notes
 from server.results.groups import Group, group_runs
 from server.results.run import Run, find_runs
-from server.results.seeds import curve
+from server.results.seeds import Value, curve
 
 KINDS = ("convergence", "features", "cam", "heatmap", "bars")
 
@@ -39,13 +39,13 @@ def draw(
         column: what a heat map shows.
         axes: the settings of a heat map's axes.
         samples: images per test domain.
-        title: the title instead of data and protocol; notes on missing values stay.
+        title: replaces data and protocol in the title; notes on missing values remain.
         size: width and height in inches, such as ``7x4``.
         labels: names of rows, such as ``fedavg=FedAvg``.
 
     Raises:
-        ConfigError: an unknown kind, folders without runs, runs that the kind cannot show, a size that is none, or a
-            label of no row.
+        ConfigError: the kind is unknown, the folders hold no runs or runs that the kind cannot show, or the size or a
+            label is not valid.
     """
     if kind not in KINDS:
         raise ConfigError(f"goldfinch figure {kind}: no such kind; {nearest(kind, KINDS)}")
@@ -63,7 +63,7 @@ def draw(
         "bars": lambda: bars_of(runs, rule, title, labels),
     }
     if labels and kind in ("features", "heatmap"):
-        raise ConfigError(f"--label: {kind} shows no rows of runs; it fits convergence, bars and cam")
+        raise ConfigError(f"--label: {kind} has no labels of runs; use it with convergence, bars or cam")
     figure = kinds[kind]()
     if inches is not None:
         figure.set_size_inches(*inches)
@@ -74,7 +74,7 @@ def _inches(size: str | None) -> tuple[float, float] | None:
     """Return width and height of ``7x4``.
 
     Raises:
-        ConfigError: it is not two numbers from 1 to 50.
+        ConfigError: ``size`` is not two numbers from 1 to 50.
     """
     if size is None:
         return None
@@ -105,22 +105,35 @@ def _rename(groups: Sequence[Group], labels: Sequence[str]) -> None:
 
 
 def named_groups(runs: Sequence[Run], labels: Sequence[str] = ()) -> list[Group]:
-    """Return the groups of ``runs``, each by its name in a table of ``goldfinch reproduce``, if it is in one.
+    """Return the groups of ``runs`` with the labels of a figure.
 
-    A group that shares its name with another, as of another code, and a group of another table keep their own labels
-    as well. Then the names in ``labels``, ``OLD=NEW``, apply.
+    If all runs are rows of tables of ``goldfinch reproduce``, their labels are those of the tables. A label that two
+    groups share is followed by the group's own label. Groups of several boards are followed by their board's title.
+
+    Args:
+        runs: finished runs.
+        labels: further names, ``OLD=NEW``.
     """
     known: dict[Path, str] = {}
-    for folder in {run.folder.absolute().parents[2] for run in runs if len(run.folder.absolute().parents) > 2}:
-        for path in sorted(folder.glob("*.json")):
+    places: set[Path] = set()
+    for run in runs:
+        places.update(run.folder.absolute().parents[2:3])
+    for place in places:
+        for path in sorted(place.glob("*.json")):
             known |= _labels_in(path)
     boards = group_runs(runs)
-    groups = [group for board in boards for group in board.groups]
+    groups: list[Group] = []
+    for board in boards:
+        groups += board.groups
     if all(run.folder.absolute() in known for run in runs):
         names = [known[group.runs[0].folder.absolute()] for group in groups]
         for group, name in zip(groups, names, strict=True):
-            marks = f" ({', '.join(group.marks)})" if group.marks else ""
-            group.label = name + marks if names.count(name) == 1 else f"{name}: {group.label}"
+            if names.count(name) > 1:
+                group.label = f"{name}: {group.label}"
+            elif group.marks:
+                group.label = f"{name} ({', '.join(group.marks)})"
+            else:
+                group.label = name
     elif len(boards) > 1:
         for board in boards:
             for group in board.groups:
@@ -130,8 +143,8 @@ def named_groups(runs: Sequence[Run], labels: Sequence[str] = ()) -> list[Group]
 
 
 def names_of(runs: Sequence[Run], labels: Sequence[str] = ()) -> list[str]:
-    """The name of each run's group."""
-    names = {}
+    """Return the label of each run's group."""
+    names: dict[Path, str] = {}
     for group in named_groups(runs, labels):
         for run in (*group.runs, *group.duplicates, *group.contradictions):
             names[run.folder] = group.label
@@ -139,31 +152,40 @@ def names_of(runs: Sequence[Run], labels: Sequence[str] = ()) -> list[str]:
 
 
 def _labels_in(path: Path) -> dict[Path, str]:
+    """Return the labels in a file of ``goldfinch reproduce`` by folder of the run; empty for another file."""
+    labels: dict[Path, str] = {}
     try:
-        rows = json.loads(read_small(path))["rows"]
-        return {Path(folder).absolute(): row["label"] for row in rows for folder in row["folders"].values()}
-    except (OSError, ValueError, KeyError, TypeError):
+        for row in json.loads(read_small(path))["rows"]:
+            for folder in row["folders"].values():
+                labels[Path(folder).absolute()] = row["label"]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
+    return labels
 
 
 def bars_of(runs: Sequence[Run], rule: str, title: str | None = None, labels: Sequence[str] = ()) -> Figure:
-    """Accuracy per domain and on average, one bar for each label, seeds of one label together.
+    """Draw accuracy by domain and on average, one bar for each label; seeds of one label are averaged.
 
-    A partial value has no bar; the title says what is missing.
+    A partial value has no bar, and the title names what it lacks.
     """
     groups = named_groups(runs, labels)
     domains = domain_columns(groups, rule)
-    columns = [*(f"domain:{name}" for name in domains), "average"]
-    series = {}
+    columns = [f"domain:{name}" for name in domains]
+    series: dict[str, list[Value | None]] = {}
     for group in groups:
-        values = [group.value(column, rule) for column in columns]
-        series[group.label] = [None if value is None or value.partial else value for value in values]
+        values: list[Value | None] = []
+        for column in [*columns, "average"]:
+            value = group.value(column, rule)
+            if value is not None and value.partial:
+                value = None
+            values.append(value)
+        series[group.label] = values
     notes = mark_notes(groups, rule)
     return bars([*domain_heads(groups, domains), "average"], series, ". ".join([title or _title(runs), *notes]))
 
 
 def curves_of(runs: Sequence[Run], title: str | None = None, labels: Sequence[str] = ()) -> Figure:
-    """Average accuracy by round of runs, seeds of one label together."""
+    """Draw average accuracy by round; seeds of one label are averaged."""
     curves = {group.label: curve(group.runs) for group in named_groups(runs, labels)}
     return convergence(curves, title or _title(runs))
 
@@ -176,9 +198,8 @@ def _features(runs: Sequence[Run], samples: int, title: str | None) -> Figure:
     from server.plots.maps import feature_map
 
     if len(runs) != 1:
-        raise ConfigError(
-            f"features shows one run; {len(runs)} were found: {', '.join(str(run.folder) for run in runs[:5])}"
-        )
+        folders = [str(run.folder) for run in runs[:5]]
+        raise ConfigError(f"features shows one run; {len(runs)} were found: {', '.join(folders)}")
     return feature_map(runs[0], samples, title)
 
 
@@ -186,7 +207,10 @@ def _cam(runs: Sequence[Run], samples: int, title: str | None, labels: Sequence[
     from server.plots.maps import activation_maps
 
     names = names_of(runs, labels)
-    repeated = [
-        f"{name}, {run.folder.name}" if names.count(name) > 1 else name for name, run in zip(names, runs, strict=True)
-    ]
-    return activation_maps(list(zip(repeated, runs, strict=True)), samples, title)
+    titled: list[tuple[str, Run]] = []
+    for name, run in zip(names, runs, strict=True):
+        if names.count(name) > 1:
+            titled.append((f"{name}, {run.folder.name}", run))
+        else:
+            titled.append((name, run))
+    return activation_maps(titled, samples, title)

@@ -1,7 +1,6 @@
-"""``goldfinch list``: the choices of each group of ``conf/`` with a line on each, nothing of them imported."""
+"""``goldfinch list``: print the choices of each group of ``conf/`` with a line on each, without importing them."""
 
 import ast
-import itertools
 import re
 import shutil
 import textwrap
@@ -20,7 +19,7 @@ def print_choices(groups: Sequence[str]) -> None:
         ConfigError: there is no such group.
     """
     known = sorted(path.name for path in CONF.iterdir() if path.is_dir())
-    width = max(60, shutil.get_terminal_size((1000, 24)).columns)  # of no terminal: nothing is cut
+    width = max(60, shutil.get_terminal_size((1000, 24)).columns)  # without a terminal nothing is cut
     for group in groups or known:
         if group not in known:
             raise ConfigError(f"{group}: no such group; {nearest(group, known)}")
@@ -30,24 +29,35 @@ def print_choices(groups: Sequence[str]) -> None:
 
 
 def description(path: Path) -> str:
-    """The first sentence of the comment that a choice's file begins with, else of the docstring of its class."""
+    """Return the first sentence on a choice: of the comment at the top of its file, or of its class's docstring."""
     text = path.read_text(encoding="utf-8")
-    comment = [line[1:].strip() for line in itertools.takewhile(lambda line: line.startswith("#"), text.splitlines())]
-    lines = [line for line in comment if not line.startswith("@package")]
-    if lines and lines[0].startswith("goldfinch "):  # a command, and beside it what it is for
-        lines = lines[0].split("  ", maxsplit=1)[1:] or lines[1:]
-    lines = [line for line in lines if not line.startswith("goldfinch ")]
+    comment: list[str] = []
+    for line in text.splitlines():
+        if not line.startswith("#"):
+            break
+        if not line.startswith("# @package"):
+            comment.append(line[1:].strip())
+    if comment and comment[0].startswith("goldfinch "):  # a command, and its purpose after two spaces
+        purpose = comment.pop(0).partition("  ")[2]
+        if purpose:
+            comment = [purpose]
+    found = " ".join([line for line in comment if not line.startswith("goldfinch ")]).strip(" ()")
     target = re.search(r"^_target_: ([\w.]+)\.(\w+)$", text, re.MULTILINE)
-    said = " ".join(lines).strip(" ()") or (_docstring(target[1], target[2]) if target else "")
-    return re.split(r"(?<=[^.]\.)\s(?=[A-Z])", said, maxsplit=1)[0]
+    if not found and target:
+        found = _docstring(target[1], target[2])
+    return re.split(r"(?<=[^.]\.)\s(?=[A-Z])", found, maxsplit=1)[0]
 
 
 def _docstring(module: str, name: str) -> str:
+    """Return the first paragraph of a class's docstring; empty if its package is not installed."""
     package, _, rest = module.partition(".")
-    place = place_of(package)
-    path = place.joinpath(*rest.split(".")).with_suffix(".py") if place and rest else place
-    if path is None or not path.is_file():  # of a package of the user's that is not installed here
+    path = place_of(package)
+    if path and rest:
+        path = path.joinpath(*rest.split(".")).with_suffix(".py")
+    if path is None or not path.is_file():
         return ""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    found = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name]
-    return " ".join((ast.get_docstring(found[0]) or "").split("\n\n")[0].split()) if found else ""
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ClassDef) and node.name == name:
+            paragraph = (ast.get_docstring(node) or "").split("\n\n")[0]
+            return " ".join(paragraph.split())
+    return ""

@@ -1,4 +1,4 @@
-"""``goldfinch reproduce``: a published table made again by one command, and both side by side."""
+"""``goldfinch reproduce``: run a published table again, and show both tables side by side."""
 
 import hashlib
 import itertools
@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import cast, get_args
+from typing import Any, cast, get_args
 
 from rich.console import Console
 
@@ -37,7 +37,7 @@ ENGINES = ("inline", "ray")
 
 MAX_CURVES = 14
 MAX_BARS = 7
-"""Series that can still be told apart in one plot."""
+"""Largest numbers of series in one plot."""
 
 
 @dataclass(frozen=True)
@@ -45,11 +45,13 @@ class Request:
     """What the command line asked for.
 
     Args:
+        table: the published table.
         scale: ``paper``, ``paper_net`` or ``small``.
-        methods: rows by label, without commas of its own, or by method; empty is all that the scale has.
-        seeds: seeds of each row; empty takes the scale's or the table's own.
-        output: folder of everything that is written; ``None`` is ``outputs/reproduce/<scale>``.
-        records: folder of what is worth keeping, written after every run; ``None`` keeps nothing besides ``output``.
+        methods: rows, by label without its commas or by method; empty takes all rows of the scale.
+        seeds: seeds of each row; empty takes those of the scale or the table.
+        output: the output folder; ``None`` is ``outputs/reproduce/<scale>``.
+        overrides: further settings of every row.
+        records: a second folder for the page and each run's small files, written after every run; ``None`` for none.
     """
 
     table: PublishedTable
@@ -63,17 +65,19 @@ class Request:
     @property
     def folder(self) -> Path:
         """``output`` as a path."""
-        return Path(self.output).expanduser() if self.output else Path("outputs", "reproduce", self.scale)
+        if self.output:
+            return Path(self.output).expanduser()
+        return Path("outputs", "reproduce", self.scale)
 
     @property
     def command(self) -> str:
-        """The command that asks for the same."""
-        words = ["--scale", self.scale]
+        """The command of this request."""
+        arguments = ["--scale", self.scale]
         if self.methods:
-            words += ["--methods", ",".join(self.methods)]
+            arguments += ["--methods", ",".join(self.methods)]
         if self.seeds:
-            words += ["--seeds", ",".join(map(str, self.seeds))]
-        return shlex.join(["goldfinch", "reproduce", self.table.name, *words, *self.overrides])
+            arguments += ["--seeds", ",".join(map(str, self.seeds))]
+        return shlex.join(["goldfinch", "reproduce", self.table.name, *arguments, *self.overrides])
 
 
 def request_of(
@@ -87,16 +91,26 @@ def request_of(
     """Return the request for the table and the settings in ``arguments``, and the command's options.
 
     Raises:
-        ConfigError: no table is named, or an argument or option means nothing.
+        ConfigError: no table is named, or an argument or option is not valid.
     """
-    names = [word for word in arguments if "=" not in word]
+    names: list[str] = []
+    overrides: list[str] = []
+    reserved: list[str] = []
+    for argument in arguments:
+        key, equals, _ = argument.partition("=")
+        if not equals:
+            names.append(argument)
+            continue
+        overrides.append(argument)
+        if key in ("seed", "method", "experiment", "resume"):
+            reserved.append(argument)
     if len(names) != 1:
-        given = f"one table; got {' '.join(names)}" if names else "a table"
+        given = "a table"
+        if names:
+            given = f"one table; got {' '.join(names)}"
         raise ConfigError(f"goldfinch reproduce needs {given}: {', '.join(published_tables())}")
     if scale not in get_args(Scale):
         raise ConfigError(f"--scale {scale}: {nearest(scale, get_args(Scale))}")
-    overrides = [word for word in arguments if "=" in word]
-    reserved = [word for word in overrides if word.partition("=")[0] in ("seed", "method", "experiment", "resume")]
     if reserved:
         raise ConfigError(f"{' '.join(reserved)}: the table sets this; use --methods A,B and --seeds 0,1,2")
     return Request(
@@ -126,13 +140,21 @@ def plan(
     output: Path,
     more: Sequence[str] = (),
 ) -> list[Planned]:
-    """Every row with every seed, below ``output/runs``; all settings are checked before the first run starts.
+    """Return the run of every row and seed, below ``output/runs``; all settings are checked.
 
-    A run's folder is named after everything that its result depends on, so that rows which two tables share are run
-    once, and a changed setting never meets another setting's files. Of the overrides ``more`` the last word counts.
+    A run's folder is named after all settings that its result depends on. So rows that two tables share are run once,
+    and runs with different settings never share a folder.
+
+    Args:
+        table: the published table.
+        rows: its rows that are run.
+        seeds: seeds of each row.
+        scale: the scale.
+        output: the output folder.
+        more: further overrides; of two with the same key the last one counts.
 
     Raises:
-        ConfigError: a row's settings are not good, or its engine cannot be used here.
+        ConfigError: a row's settings are not valid, or its engine is not available here.
     """
     jobs = []
     for row in rows:
@@ -158,16 +180,18 @@ def _key(settings: RunSettings) -> str:
 
 
 def reproduce(request: Request, console: Console | None = None) -> Path:
-    """Run what is missing, then write ``<table>.md``, ``.html``, ``.json`` and figures; the HTML file's path.
+    """Do the missing runs, write ``<table>.md``, ``.html``, ``.json`` and figures, and return the HTML file's path.
 
-    The pages are written from what is finished even when the runs are interrupted or some fail.
+    The pages are written from the finished runs even if the command is interrupted or runs fail.
 
     Raises:
         ConfigError: the request cannot be run, or runs failed; then the pages name them.
     """
     console, table = console or Console(), request.table
     reduced = table.reduction(request.scale)
-    rows = table.select(request.methods) if request.methods else table.rows_at(request.scale)
+    rows = table.rows_at(request.scale)
+    if request.methods:
+        rows = table.select(request.methods)
     seeds = request.seeds or (reduced and reduced.seeds) or table.seeds
     check_not_in_a_run(request.folder)
     jobs = plan(table, rows, seeds, request.scale, request.folder, request.overrides)
@@ -179,7 +203,9 @@ def reproduce(request: Request, console: Console | None = None) -> Path:
         keep_records(request, jobs, seeds)
         path = write_pages(request, jobs, seeds, failures)
         console.print(f"wrote {path.with_suffix('.md')} and {path}", highlight=False, soft_wrap=True, markup=False)
-        splits = {client: split for job in jobs for client, split in (job.summary() or {}).get("splits", {}).items()}
+        splits: dict[str, str] = {}
+        for job in jobs:
+            splits |= (job.summary() or {}).get("splits", {})
         if splits:
             console.print(f"split, SHA-256: {combined_hash(splits)}", highlight=False, soft_wrap=True)
     raise_failures(failures)
@@ -187,7 +213,7 @@ def reproduce(request: Request, console: Console | None = None) -> Path:
 
 
 def keep_records(request: Request, jobs: Sequence[Planned], seeds: Sequence[int]) -> None:
-    """Write ``request.records``: page and pictures, and ``<table>/<method>-<key>/seed-N/`` of each finished run."""
+    """Write the page, its pictures, and each finished run's summary and history into ``request.records``."""
     if request.records is None:
         return
     folder = Path(request.records).expanduser()
@@ -200,7 +226,7 @@ def keep_records(request: Request, jobs: Sequence[Planned], seeds: Sequence[int]
 
 
 def write_pages(request: Request, jobs: Sequence[Planned], seeds: Sequence[int], failures: Mapping[Path, str]) -> Path:
-    """Write the pages of what is finished; the HTML file's path."""
+    """Write the pages from the finished runs, and return the HTML file's path."""
     comparison, path = compare(request, jobs, seeds, failures), request.folder / f"{request.table.name}.html"
     write_text(path, _page(request.folder, request, comparison))
     write_json(path.with_suffix(".json"), numbers(comparison, request))
@@ -208,7 +234,7 @@ def write_pages(request: Request, jobs: Sequence[Planned], seeds: Sequence[int],
 
 
 def _page(folder: Path, request: Request, comparison: Comparison) -> str:
-    """Write the page as Markdown and its pictures into ``folder``; the page as HTML."""
+    """Write the page as Markdown and its pictures into ``folder``, and return the page as HTML."""
     pictures = draw(comparison, request.table.name)
     for picture in pictures:
         write_bytes(folder / picture.name, picture.content)
@@ -218,7 +244,12 @@ def _page(folder: Path, request: Request, comparison: Comparison) -> str:
 
 
 def draw(comparison: Comparison, name: str) -> list[Picture]:
-    """Curves over rounds; bars of a table of few rows; a heat map, or a line, for each sweep; in files of ``name``."""
+    """Draw curves over rounds, bars of a table with few rows, and a heat map or line of each sweep.
+
+    Args:
+        comparison: the table and its reproduction.
+        name: the beginning of the pictures' file names.
+    """
     table = comparison.table
     finished = [line for line in comparison.lines if line.summaries]
     title = f"{table.name}, scale={comparison.scale}"
@@ -228,15 +259,18 @@ def draw(comparison: Comparison, name: str) -> list[Picture]:
         pictures.append(Picture(rendered(convergence(curves, title)), f"{name}.png", "average test accuracy by round"))
     if 0 < len(finished) <= MAX_BARS and not table.sweeps:
         columns = comparison.columns
-        bar = {
-            line.row.label: [*(comparison.ours(line, each) for each in columns), comparison.our_average(line, columns)]
-            for line in finished
-        }
-        content = rendered(bars([*(column.scored for column in columns), "average"], bar, title))
+        heads = [column.scored for column in columns]
+        series: dict[str, list[Value | None]] = {}
+        for line in finished:
+            values = [comparison.ours(line, column) for column in columns]
+            series[line.row.label] = [*values, comparison.our_average(line, columns)]
+        content = rendered(bars([*heads, "average"], series, title))
         pictures.append(Picture(content, f"{name}-bars.png", "test accuracy by domain"))
     for place, sweep in enumerate(table.sweeps, 1):
-        mine = [line for line in finished if set(line.row.point) == set(sweep.axes)]
-        runs = [Run(line.folders[seed]) for line in mine for seed in line.summaries]
+        runs: list[Run] = []
+        for line in finished:
+            if set(line.row.point) == set(sweep.axes):
+                runs += [Run(line.folders[seed]) for seed in line.summaries]
         if set(varying(runs)) == set(sweep.axes):
             heat = sensitivity(runs, axes=list(sweep.axes), rule=table.rule, names=sweep.names)
             pictures.append(Picture(rendered(heat), f"{name}-sweep-{place}.png", ", ".join(sweep.names.values())))
@@ -246,26 +280,40 @@ def draw(comparison: Comparison, name: str) -> list[Picture]:
 def compare(
     request: Request, jobs: Sequence[Planned], seeds: Sequence[int], failures: Mapping[Path, str]
 ) -> Comparison:
-    """Ours beside the published numbers, from the runs' folders."""
-    lines = []
-    for row in dict.fromkeys(job.row.label for job in jobs):
-        mine = [job for job in jobs if job.row.label == row]
-        finished = {job.seed: job.summary() or {} for job in mine if job.finished()}
-        measured = [job.folder for job in mine if job.seed in finished and request.table.measure]
-        lines.append(
-            Line(
-                mine[0].row,
-                {job.seed: job.folder for job in mine},
-                finished,
-                {job.seed: failures[job.folder] for job in mine if job.folder in failures},
-                tuple(map(_information, measured)),
-            )
-        )
+    """Return the published table with the results of our runs, read from their folders.
+
+    Args:
+        request: the request.
+        jobs: its runs.
+        seeds: its seeds.
+        failures: error messages of runs that failed, by folder.
+    """
+    by_row: dict[str, list[Planned]] = {}
+    for job in jobs:
+        by_row.setdefault(job.row.label, []).append(job)
+    lines: list[Line] = []
+    for of_row in by_row.values():
+        folders: dict[int, Path] = {}
+        summaries: dict[int, Mapping[str, Any]] = {}
+        failed: dict[int, str] = {}
+        measured: list[float] = []
+        for job in of_row:
+            folders[job.seed] = job.folder
+            if job.folder in failures:
+                failed[job.seed] = failures[job.folder]
+            if job.finished():
+                summaries[job.seed] = job.summary() or {}
+                if request.table.measure:
+                    measured.append(_information(job.folder))
+        lines.append(Line(of_row[0].row, folders, summaries, failed, tuple(measured)))
     return Comparison(request.table, request.scale, tuple(lines), tuple(seeds))
 
 
 def _information(folder: Path) -> float:
-    """The estimate for a run, kept in ``mutual_information.json`` beside the state it is of."""
+    """Return the mutual information of a run.
+
+    It is kept in ``mutual_information.json``, with the hash of the state for which it was estimated.
+    """
     from server.results.information import information_of_run
 
     path, state = folder / "mutual_information.json", Run.open(folder).summary["state_sha256"]
@@ -279,39 +327,48 @@ def _information(folder: Path) -> float:
 
 
 def numbers(comparison: Comparison, request: Request) -> dict[str, object]:
-    """The page's numbers for other programs."""
-    overall = comparison.order()
-
-    def mean(value: Value | None) -> float | None:
-        return None if value is None else value.mean
-
+    """Return the page's numbers for other programs."""
+    order = comparison.order()
+    rows: list[dict[str, object]] = []
+    for line in comparison.lines:
+        ours: dict[str, float | None] = {}
+        published: dict[str, float | None] = {}
+        for column in comparison.columns:
+            ours[column.scored] = _mean(comparison.ours(line, column))
+            published[column.published] = comparison.published(line, column)
+        rows.append(
+            {
+                "label": line.row.label,
+                "folders": {str(seed): str(folder) for seed, folder in sorted(line.folders.items())},
+                "ours": ours,
+                "average": _mean(comparison.our_average(line, comparison.columns)),
+                "published": published,
+                "published_average": comparison.published_average(line, comparison.columns),
+                "measured": list(line.measured),
+                "point": dict(line.row.point),
+            }
+        )
     return {
         "table": comparison.table.name,
         "scale": comparison.scale,
         "command": request.command,
         "rule": comparison.table.rule,
         "verdict": comparison.verdict().word,
-        "spearman": overall.correlation,
-        "pairs_kept": [overall.kept, overall.pairs],
-        "rows": [
-            {
-                "label": line.row.label,
-                "folders": {str(seed): str(folder) for seed, folder in sorted(line.folders.items())},
-                "ours": {each.scored: mean(comparison.ours(line, each)) for each in comparison.columns},
-                "average": mean(comparison.our_average(line, comparison.columns)),
-                "published": {column.published: comparison.published(line, column) for column in comparison.columns},
-                "published_average": comparison.published_average(line, comparison.columns),
-                "measured": list(line.measured),
-                "point": dict(line.row.point),
-            }
-            for line in comparison.lines
-        ],
+        "spearman": order.correlation,
+        "pairs_kept": [order.kept, order.pairs],
+        "rows": rows,
     }
 
 
+def _mean(value: Value | None) -> float | None:
+    if value is None:
+        return None
+    return value.mean
+
+
 def print_tables() -> None:
-    """Print what can be reproduced."""
-    print("goldfinch reproduce TABLE --scale small|paper_net|paper; --help says what else. Tables:")
+    """Print the tables that can be reproduced."""
+    print("goldfinch reproduce TABLE --scale small|paper_net|paper; see --help for more. Tables:")
     for paper, tables in itertools.groupby(published_tables().values(), lambda table: table.paper):
         print(f"\n{paper}")
         for table in tables:

@@ -1,4 +1,4 @@
-"""Many runs by one command: every combination of the values given, finished ones skipped, then the table."""
+"""``goldfinch sweep``: run every combination of the given values that is not finished, then show the table."""
 
 import contextlib
 import hashlib
@@ -33,14 +33,14 @@ from common.text import duration
 from server.results.groups import group_runs
 from server.results.run import Run
 from server.results.table import RULES, markdown, print_whole, render
-from server.run.accounting import spoken, total_reports
+from server.run.accounting import report_line, total_reports
 from server.run.conduct import check_not_in_a_run
 
 INTERRUPTED = (130, 143, -signal.SIGINT, -signal.SIGTERM)
-"""Exit codes of a run that somebody stopped: it is not to be started anew."""
+"""Exit codes of a run that was stopped by the user; it is not started again."""
 
-LOOK_SECONDS = 1.0
-"""How often a sweep looks how far its runs are."""
+POLL_SECONDS = 1.0
+"""Seconds between two polls of the progress of the runs."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,9 @@ class Job:
     """One run of a sweep.
 
     Args:
-        overrides: everything that ``goldfinch run`` is given.
-        settings: the same, checked.
-        label: what tells this run from the others.
+        overrides: all overrides of ``goldfinch run``.
+        settings: the settings that they compose.
+        label: the overrides that tell this run from the others.
     """
 
     overrides: tuple[str, ...]
@@ -59,13 +59,13 @@ class Job:
 
     @property
     def folder(self) -> Path:
-        """Where the run writes."""
+        """The run's output folder."""
         return self.settings.output_folder
 
     def summary(self) -> Mapping[str, Any] | None:
-        """Return ``summary.json`` if the folder holds this very run and it came to its end, with a score or without.
+        """Return ``summary.json`` if the folder holds this run and it has finished, with or without a score.
 
-        A run of other settings, scored otherwise, or of other code is another run.
+        A run with other settings, other scoring or other code is another run.
         """
         try:
             summary = Run.open(self.folder).summary
@@ -85,43 +85,54 @@ class Job:
             return bool(done == asked)
         return bool(done >= asked)
 
-    def stale(self) -> str:
-        """Return why what the folder holds cannot be used or gone on with; empty if it can, or if there is nothing."""
+    def stale(self) -> str | None:
+        """Return why the run in the folder can be neither used nor resumed; ``None`` if it can, or there is no run."""
         run = Run(self.folder)
         try:
             if run.code not in ("unknown", self.settings.code):
                 return f"it is of other code ({run.code}; now {self.settings.code})"
             if not run.summary:
-                return ""
+                return None
             if run.summary.get("identity") != self.settings.identity:
                 return "it is of other settings"
             if run.summary.get("scoring", self.settings.scoring) != self.settings.scoring:
                 return "it is scored otherwise (rounds.test_samples, evaluate_every, last_rounds or test)"
         except GoldfinchError as error:
             return f"its record cannot be read ({error})"
-        return ""
+        return None
 
     def finished(self) -> bool:
-        """Whether there is nothing left to do."""
+        """Return whether the run has finished with a score."""
         summary = self.summary()
         return summary is not None and summary["average"] is not None
 
 
 def plan(arguments: Sequence[str], output: Path) -> tuple[list[Job], dict[str, str]]:
-    """Every combination of the values in ``arguments`` (``method=fpl,fedavg seed=0,1``; ``*`` is every option).
+    """Return the run of every combination of values, and the reasons against combinations that cannot be run.
 
-    All are checked before the first starts: the runs that fit, and why each of the others cannot be.
+    All settings are checked before the first run starts.
+
+    Args:
+        arguments: overrides with one or more values, such as ``method=fpl,fedavg``; ``*`` is every option of a group.
+        output: the folder of the runs.
 
     Raises:
-        ConfigError: a key or choice does not exist, or no combination fits; nothing has been run.
+        ConfigError: a key or choice does not exist, or no combination can be run.
     """
-    parsed = parse_overrides([all_options(item) for item in with_tuned(arguments)])
-    axes = [item for item in parsed if item.is_sweep_override()]
-    fixed = [unescaped(item.input_line) for item in parsed if not item.is_sweep_override()]
-    jobs, skipped = [], {}
-    for values in itertools.product(*(axis.sweep_string_iterator() for axis in axes)):
-        chosen = [unescaped(f"{axis.key_or_group}={value}") for axis, value in zip(axes, values, strict=True)]
-        folder = output.joinpath(*(re.sub(r"[^\w.+-]+", "-", item) for item in chosen))
+    axes, fixed = [], []
+    for item in parse_overrides(list(map(all_options, with_tuned(arguments)))):
+        if item.is_sweep_override():
+            axes.append(item)
+        else:
+            fixed.append(unescaped(item.input_line))
+    jobs: list[Job] = []
+    skipped: dict[str, str] = {}
+    for values in itertools.product(*[axis.sweep_string_iterator() for axis in axes]):
+        chosen: list[str] = []
+        folder = output
+        for axis, value in zip(axes, values, strict=True):
+            chosen.append(unescaped(f"{axis.key_or_group}={value}"))
+            folder = folder / re.sub(r"[^\w.+-]+", "-", chosen[-1])
         overrides = (*fixed, *chosen, quoted_override("output", folder.absolute()))
         label, composed = " ".join(chosen) or "run", compose_config(overrides)
         try:
@@ -129,12 +140,13 @@ def plan(arguments: Sequence[str], output: Path) -> tuple[list[Job], dict[str, s
         except ConfigError as error:
             skipped[label] = str(error)
     if not jobs:
-        raise ConfigError("nothing of the sweep fits:\n  " + "\n  ".join(map(": ".join, skipped.items())))
+        reasons = [f"{label}: {reason}" for label, reason in skipped.items()]
+        raise ConfigError("no run of the sweep is possible:\n  " + "\n  ".join(reasons))
     return jobs, skipped
 
 
 def all_options(item: str) -> str:
-    """``group=*`` as ``group=a,b,c``; any other word as it is."""
+    """Return ``group=*`` as ``group=a,b,c``, and any other override as it is."""
     key, _, value = item.partition("=")
     if value != "*":
         return item
@@ -145,18 +157,18 @@ def all_options(item: str) -> str:
 
 
 def default_output(command: str, arguments: Sequence[str]) -> Path:
-    """Return the folder of a command that was given none: another one for every choice of settings.
+    """Return the default output folder of a command.
 
-    The same words give the same folder, so that an interrupted command goes on.
+    The same arguments give the same folder, so that an interrupted command is resumed; others give another folder.
     """
     digest = hashlib.sha256(json.dumps(sorted(arguments)).encode()).hexdigest()[:8]
     return Path("outputs", f"{command}-{digest}")
 
 
 def check_folder(output: Path, arguments: Sequence[str], *, overwrite: bool = False) -> None:
-    """Refuse to mix a sweep with another one, or to write it into a run.
+    """Refuse to mix a sweep with another one, or to write it into a run's folder.
 
-    With ``overwrite`` the other sweep's table is replaced, and its runs that are none of this one are deleted.
+    With ``overwrite`` the other sweep's table is replaced, and its runs that do not belong to this sweep are deleted.
 
     Raises:
         ConfigError: the folder holds another sweep, or lies in a run's folder.
@@ -167,7 +179,7 @@ def check_folder(output: Path, arguments: Sequence[str], *, overwrite: bool = Fa
         known = dict(json.loads(read_small(path)))
     except (OSError, ValueError, TypeError):
         return
-    before = [str(word) for word in known.get("arguments", [])]
+    before = list(map(str, known.get("arguments", [])))
     if sorted(before) == sorted(arguments):
         return
     if not overwrite:
@@ -178,19 +190,25 @@ def check_folder(output: Path, arguments: Sequence[str], *, overwrite: bool = Fa
     kept = {job.folder.resolve() for job in plan(arguments, output)[0]}
     place = output.resolve()
     for name in known.get("runs", []):
-        folder = (output / str(name)).resolve()  # the record may be a stranger's, so nothing outside is deleted
+        folder = (output / str(name)).resolve()  # the record may come from elsewhere: delete nothing outside
         if place in folder.parents and folder not in kept and (folder / "config.yaml").exists():
             shutil.rmtree(folder)
     path.unlink()
 
 
 def sweep(arguments: Sequence[str], output: Path, jobs: int = 1, *, overwrite: bool = False) -> None:
-    """Run what is not finished, ``jobs`` at a time, and print and write the table of all.
+    """Do the runs that are not finished, then print and write the table of all.
 
-    Every run is a process of its own with its log in its folder; one that fails does not end the others.
+    Every run is a process of its own and has its log in its folder. A run that fails does not end the others.
+
+    Args:
+        arguments: overrides, see :func:`plan`.
+        output: the folder of the runs and the table.
+        jobs: runs at the same time.
+        overwrite: whether to replace another sweep in ``output``.
 
     Raises:
-        ConfigError: a value is not good, or some runs failed (they are named, with the end of their log).
+        ConfigError: a value is not valid, or some runs failed; the message names them and the last line of each log.
     """
     console = Console()
     say = partial(console.print, highlight=False, markup=False)
@@ -217,20 +235,28 @@ def execute(
     rule: str = "final",
     finished: Callable[[], None] = lambda: None,
 ) -> dict[Path, str]:
-    """Do every run that is not finished, ``jobs`` at a time, and say what each came to by ``rule``.
+    """Do every run that is not finished, and print its score.
 
-    ``finished`` is called after each.
+    Args:
+        planned: the runs; those with the same folder are one run.
+        jobs: runs at the same time.
+        console: where to print.
+        rule: the rule of the scores.
+        finished: called after each run.
 
     Returns:
-        What went wrong, with the label of the run, by its folder.
+        The errors of the runs that failed, by folder.
     """
     say = partial(console.print, highlight=False, markup=False)
-    different = {job.folder: job for job in planned}
+    different: dict[Path, Job] = {}
+    for job in planned:
+        different[job.folder] = job
     waiting = [job for job in different.values() if not job.finished()]
     say(f"{len(different)} runs, {len(different) - len(waiting)} finished already")
     for job in waiting:
-        if reason := job.stale():
-            say(f"{job.label}: what is in its folder is not used, since {reason}; it is run again")
+        reason = job.stale()
+        if reason:
+            say(f"{job.label}: the run in its folder is not used, since {reason}; it is run again")
     started = time.perf_counter()
     failures: dict[Path, str] = {}
     running: dict[str, subprocess.Popen[bytes]] = {}
@@ -240,46 +266,54 @@ def execute(
             ended = pool.map(partial(run_subprocess, running=running, show=show), waiting)
             for done, (job, problem) in enumerate(ended, 1):
                 left = (time.perf_counter() - started) / done * (len(waiting) - done)
-                said = f"FAILED: {problem}" if problem else _score(job, rule)
-                say(f"[{done}/{len(waiting)}, {duration(left)} left] {job.label}: {said}")
                 if problem:
+                    outcome = f"FAILED: {problem}"
                     failures[job.folder] = f"{job.label}: {problem} (see {job.folder / 'run.log'})"
+                else:
+                    outcome = _score(job, rule)
+                say(f"[{done}/{len(waiting)}, {duration(left)} left] {job.label}: {outcome}")
                 finished()
         except KeyboardInterrupt:
             for process in list(running.values()):
-                process.terminate()  # each keeps its last complete round, and the next sweep goes on from it
+                process.terminate()  # each keeps its last complete round, and the next sweep resumes it
             raise
     return failures
 
 
 def privacy_lines(jobs: Sequence[Job]) -> list[str]:
-    """Return what the runs have released together, one line for each data set; empty without differential privacy."""
-    reports = total_reports([(job.settings, job.folder) for job in {job.folder: job for job in jobs}.values()])
-    return [f"privacy, {report['runs']} runs on {data} together: {spoken(report)}" for data, report in reports.items()]
+    """Return the total epsilon of the runs, one line for each data set; empty without differential privacy."""
+    runs: dict[Path, tuple[RunSettings, Path]] = {}
+    for job in jobs:
+        runs[job.folder] = (job.settings, job.folder)
+    lines: list[str] = []
+    for data, report in total_reports(list(runs.values())).items():
+        lines.append(f"privacy, {report['runs']} runs on {data} together: {report_line(report)}")
+    return lines
 
 
 def raise_failures(failures: Mapping[Path, str]) -> None:
-    """Refuse to go on from failures of :func:`execute`.
+    """Raise the failures that :func:`execute` returned.
 
     Raises:
-        ConfigError: there are some; all are named.
+        ConfigError: there are failures; the message has all of them.
     """
     if failures:
         raise ConfigError("some runs failed:\n  " + "\n  ".join(failures.values()))
 
 
 class Progress:
-    """The last line of each run that goes on, in one place of the terminal."""
+    """Shows the last log line of each running process in one place of the terminal."""
 
     def __init__(self, write: Callable[[str], None]) -> None:
-        self.write, self.lines = write, dict[str, str]()
+        self.write = write
+        self.lines: dict[str, str] = {}
 
     def __call__(self, label: str, line: str) -> None:
-        """Show ``line`` for a run from here on; an empty one is none."""
+        """Show ``line`` for the run ``label``; an empty line removes the run."""
         self.lines.pop(label, None)
         if line:
             self.lines[label] = line
-        self.write(escape("\n".join(f"{label}: {line}" for label, line in list(self.lines.items()))))
+        self.write(escape("\n".join(map(": ".join, list(self.lines.items())))))
 
 
 def run_subprocess(
@@ -288,21 +322,29 @@ def run_subprocess(
     show: Callable[[str, str], None],
     enough: Callable[[], bool] = lambda: False,
 ) -> tuple[Job, str]:
-    """One run in a process of its own, which goes on where it was interrupted and is ended once it is ``enough``.
+    """Do one run in a process of its own; a run that was interrupted is resumed.
+
+    Args:
+        job: the run.
+        running: the process is here, by the run's label, while it runs.
+        show: called with the run's label and the last line of its log.
+        enough: polled while the run goes on; ``True`` ends it.
 
     Returns:
-        The run, and what went wrong in words; empty if it came to its end, or it was enough.
+        The run, and its error message; empty if it finished or was ended by ``enough``.
     """
     job.folder.mkdir(parents=True, exist_ok=True)
     begun = any((job.folder / "checkpoint").glob("*"))
-    way = "resume=true" if begun and not job.stale() else "overwrite=true"
+    way = "overwrite=true"
+    if begun and not job.stale():
+        way = "resume=true"
     command = [sys.executable, "-P", "-m", "server.cli", "run", *job.overrides]
     command += [f"--config-dir={folder}" for folder in FOLDERS[1:]]
     environment = {**os.environ, "OMP_NUM_THREADS": str(job.settings.train.threads)}
     log = job.folder / "run.log"
     for choice in dict.fromkeys([way, "overwrite=true"]):  # an interrupted run of other settings is replaced
         if job.summary() is not None and choice != way:
-            break  # it came to its end, without a score: from the start it would do the same
+            break  # it finished without a score, and would do so again
         with (
             log.open("w") as stream,
             subprocess.Popen(  # noqa: S603  # our own program, no shell
@@ -314,7 +356,7 @@ def run_subprocess(
             while code is None:
                 show(job.label, log.read_text(errors="replace").strip().rpartition("\n")[2])
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    code = process.wait(LOOK_SECONDS)
+                    code = process.wait(POLL_SECONDS)
                 if code is None and enough():
                     process.terminate()
                     process.wait()
@@ -326,23 +368,30 @@ def run_subprocess(
         if code in INTERRUPTED:
             break
     lines = log.read_text(errors="replace").strip().splitlines()
-    said = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")] or lines
-    return job, said[-1] if said else f"exit code {code}"
+    errors = [line for line in lines if line.startswith("error: ")] or lines
+    if not errors:
+        return job, f"exit code {code}"
+    return job, errors[-1].removeprefix("error: ")
 
 
 def _score(job: Job, rule: str) -> str:
-    """What a run scored by a rule, with the rule's name; by its last round where the rule gives no score."""
+    """Return a run's score and the rule's name; by the last round if the rule gives no score."""
     summary = Run.open(job.folder).summary
-    known = rule if rule in summary["scores"] else "final"
+    known = "final"
+    if rule in summary["scores"]:
+        known = rule
     score = summary["scores"].get(known, summary)
-    missing = score.get("missing", {})
-    partial = f" {PARTIAL} PARTIAL, without {named_missing(missing)}" if missing else ""
-    skipped = f", {summary['rounds_skipped']} of {summary['rounds']} rounds skipped" * bool(summary["rounds_skipped"])
-    return f"average {score['average']:.2f}, worst {score['worst']:.2f} ({RULES[known].name}{skipped}){partial}"
+    text = f"average {score['average']:.2f}, worst {score['worst']:.2f} ({RULES[known].name}"
+    if summary["rounds_skipped"]:
+        text += f", {summary['rounds_skipped']} of {summary['rounds']} rounds skipped"
+    text += ")"
+    if score.get("missing"):
+        text += f" {PARTIAL} PARTIAL, without {named_missing(score['missing'])}"
+    return text
 
 
 def _write_record(output: Path, arguments: Sequence[str], jobs: Sequence[Job]) -> None:
-    """Write which sweep the folder holds, so that another one is not mixed with it."""
+    """Record the sweep in its folder, so that no other sweep is mixed with it."""
     folders = [job.folder.relative_to(output.absolute()).as_posix() for job in jobs]
     write_json(output / "sweep.json", {"arguments": list(arguments), "runs": folders})
 
@@ -352,6 +401,7 @@ def _write_tables(jobs: Sequence[Job], output: Path, arguments: Sequence[str], c
     for board in group_runs([Run(job.folder) for job in jobs]):
         print_whole(render(board, "final"))
         text += [markdown(board, "final"), ""]
-    text += [line + "\n" for line in privacy_lines(jobs)]
+    for line in privacy_lines(jobs):
+        text.append(line + "\n")
     write_text(output / "table.md", "\n".join(text))
     console.print(f"wrote {output.absolute() / 'table.md'}", markup=False)

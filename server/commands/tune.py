@@ -1,4 +1,4 @@
-"""``goldfinch tune``: a search for a method's settings by its score on validation samples; test sets are left alone."""
+"""``goldfinch tune``: search a method's settings by its score on validation samples, without using test sets."""
 
 from __future__ import annotations
 
@@ -34,23 +34,23 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial, Trial
 
 SEARCH_SEED = 1000
-"""Seed of a search's runs; other seeds tell what was gained."""
+"""Seed of a search's runs; the gain is measured with other seeds."""
 
 VALIDATION = 0.1
 RATE = "train.learning_rate"
 RATE_FACTOR = 10.0
-"""The learning rate is looked for between a tenth and ten times what the settings have."""
+"""The learning rate is searched from a tenth to ten times its value in the settings."""
 
 STARTUP = 5
-"""Trials that are never broken off, and as many points drawn at random before the sampler learns."""
+"""First trials, which are never pruned and whose values are drawn at random."""
 
 COUNTED = ("RUNNING", "COMPLETE", "PRUNED")
 
 
 def space_of(settings: RunSettings) -> dict[str, Search]:
-    """Return what is searched for a method, by setting: the fields that it marks, and the learning rate.
+    """Return the ranges of the search, by setting: the method's fields with a search range, and the learning rate.
 
-    A range reaches as far as the value that the settings have, such as the printed one for the data set.
+    A range is extended to include the value in the settings, such as the printed value for the data set.
     """
     rate = settings.train.learning_rate
     space = {RATE: Search(rate / RATE_FACTOR, rate * RATE_FACTOR)}
@@ -63,13 +63,17 @@ def space_of(settings: RunSettings) -> dict[str, Search]:
 
 
 def starting_values(settings: RunSettings, space: Mapping[str, Search]) -> dict[str, float]:
-    """Return the values that the settings have of what is searched."""
+    """Return the values of the searched settings before the search."""
     groups = {"train": settings.train, "method": settings.method}
-    return {name: getattr(groups[name.partition(".")[0]], name.partition(".")[2]) for name in space}
+    values: dict[str, float] = {}
+    for name in space:
+        group, _, field_name = name.partition(".")
+        values[name] = getattr(groups[group], field_name)
+    return values
 
 
 def overrides_for(values: Mapping[str, float]) -> list[str]:
-    """Values as words of ``goldfinch run``."""
+    """Return the overrides of ``goldfinch run`` for ``values``."""
     return [f"{name}={value!r}" for name, value in values.items()]
 
 
@@ -78,15 +82,16 @@ class TuningSearch:
     """One search.
 
     Args:
-        words: the user's settings, without seed and output.
-        settings: of the first trial.
-        trials: how many there are to be, the first trial among them.
-        start: what the first trial's values are: ``printed`` (a paper has them for this data set), ``default`` (the
-            method's own), or ``given`` (the user's overrides).
+        overrides: the user's overrides, without seed and output.
+        settings: the settings of the first trial.
+        folder: the folder of the search.
+        trials: the number of trials, including the first.
+        start: the origin of the first trial's values: ``printed`` (in a paper, for this data set), ``default`` (the
+            method's defaults), or ``given`` (the user's overrides).
         fixed: printed settings that are not searched. Every trial has them.
     """
 
-    words: tuple[str, ...]
+    overrides: tuple[str, ...]
     settings: RunSettings
     folder: Path
     trials: int
@@ -94,78 +99,119 @@ class TuningSearch:
     fixed: Mapping[str, float] = field(default_factory=dict)
 
     def job(self, label: str, kind: str, values: Mapping[str, float], *more: str, name: str = "") -> Job:
-        """A run with ``values``, in the folder of its ``kind`` that is named after them, there under ``name``."""
+        """Return a run with ``values``.
+
+        Args:
+            label: the run's name in messages.
+            kind: the folder below the search's folder, ``trials`` or ``fresh``.
+            values: the searched settings.
+            more: further overrides.
+            name: a folder below the one that is named after the values.
+        """
         key = hashlib.sha256(repr(sorted(values.items())).encode()).hexdigest()[:12]
         place = quoted_override("output", (self.folder / kind / key / name).absolute())
-        chosen = (*self.words, *overrides_for(values), *more, place)
+        chosen = (*self.overrides, *overrides_for(values), *more, place)
         return Job(chosen, settings_of(compose_config(chosen)), label)
 
     @property
     def subject(self) -> dict[str, Any]:
-        """What a study is of; another's is refused."""
+        """Settings, ranges and code of the search; a study with another subject is refused."""
         space = {name: list(each) for name, each in space_of(self.settings).items()}
         settings = result_settings(self.settings.raw, ("rounds.test",))
         return json.loads(json.dumps({**settings, "space": space, "code": self.settings.code}, default=str))
 
 
-def plan_search(words: Sequence[str], output: Path, trials: int, seeds: Sequence[int]) -> TuningSearch:
-    """Return the search that ``words`` describe, checked.
+def plan_search(overrides: Sequence[str], output: Path, trials: int, seeds: Sequence[int]) -> TuningSearch:
+    """Return the search that ``overrides`` describe.
 
-    It begins with the printed values for the data set where ``conf/printed/`` has some; ``printed=false`` begins with
-    the method's defaults.
+    It starts from the printed values for the data set if ``conf/printed/`` has some; ``printed=false`` starts from the
+    method's defaults.
+
+    Args:
+        overrides: the user's overrides.
+        output: the folder of the search, below which each data set and method has its own.
+        trials: the number of trials.
+        seeds: seeds of the runs that measure the gain.
 
     Raises:
-        ConfigError: a setting is not good, a range holds one value, or ``seeds`` has the search's own seed.
+        ConfigError: a setting is not valid, a range holds one value, or ``seeds`` has the search's own seed.
     """
-    own = with_tuned([item for item in words if not item.startswith("printed=")])
+    own: list[str] = []
+    asked: list[str] = []
+    for item in overrides:
+        if item.startswith("printed="):
+            asked.append(item)
+        else:
+            own.append(item)
+    own = with_tuned(own)
     given = {item.partition("=")[0] for item in own}
-    words, paper = _with_start(words, own)
+    started, paper = _with_start(own, asked)
     if trials < 1:
         raise ConfigError(f"--trials {trials}: a search needs one trial or more")
     if {"rounds.test", "resume", "overwrite"} & given:
-        raise ConfigError("rounds.test, resume and overwrite are the search's own to set")
-    words = [f"protocol.validation={VALIDATION}", f"seed={SEARCH_SEED}", *words]
+        raise ConfigError("rounds.test, resume and overwrite are set by the search; leave them out")
+    chosen = (f"protocol.validation={VALIDATION}", f"seed={SEARCH_SEED}", *started)
     check_not_in_a_run(output)
-    settings = settings_of(compose_config([*words, "rounds.test=false"]))
+    settings = settings_of(compose_config([*chosen, "rounds.test=false"]))
     if isinstance(settings.privacy, GaussianPrivacy):
         raise ConfigError(
             "privacy=gaussian: a search chooses by validation scores, which are exact functions of clients' images; "
             "search with privacy=none on data that need none, then give goldfinch run tuned= and privacy=gaussian"
         )
     if settings.seed in seeds:
-        raise ConfigError(f"--seeds: {settings.seed} is the seed of the search; only others tell what was gained")
-    for name, (low, high, log) in space_of(settings).items():
+        raise ConfigError(f"--seeds: {settings.seed} is the seed of the search; the gain needs other seeds")
+    space = space_of(settings)
+    for name, (low, high, log) in space.items():
         if not (low < high and (low > 0 or not log)):
             raise ConfigError(f"{name} is searched from {low:g} to {high:g}: give it a range of more than one value")
-    space = space_of(settings)
-    fixed = {key: value for key, value in paper.items() if key not in {*space, *given}}
-    start: Literal["printed", "default", "given"] = "printed" if paper else "default"
+    fixed = dict(paper)
+    for name in (*space, *given):
+        fixed.pop(name, None)
+    start: Literal["printed", "default", "given"] = "default"
     if given & ({*space, *paper} - {RATE}):
         start = "given"
+    elif paper:
+        start = "printed"
     folder = output / settings.choices["data"] / settings.choices["method"]
-    return TuningSearch(tuple(words), settings, folder, trials, start, fixed)
+    return TuningSearch(chosen, settings, folder, trials, start, fixed)
 
 
-def _with_start(words: Sequence[str], own: Sequence[str]) -> tuple[list[str], Mapping[str, float]]:
-    """Return the overrides with the printed settings, if there are some and the user wants them, and these settings."""
-    asked = [item for item in words if item.startswith("printed=")]
+def _with_start(own: Sequence[str], asked: Sequence[str]) -> tuple[list[str], Mapping[str, float]]:
+    """Return the overrides with the printed settings, and these settings.
+
+    They are empty if ``conf/printed/`` has none for the method and data set, or the user said ``printed=false``.
+
+    Args:
+        own: the user's overrides without ``printed=``.
+        asked: the user's overrides ``printed=``.
+    """
     choices = compose_config(own)["choices"]
     paper = printed_values(choices["method"], choices["data"])
-    if (asked and asked[-1].lower() != "printed=true") or (paper is None and not asked):
+    refused = asked and asked[-1].lower() != "printed=true"
+    if refused or (paper is None and not asked):
         return with_printed([*own, *asked]), {}
-    return with_printed([*own, "printed=true"]), paper.values if paper else {}
+    started = with_printed([*own, "printed=true"])
+    if paper is None:
+        return started, {}
+    return started, paper.values
 
 
 def plain_printer(console: Console) -> Callable[[str], None]:
-    """What prints a text as it stands, however long its lines are."""
+    """Return a function that prints a text without markup and without wrapping its lines."""
     return partial(console.print, highlight=False, markup=False, soft_wrap=True)
 
 
 def run_search(search: TuningSearch, jobs: int, console: Console) -> Study:
-    """Run the trials that are missing; only one process at a time may search in a folder.
+    """Run the trials that are not done, and return the study.
+
+    Args:
+        search: the search.
+        jobs: trials at the same time.
+        console: where to print.
 
     Raises:
-        ConfigError: another process searches in the folder; or as in :func:`_run_trials`.
+        ConfigError: another process searches in the folder, the folder's study has other settings, or no run was
+            scored.
         CheckpointError: ``study.db`` cannot be read.
     """
     with run_lock(search.folder, "search"):
@@ -173,16 +219,11 @@ def run_search(search: TuningSearch, jobs: int, console: Console) -> Study:
 
 
 def _run_trials(search: TuningSearch, jobs: int, console: Console) -> Study:
-    """Run the trials that are missing, ``jobs`` at a time, with Optuna's ``study.optimize``.
+    """Run the trials that are not done, ``jobs`` at a time, with Optuna's ``study.optimize``.
 
-    The first trial has the values that the settings have. A run that fails counts as a trial that scored 0. The study
-    is kept in ``study.db``: a trial that was interrupted is run again, with the same values, by the next call. One
-    trial at a time draws the same values whether the search is interrupted or not; with several, Optuna draws from
-    the system's entropy.
-
-    Raises:
-        ConfigError: the folder's study is of other settings, or no run came to a score.
-        CheckpointError: ``study.db`` cannot be read.
+    The first trial has the values in the settings. A run that fails counts as a trial with score 0. The study is kept
+    in ``study.db``; the next call runs an interrupted trial again with the same values. One trial at a time draws the
+    same values whether the search is interrupted or not; with several, Optuna draws from the system's entropy.
     """
     with libraries_of("tune", "goldfinch tune"):
         import optuna
@@ -199,21 +240,22 @@ def _run_trials(search: TuningSearch, jobs: int, console: Console) -> Study:
 
     def use_own_seed(study: Study, _: FrozenTrial | None = None) -> None:
         """Give the next trial a seed of its own, so that a search which is resumed draws the same values."""
-        begun = [trial for trial in study.get_trials(deepcopy=False) if trial.state.name in COUNTED]
-        seed = search.settings.seed + len(begun)
+        seed = search.settings.seed
+        for trial in study.get_trials(deepcopy=False):
+            seed += trial.state.name in COUNTED
         study.sampler = optuna.samplers.TPESampler(n_startup_trials=STARTUP, seed=seed, constant_liar=jobs > 1)
 
     def print_trial(study: Study, trial: FrozenTrial) -> None:
-        chosen = " ".join(f"{name.rpartition('.')[2]}={value:.3g}" for name, value in trial.params.items())
-        say(f"[{len(finished_trials(study))}/{total}] {chosen}: {trial.user_attrs['outcome']}")
+        chosen = [f"{name.rpartition('.')[2]}={value:.3g}" for name, value in trial.params.items()]
+        say(f"[{len(finished_trials(study))}/{total}] {' '.join(chosen)}: {trial.user_attrs['outcome']}")
 
     with console.status("starting") as status, ThreadPoolExecutor(1) as pool:
         show = Progress(status.update)
 
         def objective(trial: Trial) -> float:
-            values = {
-                name: trial.suggest_float(name, each.low, each.high, log=each.log) for name, each in space.items()
-            }
+            values: dict[str, float] = {}
+            for name, each in space.items():
+                values[name] = trial.suggest_float(name, each.low, each.high, log=each.log)
             try:
                 return run_trial(search, trial, values, show, stopping)
             except optuna.TrialPruned:
@@ -231,24 +273,25 @@ def _run_trials(search: TuningSearch, jobs: int, console: Console) -> Study:
             if problems:
                 raise problems[0]
         except BaseException as error:
-            stopping.set()  # each run ends with its last complete round, and the next search goes on from it
-            first = problems[0] if problems else error
+            stopping.set()  # each run keeps its last complete round, and the next search resumes it
+            first = [*problems, error][0]
             if isinstance(first, KeyboardInterrupt) and not first.args:
-                first.args = ("stopped; the same command goes on where it was",)
+                first.args = ("stopped; the same command resumes the search",)
             raise first from None
-    if not any(trial.value for trial in finished_trials(study)):
-        raise ConfigError(f"no trial came to a score; see run.log in {search.folder / 'trials'}")
-    return study
+    for trial in finished_trials(study):
+        if trial.value:
+            return study
+    raise ConfigError(f"no trial was scored; see run.log in {search.folder / 'trials'}")
 
 
 def _open_study(search: TuningSearch) -> Study:
-    """Return the study in the search's folder; a new one begins with the values that the settings have."""
+    """Return the study in the search's folder; a new study begins with the values in the settings."""
     import optuna
 
     lock = threading.Lock()
 
     class LockedStudy(optuna.Study):
-        """A study that one thread asks at a time: SQLite would give a queued trial to two of them."""
+        """A study that one thread at a time asks for a trial; SQLite would give a queued trial to two threads."""
 
         def ask(self, fixed_distributions: dict[str, BaseDistribution] | None = None) -> Trial:
             with lock:
@@ -266,7 +309,7 @@ def _open_study(search: TuningSearch) -> Study:
         study.set_user_attr("subject", search.subject)
         study.enqueue_trial(starting_values(search.settings, space_of(search.settings)))
     elif not isinstance(known, dict):
-        raise CheckpointError(f"{search.folder / 'study.db'} is damaged or of another program: no settings are in it")
+        raise CheckpointError(f"{search.folder / 'study.db'} is damaged or from another program: it has no settings")
     elif known != search.subject:
         differ = sorted(key for key in known | search.subject if known.get(key) != search.subject.get(key))
         raise ConfigError(
@@ -276,11 +319,13 @@ def _open_study(search: TuningSearch) -> Study:
 
 
 def _enqueue_interrupted(study: Study) -> None:
-    """Queue the trials again that were interrupted, each once: Optuna has them as failed, or as running if killed."""
+    """Queue each interrupted trial again, once. Its state in Optuna is failed, or running if it was killed."""
     from optuna.trial import TrialState
 
     trials = study.get_trials(deepcopy=False)
-    repeated = {trial.user_attrs.get("repeats") for trial in trials}
+    repeated: set[int | None] = set()
+    for trial in trials:
+        repeated.add(trial.user_attrs.get("repeats"))
     for trial in trials:
         if trial.state == TrialState.RUNNING:
             study.tell(trial.number, state=TrialState.FAIL)
@@ -295,12 +340,13 @@ def _damage(folder: Path) -> Iterator[None]:
     try:
         yield
     except (SQLAlchemyError, AssertionError, KeyError, RuntimeError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{folder / 'study.db'} is damaged or of another program: {error}") from error
+        raise CheckpointError(f"{folder / 'study.db'} is damaged or from another program: {error}") from error
 
 
 def finished_trials(study: Study) -> list[FrozenTrial]:
     """Return the trials that are complete or pruned, in their order."""
-    return [trial for trial in study.get_trials(deepcopy=False) if trial.state.name in ("COMPLETE", "PRUNED")]
+    trials = study.get_trials(deepcopy=False)
+    return [trial for trial in trials if trial.state.name in ("COMPLETE", "PRUNED")]
 
 
 def run_trial(
@@ -310,12 +356,19 @@ def run_trial(
     show: Callable[[str, str], None],
     stopping: threading.Event,
 ) -> float:
-    """Return the best validation score of a run with ``values``, in percent; 0 if the run failed.
+    """Do a run with ``values``, and return its best validation score in per cent; 0 if the run failed.
 
-    Each round's score is reported to the trial. ``stopping`` ends the run; its next call goes on from its checkpoint.
+    Each round's score is reported to the trial.
+
+    Args:
+        search: the search.
+        trial: Optuna's trial.
+        values: the searched settings.
+        show: called with the run's label and the last line of its log.
+        stopping: ends the run when it is set; the next search resumes it.
 
     Raises:
-        TrialPruned: the run was worse than the others' median and was ended.
+        TrialPruned: the run was worse than the median of the others and was ended.
         KeyboardInterrupt: ``stopping`` was set.
         ConfigError: no round was validated by every client, or the run did not start.
     """
@@ -325,11 +378,14 @@ def run_trial(
     job = search.job(f"trial {trial.number}", "trials", values, seed, "rounds.test=false")
     reported: set[int] = set()
 
-    def hopeless() -> bool:
+    def should_prune() -> bool:
+        """Report the new rounds' scores to the trial, and return whether it should be pruned."""
         with contextlib.suppress(GoldfinchError):
             for entry in Run(job.folder).events:
                 number = int(entry.get("round", 0))
-                whole = entry["event"] == "validation" and not entry.get("missing")  # others compare other domains
+                whole = entry["event"] == "validation" and not entry.get(
+                    "missing"
+                )  # a partial score is of fewer domains
                 if whole and number and number not in reported:
                     reported.add(number)
                     trial.report(float(entry["average"]), number)
@@ -339,10 +395,10 @@ def run_trial(
 
     problem = ""
     if job.summary() is None and not stopping.is_set():
-        _, problem = run_subprocess(job, {}, show, lambda: stopping.is_set() or hopeless())
+        _, problem = run_subprocess(job, {}, show, lambda: stopping.is_set() or should_prune())
     if stopping.is_set():
         raise KeyboardInterrupt
-    if hopeless() or (not problem and job.summary() is None):
+    if should_prune() or (not problem and job.summary() is None):
         trial.set_user_attr("outcome", f"broken off after round {max(reported, default=0)}")
         raise optuna.TrialPruned
     summary = job.summary()
@@ -362,14 +418,14 @@ def run_trial(
     raise ConfigError(f"{job.label}: {problem} (see {job.folder / 'run.log'})")
 
 
-# ---- what came of it -------------------------------------------------------------------------------------------------
+# ---- the result of a search ------------------------------------------------------------------------------------------
 
 
 def write_best(search: TuningSearch, study: Study) -> Path:
-    """``best.yaml``, which ``goldfinch run tuned=`` takes, and ``trials.png``; the former's place."""
+    """Write ``best.yaml``, which ``goldfinch run tuned=`` takes, and ``trials.png``; return the path of the first."""
     best, ends = study.best_trial, finished_trials(study)
     pruned = sum(trial.state.name == "PRUNED" for trial in ends)
-    settings, chosen = search.settings, " ".join(search.words)
+    settings, chosen = search.settings, " ".join(search.overrides)
     found = (
         f"{len(ends)} trials ({pruned} broken off) of {settings.train.rounds} rounds with seed {settings.seed}, by "
         f"validation on {settings.protocol.validation:g} of each client's training samples: {best.value:.2f} %, and "
@@ -383,26 +439,33 @@ def write_best(search: TuningSearch, study: Study) -> Path:
 
 
 def _draw(search: TuningSearch, ends: Sequence[FrozenTrial]) -> None:
-    """Validation by trial with the best so far, then by each setting that was searched."""
+    """Draw the validation score by trial with the best so far, and by each searched setting, as ``trials.png``."""
     space = space_of(search.settings)
     measure = METRICS[search.settings.rounds.metric]
-    figure = new_figure(
-        3.0 * (1 + len(space)), 3.0, f"{search.settings.method.name}: validation {measure} in %, by trial"
-    )
+    title = f"{search.settings.method.name}: validation {measure} in %, by trial"
+    figure = new_figure(3.0 * (1 + len(space)), 3.0, title)
     panels = figure.subplots(1, 1 + len(space), sharey=True, squeeze=False)[0]
-    values = [max(trial.intermediate_values.values(), default=0.0) for trial in ends]
-    whole = [trial.state.name == "COMPLETE" for trial in ends]
-    best = [
-        max((v for v, done in zip(values[: n + 1], whole, strict=False) if done), default=0.0) for n in range(len(ends))
-    ]
-    panels[0].step(range(len(ends)), best, where="post", color=COLOURS[1], label="best so far")
-    for panel, (name, each) in zip(panels, [("trial", None), *space.items()], strict=True):
-        places = [trial.number if each is None else trial.params[name] for trial in ends]
-        for state, marker, label in ((True, "o", "to the end"), (False, "x", "broken off")):
-            chosen = [index for index, done in enumerate(whole) if done is state]
-            points = [places[index] for index in chosen], [values[index] for index in chosen]
-            plain(panel).scatter(*points, marker=marker, color=COLOURS[0], label=label)
-        panel.set_xscale("log" if each is not None and each.log else "linear")
+    scores: list[float] = []
+    best_so_far: list[float] = []
+    best = 0.0
+    for trial in ends:
+        score = max(trial.intermediate_values.values(), default=0.0)
+        scores.append(score)
+        if trial.state.name == "COMPLETE":
+            best = max(best, score)
+        best_so_far.append(best)
+    panels[0].step(range(len(ends)), best_so_far, where="post", color=COLOURS[1], label="best so far")
+    for panel, name in zip(panels, ["trial", *space], strict=True):
+        for state, marker, label in (("COMPLETE", "o", "to the end"), ("PRUNED", "x", "broken off")):
+            x: list[float] = []
+            y: list[float] = []
+            for trial, score in zip(ends, scores, strict=True):
+                if trial.state.name == state:
+                    x.append({"trial": trial.number, **trial.params}[name])
+                    y.append(score)
+            plain(panel).scatter(x, y, marker=marker, color=COLOURS[0], label=label)
+        if name in space and space[name].log:
+            panel.set_xscale("log")
         panel.set_xlabel(name)
     panels[0].legend(fontsize=7)
     save(figure, search.folder / "trials.png")
@@ -412,33 +475,42 @@ PARTITION = "protocol.partition_seed"
 
 
 def varies_partition(search: TuningSearch) -> bool:
-    """Whether a fresh run's seed also draws its partition: the protocol has one, and the user did not fix it."""
-    fixed = any(item.startswith(f"{PARTITION}=") for item in search.words)
+    """Return whether the seed of a fresh run also draws its partition.
+
+    It does if the protocol draws a partition and the user did not fix its seed.
+    """
+    fixed = any(item.startswith(f"{PARTITION}=") for item in search.overrides)
     return "partition_seed" in search.settings.raw["protocol"] and not fixed
 
 
 def fresh_runs(search: TuningSearch, label: str, values: Mapping[str, float], seeds: Sequence[int]) -> list[Job]:
-    """Return runs with ``values`` and seeds that were not in the search, scored on test.
+    """Return runs with ``values`` and seeds that were not in the search, scored on test sets.
 
-    A run's seed is the seed of its partition too (``protocol.partition_seed=null``), so that the deviation over runs
-    has that of the partition in it. All runs of a row then have one configuration, which is why they are one group.
+    A run's seed also draws its partition (``protocol.partition_seed=null``), so that the deviation over runs includes
+    that of the partition. All these runs have the same settings besides the seed, so tables show them in one row.
     """
-    more = [f"{PARTITION}=null"] if varies_partition(search) else []
-    return [search.job(f"{label} seed={n}", "fresh", values, *more, f"seed={n}", name=f"seed-{n}") for n in seeds]
+    more: list[str] = []
+    if varies_partition(search):
+        more.append(f"{PARTITION}=null")
+    jobs: list[Job] = []
+    for seed in seeds:
+        jobs.append(search.job(f"{label} seed={seed}", "fresh", values, *more, f"seed={seed}", name=f"seed-{seed}"))
+    return jobs
 
 
 def scores_of(jobs: Sequence[Job]) -> list[float]:
-    """The runs' averages on test, in the round that is best on validation.
+    """Return each run's average on test sets in the round that is best on validation, in per cent.
 
     Raises:
-        ConfigError: one has none, or one that lacks a domain.
+        ConfigError: a run has no such score, or a partial one.
     """
-    found = []
+    found: list[float] = []
     for job in jobs:
         score = (job.summary() or {}).get("scores", {}).get("validated")
         if score is None:
             raise ConfigError(f"{job.label} has no score of its best round; see {job.folder / 'run.log'}")
-        if missing := {**score.get("missing", {}), **score.get("validation_missing", {})}:
+        missing = {**score.get("missing", {}), **score.get("validation_missing", {})}
+        if missing:
             raise ConfigError(
                 f"{job.label} has a partial score, without {named_missing(missing)}: run it again "
                 f"(see {job.folder / 'run.log'})"
@@ -447,28 +519,42 @@ def scores_of(jobs: Sequence[Job]) -> list[float]:
     return found
 
 
-def tune(words: Sequence[str], output: Path, trials: int, seeds: Sequence[int], jobs: int = 1) -> None:
-    """Search, write what was found, and say on fresh seeds what was gained on test."""
+def tune(overrides: Sequence[str], output: Path, trials: int, seeds: Sequence[int], jobs: int = 1) -> None:
+    """Search, write the best values, and measure the gain on test sets with other seeds.
+
+    Args:
+        overrides: the user's overrides.
+        output: the folder of the search.
+        trials: the number of trials.
+        seeds: seeds of the runs with the values before and after the search; empty skips them.
+        jobs: trials and runs at the same time.
+
+    Raises:
+        ConfigError: see :func:`plan_search` and :func:`run_search`.
+    """
     console = Console()
     say = plain_printer(console)
-    search = plan_search(words, output, trials, seeds)
+    search = plan_search(overrides, output, trials, seeds)
     study = run_search(search, jobs, console)
     path, best = write_best(search, study), study.best_trial.params
     say(f"best: {' '.join(overrides_for(best))}")
     if seeds:
         start = starting_values(search.settings, space_of(search.settings))
-        kinds = fresh_runs(search, search.start, start, seeds), fresh_runs(search, "found", best, seeds)
-        raise_failures(execute([*kinds[0], *kinds[1]], jobs, console, "validated"))
-        before, after = map(scores_of, kinds)
+        runs_before = fresh_runs(search, search.start, start, seeds)
+        runs_after = fresh_runs(search, "found", best, seeds)
+        raise_failures(execute([*runs_before, *runs_after], jobs, console, "validated"))
+        before, after = scores_of(runs_before), scores_of(runs_after)
         gain = Value.of([new - old for new, old in zip(after, before, strict=True)])
+        partition = ""
+        if varies_partition(search):
+            partition = ", each with a partition of its own"
         text = (
             f"{search.settings.method.name}: test accuracy in the round that is best on validation, "
-            f"seeds {', '.join(map(str, seeds))}, none of them in the search"
-            f"{', each with a partition of its own' * varies_partition(search)}\n"
+            f"seeds {', '.join(map(str, seeds))}, none of them in the search{partition}\n"
             f"  {f'{search.start} values':14}  {Value.of(before)}\n"
             f"  found values    {Value.of(after)}\n"
             f"  gained          {gain} points"
         )
         write_text(search.folder / "gain.txt", text + "\n")
         say(text)
-    say(f"wrote {path}, trials.png beside it\nnow: goldfinch run tuned={path}")
+    say(f"wrote {path} and trials.png\nnext: goldfinch run tuned={path}")

@@ -250,7 +250,7 @@ class PrivacyAccount:
     def summary(self, samples: Mapping[str, int]) -> str:
         """Return one line about what was spent; empty without differential privacy."""
         report = self.report(samples)
-        return spoken(report) if report else ""
+        return report_line(report) if report else ""
 
 
 def with_conditions(report: Mapping[str, Any]) -> dict[str, Any]:
@@ -334,7 +334,7 @@ def largest_epsilon(report: Mapping[str, Any]) -> str:
     return f"{max(spent):g}"
 
 
-def spoken(report: Mapping[str, Any]) -> str:
+def report_line(report: Mapping[str, Any]) -> str:
     """Return one line for people about a report of :func:`privacy_report` or :func:`total_reports`."""
     epsilon = largest_epsilon(report)
     unit = f"per client, one {report['unit']} replaced, delta {report['delta']:g}"

@@ -302,7 +302,7 @@ def test_a_sweep_runs_what_fits_and_names_the_rest(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("words", "message"),
-    [(["method=fedavg,fpll"], "did you mean 'fpl'"), (["seed=-1,-2"], "nothing of the sweep fits")],
+    [(["method=fedavg,fpll"], "did you mean 'fpl'"), (["seed=-1,-2"], "no run of the sweep is possible")],
 )
 def test_a_sweep_with_a_mistake_runs_nothing(
     words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

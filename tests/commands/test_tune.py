@@ -296,7 +296,7 @@ def test_a_second_search_in_one_folder_is_refused_and_touches_nothing(pretended:
     [
         (["seed=1"], 3, "1 is the seed of the search"),
         ([], 0, "needs one trial or more"),
-        (["rounds.test=true"], 3, "the search's own to set"),
+        (["rounds.test=true"], 3, "are set by the search"),
         (["protocol.validation=0"], 3, "leaves nothing to score"),
         (["protocol.validation=0.7"], 3, r"protocol.validation=0.7"),
         (["method.my=1"], 3, "method.my: no such key"),

@@ -33,7 +33,7 @@ from server.run.accounting import (
     Ledger,
     epsilon,
     privacy_report,
-    spoken,
+    report_line,
     total_reports,
     with_conditions,
 )
@@ -192,7 +192,7 @@ def test_all_conditions_met_is_an_epsilon(tmp_path: Path) -> None:
     assert (report["conditions"], report["randomness"]) == ([], ["system"])
     assert report["epsilon"]["x"] == pytest.approx(epsilon([1.0, 1.0], 3, 1e-5), abs=1e-3)
     assert report["epsilon"]["x"] >= epsilon([1.0, 1.0], 3, 1e-5)
-    assert spoken(report).startswith("epsilon at most")
+    assert report_line(report).startswith("epsilon at most")
 
 
 @pytest.mark.parametrize("randomness", ["keyed", ""], ids=["keyed", "unknown"])
@@ -277,7 +277,7 @@ def test_runs_on_the_same_data_add_up_and_a_sweep_prints_the_sum(tmp_path: Path)
     assert report["runs"] == 2
     assert report["conditional_epsilon"]["all runs"] == pytest.approx(together, abs=1e-3)
     assert report["epsilon"]["all runs"] is None
-    assert "no epsilon" in spoken(report)
+    assert "no epsilon" in report_line(report)
     (line,) = privacy_lines([Job((), settings, str(settings.seed)) for settings in jobs])
     assert line.startswith("privacy, 2 runs on toy together: no epsilon")
     assert f"{together:.2f}"[:-1] in line
