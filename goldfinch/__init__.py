@@ -41,7 +41,9 @@ _NAMES = {
     "strategies.core.flower": ["FlowerStrategy"],
     "strategies.core.method": ["Method"],
 }
-_HOMES = {name: module for module, names in _NAMES.items() for name in names}
+_HOMES: dict[str, str] = {}
+for _module, _names in _NAMES.items():
+    _HOMES |= dict.fromkeys(_names, _module)
 __all__ = ["Batch", "ClientContext", "Download", "FlowerStrategy", "GoldfinchError", "Losses", "Method"]
 __all__ += ["PrototypeSet", "Run", "RunSettings", "ServerContext", "TrainedModel", "Update", "Upload", "UploadSpec"]
 __all__ += ["compare", "load_model", "load_run", "load_runs", "load_settings", "losses", "prototypes", "resume"]
@@ -52,7 +54,9 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'goldfinch' has no attribute {name!r}; it has {', '.join(sorted(_HOMES))}")
     home = _HOMES[name]
-    return import_module(f"common.{name}") if home == "common" else getattr(import_module(home), name)
+    if home == "common":
+        return import_module(f"common.{name}")
+    return getattr(import_module(home), name)
 
 
 def __dir__() -> list[str]:

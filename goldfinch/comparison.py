@@ -1,4 +1,4 @@
-"""Runs side by side in one DataFrame, by the same rules as ``goldfinch table``."""
+"""Compare runs in one DataFrame, by the same rules as ``goldfinch table``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from goldfinch.runs import Run
 if TYPE_CHECKING:
     import pandas as pd
 
-    from server.results.groups import Board
+    from server.results.seeds import Value
 
 Values = Literal["text", "mean", "std"]
 
@@ -24,10 +24,9 @@ def compare(
 ) -> pd.DataFrame:
     """Return scores in per cent: a row per method or setting, a column per domain, averaged over seeds.
 
-    Runs that were trained or scored under different conditions do not share a table: the index then has a first level
-    that names the table. What else a reader must know, such as missing domains or different code, is in
-    ``.attrs["notes"]``, a list of sentences. A partial number is marked with a dagger in ``text``, and is NaN in
-    ``mean`` and ``std``.
+    Runs that were scored on different images or with different networks do not share a table; the first level of the
+    index then names the table. ``.attrs["notes"]`` is a list of sentences about missing domains, different code and
+    other differences. A partial number is marked with a dagger in ``text``, and is NaN in ``mean`` and ``std``.
 
     Args:
         runs: finished runs.
@@ -38,7 +37,7 @@ def compare(
     Raises:
         ConfigError: no run was scored, or the rule is unknown.
     """
-    from server.results.columns import domain_columns, domain_heads, mark_notes, summary_columns
+    from server.results.columns import domain_columns, mark_notes, score_columns
     from server.results.groups import group_runs
     from server.results.table import OWN_MODELS, RULES
 
@@ -53,20 +52,23 @@ def compare(
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     notes: list[str] = []
     for board in boards:
-        domains = domain_columns(board.groups, rule)
-        known = summary_columns(board.groups)
-        heads = [*domain_heads(board.groups, domains), *known.values()]
-        columns = [*(f"domain:{name}" for name in domains), *known]
+        columns = score_columns(board.groups, domain_columns(board.groups, rule))
+        own_models: list[str] = []
         for group in board.groups:
-            cells = [_cell(group.value(column, rule), values) for column in columns]
-            row = dict(zip(heads, cells, strict=True))
+            row: dict[str, Any] = {}
+            for column, head in columns.items():
+                row[head] = _cell(group.value(column, rule), values)
             row["rounds"] = group.rounds
             row["seeds"] = ", ".join(map(str, sorted(group.seeds)))
             rows[(board.title, group.label)] = row
+            if group.personal:
+                own_models.append(group.label)
         board_notes = [*mark_notes(board.groups, rule), *board.notes()]
-        if any(group.personal for group in board.groups):
-            board_notes.append(f"{_own_models(board)}: {OWN_MODELS.removeprefix('* ')}")
-        notes += [note for note in board_notes if note not in notes]
+        if own_models:
+            board_notes.append(f"{', '.join(own_models)}: {OWN_MODELS.removeprefix('* ')}")
+        for note in board_notes:
+            if note not in notes:
+                notes.append(note)
     table = library().DataFrame.from_dict(rows, orient="index")
     table.index.names = ["table", "method"]
     if len(boards) == 1:
@@ -76,16 +78,14 @@ def compare(
     return table
 
 
-def _cell(value: Any, values: Values) -> Any:
-    """One cell of the table; ``value`` is a :class:`server.results.groups.Value`, or ``None`` without a score."""
+def _cell(value: Value | None, values: Values) -> str | float:
+    """Return one cell of the table; ``value`` is ``None`` without a score."""
     if values == "text":
-        return "-" if value is None else str(value)
+        return str(value or "-")
     if value is None or value.partial:
         return float("nan")
     if values == "mean":
         return value.mean
-    return float("nan") if value.deviation is None else value.deviation
-
-
-def _own_models(board: Board) -> str:
-    return ", ".join(group.label for group in board.groups if group.personal)
+    if value.deviation is None:
+        return float("nan")
+    return value.deviation

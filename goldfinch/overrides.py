@@ -1,4 +1,4 @@
-"""Keyword arguments as the overrides that ``goldfinch run`` takes."""
+"""Turn keyword arguments into the overrides of ``goldfinch run``."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -12,12 +12,12 @@ from common.overrides import quoted_override
 KEPT = ["method", "data", "protocol", "model", "engine", "aggregation", "privacy", "views", "experiment", "tracker"]
 KEPT += ["tuned", "seed", "output", "overwrite"]
 TRAIN = ["rounds", "epochs", "batch_size", "learning_rate", "device"]
-SETTINGS = {**{name: name for name in KEPT}, **{name: f"train.{name}" for name in TRAIN}}
+SETTINGS = dict(zip(KEPT, KEPT, strict=True)) | {name: f"train.{name}" for name in TRAIN}
 """Keyword arguments, and the settings of ``conf/`` that they stand for."""
 
 WORD = re.compile(r"[A-Za-z_][\w.-]*")
 OTHER_WORDS = frozenset({"true", "false", "null", "nan", "inf"})
-"""Words that Hydra does not read as texts."""
+"""Words that Hydra does not read as strings."""
 
 
 def overrides_of(settings: Mapping[str, Any] | None, keywords: Mapping[str, Any], *, sweep: bool = False) -> list[str]:
@@ -26,10 +26,10 @@ def overrides_of(settings: Mapping[str, Any] | None, keywords: Mapping[str, Any]
     Args:
         settings: values by the key that ``goldfinch run`` takes, such as ``{"method.temperature": 0.05}``.
         keywords: values by the names of :data:`SETTINGS`.
-        sweep: whether a list or range is several values, with a run for each, and not one value.
+        sweep: whether a list or range means one run for each of its values; otherwise it is one value.
 
     Raises:
-        ConfigError: a keyword is unknown; what it may be.
+        ConfigError: a keyword is unknown; the message names the nearest one.
     """
     values: dict[str, Any] = {}
     for name, value in keywords.items():
@@ -42,14 +42,14 @@ def overrides_of(settings: Mapping[str, Any] | None, keywords: Mapping[str, Any]
     overrides: list[str] = []
     for key, value in values.items():
         if sweep and isinstance(value, Sequence) and not isinstance(value, str):
-            overrides.append(f"{key}={','.join(_literal(item) for item in value)}")
+            overrides.append(f"{key}={','.join(map(_literal, value))}")
         else:
             overrides.append(f"{key}={_literal(value)}")
     return overrides
 
 
 def _literal(value: Any) -> str:
-    """A value in the grammar of Hydra's overrides; a text is quoted unless it can only be read as a text."""
+    """Return a value in the grammar of Hydra's overrides; a string is quoted if Hydra could read it as another type."""
     if isinstance(value, str) and WORD.fullmatch(value) and value.lower() not in OTHER_WORDS:
         return value
     if isinstance(value, str | Path):
@@ -59,5 +59,5 @@ def _literal(value: Any) -> str:
     if value is None:
         return "null"
     if isinstance(value, Sequence):
-        return f"[{','.join(_literal(item) for item in value)}]"
+        return f"[{','.join(map(_literal, value))}]"
     return str(value)

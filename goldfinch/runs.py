@@ -1,4 +1,4 @@
-"""Training and reading runs from Python."""
+"""Train and read runs from Python."""
 
 from __future__ import annotations
 
@@ -43,25 +43,29 @@ class Run:
     def __repr__(self) -> str:
         if not self.finished:
             return f"<Run {self.folder}: {self.records.status}>"
-        partial = " (partial)" if self.missing else ""
-        return f"<Run {self.folder}: {self.method}, seed {self.seed}, average {self.average:.2f} %{partial}>"
+        average = f"average {self.average:.2f} %"
+        if self.missing:
+            average += " (partial)"
+        return f"<Run {self.folder}: {self.method}, seed {self.seed}, {average}>"
 
     def _repr_html_(self) -> str:
         """Show the last score of every domain in a notebook."""
         head = f"<p><b>{self.method}</b>, seed {self.seed}, {self.records.status}: <code>{self.folder}</code></p>"
         scores = self.scores
-        return head + str(scores.tail(1).to_html(float_format="%.2f")) if len(scores) else head
+        if not len(scores):
+            return head
+        return head + str(scores.tail(1).to_html(float_format="%.2f"))
 
     # ---- the result ------------------------------------------------------------------------------------------------
 
     @property
     def finished(self) -> bool:
-        """Whether the run came to its end and has a summary."""
+        """Whether the run has finished and has a summary."""
         return bool(self.records.summary)
 
     @property
     def summary(self) -> Mapping[str, Any]:
-        """``summary.json``; empty while the run is not finished."""
+        """``summary.json``; empty if the run has not finished."""
         return self.records.summary
 
     @property
@@ -101,7 +105,7 @@ class Run:
 
     @property
     def sha256(self) -> str | None:
-        """SHA-256 of the last state; ``None`` while the run is not finished."""
+        """SHA-256 of the final state; ``None`` if the run has not finished."""
         return self.records.state_sha256
 
     @property
@@ -149,22 +153,27 @@ class Run:
         Raises:
             ConfigError: no confusion counts were recorded for the domain in that round.
         """
-        found = [line for line in self.records.confusions if line["domain"] == domain]
-        rounds = sorted({int(line["round"]) for line in found})
-        chosen = round_number if round_number is not None else max(rounds, default=-1)
-        if chosen not in rounds:
-            domains = sorted({str(line["domain"]) for line in self.records.confusions})
+        by_domain: dict[str, dict[int, list[Mapping[str, Any]]]] = {}
+        for line in self.records.confusions:
+            by_round = by_domain.setdefault(str(line["domain"]), {})
+            by_round.setdefault(int(line["round"]), []).append(line)
+        found = by_domain.get(domain, {})
+        chosen = round_number
+        if chosen is None:
+            chosen = max(found, default=-1)
+        if chosen not in found:
+            domains = ", ".join(sorted(by_domain)) or "none"
+            rounds = ", ".join(map(str, sorted(found))) or "none"
             raise ConfigError(
-                f"{self.folder} has no confusion counts of {domain!r} in round {chosen}; domains: "
-                f"{', '.join(domains) or 'none'}; rounds of {domain!r}: {', '.join(map(str, rounds)) or 'none'}"
+                f"{self.folder} has no confusion counts of {domain!r} in round {chosen}; domains: {domains}; rounds of "
+                f"{domain!r}: {rounds}"
             )
         names = self.records.class_names
         table = library().DataFrame(0, index=names, columns=names)
         table.index.name, table.columns.name = "true", "predicted"
-        for line in found:
-            if line["round"] == chosen:
-                for true, predicted, count in zip(line["true"], line["predicted"], line["count"], strict=True):
-                    table.iloc[true, predicted] += count
+        for line in found[chosen]:
+            for true, predicted, count in zip(line["true"], line["predicted"], line["count"], strict=True):
+                table.iloc[true, predicted] += count
         return table
 
     def metrics(self, round_number: int | None = None) -> pd.DataFrame:
@@ -182,7 +191,7 @@ class Run:
             rows[domain] = {metric: metric_of(counts, metric) for metric in METRICS}
         return library().DataFrame.from_dict(rows, orient="index")
 
-    # ---- what can be made of it ------------------------------------------------------------------------------------
+    # ---- figure, report, model -------------------------------------------------------------------------------------
 
     def plot(self) -> Figure:
         """Return a figure of the accuracy over rounds: the average and each domain, in per cent.
@@ -211,7 +220,9 @@ class Run:
         """
         from server.results.report.page import write_report
 
-        return write_report([str(self.folder)], Path(path) if path is not None else None)
+        if path is not None:
+            path = Path(path)
+        return write_report([str(self.folder)], path)
 
     def model(self, *, client: str | None = None, chosen: str = "last") -> TrainedModel:
         """Return the trained model, on the CPU, in evaluation mode.
@@ -228,7 +239,7 @@ class Run:
 def run(*overrides: str, settings: Mapping[str, Any] | None = None, quiet: bool = False, **keywords: Any) -> Run:
     """Train one run and return it.
 
-    It shows its progress as ``goldfinch run`` does, and leaves the same files in the same folder.
+    It shows its progress and writes the same files in the same folder as ``goldfinch run``.
 
     Example::
 
@@ -257,11 +268,11 @@ def run(*overrides: str, settings: Mapping[str, Any] | None = None, quiet: bool 
 
 
 def resume(folder: Path | str, *overrides: str, quiet: bool = False, **keywords: Any) -> Run:
-    """Go on with a run by its own configuration, and return it.
+    """Resume a run with its own configuration, and return it.
 
     Args:
         folder: the run's folder.
-        overrides: settings that change from here on, such as ``"train.rounds=20"``.
+        overrides: settings that change from now on, such as ``"train.rounds=20"``.
         quiet: show nothing.
         keywords: as in :func:`run`.
 
@@ -295,7 +306,7 @@ def load_runs(*folders: Path | str, finished: bool = True) -> list[Run]:
     """
     from server.results.run import find_runs
 
-    return [Run(records.folder) for records in find_runs([str(folder) for folder in folders], finished=finished)]
+    return [Run(records.folder) for records in find_runs(list(map(str, folders)), finished=finished)]
 
 
 def sweep(
@@ -314,14 +325,14 @@ def sweep(
     Args:
         overrides: settings as ``goldfinch sweep`` takes them.
         settings: the same by key; a list or range has one run for each value.
-        output: folder of the runs; ``None`` takes one that is named after the settings. Finished runs are kept.
+        output: folder of the runs; ``None`` takes a folder that is named after the settings. Finished runs are kept.
         jobs: runs at a time.
         keywords: as in :func:`run`; a list or range has one run for each value.
     """
     from server.commands import sweep as command
 
     given = [*overrides_of(settings, keywords, sweep=True), *overrides]
-    folder = Path(output) if output is not None else command.default_output("sweep", given)
+    folder = Path(output or command.default_output("sweep", given))
     command.sweep(given, folder, jobs)
     return load_runs(folder)
 
@@ -334,15 +345,15 @@ def tune(
     jobs: int = 1,
     **keywords: Any,
 ) -> Path:
-    """Search the hyper-parameters of a method on validation samples; return the file with the best values.
+    """Search the hyper-parameters of a method on validation samples, and return the file with the best values.
 
-    Use the file by ``gf.run(tuned=file)``.
+    Use the file with ``gf.run(tuned=file)``.
 
     Args:
         overrides: settings as ``goldfinch tune`` takes them.
-        trials: settings that are tried.
-        seeds: seeds of the runs that compare the best setting with the defaults, on test images.
-        output: folder of the search; ``None`` takes one that is named after the settings.
+        trials: the number of trials.
+        seeds: seeds of the runs that compare the best values with the defaults, on test images.
+        output: folder of the search; ``None`` takes a folder that is named after the settings.
         jobs: trials at a time.
         keywords: as in :func:`run`.
     """
@@ -350,6 +361,6 @@ def tune(
     from server.commands import tune as command
 
     given = [*overrides_of(None, keywords), *overrides]
-    folder = Path(output) if output is not None else sweeps.default_output("tune", given)
+    folder = Path(output or sweeps.default_output("tune", given))
     command.tune(given, folder, trials, list(seeds), jobs)
     return folder / "best.yaml"
