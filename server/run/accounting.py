@@ -1,8 +1,8 @@
-"""What differential privacy has cost so far: epsilon per client, counted by Opacus' Renyi accountant.
+"""The privacy budget that a run has spent: epsilon per client, from Opacus' Renyi accountant.
 
-``epsilon`` is a number only where everything that leaves a device is noised, and nobody can predict the noise. Where a
-condition of that does not hold it is ``None``, which stands for infinity, and the accountant's figure for the noised
-parts is called ``conditional_epsilon``.
+``epsilon`` is a number only if everything that leaves a device is noised with noise that cannot be predicted. If a
+condition for that is not met it is ``None``, which stands for infinity, and ``conditional_epsilon`` is the accountant's
+number for the noised parts.
 """
 
 import importlib.metadata
@@ -22,42 +22,42 @@ from common.storage.files import write_json
 from common.wire.messages import TRAINED_STATUSES
 
 DIGITS = 4
-"""Decimals of an epsilon that is written down. It is rounded up, so that it stays a bound and is never 0."""
+"""Decimals of a recorded epsilon. It is rounded up, so that it remains a bound and is never 0."""
 
 LEDGER = "privacy.json"
 """The file of :class:`Ledger` in a run's folder."""
 
 RELEASED = TRAINED_STATUSES | {"refused", "late"}
-"""What becomes of an answer that was sent."""
+"""Statuses of replies that left the device."""
 
 MEASUREMENTS = ("seconds_load", "seconds_score", "seconds_train", "seconds_save", "peak_bytes")
-"""Columns of ``activity.csv`` that a device measured. They may depend on images, and are not noised."""
+"""Columns of ``activity.csv`` that a device measured. They may depend on images, and have no noise."""
 
 PUBLIC = (
     "samples and class counts (labels are not protected)",
     "optimiser steps, which follow from them",
     "scores of the received model on test images (which are not protected)",
-    "whether and when a client answers, and errors that it reports",
+    "whether and when a client replies, and errors that it reports",
     "hardware and package versions",
 )
-"""What leaves a device as it is, and is no function of a training image other than through what was released."""
+"""What leaves a device without noise, and depends on training images only through noised releases."""
 
 CONDITIONS = {
     "prototypes": "prototypes leave without noise; set privacy.noise_multiplier above 0",
     "weights": "weights leave without noise; set privacy.update_clip and privacy.update_noise_multiplier above 0",
     "measurements": "seconds and memory leave as the device measured them",
-    "keyed": "the noise is drawn from the run's seed, so whoever knows the seed can subtract it; "
+    "keyed": "the noise is drawn from the run's seed, so anyone who knows the seed can subtract it; "
     "privacy.randomness=system draws it from the operating system",
     "": "a device does not say where its noise comes from",
 }
-"""Why a run has no epsilon, by the part that is not noised or by the noise's randomness."""
+"""Why a run has no epsilon, by the part without noise or by the source of the noise."""
 
 
 def check_accountant(settings: RunSettings) -> None:
-    """Find out before the first round whether there is an accountant.
+    """Check before the first round that the accountant's library is installed.
 
     Raises:
-        ConfigError: the run is private and the library is missing.
+        ConfigError: the run has differential privacy and the library is missing.
     """
     if isinstance(settings.privacy, GaussianPrivacy):
         new_accountant()
@@ -67,18 +67,18 @@ def check_accountant(settings: RunSettings) -> None:
 
 
 class Ledger:
-    """What each client has released in a run's folder, kept in ``privacy.json``, which a resumed run never cuts.
+    """The number of releases of each client, kept in ``privacy.json``; resuming a run never lowers it.
 
-    A device counts its releases itself, for each run's id, and its count is taken. Answers that the device has not
-    counted aloud yet, since they came too late or not at all, are added until it does.
+    A device counts its own releases for each run's id and reports the count with its reply. Requests since its last
+    report count as releases too, until it reports again.
 
     Args:
         folder: the run's folder.
-        sent: whether clients send ``prototypes`` and ``weights``, besides what the file says.
-        anew: whether the folder begins another run.
+        sent: whether clients send ``prototypes`` and ``weights``, in addition to what the file records.
+        anew: whether another run starts in the folder, which deletes the file.
 
     Raises:
-        CheckpointError: the file is damaged, so that nobody knows what was released.
+        CheckpointError: the file is damaged, so the number of releases is unknown.
     """
 
     def __init__(self, folder: Path, sent: Mapping[str, bool] = MappingProxyType({}), *, anew: bool = False) -> None:
@@ -90,9 +90,10 @@ class Ledger:
         elif self.path.exists():
             try:
                 content = json.loads(read_small(self.path))
-                self._clients = {str(client): _entry(entry) for client, entry in content["clients"].items()}
-                before = {part: bool(content["sent"][part]) for part in self.sent}
-                self.sent = {part: is_sent or before[part] for part, is_sent in self.sent.items()}
+                for client, entry in content["clients"].items():
+                    self._clients[str(client)] = _entry(entry)
+                for part in self.sent:
+                    self.sent[part] |= bool(content["sent"][part])
             except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
                 raise CheckpointError(
                     f"{self.path} is damaged, so what clients have released is not known ({error}); restore it, or "
@@ -100,13 +101,13 @@ class Ledger:
                 ) from error
 
     def asked(self, run: str, clients: Iterable[str]) -> None:
-        """Note, before an exchange, that each of ``clients`` is asked for a release."""
+        """Record before an exchange that each of ``clients`` is asked for a release."""
         for client in clients:
             self._of(run, client)["open"] += 1
         self._write()
 
     def answered(self, run: str, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Note what became of an exchange.
+        """Record the outcome of an exchange.
 
         Args:
             run: the run's id.
@@ -116,10 +117,13 @@ class Ledger:
             client, status = str(row["client"]), str(row["status"])
             entry = self._of(run, client)
             entry["came"] += status in RELEASED
-            self.sent["measurements"] |= any(float(row.get(column) or 0) > 0 for column in MEASUREMENTS)
-            if status == "failed":  # the device says itself that it sent nothing
+            for column in MEASUREMENTS:
+                if float(row.get(column) or 0) > 0:
+                    self.sent["measurements"] = True
+            if status == "failed":  # the device reported an error in place of a release
                 entry["open"] = max(0, entry["open"] - 1)
-            if releases := int(row.get("releases") or 0):
+            releases = int(row.get("releases") or 0)
+            if releases:
                 entry["counted"] = max(entry["counted"], releases)
                 entry["open"] = 0
                 found = self._clients[client]["randomness"]
@@ -127,12 +131,20 @@ class Ledger:
         self._write()
 
     def releases(self) -> dict[str, int]:
-        """Return how many answers each client has released in this folder, over all parts of the run."""
-        return {client: sum(map(_total, entry["runs"].values())) for client, entry in sorted(self._clients.items())}
+        """Return the number of releases of each client in this folder, over all runs and their resumed parts."""
+        found: dict[str, int] = {}
+        for client, entry in sorted(self._clients.items()):
+            found[client] = 0
+            for counts in entry["runs"].values():
+                found[client] += max(counts["counted"] + counts["open"], counts["came"])
+        return found
 
     def randomness(self) -> list[str]:
-        """Return where the noise of the answers came from, without repetition."""
-        return sorted({word for entry in self._clients.values() for word in entry["randomness"]})
+        """Return the sources of the noise that the devices reported, each once."""
+        found: set[str] = set()
+        for entry in self._clients.values():
+            found.update(entry["randomness"])
+        return sorted(found)
 
     def _of(self, run: str, client: str) -> dict[str, int]:
         entry = self._clients.setdefault(client, {"randomness": [], "runs": {}})
@@ -144,21 +156,22 @@ class Ledger:
 
 
 def _entry(entry: Mapping[str, Any]) -> dict[str, Any]:
-    runs = {}
+    """Return a client's entry of ``privacy.json``, checked.
+
+    Its counts by run are ``counted`` (releases that the device reported), ``open`` (requests since its last report) and
+    ``came`` (replies that arrived).
+    """
+    runs: dict[str, dict[str, int]] = {}
     for run, counts in entry["runs"].items():
         runs[str(run)] = {key: int(counts[key]) for key in ("counted", "came", "open")}
-    return {"randomness": [str(word) for word in entry["randomness"]], "runs": runs}
+    return {"randomness": list(map(str, entry["randomness"])), "runs": runs}
 
 
-def _total(counts: Mapping[str, int]) -> int:
-    return max(counts["counted"] + counts["open"], counts["came"])
-
-
-# ---- what is said of it ----------------------------------------------------------------------------------------------
+# ---- reports ---------------------------------------------------------------------------------------------------------
 
 
 def unprotected(privacy: GaussianPrivacy, sent: Mapping[str, bool]) -> list[str]:
-    """Return the parts that leave without noise, of those that are ``sent``."""
+    """Return the parts that are ``sent`` without noise."""
     noised = privacy.noised(prototypes=sent["prototypes"], weights=sent["weights"])
     return [part for part, is_sent in sent.items() if is_sent and part not in noised]
 
@@ -168,20 +181,23 @@ def conditions(bare: Iterable[str], randomness: Iterable[str]) -> list[str]:
 
     Args:
         bare: the parts that leave without noise.
-        randomness: where the devices' noise comes from; ``system`` is what nobody can predict.
+        randomness: the sources of the devices' noise; only ``system`` cannot be predicted.
     """
-    predictable = [word for word in randomness if word != "system"]
-    return [CONDITIONS.get(word, f"the noise is drawn from {word!r}") for word in (*bare, *predictable)]
+    found = [CONDITIONS[part] for part in bare]
+    for source in randomness:
+        if source != "system":
+            found.append(CONDITIONS.get(source, f"the noise is drawn from {source!r}"))
+    return found
 
 
 def privacy_report(settings: RunSettings, ledger: Ledger | None, samples: Mapping[str, int]) -> dict[str, Any] | None:
-    """Return what ``summary.json`` says of privacy; ``None`` where there is none.
+    """Return the entry ``privacy`` of ``summary.json``; ``None`` without differential privacy.
 
-    Epsilons are of this run alone: other runs on the same data add to them. ``None`` stands for infinity.
+    The epsilons are for this run alone; other runs on the same data add to them. ``None`` stands for infinity.
 
     Args:
         settings: the run's settings.
-        ledger: what was released.
+        ledger: the releases of each client.
         samples: training samples of each client.
     """
     privacy = settings.privacy
@@ -191,8 +207,15 @@ def privacy_report(settings: RunSettings, ledger: Ledger | None, samples: Mappin
     bare = unprotected(privacy, ledger.sent)
     releases, randomness = ledger.releases(), ledger.randomness()
     unmet = conditions(bare, randomness)
-    found = {count: epsilon(list(noised.values()), count, privacy.delta) for count in set(releases.values())}
-    conditional = {client: rounded_up(found[count]) for client, count in releases.items()}
+    by_count: dict[int, float | None] = {}  # most clients have the same number of releases
+    conditional: dict[str, float | None] = {}
+    for client, count in releases.items():
+        if count not in by_count:
+            by_count[count] = rounded_up(epsilon(list(noised.values()), count, privacy.delta))
+        conditional[client] = by_count[count]
+    epsilons = dict(conditional)
+    if unmet:
+        epsilons = dict.fromkeys(conditional)
     return {
         "unit": privacy.unit,
         "neighbours": NEIGHBOURS[privacy.unit],
@@ -203,7 +226,7 @@ def privacy_report(settings: RunSettings, ledger: Ledger | None, samples: Mappin
         "public": list(PUBLIC),
         "randomness": randomness,
         "releases": releases,
-        "epsilon": dict.fromkeys(conditional) if unmet else conditional,
+        "epsilon": epsilons,
         "conditional_epsilon": conditional,
         "conditions": unmet,
         "warnings": warnings_of(privacy, samples),
@@ -212,7 +235,7 @@ def privacy_report(settings: RunSettings, ledger: Ledger | None, samples: Mappin
 
 
 class PrivacyAccount:
-    """What a run's clients release; does nothing in a run without differential privacy.
+    """The ledger of a run; does nothing in a run without differential privacy.
 
     Args:
         settings: the run's settings.
@@ -236,7 +259,11 @@ class PrivacyAccount:
             self.ledger.answered(run, rows)
 
     def warnings(self, samples: Mapping[str, int]) -> list[str]:
-        """Return what the settings do not protect, one sentence each; ``samples`` are each client's."""
+        """Return why there is no epsilon or a weak one, one sentence each.
+
+        Args:
+            samples: training samples of each client.
+        """
         privacy = self.settings.privacy
         if self.ledger is None or not isinstance(privacy, GaussianPrivacy):
             return []
@@ -248,18 +275,20 @@ class PrivacyAccount:
         return privacy_report(self.settings, self.ledger, samples)
 
     def summary(self, samples: Mapping[str, int]) -> str:
-        """Return one line about what was spent; empty without differential privacy."""
+        """Return one line about the spent budget; empty without differential privacy."""
         report = self.report(samples)
-        return report_line(report) if report else ""
+        if report is None:
+            return ""
+        return report_line(report)
 
 
 def with_conditions(report: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a report as it is, or without epsilon if a version made it that did not look at the conditions."""
+    """Return a report; without epsilon if it is from an older version, which did not check the conditions."""
     if "conditions" in report:
         return dict(report)
     return {
         **report,
-        "neighbours": NEIGHBOURS["client" if report["unit"] == "client" else "sample"],
+        "neighbours": NEIGHBOURS.get(report["unit"], NEIGHBOURS["sample"]),
         "epsilon": dict.fromkeys(report["epsilon"]),
         "conditional_epsilon": dict(report["epsilon"]),
         "conditions": ["the run is of an older version, whose registration held a hash of the images"],
@@ -268,17 +297,17 @@ def with_conditions(report: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def rounded_up(value: float) -> float | None:
-    """Return an epsilon with few decimals, no smaller than it is; ``None`` if it is infinite."""
+    """Round an epsilon up to :data:`DIGITS` decimals; ``None`` if it is infinite."""
     if not math.isfinite(value):
         return None
     return math.ceil(value * 10**DIGITS) / 10**DIGITS
 
 
 def warnings_of(privacy: GaussianPrivacy, samples: Mapping[str, int]) -> list[str]:
-    """Return what is odd about the settings, in sentences.
+    """Return warnings about the settings, one sentence each.
 
     Args:
-        privacy: the run's choice.
+        privacy: the run's settings.
         samples: training samples of each client.
     """
     most = max(samples.values(), default=0)
@@ -291,13 +320,13 @@ def warnings_of(privacy: GaussianPrivacy, samples: Mapping[str, int]) -> list[st
 
 
 def total_reports(runs: Sequence[tuple[RunSettings, Path]]) -> dict[str, dict[str, Any]]:
-    """Return what all runs on the same data have released together, by the name of the data.
+    """Return the total epsilon of all runs on the same data, by the name of the data.
 
-    A run that did not come to its end counts too. Of each run the client that released most is taken, since an image
-    may belong to different clients in different runs.
+    Runs that did not finish count too. Each run counts with the client that released most, since an image may belong to
+    different clients in different runs.
 
     Args:
-        runs: settings and folders; runs without privacy or without a release are left out.
+        runs: settings and folders; runs without differential privacy or without a release are left out.
     """
     found: dict[str, list[tuple[GaussianPrivacy, Ledger]]] = {}
     for settings, folder in runs:
@@ -308,19 +337,26 @@ def total_reports(runs: Sequence[tuple[RunSettings, Path]]) -> dict[str, dict[st
 
 
 def _total_report(spent: Sequence[tuple[GaussianPrivacy, Ledger]]) -> dict[str, Any]:
-    delta = min(privacy.delta for privacy, _ in spent)
-    history, unmet = [], dict[str, None]()
+    delta = 1.0
+    unit = "client"
+    history: list[tuple[list[float], int]] = []
+    unmet: dict[str, None] = {}
     for privacy, ledger in spent:
+        delta = min(delta, privacy.delta)
+        if privacy.unit != "client":
+            unit = "sample"
         noised = privacy.noised(prototypes=ledger.sent["prototypes"], weights=ledger.sent["weights"])
         history.append((list(noised.values()), max(ledger.releases().values())))
         unmet |= dict.fromkeys(conditions(unprotected(privacy, ledger.sent), ledger.randomness()))
     value = rounded_up(composed(history, delta))
-    unit = "client" if all(privacy.unit == "client" for privacy, _ in spent) else "sample"
+    epsilon_of_all = value
+    if unmet:
+        epsilon_of_all = None
     return {
         "runs": len(spent),
         "unit": unit,
         "delta": delta,
-        "epsilon": {"all runs": None if unmet else value},
+        "epsilon": {"all runs": epsilon_of_all},
         "conditional_epsilon": {"all runs": value},
         "conditions": list(unmet),
     }

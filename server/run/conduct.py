@@ -1,4 +1,4 @@
-"""One run from settings and an engine to the files a person opens: config, history, checkpoints, summary."""
+"""Do one run from its settings and an engine, and write its files: config, history, checkpoints, summary."""
 
 import contextlib
 import errno
@@ -29,14 +29,14 @@ from server.trackers.events import Listener
 
 
 def prepare_output(settings: RunSettings) -> None:
-    """Make the output folder and write ``config.yaml``; a run that is there already is never overwritten silently.
+    """Make the output folder and write ``config.yaml``, before any process is started.
 
-    :func:`run_federation` checks the same once more, under the lock that it keeps, because another process may have
-    begun a run here in between. This check is made before anything is started.
+    A run in the folder is overwritten only with ``overwrite``. :func:`run_federation` checks this again under its lock,
+    because another process may have started a run here in between.
 
     Raises:
-        ConfigError: the folder holds a run and neither ``resume`` nor ``overwrite`` was said, or another process is at
-            work in it, or it cannot be written; or the chosen tracker's library is missing.
+        ConfigError: the folder holds a run and neither ``resume`` nor ``overwrite`` is set, another process writes to
+            the folder, it cannot be written, or the library of a tracker is missing.
     """
     if settings.resume and settings.overwrite:
         raise ConfigError("resume=true goes on with a run and overwrite=true replaces it: choose one")
@@ -47,7 +47,7 @@ def prepare_output(settings: RunSettings) -> None:
 
 
 def _begin(settings: RunSettings) -> None:
-    """What :func:`prepare_output` does under the lock."""
+    """Check and write the folder as :func:`prepare_output` does; the caller holds the lock."""
     folder = settings.output_folder
     taken = (folder / "checkpoint").is_dir() and any((folder / "checkpoint").iterdir())
     if taken and not (settings.resume or settings.overwrite):
@@ -59,16 +59,16 @@ def _begin(settings: RunSettings) -> None:
         return
     with writing(folder, "another output="):
         (folder / "summary.json").unlink(missing_ok=True)
-        if not settings.resume:  # an old run's client states are of no use to any other
+        if not settings.resume:  # no other run can use an old run's client states
             shutil.rmtree(folder / "clients", ignore_errors=True)
         write_text(folder / "config.yaml", yaml_of(settings.raw))
 
 
 def check_not_in_a_run(folder: Path) -> None:
-    """Refuse a folder that lies in a run's folder: the run's table and report would count what is in it.
+    """Refuse a folder inside a run's folder, whose tables and reports would include both runs.
 
     Raises:
-        ConfigError: it does.
+        ConfigError: the folder is inside a run's folder.
     """
     for parent in folder.absolute().parents:
         if (parent / "config.yaml").exists() and (parent / "events.jsonl").exists():
@@ -156,19 +156,21 @@ def run_federation(
     listeners: Sequence[Listener] = (),
     stop: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any]:
-    """Run all rounds and write ``summary.json``; its content.
+    """Run all rounds, write ``summary.json``, and return its content.
 
-    A resumed run's wall seconds count all its parts; one that crashed counts up to its last complete round.
+    A resumed run's wall seconds include all parts of the run; of a part that crashed, up to its last complete round.
 
     Raises:
-        ConfigError: another process writes to the same folder, or has left a run there.
+        ConfigError: another process writes to the same folder, or it holds a run.
         EngineError: the disk is full or cannot be written; no round was held, or the last state could not be scored
-            (then there is a summary, without a final score); or see :meth:`server.run.rounds.RoundLoop.run`.
+            (then there is a summary without a final score); or see :meth:`server.run.rounds.RoundLoop.run`.
     """
     folder = settings.output_folder
     with run_lock(folder), storage_errors(folder), tracking(settings, listeners) as told:
         _begin(settings)
-        finished = _earlier_seconds(settings) if settings.resume else 0.0  # also counts the last scoring
+        finished = 0.0
+        if settings.resume:
+            finished = _earlier_seconds(settings)  # which include the last scoring, unlike the checkpoint's
         rounds = RoundLoop(settings, engine, told, stop)
         try:
             rounds.run()
@@ -185,6 +187,7 @@ def run_federation(
 
 
 def _earlier_seconds(settings: RunSettings) -> float:
+    """Return the wall seconds in the summary of the run that is resumed; 0 without one."""
     path = settings.output_folder / "summary.json"
     try:
         return float(json.loads(read_small(path))["wall_seconds"])
@@ -193,12 +196,12 @@ def _earlier_seconds(settings: RunSettings) -> float:
 
 
 def summary_of(settings: RunSettings, rounds: RoundLoop, seconds: float) -> dict[str, Any]:
-    """What ``summary.json`` says of a run. Accuracies are in per cent.
+    """Return the content of ``summary.json``. Accuracies are in per cent.
 
-    A run that never held a round has no ``scores``; one whose last state could not be scored has none by the rule
+    A run that never held a round has no ``scores``; a run whose last state could not be scored has no score by the rule
     ``final``. Their ``average``, ``worst`` and ``spread`` are ``null``. ``stopped_early`` is there only if
-    ``train.patience`` ended the run before its last round. ``missing`` names the
-    domains that the final score lacks, with the last round that scored each; ``partial`` says whether there are any.
+    ``train.patience`` ended the run before its last round. ``missing`` has the domains that the final score lacks, with
+    the last round that scored each; ``partial`` is whether there are any.
     """
     history, folder = rounds.history, settings.output_folder
     validation = history.validation_scores()
@@ -270,23 +273,30 @@ def _validation(score: RoundScore, metric: str) -> dict[str, Any]:
 
 
 def code_that_ran(settings: RunSettings, history: History) -> str:
-    """Return the hash of the run's code; a run that was resumed with other code says so."""
-    return f"{settings.code} (changed)" if history.rounds("code changed") else settings.code
+    """Return the hash of the run's code, with ``(changed)`` if the run was resumed with other code."""
+    if history.rounds("code changed"):
+        return f"{settings.code} (changed)"
+    return settings.code
 
 
 def answers(activity: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """How many answers were admitted for training, clipped ones among them, and how many were not, and why."""
-    found = Counter(row["status"] for row in activity)
-    statuses = (CLIPPED, "refused", "failed", "lost", "late")
-    return {"admitted": trained_count(found), **{status: found[status] for status in statuses}}
+    """Return the number of replies that were admitted for training, and the number of each other status.
+
+    Clipped replies are admitted, and are also counted on their own.
+    """
+    statuses = Counter(row["status"] for row in activity)
+    found = {"admitted": trained_count(statuses)}
+    for status in (CLIPPED, "refused", "failed", "lost", "late"):
+        found[status] = statuses[status]
+    return found
 
 
 def bytes_total(activity: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """Bytes down to and up from all clients over the run."""
+    """Return the bytes to (``down``) and from (``up``) all clients over the run."""
     total = {"up": 0, "down": 0}
     for row in activity:
-        for way in total:
-            total[way] += int(row.get(f"bytes_{way}") or 0)
+        for direction in total:
+            total[direction] += int(row.get(f"bytes_{direction}") or 0)
     return total
 
 

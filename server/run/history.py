@@ -75,7 +75,7 @@ class History:
 
     Args:
         keep_until: activity and events of later rounds are dropped, since a resumed run writes them again. ``-1``
-            starts anew.
+            drops all.
         scores_until: the same for scores.
         listeners: told of every event and row.
         scorers: the domains that are scored, and how many scores complete each; see
@@ -110,11 +110,20 @@ class History:
         else:
             self.validation_confusions = Confusions(counts, scores_until)
         self.prototype_log = PrototypeLog(folder / "prototypes", keep_until)
-        events = folder / "events.jsonl"
-        old = read_lines(events) if keep_until >= 0 and events.exists() else []
-        until = dict.fromkeys(("score", "validation"), scores_until)  # others belong to their round's exchanges
-        kept = [entry for entry in old if entry.get("round", 0) <= until.get(entry["event"], keep_until)]
-        write_text(events, "".join(f"{json.dumps(entry)}\n" for entry in kept))
+        self._keep_events(keep_until, scores_until)
+
+    def _keep_events(self, keep_until: int, scores_until: int) -> None:
+        """Drop the events of rounds after ``keep_until``, and scores of rounds after ``scores_until``."""
+        path = self.folder / "events.jsonl"
+        kept: list[str] = []
+        if keep_until >= 0 and path.exists():
+            for entry in read_lines(path):
+                until = keep_until
+                if entry["event"] in ("score", "validation"):
+                    until = scores_until
+                if entry.get("round", 0) <= until:
+                    kept.append(f"{json.dumps(entry)}\n")
+        write_text(path, "".join(kept))
 
     def event(self, name: str, **content: Any) -> None:
         """Append an event and tell the listeners."""
@@ -139,18 +148,22 @@ class History:
     def add_activity(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Append rows of ``activity.csv``."""
         numbers = {row["round"] for row in rows}
-        self._latest = [row for row in self._latest if row["round"] in numbers] + [dict(row) for row in rows]
+        self._latest = [row for row in self._latest if row["round"] in numbers]
+        self._latest += map(dict, rows)
         _append(self.folder / "activity.csv", ACTIVITY, rows)
         self._tell("activity", {"rows": rows})
 
     def round_totals(self, number: int) -> dict[str, Any]:
         """Return the present round's clients by status, mean loss terms by sample count, and bytes up and down."""
         rows = [row for row in self._latest if int(row["round"]) == number]
-        statuses = Counter(str(row["status"]) for row in rows)
+        statuses: Counter[str] = Counter()
+        sent = {"bytes_up": 0, "bytes_down": 0}
+        for row in rows:
+            statuses[str(row["status"])] += 1
+            for column in sent:
+                sent[column] += int(row.get(column) or 0)
         losses = {term: round(value, 6) for term, value in mean_losses(rows).items()}
-        totals: dict[str, Any] = {"outcomes": dict(sorted(statuses.items())), "losses": losses}
-        for direction in ("up", "down"):
-            totals[f"bytes_{direction}"] = sum(int(row.get(f"bytes_{direction}") or 0) for row in rows)
+        totals: dict[str, Any] = {"outcomes": dict(sorted(statuses.items())), "losses": losses, **sent}
         return totals
 
     def round_scores(self) -> list[RoundScore]:
@@ -171,7 +184,10 @@ class History:
         return [int(entry["round"]) for entry in found if entry["event"] == event]
 
     def commonest_trouble(self) -> str:
-        """The commonest reason why an answer did not count, in words; reasons that differ in numbers are one."""
+        """Return the most frequent reason why a reply did not count, as text.
+
+        Reasons that differ only in numbers or in the client's name are counted together.
+        """
         kinds: Counter[tuple[str, str]] = Counter()
         shown: dict[tuple[str, str], str] = {}
         count = 0
@@ -182,9 +198,9 @@ class History:
                 shown.setdefault(kind, f"{row['client']} in round {row['round']}: {row['reason']}")
                 count += 1
         if not count:
-            return "no client was there to be asked"
+            return "no client was asked, because none was available"
         (kind, times), *_ = kinds.most_common(1)
-        return f"{times} of the {count} answers that are missing were {kind[0]}, such as {shown[kind]}"
+        return f"{times} of the {count} replies that did not count were {kind[0]}, such as {shown[kind]}"
 
 
 def rows_on(scored_on: str, rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -193,7 +209,7 @@ def rows_on(scored_on: str, rows: Iterable[Mapping[str, Any]]) -> list[Mapping[s
 
 
 def mean_losses(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """Each loss term's mean over rows of ``activity.csv``, weighted by their samples."""
+    """Return each loss term's mean over rows of ``activity.csv``, weighted by their samples."""
     sums: dict[str, float] = {}
     masses: dict[str, float] = {}
     for row in rows:
@@ -215,7 +231,10 @@ def round_scores(rows: Iterable[Mapping[str, Any]], scorers: Mapping[str, int] |
         entry = (str(row["domain"]), int(row["correct"]), int(row["count"]))
         by_round.setdefault(int(row["round"]), []).append(entry)
     if scorers is None:
-        scorers = dict.fromkeys(sorted({domain for entries in by_round.values() for domain, _, _ in entries}), 1)
+        domains: set[str] = set()
+        for entries in by_round.values():
+            domains.update(domain for domain, _, _ in entries)
+        scorers = dict.fromkeys(sorted(domains), 1)
     coverage = Coverage(scorers)
     return [coverage.score(number, by_round[number]) for number in sorted(by_round)]
 
@@ -281,7 +300,9 @@ def validation_by(metric: Metric, accuracies: list[RoundScore], folder: Path) ->
 
 def _reopen(path: Path, columns: Sequence[str], keep_until: int) -> None:
     """Rewrite ``path`` with its header and the rows of rounds up to ``keep_until``."""
-    rows = [row for row in read_rows(path) if int(row["round"]) <= keep_until] if keep_until >= 0 else []
+    rows: list[Mapping[str, Any]] = []
+    if keep_until >= 0:
+        rows += [row for row in read_rows(path) if int(row["round"]) <= keep_until]
     stream = io.StringIO()
     writer = csv.DictWriter(stream, columns, lineterminator="\n", extrasaction="ignore")
     writer.writeheader()

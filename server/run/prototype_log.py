@@ -1,4 +1,4 @@
-"""What a run keeps to be looked at later, bounded in size: confusion matrices, and prototypes over rounds."""
+"""Confusion matrices, and prototypes over rounds, as a run records them; their size is bounded."""
 
 import contextlib
 import json
@@ -17,43 +17,56 @@ from common.storage.state import Bundle, split_tensors, under_prefix, with_prefi
 from server.run.schema import read_lines
 
 MAX_ROUNDS = 40
-"""Rounds whose prototypes are kept; a longer run keeps every second, fourth ... round."""
+"""Largest number of rounds whose prototypes are kept; a longer run keeps every second, fourth ... round."""
 
 MAX_VALUES = 2**20
-"""float32 values of one file's uploaded prototypes (4 MiB); of more, evenly spaced rows are kept."""
+"""Largest number of float32 values of one file's uploaded prototypes (4 MiB); of more, evenly spaced rows are kept."""
 
 
 class Confusions:
-    """``confusion.jsonl``: one line per round, client and scored domain, in coordinates (``true``, ``predicted``).
+    """``confusion.jsonl``: one line per round, client and scored domain, with ``count`` at ``true``, ``predicted``.
 
     Args:
-        keep_until: lines of later rounds are dropped, since a resumed run writes them again; ``-1`` starts anew.
+        path: the file.
+        keep_until: lines of later rounds are dropped, since a resumed run writes them again; ``-1`` drops all.
     """
 
     def __init__(self, path: Path, keep_until: int = -1) -> None:
         self.path = path
-        old = read_lines(path) if keep_until >= 0 and path.exists() else []
-        kept = [line for line in old if line["round"] <= keep_until]
-        write_text(path, "".join(f"{json.dumps(line)}\n" for line in kept))
+        kept: list[str] = []
+        if keep_until >= 0 and path.exists():
+            for line in read_lines(path):
+                if line["round"] <= keep_until:
+                    kept.append(f"{json.dumps(line)}\n")
+        write_text(path, "".join(kept))
 
     def add(self, number: int, client: str, entry: Mapping[str, Any], class_count: int) -> bool:
-        """Append the counts in a device's score; ``False`` if they do not fit the rest of the score and were left out.
+        """Append the counts of a score; return ``False`` and append nothing if they contradict the score.
 
-        ``entry`` is the score as the device gave it; ``entry["confusion"]`` holds ``[K][K]`` counts, true class first.
+        Args:
+            number: the round.
+            client: the client that scored.
+            entry: the device's score; ``entry["confusion"]`` holds ``[K][K]`` counts, true class first.
+            class_count: K.
         """
         counts: Any = entry.get("confusion")
         if not counts_fit(counts, class_count, entry["count"], entry["correct"]):
             return False
-        cells = [(row, column, n) for row, line in enumerate(counts) for column, n in enumerate(line) if n]
-        line = {
+        line: dict[str, Any] = {
             "round": number,
             "client": client,
             "domain": entry["domain"],
             "classes": class_count,
-            "true": [cell[0] for cell in cells],
-            "predicted": [cell[1] for cell in cells],
-            "count": [cell[2] for cell in cells],
+            "true": [],
+            "predicted": [],
+            "count": [],
         }
+        for true, row in enumerate(counts):
+            for predicted, count in enumerate(row):
+                if count:
+                    line["true"].append(true)
+                    line["predicted"].append(predicted)
+                    line["count"].append(count)
         with self.path.open("a") as stream:
             stream.write(json.dumps(line) + "\n")
         return True
@@ -64,8 +77,9 @@ class Page:
     """The prototypes of one round.
 
     Args:
-        prototypes: the global set after it.
-        uploaded: the rows that clients sent in it, all in one set.
+        round: the round.
+        prototypes: the global set after the round.
+        uploaded: the rows that clients sent in the round, in one set.
         owners: ``[M]`` int64, for each uploaded row the index of its client in ``clients``.
         clients: ids of the clients that sent rows.
     """
@@ -81,8 +95,8 @@ class PrototypeLog:
     """``prototypes/round-*.safetensors``: the global prototypes and those that clients sent, for the map over rounds.
 
     Args:
-        folder: the run's folder ``prototypes``, made with the first page.
-        keep_until: pages of later rounds are removed; ``-1`` starts anew.
+        folder: the run's folder ``prototypes``, created with the first page.
+        keep_until: pages of later rounds are removed; ``-1`` removes all.
     """
 
     def __init__(self, folder: Path, keep_until: int = -1) -> None:
@@ -90,7 +104,7 @@ class PrototypeLog:
         self.series.prune_except(range(keep_until + 1))
 
     def add(self, number: int, prototypes: PrototypeSet, uploads: Sequence[tuple[str, PrototypeSet]]) -> None:
-        """Keep a round's prototypes, then thin out older rounds; nothing happens where there are no prototypes."""
+        """Keep a round's prototypes, if it has some, and then remove older rounds beyond :data:`MAX_ROUNDS`."""
         filled = [(client, part) for client, part in uploads if len(part)]
         if not filled and not len(prototypes):
             return
@@ -101,7 +115,7 @@ class PrototypeLog:
             parts.append(PrototypeSet(part.vectors[::step], part.labels[::step], part.weights[::step]))
             owners += [index] * len(parts[-1])
         joined = PrototypeSet.concatenate(parts)
-        if len(parts) > 1:  # concatenate sorts by class, stably; so must the owners
+        if len(parts) > 1:  # concatenate sorts by class, stably, and the owners must follow
             labels = torch.cat([part.labels for part in parts])
             order = torch.sort(labels, stable=True).indices
             owners = torch.tensor(owners)[order].tolist()
@@ -112,8 +126,9 @@ class PrototypeLog:
 
 
 def read_pages(folder: Path) -> list[Page]:
-    """All rounds that were kept, ascending; files that cannot be read are left out."""
-    found, series = [], Series(folder)
+    """Return the rounds that were kept, ascending; files that cannot be read are left out."""
+    found: list[Page] = []
+    series = Series(folder)
     for number in series.numbers():
         with contextlib.suppress(ValueError, KeyError):
             _, tensors, facts = series.read(number)
@@ -125,7 +140,7 @@ def read_pages(folder: Path) -> list[Page]:
 
 
 def kept_rounds(last: int) -> set[int]:
-    """The rounds of ``1..last`` that are kept: all, or the first, the last, and every 2nd, 4th, 8th ... between."""
+    """Return the rounds of ``1..last`` that are kept: all, or the first, the last, and every 2nd, 4th, 8th ... one."""
     stride = 1
     while last // stride > MAX_ROUNDS - 2:
         stride *= 2

@@ -1,4 +1,4 @@
-"""How a run begins in its folder: new, or resumed from its checkpoint after the checks that nothing has changed."""
+"""Open a run's folder: for a new run, or to resume it after checking that settings, data and code are the same."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from server.run.schema import read_lines
 from server.trackers.events import Listener
 
 MAX_NAMED = 5
-"""Files and packages that are named of those that changed."""
+"""Largest number of changed files and packages that a message names."""
 
 _DATA = ("samples", "class_counts", "split", "content")
 
 
 @dataclass(frozen=True, eq=False)
 class RunStart:
-    """Where a run begins.
+    """The state in which a run starts.
 
     Args:
-        history: the run's files; of a resumed run, without the rounds after the checkpoint.
+        history: the run's files; for a resumed run, without the rounds after the checkpoint.
         checkpoint: the checkpoint that the run is resumed from; ``None`` if it is new.
         check: what the clients registered before; empty if the run is new.
     """
@@ -44,18 +44,22 @@ class RunStart:
 def open_run(
     settings: RunSettings, checkpoints: Checkpoints, best: Checkpoints, listeners: Sequence[Listener]
 ) -> RunStart:
-    """Open a run's folder: resume from its newest checkpoint if there is one and ``resume`` is set, else begin anew.
+    """Open a run's folder: resume from its newest checkpoint if ``resume`` is set, else start a new run.
+
+    Without a checkpoint, a new run is started in either case.
 
     Args:
         settings: the run's settings.
         checkpoints: the folder's checkpoints; removed if the run is new.
-        best: the checkpoint of the best round; removed likewise.
+        best: the checkpoint of the best round; removed if the run is new.
         listeners: called with every event of the history.
 
     Raises:
         CheckpointError: no checkpoint can be read, or they belong to another run.
     """
-    checkpoint = checkpoints.load() if settings.resume else None
+    checkpoint: Checkpoint | None = None
+    if settings.resume:
+        checkpoint = checkpoints.load()
     folder = settings.output_folder
     if checkpoint is None:
         checkpoints.clear()
@@ -67,7 +71,9 @@ def open_run(
     if settings.scheduled:
         check_length(checkpoint, settings.train.rounds)
     done = checkpoint.state.round
-    scored = done if settings.method.scores_new_state else done - 1
+    scored = done
+    if not settings.method.scores_new_state:  # a round's state is scored in the next round
+        scored -= 1
     history = _history(settings, listeners, done, scored)
     check = ResumeCheck.of(folder, anyway=settings.resume == "anyway")
     changed = changed_code(folder, settings.own_packages, resumed=True)
@@ -89,7 +95,7 @@ def _history(settings: RunSettings, listeners: Sequence[Listener], keep_until: i
 
 
 def take_over(settings: RunSettings, done: int) -> None:
-    """Make a resumed run's folder describe the run from here on: its settings, and no end that is no longer its end.
+    """Write a resumed run's settings, and remove its summary if rounds are left.
 
     Args:
         settings: the run's settings; nothing happens unless they resume a run.
@@ -133,7 +139,9 @@ class ResumeCheck:
         if not other:
             return ""
         self.changed.append(f"{registration.client} ({', '.join(other)})")
-        return "" if self.anyway else f"its data are not what they were in the rounds that are done: {', '.join(other)}"
+        if self.anyway:
+            return ""
+        return f"its data are not what they were in the rounds that are done: {', '.join(other)}"
 
     def check(self) -> None:
         """Refuse to go on with changed data, unless ``anyway`` is set.
@@ -143,22 +151,24 @@ class ResumeCheck:
         """
         if self.changed and not self.anyway:
             raise CheckpointError(
-                f"the rounds that are done had other data of {', '.join(self.changed)}: restore them, begin anew "
-                "with overwrite=true, or go on all the same with resume=anyway"
+                f"the rounds that are done had other data of {', '.join(self.changed)}: restore them, start again "
+                "with overwrite=true, or accept the change with resume=anyway"
             )
 
 
 def changed_code(folder: Path, own: tuple[str, ...] = (), *, resumed: bool) -> str:
-    """Return which code files and package versions differ from those of the run so far; write ``code.json`` anew.
+    """Return which code files and package versions differ from those of the run so far, and rewrite ``code.json``.
 
     Args:
         folder: the run's folder.
-        own: the user's own packages, whose code counts too.
-        resumed: whether the run is resumed; otherwise nothing differs.
+        own: the user's own packages, whose code is compared too.
+        resumed: whether the run is resumed; a new run has no differences.
     """
     path, now = folder / "code.json", {**code_files(own), **package_versions()}
+    before: dict[str, str] = {}
     try:
-        before = dict(json.loads(read_small(path))) if resumed and path.exists() else {}
+        if resumed and path.exists():
+            before = dict(json.loads(read_small(path)))
     except (OSError, ValueError, TypeError, RecursionError):
         return "code.json, which records the code of the rounds that are done, cannot be read"
     finally:
@@ -167,9 +177,12 @@ def changed_code(folder: Path, own: tuple[str, ...] = (), *, resumed: bool) -> s
         return ""
     versions = package_versions()
     changed = [name for name in sorted({*before, *now}) if before.get(name) != now.get(name)]
-    parts = []
+    parts: list[str] = []
     for name in changed[:MAX_NAMED]:
-        parts.append(f"{name} {before.get(name)} -> {now.get(name)}" if name in versions else name)
+        if name in versions:
+            parts.append(f"{name} {before.get(name)} -> {now.get(name)}")
+        else:
+            parts.append(name)
     if len(changed) > MAX_NAMED:
         parts.append(f"{len(changed) - MAX_NAMED} more")
     return printable(", ".join(parts))

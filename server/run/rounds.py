@@ -1,7 +1,7 @@
-"""The round loop: the same for every engine and every method.
+"""The round loop, which is the same for every engine and every method.
 
-:meth:`RoundLoop.run` reads from top to bottom. :mod:`server.run.resume` opens a run's folder, new or resumed;
-:mod:`server.run.records` writes what each exchange came to; :mod:`strategies.core.federation` checks and aggregates.
+Start reading at :meth:`RoundLoop.run`. :mod:`server.run.resume` opens a run's folder, :mod:`server.run.records` writes
+the outcome of each exchange, and :mod:`strategies.core.federation` checks and aggregates the replies.
 """
 
 from __future__ import annotations
@@ -120,9 +120,13 @@ class RoundLoop:
 
     def _announce(self) -> None:
         """Write the event ``start`` or ``resume``, and what the privacy settings do not protect."""
-        best: dict[str, Any] = {"best": best_of(self.history.round_scores())} if self.trained else {}
+        event = "start"
+        best: dict[str, Any] = {}
+        if self.trained:
+            event = "resume"
+            best["best"] = best_of(self.history.round_scores())
         self.history.event(
-            "resume" if self.trained else "start",
+            event,
             round=self.state.round,
             rounds=self.settings.train.rounds,
             method=self.method.name,
@@ -148,7 +152,9 @@ class RoundLoop:
                 self._stop_early()
                 return True
             held = self._round(number)
-            missed = 0 if held else missed + 1
+            missed += 1
+            if held:
+                missed = 0
             if held or self.trained:  # before the first round that was held, there is only the initial state
                 self.trained = True
                 self._save()
@@ -300,9 +306,11 @@ class RoundLoop:
                 self.recorder.skipped(number, outcome)
                 return False
             self.state = outcome.state
-            participants = [update.client for update in outcome.updates]
+            participants = []
+            for update in outcome.updates:
+                participants.append(update.client)
+                uploads.append((update.client.id, update.prototypes))
             enough = len(participants)  # oversampling is for the first exchange
-            uploads += [(update.client.id, update.prototypes) for update in outcome.updates]
             del outcome  # the next exchange has replies of its own to hold
         self._check_finite(before, number)
         self.state = replace(self.state, round=number)
@@ -329,9 +337,12 @@ class RoundLoop:
             EngineError: with the traceback that they share.
         """
         failures = self._failures
-        reasons = {failure.reason for failure in failures if failure.status == "failed"}
-        others = [failure for failure in failures if failure.status != "failed" or not failure.reason]
-        if others or len(reasons) != 1 or len(failures) < min(2, len(self.registry.expected)):
+        reasons: set[str] = set()
+        for failure in failures:
+            if failure.status != "failed" or not failure.reason:
+                return
+            reasons.add(failure.reason)
+        if len(reasons) != 1 or len(failures) < min(2, len(self.registry.expected)):
             return
         lines = [line for line in failures[0].traceback.splitlines() if line.strip()]
         raise EngineError(
@@ -350,7 +361,9 @@ class RoundLoop:
         if self.method.scores_new_state:
             return
         self.federation.begin(total + 1, self.method.exchanges[0])
-        participants = list(self.server.clients) if self.method.personal else self.registry.sample(total)
+        participants = self.registry.sample(total)
+        if self.method.personal:
+            participants = list(self.server.clients)
         self._exchange(participants)
 
     def _exchange(self, participants: Sequence[Client], enough: int = 0) -> Outcome:

@@ -70,7 +70,7 @@ def test_the_summary_counts_rounds_and_answers(tmp_path: Path) -> None:
 def test_a_run_that_never_held_a_round_is_no_success(tmp_path: Path) -> None:
     settings = toy_settings("fedavg", tmp_path, train={"rounds": 2})
     with pytest.raises(
-        EngineError, match=r"no round was held.*6 of the 6 answers that are missing were refused.*not finite"
+        EngineError, match=r"no round was held.*6 of the 6 replies that did not count were refused.*not finite"
     ):
         run(settings, TouchedEngine(settings, edit=spoiled))
     summary = summary_in(tmp_path)
