@@ -99,7 +99,7 @@ class TrainedModel(nn.Module):
 
 def without_start(spec: ModelSpec) -> ModelSpec:
     """Return the network's settings without files that training started from; the weights replace those anyway."""
-    paths = [name for name in ("pretrained", "pretrained_file") if getattr(spec, name, None) is not None]
+    paths = [name for name in ("pretrained", "pretrained_file", "weights") if getattr(spec, name, None) is not None]
     return replace(spec, **dict.fromkeys(paths))
 
 

@@ -1,7 +1,8 @@
 """The base of all networks: a backbone that computes features, and a head that classifies them.
 
 Features are the input of the last classifier and come out of a ReLU, so features and prototypes are non-negative and
-every cosine between them lies in [0, 1].
+every cosine between them lies in [0, 1]. Only networks of other libraries (:mod:`common.models.torchvision`) may end in
+another activation.
 """
 
 import threading
@@ -55,7 +56,7 @@ def initialised(seed: int, *key: str | int) -> Iterator[None]:
 
 
 def norm_2d(norm: Norm, channels: int) -> nn.Module:
-    """The normalisation of feature maps ``[B, channels, U, V]``; ``channels`` is a multiple of 16 or less than 16."""
+    """The normalisation of feature maps ``[B, channels, U, V]``; groups are of 16 channels or, if need be, of more."""
     if norm == "none":
         return nn.Identity()
     if norm == "batch":
@@ -73,7 +74,10 @@ def norm_1d(norm: Norm, channels: int) -> nn.Module:
 
 
 def _group_norm(channels: int) -> nn.GroupNorm:
-    return nn.GroupNorm(max(1, channels // GROUP_WIDTH), channels)
+    groups = max(1, channels // GROUP_WIDTH)
+    while channels % groups:  # 88 channels cannot be five groups
+        groups -= 1
+    return nn.GroupNorm(groups, channels)
 
 
 class PooledBackbone(nn.Module):

@@ -3,7 +3,9 @@
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from pickle import UnpicklingError
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -15,34 +17,35 @@ from common.storage.files import read_tensors
 WEIGHTS = "model.safetensors"
 """The file in an exported model's folder with its weights and the names of its classes."""
 
+STATE_DICTS = (".pth", ".pt", ".bin")
+"""Endings of files that ``torch.save`` wrote; all others are read as safetensors."""
+
 IGNORED = "fc."
 """torchvision's classifier; the network has its own head."""
 
 
 def load_pretrained(backbone: nn.Module, path: Path) -> None:
-    """Fill ``backbone`` with the tensors of ``path``; batch counters may be missing, all others must match.
+    """Fill a torchvision ResNet with the tensors of ``model.pretrained_file``; see :func:`load_weights`."""
+    load_weights(backbone, path, "model.pretrained_file", (IGNORED,), "check model.depth and model.norm")
+
+
+def load_weights(backbone: nn.Module, path: Path, key: str, ignored: tuple[str, ...], advice: str) -> None:
+    """Fill ``backbone`` with the tensors of a file; batch counters may be missing, all others must match.
 
     Args:
-        backbone: a network with torchvision's parameter names.
-        path: a safetensors file, for instance ``safetensors.torch.save_file(network.state_dict(), path)`` of a
-            torchvision network.
+        backbone: a network without its classifier.
+        path: a safetensors file, or a state dict that ``torch.save`` wrote; no code in it is run.
+        key: the setting that names the file.
+        ignored: beginnings of the names of tensors that are not read, such as the classifier's.
+        advice: what to check if the file is of another network.
 
     Raises:
         ModelError: the file is missing, unreadable, or belongs to another network.
     """
-    if not path.exists():
-        raise ModelError(
-            f"model.pretrained_file={path}: no such file; write one with safetensors.torch.save_file("
-            f"torchvision.models.resnet18(weights='DEFAULT').state_dict(), 'resnet18.safetensors')"
-        )
-    try:
-        check_regular(path, MAX_TENSOR_FILE)
-        tensors = load_file(path)
-    except (SafetensorError, OSError) as error:
-        raise ModelError(f"model.pretrained_file={path}: not a readable safetensors file: {error}") from error
+    path = path.expanduser()
     given: dict[str, Tensor] = {}
-    for name, tensor in tensors.items():
-        if not name.startswith(IGNORED):
+    for name, tensor in _read_weights(path, key).items():
+        if not name.startswith(ignored):
             given[name] = tensor
     state = backbone.state_dict()
     missing: list[str] = []
@@ -59,11 +62,36 @@ def load_pretrained(backbone: nn.Module, path: Path) -> None:
             listed = ", ".join(sorted(names)[:3])
             if len(names) > 3:
                 listed += " ..."
-            raise ModelError(
-                f"model.pretrained_file={path} belongs to another network: it {what} {listed}; "
-                "check model.depth and model.norm"
-            )
+            raise ModelError(f"{key}={path} belongs to another network: it {what} {listed}; {advice}")
     backbone.load_state_dict(given, strict=False)
+
+
+def _read_weights(path: Path, key: str) -> dict[str, Tensor]:
+    """Return the tensors of a safetensors file or of a state dict, on the CPU.
+
+    Raises:
+        ModelError: the file is missing or unreadable.
+    """
+    if not path.exists():
+        raise ModelError(
+            f"{key}={path}: no such file; write one with safetensors.torch.save_file("
+            f"torchvision.models.resnet18(weights='DEFAULT').state_dict(), 'resnet18.safetensors')"
+        )
+    try:
+        check_regular(path, MAX_TENSOR_FILE)
+        if path.suffix not in STATE_DICTS:
+            return load_file(path)
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except (SafetensorError, OSError) as error:
+        raise ModelError(f"{key}={path}: not a readable safetensors file: {error}") from error
+    except (UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
+        raise ModelError(
+            f"{key}={path} cannot be read as a state dict, which is all that is read of such a file: "
+            f"{str(error).partition(chr(10))[0]}; write one with torch.save(network.state_dict(), 'network.pth')"
+        ) from error
+    if not isinstance(content, Mapping) or not all(isinstance(item, Tensor) for item in content.values()):
+        raise ModelError(f"{key}={path} is no state dict: torch.save(network.state_dict(), 'network.pth') writes one")
+    return dict(content)
 
 
 def start_from(model: Model, folder: Path, classes: Sequence[str]) -> None:

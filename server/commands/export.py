@@ -26,7 +26,7 @@ SAMPLES = 256
 
 RULE = "accuracy in % on each domain's test split"
 CHOSEN = {"best": "best round by validation", "last": "last round"}
-PATHS = ("root", "pretrained", "pretrained_file")
+PATHS = ("root", "pretrained", "pretrained_file", "weights")
 """Settings with paths of this machine, which are not exported."""
 
 

@@ -269,6 +269,9 @@ def _remote_overrides(settings: RunSettings, overrides: Sequence[str]) -> str:
         paths.append(quoted_override("data.root", settings.data.root))
     if settings.model.pretrained:
         paths.append(quoted_override("model.pretrained", settings.model.pretrained.expanduser().absolute()))
+    weights = getattr(settings.model, "weights", None)
+    if weights:
+        paths.append(quoted_override("model.weights", weights.expanduser().absolute()))
     return shlex.join([*overrides, *paths])
 
 

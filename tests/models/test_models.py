@@ -22,7 +22,7 @@ from common.models.specs import (
 )
 from strategies.fedbn import norm_state_names
 
-CHOICES = sorted(path.stem for path in (CONF / "model").glob("*.yaml"))
+CHOICES = sorted(path.stem for path in (CONF / "model").glob("*.yaml") if path.stem != "timm")  # an extra
 SIZES = {"resnet10_plvm": 64, "resnet50": 64, "resnet18": 64, "fedbn_digit": 28, "alexnet": 64}
 CAM = [Small(), DigitCNNPooled(), ResNet10(), ResNet10PLVM(), TorchvisionResNet(18), TorchvisionResNet(50)]
 
@@ -120,7 +120,8 @@ def test_every_choice_returns_features_and_logits(name):
     assert features.shape == (4, model.feature_size)
     assert logits.shape == (4, model.class_count) == (4, 7)
     assert features.dtype == logits.dtype == torch.float32
-    assert bool((features >= 0).all())
+    if name != "torchvision":  # whose networks end in all kinds of activations
+        assert bool((features >= 0).all())
     assert bool((features > 0).any(dim=1).all())
     model.eval()
     features, logits = model(batch)
