@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -137,7 +138,11 @@ class Timm(NamedNetwork):
                 "'goldfinch-fl[timm]', or choose model=torchvision"
             ) from error
         if not timm.is_model(self.name):
-            raise ModelError(f"model.name={self.name}: timm has no such network; {nearest(self.name, _names(timm))}")
+            close = get_close_matches(self.name, timm.list_models())  # of more than a thousand
+            raise ModelError(
+                f"model.name={self.name}: timm has no such network; close are {', '.join(close) or 'none'}, and "
+                "timm.list_models() lists all"
+            )
 
         def build() -> nn.Module:
             try:  # transformers are built for one size of images
@@ -147,10 +152,6 @@ class Timm(NamedNetwork):
 
         network = _built(self.name, image_size, build)
         return network, _last_linear(network)
-
-
-def _names(timm: Any) -> list[str]:
-    return list(timm.list_models())
 
 
 def _built(name: str, image_size: int, build: Callable[[], nn.Module]) -> nn.Module:
