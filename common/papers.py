@@ -66,6 +66,7 @@ NAMES: Mapping[str, str] = {
     "fedsr": "FedSR",
     "fpl": "FPL",
     "fpl_heal": "FPL+HEAL",
+    "i2pfl": "I2PFL",
     "moon": "MOON",
     "per_fedavg": "Per-FedAvg",
     "rucr": "RUCR",
@@ -305,6 +306,23 @@ PAPERS: Mapping[str, tuple[Paper, ...]] = {
     ),
     "fpl": (FPL,),
     "fpl_heal": (FEDHEAL, FPL),
+    "i2pfl": (
+        Paper(
+            "Mitigating Domain Shift in Federated Learning via Intra- and Inter-Domain Prototypes",
+            (
+                "Huy Q. Le",
+                "Ye Lin Tun",
+                "Yu Qiao",
+                "Minh N. H. Nguyen",
+                "Keon Oh Kim",
+                "Eui-Nam Huh",
+                "Choong Seon Hong",
+            ),
+            "",
+            2025,
+            "arXiv:2501.08521",
+        ),
+    ),
     "moon": (
         Paper(
             "Model-Contrastive Federated Learning",

@@ -32,6 +32,7 @@ PROTOCOLS = {
     "fedheal_digits_stand_in": ("digits", 20),
     "fedheal_office": ("office_caltech", 20),
     "fedgca_digits": ("digits", 10),
+    "i2pfl_pacs": ("pacs", 10),
     "fedgca_pacs": ("pacs", 10),
     "leave_one_out": ("glyphs", 3),
     "fpl_digits_stand_in": ("digits", 20),

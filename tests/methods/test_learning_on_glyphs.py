@@ -31,6 +31,7 @@ LEAST = {
     "scaffold": 75,
     "fedheal": 75,
     "fpl_heal": 75,
+    "i2pfl": 70,
     "single_set": 80,
     "fedbn": 70,  # statistics of weights that have moved on
     "fedrep": 80,

@@ -31,6 +31,7 @@ OUT_OF_RANGE = {
     "fedrep": "head_epochs=0 body_epochs=0",
     "fedsam": "rho=-0.1",
     "fedsr": "norm=-1.0 divergence=-1.0 latent_size=0 test_samples=-1",
+    "i2pfl": "temperature=0.0 contrast=-1.0 alignment=-1.0 mixup=0.0 smoothing=1.0 smoothing=-0.1",
     "moon": "mu=-1.0 temperature=0.0 projection=-1",
     "per_fedavg": "inner_rate=-1.0 outer_rate=0.0 adapt_steps=-1",
     "rucr": "temperature=0.0 contrast=-1.0 per_class=0 mix_low=0.9 rebalance_epochs=-1 rebalance_rate=0.0 "
@@ -56,6 +57,8 @@ OTHERS = {
     "fedproc": "prototype_mode=last_epoch_running temperature=0.1",
     "fedsam": "rho=0.0",
     "fedsr": "fidelity=paper divergence=0.0 latent_size=7",
+    "i2pfl": "temperature=0.5 contrast=0.0 alignment=0.0 mixup=2.0 smoothing=0.0 reweight=false "
+    "augmented_over=epoch reduce=sum",
     "moon": "frozen_mode=train temperature=1.0 projection=16",
     "rucr": "temperature=0.15 contrast=0.9 per_class=100 mix_low=0.35,mix_high=0.95 rebalance_epochs=0 "
     "rebalance_rate=0.1 feed_back=false",
@@ -67,6 +70,7 @@ START: dict[str, dict[str, Any]] = {
     "fedadg": {"noise_size": 6, "hidden_size": 8, "discriminator_size": 8},
     "fedgca": {"beta": 1.0},
     "fdse": {"consistency": 0.5},
+    "i2pfl": {"alignment": 1.0},
 }
 """Options of a method's first run, from which the others differ; elsewhere its defaults."""
 
@@ -97,8 +101,9 @@ def state_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
         if key not in hashes:
             data = Toy(image_size=32) if method == "fedgca" else Toy()  # for activation maps of several positions
             hyper = {**START.get(method, {}), **options}
+            train = {"rounds": 3} if method == "i2pfl" else {}  # prototypes are smoothed from the second round on
             settings = toy_settings(
-                method, tmp_path_factory.mktemp(method), hyper=hyper, data=data, rounds={"outliers": "off"}
+                method, tmp_path_factory.mktemp(method), hyper=hyper, data=data, train=train, rounds={"outliers": "off"}
             )
             hashes[key] = run(settings).sha256
         return hashes[key]

@@ -72,6 +72,7 @@ UP = {
     ("fedrep", "train"): ["body"],
     ("fedsam", "train"): ["state"],
     ("fpl_heal", "train"): ["state", "class means", "mask"],
+    ("i2pfl", "train"): ["state", "class means"],
     ("moon", "train"): ["state"],
     ("per_fedavg", "train"): ["state"],
     ("rucr", "train"): ["state"],

@@ -1,0 +1,224 @@
+"""I2PFL against its formulas in loops over float64: MixUp, both losses with gradients, reweighting and smoothing."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from support.halves import FEATURES, Half, LossSide, elements, run_server, updates
+from support.runs import run
+from support.toy import toy_settings
+
+from common.prototypes import PrototypeSet
+from common.seeding import numpy_generator
+from server.run.checkpoint import Checkpoints
+from strategies.core.method import Batch, Client
+from strategies.i2pfl import I2PFL, mix, reweighted_means
+
+DRAWS = torch.Generator().manual_seed(0)
+FEATURE_ROWS = torch.rand(7, FEATURES, generator=DRAWS, dtype=torch.float64)
+LABELS = torch.tensor([0, 1, 2, 1, 0, 1, 1])
+LOGITS = torch.randn(7, 4, generator=DRAWS, dtype=torch.float64)
+ROWS = PrototypeSet(torch.rand(2, FEATURES, generator=DRAWS), torch.tensor([0, 1]), torch.ones(2))
+CLIENT = Client("ward-0", "ward", 7, (2, 4, 1, 0))
+
+
+class Side(LossSide):
+    """A device's side whose batches and draws go on from call to call, as in a local epoch."""
+
+    seed, class_count, feature_size, client, device, batch = 3, 4, FEATURES, CLIENT, torch.device("cpu"), 0
+
+    def cached(self, name, make):
+        return self.__dict__.setdefault(name, make())
+
+
+def batch_of(features, labels):
+    return Batch(torch.zeros(len(labels), 3, 1, 1), labels, features, LOGITS[: len(labels)])
+
+
+def dot(left, right):
+    return sum(a * b for a, b in zip(left, right, strict=True))
+
+
+def norm(row):
+    return sum(value * value for value in row) ** 0.5
+
+
+def mixed_rows(features, labels, alpha, draws):
+    """``gamma z_i + (1 - gamma) z_j`` in loops, with the method's own draws."""
+    gammas, places = draws.beta(alpha, alpha, len(labels)), draws.random(len(labels))
+    found = []
+    for i, label in enumerate(labels):
+        others = [j for j, other in enumerate(labels) if other != label]
+        if not others:
+            found.append(features[i])
+            continue
+        j = others[int(places[i] * len(others))]
+        found.append([gammas[i] * a + (1 - gammas[i]) * b for a, b in zip(features[i], features[j], strict=True)])
+    return found
+
+
+def class_mean(rows, labels, label):
+    members = [row for row, other in zip(rows, labels, strict=True) if other == label]
+    return [sum(column) / len(members) for column in zip(*members, strict=True)]
+
+
+def alignment_of(features, labels, mixed, reduce):
+    """APA as it is written, of scalars that may carry a gradient; ``mixed`` is constant."""
+    total = 0.0
+    if reduce == "sum":
+        for label in set(labels):
+            target, mean = class_mean(mixed, labels, label), class_mean(features, labels, label)
+            total = total + sum((a - b) ** 2 for a, b in zip(mean, target, strict=True))
+        return total
+    for row, label in zip(features, labels, strict=True):
+        target = class_mean(mixed, labels, label)
+        total = total + sum((a - b) ** 2 for a, b in zip(row, target, strict=True)) / len(row) / len(labels)
+    return total
+
+
+def contrast_of(features, labels, rows, tau):
+    """GPCL as it is written; a sample whose class has no prototype adds 0."""
+    total = 0.0
+    for row, label in zip(features, labels, strict=True):
+        if label in rows:
+            similar = {c: torch.exp(dot(row, p) / norm(row) / norm(p) / tau) for c, p in rows.items()}
+            total = total - torch.log(similar[label] / sum(similar.values()))
+    return total / len(labels)
+
+
+@pytest.mark.parametrize("reduce", ["mean", "sum"])
+@pytest.mark.parametrize("tau", [0.02, 0.5])
+def test_value_and_gradient_are_the_formulas(tau, reduce):
+    """Class 2 has no prototype, class 3 no sample; a second batch goes on with the draws."""
+    method, side = I2PFL(temperature=tau, contrast=2.0, alignment=3.0, reduce=reduce), Side(ROWS)
+    draws = numpy_generator(side.seed, "mixup", side.round, side.client.id)
+    for size in (7, 5):
+        labels = LABELS[:size].tolist()
+        features, twin = (FEATURE_ROWS[:size].clone().requires_grad_() for _ in range(2))
+        losses = method.loss(batch_of(features, LABELS[:size]), side)
+        scalars = [list(row) for row in twin]
+        mixed = mixed_rows(FEATURE_ROWS[:size].tolist(), labels, 0.4, draws)
+        rows = {int(c): row.double().tolist() for c, row in zip(ROWS.labels, ROWS.vectors, strict=True)}
+        contrast = 2.0 * contrast_of(scalars, labels, rows, tau)
+        alignment = 3.0 * alignment_of(scalars, labels, mixed, reduce)
+        cross_entropy = torch.nn.functional.cross_entropy(LOGITS[:size], LABELS[:size])
+        torch.testing.assert_close(losses.total, cross_entropy + contrast + alignment, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(losses.terms["alignment"], alignment, rtol=1e-9, atol=1e-9)
+        found = torch.autograd.grad(losses.total, features)[0]
+        torch.testing.assert_close(found, torch.autograd.grad(contrast + alignment, twin)[0], rtol=1e-9, atol=1e-9)
+
+
+def test_before_there_are_prototypes_and_at_zero_only_what_is_asked_for():
+    empty = PrototypeSet.empty(FEATURES)
+    assert set(I2PFL().loss(batch_of(FEATURE_ROWS, LABELS), Side(empty)).terms) == {"cross_entropy", "alignment"}
+    none = I2PFL(contrast=0.0, alignment=0.0)
+    assert set(none.loss(batch_of(FEATURE_ROWS, LABELS), Side(ROWS)).terms) == {"cross_entropy"}
+
+
+def test_of_one_class_it_is_the_variance_within():
+    labels = torch.zeros(7, dtype=torch.int64)
+    found = I2PFL(contrast=0.0, alignment=1.0).loss(batch_of(FEATURE_ROWS, labels), Side(ROWS)).terms["alignment"]
+    torch.testing.assert_close(found, FEATURE_ROWS.var(0, unbiased=False).mean(), rtol=1e-12, atol=0)
+    assert torch.equal(mix(FEATURE_ROWS, labels, 0.4, np.random.default_rng(0)), FEATURE_ROWS)
+
+
+def test_partners_are_all_samples_of_other_classes_and_no_others():
+    rows = torch.eye(7, dtype=torch.float64)
+    draws, partners = np.random.default_rng(0), [set() for _ in LABELS]
+    for _ in range(200):
+        for i, row in enumerate(mix(rows, LABELS, 1.0, draws)):
+            partners[i] |= set(row.nonzero().flatten().tolist()) - {i}
+    for i, label in enumerate(LABELS):
+        assert partners[i] == {j for j, other in enumerate(LABELS) if other != label}
+
+
+def test_over_an_epoch_the_targets_are_the_means_of_the_last_one():
+    method, side = I2PFL(contrast=0.0, alignment=1.0, augmented_over="epoch"), Side(ROWS)
+    draws = numpy_generator(side.seed, "mixup", side.round, side.client.id)
+    last, now = [], []
+    for number in (0, 1, 0, 1, 0):
+        side.batch = number
+        if number == 0:
+            last, now = now, []
+        chosen = slice(0, 4) if number == 0 else slice(4, 7)
+        rows, labels = FEATURE_ROWS[chosen].tolist(), LABELS[chosen].tolist()
+        now += list(zip(mixed_rows(rows, labels, 0.4, draws), labels, strict=True))
+        found = method.loss(batch_of(FEATURE_ROWS[chosen], LABELS[chosen]), side).terms["alignment"]
+        wanted = 0.0
+        for row, label in zip(rows, labels, strict=True):
+            if last:
+                target = class_mean([each for each, _ in last], [c for _, c in last], label)
+                wanted += sum((a - b) ** 2 for a, b in zip(row, target, strict=True)) / len(row) / len(labels)
+        assert float(found) == pytest.approx(wanted, rel=1e-9)
+    assert wanted > 0
+
+
+# ---- the server ------------------------------------------------------------------------------------------------------
+
+
+def rows_of(count, seed, label=1, far=1.0):
+    vectors = torch.randn(count, FEATURES, generator=torch.Generator().manual_seed(seed))
+    vectors[-1] *= far
+    return PrototypeSet(vectors, torch.full((count,), label), torch.arange(1.0, count + 1))
+
+
+def reweighted(rows):
+    """``sum_j d_j p_j / sum_j d_j`` in loops."""
+    mean = class_mean(rows, [0] * len(rows), 0)
+    shares = [sum((a - b) ** 2 for a, b in zip(row, mean, strict=True)) for row in rows]
+    if not sum(shares):
+        return mean
+    return [dot(shares, column) / sum(shares) for column in zip(*rows, strict=True)]
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_far_means_count_most(count):
+    rows = rows_of(count, count, far=10.0)
+    found = reweighted_means(rows, 1.0)
+    assert elements(found.vectors[0]) == pytest.approx(reweighted(rows.vectors.double().tolist()), rel=1e-6)
+    assert float(found.weights) == sum(range(1, count + 1))
+    if count == 2:
+        torch.testing.assert_close(found.vectors[0], rows.vectors.mean(0))
+    same = PrototypeSet(rows.vectors[:1].expand(3, -1), torch.zeros(3, dtype=torch.int64), torch.ones(3))
+    torch.testing.assert_close(reweighted_means(same, 1.0).vectors[0], rows.vectors[0])
+
+
+def test_no_mean_counts_for_more_than_the_largest_share():
+    rows = rows_of(5, 0, far=1e4)
+    shares = {}
+    for largest in (1.0, 0.5, 0.1):
+        shares[largest] = float(reweighted_means(rows, largest).vectors[0].norm() / rows.vectors[-1].norm())
+    assert shares == pytest.approx({1.0: 0.8, 0.5: 0.5, 0.1: 0.2}, abs=0.01)
+
+
+def test_prototypes_are_smoothed_and_a_missing_class_keeps_its_own():
+    first = updates(1, prototypes={0: rows_of(1, 0), 1: rows_of(1, 1), 2: rows_of(1, 2, label=2)})
+    second = updates(2, prototypes={0: rows_of(1, 3), 1: rows_of(1, 4, label=0)})
+    half = Half(largest_share=1.0)
+    for smoothing, reweight in ((0.99, True), (0.01, False), (0.0, True)):
+        states = run_server(I2PFL(smoothing=smoothing, reweight=reweight), [first, second], half)
+        start = torch.stack([rows_of(1, 0).vectors[0], rows_of(1, 1).vectors[0]]).mean(0)
+        torch.testing.assert_close(states[1].prototypes.of_class(1)[0], start)
+        wanted = (1 - smoothing) * rows_of(1, 3).vectors[0] + smoothing * start
+        torch.testing.assert_close(states[2].prototypes.of_class(1)[0], wanted)
+        assert torch.equal(states[2].prototypes.of_class(2), rows_of(1, 2).vectors)
+        assert torch.equal(states[2].prototypes.of_class(0), rows_of(1, 4).vectors)
+
+
+def test_without_its_own_parts_it_is_fpl_with_global_means(tmp_path):
+    """The same loss and the same means, so that three rounds end in the same weights but for rounding."""
+    found = {}
+    for method, hyper in (
+        ("i2pfl", {"alignment": 0.0, "reweight": False, "smoothing": 0.0}),
+        ("fpl", {"clusters": "global", "consistency": 0.0, "prototype_mode": "post_eval"}),
+        ("fedavg", {}),
+    ):
+        hyper = hyper | ({"temperature": 0.1} if hyper else {})
+        settings = toy_settings(method, tmp_path / method, hyper=hyper, train={"rounds": 3})
+        run(settings)
+        found[method] = Checkpoints(tmp_path / method / "checkpoint").load().state.weights
+    for name, tensor in found["fpl"].items():
+        torch.testing.assert_close(found["i2pfl"][name], tensor, rtol=1e-4, atol=1e-5)
+    far = [name for name in found["fpl"] if not torch.allclose(found["fedavg"][name], found["fpl"][name], atol=1e-3)]
+    assert far
