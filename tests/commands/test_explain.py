@@ -74,8 +74,8 @@ def test_the_command_prints_each_setting(capsys: pytest.CaptureFixture[str]) -> 
 
 COMPLETIONS = {
     "a key": (["run", "train.opt"], ["train.optimizer=sgd", "train.optimizer=adam"]),
-    "a choice": (["run", "method=fp"], ["method=fpl"]),
-    "a choice that bash has split": (["run", "method", "=", "fp"], ["fpl"]),
+    "a choice": (["run", "method=fp"], ["method=fpl", "method=fpl_heal"]),
+    "a choice that bash has split": (["run", "method", "=", "fp"], ["fpl", "fpl_heal"]),
     "an empty choice that bash has split": (["run", "views", "="], list(choices_of("views"))),
     "a key of the chosen method": (["run", "method", "=", "fpl", "method.temp"], ["method.temperature=0.02"]),
     "a bool": (["sweep", "protocol.balanced="], ["protocol.balanced=true", "protocol.balanced=false"]),
