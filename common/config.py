@@ -538,6 +538,8 @@ def _mistake(found: dict[str, Any], target: type, where: str) -> str:
         return f"{key}: a value is missing"
     if kind == "value_error":
         return f"{key}: {found['ctx']['error']}".removeprefix(": ")
+    if kind == "string_type" and isinstance(value, int | float):
+        return f"{key}={value!r}: must be text; write it in quotes: '\"{value}\"'"
     if kind == "literal_error":
         reason = nearest(str(value), re.findall(r"[^\s',]+(?='|$)", found["ctx"]["expected"]))
     return f"{key}={value!r:.200}: {reason.replace('Input should', 'must')}"

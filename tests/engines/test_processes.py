@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from PIL import Image
 from support.faults import kill_node
 from support.simulations import SMALL, simulation
 
@@ -294,3 +296,41 @@ def test_a_site_that_dies_leaves_a_partial_score_that_says_since_when(
     shown = capsys.readouterr().out
     assert "printed" in shown.splitlines()[2], "its column is there"
     assert "† partial, not ranked: fedavg: seed 0: without printed (last scored in" in shown
+
+
+@pytest.mark.slow
+def test_a_site_with_a_lost_data_folder_leaves_a_partial_score_and_the_reason(tmp_path: Path) -> None:
+    """The folder of one of two SuperNodes is removed after the first round; its node goes on and says so."""
+    source = load_settings(SMALL).data
+    for name in ("handwritten", "printed"):
+        domain = source.load(name)
+        for part, split in (
+            ("train", domain.train.subset(torch.arange(60))),
+            ("test", domain.test.subset(torch.arange(20))),
+        ):
+            for number, (image, label) in enumerate(zip(split.images, split.labels.tolist(), strict=True)):
+                place = tmp_path / name / part / "abcdefghij"[label] / f"{number}.png"
+                place.parent.mkdir(parents=True, exist_ok=True)
+                Image.fromarray(image.permute(1, 2, 0).numpy()).save(place)
+    words = ["data=folder", "data.domains=[handwritten,printed]", f"data.classes=[{','.join('abcdefghij')}]"]
+    words += ["rounds.quorum=0.5", "engine=superlink", "train.rounds=2"]
+    overrides = chosen("fedavg", tmp_path / "run", *words)
+    settings = load_settings(overrides)
+    prepare_output(settings)
+    nodes: dict[str, dict[str, Any]] = {}
+    for name in ("handwritten", "printed"):
+        nodes[f"{name}-0"] = {"domain": name, "data-dir": str(tmp_path / name), "resident": False}
+    with LocalDeployment(tmp_path / "flower", nodes, secure=False) as deployment:
+
+        def remove(name: str, entry: Mapping[str, Any]) -> None:
+            if name == "round done" and entry["round"] == 1:
+                shutil.rmtree(tmp_path / "printed")
+
+        deployment.run(settings, overrides, [remove])
+    record = Run.open(tmp_path / "run")
+    assert record.summary["missing"] == {"printed": 0}
+    told = [entry for entry in record.events if entry["event"] == "score missing"]
+    assert {(entry["client"], entry["domain"], entry["status"]) for entry in told} == {
+        ("printed-0", "printed", "failed")
+    }
+    assert all("is not a folder on this device" in entry["reason"] for entry in told)
