@@ -281,7 +281,7 @@ def _run_trials(search: TuningSearch, jobs: int, console: Console) -> Study:
     for trial in finished_trials(study):
         if trial.value:
             return study
-    raise ConfigError(f"no trial was scored; see run.log in {search.folder / 'trials'}")
+    raise ConfigError(f"no trial scored above 0 % on validation samples; see run.log in {search.folder / 'trials'}")
 
 
 def _open_study(search: TuningSearch) -> Study:

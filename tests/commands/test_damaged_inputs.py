@@ -11,6 +11,7 @@ from pathlib import Path
 from types import FrameType
 
 import pytest
+from PIL import Image
 
 from common import choices
 from server.cli import main
@@ -42,6 +43,11 @@ COMMANDS = {
     "export": ["export", "RUN", "--to", "OUT"],
 }
 QUICK = {("table", "nested"), ("table", "a pipe"), ("resume", "a list"), ("export", "cut"), ("report", "odd numbers")}
+
+
+TUNE = ["tune", "method=fpl", *TINY, "protocol.samples=40", "protocol.validation=0.5", "train.learning_rate=0.1"]
+COMPARE = ["compare", "--methods", "fedavg", *TUNE[2:]]
+STUDY = "glyphs/fpl"
 
 
 @pytest.fixture(scope="module")
@@ -110,6 +116,83 @@ def test_a_damaged_run_folder_gives_a_message(
         damage(name, folder / file)
         replaced = {"RUN": str(folder), "OUT": str(tmp_path / file / "out.png")}
         check([replaced.get(word, word) for word in COMMANDS[command]], capsys)
+
+
+FOLDERS = {
+    "sweep": (["sweep", "method=fedavg", "seed=0", *TINY, "--output", "FOLDER"], ("sweep.json", "config.yaml")),
+    "tune": ([*TUNE, "--trials", "1", "--seeds=", "--output", "FOLDER"], (f"{STUDY}/study.db", f"{STUDY}/best.yaml")),
+    "compare": ([*COMPARE, "--trials", "1", "--seeds=", "--output", "FOLDER"], ("glyphs/fedavg/study.db",)),
+    "certificates": (
+        ["certificates", "FOLDER", "--host", "localhost", "--node", "a"],
+        ("authority/ca.key", "authority/ca.crt", "server/server.pem", "nodes/a/key", "operator/nodes/a.pub"),
+    ),
+    "export": (["export", "RUN", "--to", "FOLDER"], ("model.json", "model.safetensors")),
+}
+"""The command that makes a folder, and files of the folder that are damaged."""
+
+USES = {
+    "sweep": "sweep",
+    "tune": "tune",
+    "compare": "compare",
+    "certificates": "certificates",
+    "predict": "export",
+    "evaluate": "export",
+}
+"""Commands that read a folder, and the command that makes it."""
+
+QUICK_USES = {("certificates", "cut"), ("certificates", "a pipe"), ("predict", "nested"), ("evaluate", "a list")}
+
+
+def uses() -> Iterator[object]:
+    for command in USES:
+        for name in DAMAGES:
+            marks = () if (command, name) in QUICK_USES else (pytest.mark.slow,)
+            yield pytest.param(command, name, marks=marks, id=f"{command}, {name}")
+
+
+@pytest.fixture(scope="module")
+def made(original: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Return the undamaged folder that a command makes; each is made once."""
+    found: dict[str, Path] = {}
+
+    def folder(command: str) -> Path:
+        if command not in found:
+            place = tmp_path_factory.mktemp(command) / "folder"
+            arguments = put_in(FOLDERS[command][0], FOLDER=place, RUN=original)
+            assert main(arguments) == 0
+            found[command] = place
+        return found[command]
+
+    return folder
+
+
+def put_in(words: list[str], **places: Path) -> list[str]:
+    return [str(places.get(word, word)) for word in words]
+
+
+@pytest.mark.parametrize(("command", "name"), list(uses()))
+def test_a_damaged_folder_of_another_kind_gives_a_message(
+    command: str,
+    name: str,
+    made: Callable[[str], Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """One file of the folder after the other; the same command is called again, or one that reads the folder."""
+    maker, files = FOLDERS[USES[command]]
+    original = made(USES[command])
+    image = tmp_path / "image.png"
+    Image.new("RGB", (32, 32)).save(image)
+    for number, file in enumerate(files):
+        folder = tmp_path / str(number)
+        shutil.copytree(original, folder)
+        damage(name, folder / file)
+        words = maker
+        if command == "predict":
+            words = ["predict", "FOLDER", "IMAGE"]
+        if command == "evaluate":
+            words = ["evaluate", "FOLDER", "data=glyphs", "data.domains=[sketch]"]
+        check(put_in(words, FOLDER=folder, IMAGE=image), capsys)
 
 
 SETTINGS = {
