@@ -39,6 +39,16 @@ def read_small(path: Path) -> str:
     return path.read_text(encoding="utf-8")
 
 
+def read_small_bytes(path: Path) -> bytes:
+    """Return the content of a regular file of at most :data:`MAX_TEXT` bytes.
+
+    Raises:
+        OSError: see :func:`check_regular`.
+    """
+    check_regular(path, MAX_TEXT)
+    return path.read_bytes()
+
+
 def file_sha256(path: Path) -> str:
     """Return the SHA-256 of a regular file of at most :data:`MAX_TENSOR_FILE` bytes, read block by block.
 

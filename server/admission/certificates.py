@@ -31,6 +31,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from common.errors import ConfigError
+from common.regular_files import read_small_bytes
 from common.storage.files import write_bytes
 
 AUTHORITY_DAYS = 3650
@@ -152,7 +153,10 @@ def _make_server(files: Certificates, hosts: Sequence[str], days: int) -> None:
             f"{files.authority_key} is not here, so no server certificate can be signed; run this where the "
             "authority is kept, or begin anew in an empty folder and give every device the new ca.crt"
         )
-    signer = serialization.load_pem_private_key(files.authority_key.read_bytes(), password=None)
+    try:
+        signer = serialization.load_pem_private_key(read_small_bytes(files.authority_key), password=None)
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigError(f"{files.authority_key} is not a private key: {error}; restore it from a backup") from error
     if not isinstance(signer, ec.EllipticCurvePrivateKey) or signer.public_key() != authority.public_key():
         raise ConfigError(f"{files.authority_key} is not the key of {files.authority}; restore the pair from a backup")
     key = ec.generate_private_key(ec.SECP384R1())
@@ -237,7 +241,7 @@ def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 def _certificate(path: Path) -> x509.Certificate:
     try:
-        return x509.load_pem_x509_certificate(path.read_bytes())
+        return x509.load_pem_x509_certificate(read_small_bytes(path))
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} is not a certificate: {error}; remove it to have it made again") from error
 
