@@ -3,6 +3,8 @@
     python bench/light_nodes.py --nodes 200                              # five rounds that count
     python bench/light_nodes.py --nodes 100 500 --secure                 # TLS, signed calls, enrolled keys
     python bench/light_nodes.py --nodes 100 500 --proxy                  # and through nginx, as docker/ has it
+    python bench/light_nodes.py --nodes 100 --store memory               # the SuperLink's store, sqlite by default
+    python bench/light_nodes.py --nodes 30 --vanish 0.1                  # a tenth of the nodes leaves in every round
     python bench/light_nodes.py --nodes 200 --against ../earlier         # this checkout and another one, in turn
     python bench/light_nodes.py --dry-run                                # three nodes, writes nothing
 
@@ -14,6 +16,11 @@ and SuperLink are those of a deployment. FedAvg with the small net of 136,730 pa
 A round is from the end of the one before to its own end; the first two, in which nodes register, do not count.
 Processor seconds are those of the SuperLink, the server process, the proxy and all nodes over these rounds, memory is
 the most they held. ``faults`` are calls of nodes that failed and were made again; what the logs say of them is printed.
+
+With ``--vanish`` nodes stop without a farewell when a round begins, as devices do that lose power, and two rounds later
+other nodes play their clients. With ``--secure`` those have the same keys, which the SuperLink refuses until their last
+connection has expired: ``refusals``. ``skipped`` counts rounds without a quorum, ``lines`` those that the run prints in
+a round, ``activity`` the bytes that activity.csv grows by in a round.
 Appends rows to bench/results/light_nodes.csv.
 """
 
@@ -21,13 +28,16 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import json
 import os
+import random
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -71,8 +81,9 @@ from common.settings import RunSettings, load_settings
 from common.versions import code_sha256
 from common.wire.messages import Answer, Registration, header_of
 from common.wire.payload import Payload
-from server.commands.deployment import LocalDeployment
+from server.commands.deployment import LocalDeployment, Store
 from server.run.conduct import prepare_output
+from server.trackers.events import plain_lines
 from strategies.core.flower import answer_to_fit_res, fit_ins_to_request, registrations_to_properties
 
 CHECKOUT = Path(sys.path[0])
@@ -81,6 +92,8 @@ EVERY = 3.0
 """Seconds between two looks of a SuperNode."""
 
 SKIPPED = 2
+UNITS = dict.fromkeys(("lost", "faults", "skipped", "vanished", "refusals", "lines"), "") | {"activity": "B"}
+ENDS = ("round done", "round skipped")
 SAMPLES = 32
 Key = tuple[ec.EllipticCurvePrivateKey, ec.EllipticCurvePublicKey]
 
@@ -110,6 +123,8 @@ class LightNode:
         self.node = Node(node_id=self.link.ActivateNode(request).node_id)
         self.beat = time.monotonic()
         self.answered = 0
+        self.gone = False
+        """Whether the node has vanished: it calls the SuperLink no more."""
 
     def heartbeat(self) -> None:
         """What says that the node is there."""
@@ -120,7 +135,10 @@ class LightNode:
         """One look for a message; whether there was one, which is answered."""
         pulled = self.link.PullMessages(fleet_pb2.PullMessagesRequest(node=self.node))
         for head, tree in zip(pulled.messages_list, pulled.message_object_trees, strict=True):
-            self._send(self._reply(self._receive(head, tree)))
+            reply = self._reply(self._receive(head, tree))
+            if self.gone:
+                return False
+            self._send(reply)
             self.answered += 1
         return bool(pulled.messages_list)
 
@@ -187,7 +205,7 @@ class LightNodes:
         self._due = [(time.monotonic() + EVERY * place / len(nodes), node) for place, node in enumerate(nodes)]
         self._lock, self._end = threading.Lock(), threading.Event()
         self._threads = [threading.Thread(target=self._work, daemon=True) for _ in range(min(threads, len(nodes)))]
-        self._threads += [threading.Thread(target=self._beat, args=(nodes[at::4],), daemon=True) for at in range(4)]
+        self._threads += [threading.Thread(target=self._beat, args=(at,), daemon=True) for at in range(4)]
         self.faults = 0
 
     def __enter__(self) -> LightNodes:
@@ -200,10 +218,28 @@ class LightNodes:
         for thread in self._threads:
             thread.join()
 
+    def add(self, node: LightNode) -> None:
+        """Look after one more node."""
+        with self._lock:
+            self.nodes.append(node)
+            self._due.insert(0, (time.monotonic(), node))
+
+    def remove(self, node: LightNode) -> None:
+        """Let a node vanish: it says no farewell."""
+        with self._lock:
+            node.gone = True
+            self.nodes.remove(node)
+
     def _work(self) -> None:
         while not self._end.is_set():
             with self._lock:
-                due, node = self._due.pop(0)  # nobody else looks for it now
+                found = self._due.pop(0) if self._due else None  # no other thread polls for it now
+            if found is None:
+                self._end.wait(0.1)
+                continue
+            due, node = found
+            if node.gone:
+                continue
             if self._end.wait(max(0.0, due - time.monotonic())):
                 return
             try:
@@ -216,15 +252,87 @@ class LightNodes:
                 self._due.append((time.monotonic() + (0.0 if again else EVERY), node))
                 self._due.sort(key=lambda item: item[0])
 
-    def _beat(self, nodes: list[LightNode]) -> None:
+    def _beat(self, place: int) -> None:
         while not self._end.wait(0.1):  # beside the work and every 20 s, as a SuperNode's own thread does
+            with self._lock:
+                nodes = self.nodes[place::4]
             for node in nodes:
-                if time.monotonic() - node.beat > 20:
+                if not node.gone and time.monotonic() - node.beat > 20:
                     try:
                         node.heartbeat()
                     except Exception as error:  # repeated in the next turn
                         print(f"{node.client.client}, heartbeat: {error!r}", file=sys.stderr)
                         self.faults += 1
+
+
+class Vanishing:
+    """Lets a share of the nodes vanish at the begin of each round, and others play their clients two rounds later.
+
+    Args:
+        nodes: the nodes that are connected.
+        events: the run's ``events.jsonl``.
+        share: of the nodes, in [0, 1).
+        connect: connects a new node that plays a client.
+    """
+
+    def __init__(
+        self, nodes: LightNodes, events: Path, share: float, connect: Callable[[Registration], LightNode]
+    ) -> None:
+        self.nodes, self.events, self.share, self.connect = nodes, events, share, connect
+        self.vanished = 0
+        self.refusals: list[str] = []
+        self._draw = random.Random(0)  # noqa: S311  # not for secrets
+        self._absent: list[tuple[int, Registration]] = []  # with the round in which each comes back
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Vanishing:
+        if self.share:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        if self.share:
+            self._thread.join()
+
+    def _run(self) -> None:
+        seen = SKIPPED
+        while not self._end.wait(0.2):
+            number = self._round()
+            if number > seen:
+                seen = number
+                self._vanish(number)
+            self._bring_back(number)
+
+    def _round(self) -> int:
+        """Return the number of the round that goes on; 0 before the first."""
+        if not self.events.exists():
+            return 0
+        number = 0
+        for line in self.events.read_text().splitlines(keepends=True):
+            if line.endswith("\n") and '"event": "round"' in line:
+                number = int(json.loads(line)["round"])
+        return number
+
+    def _vanish(self, number: int) -> None:
+        chosen = self._draw.sample(self.nodes.nodes, round(self.share * len(self.nodes.nodes)))
+        for node in chosen:
+            self.nodes.remove(node)
+            self._absent.append((number + 2, node.client))
+        self.vanished += len(chosen)
+
+    def _bring_back(self, number: int) -> None:
+        for due, client in list(self._absent):
+            if due > number:
+                continue
+            try:
+                node = self.connect(client)
+            except Exception as error:  # a key is refused until its last connection has expired
+                self.refusals.append(repr(error))
+                continue
+            self._absent.remove((due, client))
+            self.nodes.add(node)
 
 
 class LightDeployment(LocalDeployment):
@@ -238,6 +346,9 @@ class LightDeployment(LocalDeployment):
         """In this process: Flower's command line takes seconds for each node."""
         return self
 
+    def restore(self) -> None:
+        """Nothing: the SuperLink of a measurement is not restarted."""
+
     def enrol(self, names: list[str]) -> None:
         """As ``goldfinch enrol`` does."""
         authority, version = self.certificates.operator / "ca.crt", RuntimeVersionHttpInterceptor(component_name="flwr")
@@ -247,7 +358,7 @@ class LightDeployment(LocalDeployment):
             link.RegisterNode(RegisterNodeRequest(public_key=public_key_to_bytes(key), name=name))
 
 
-def settings_of(nodes: int, rounds: int, output: Path) -> tuple[RunSettings, list[str]]:
+def settings_of(nodes: int, rounds: int, output: Path, more: list[str]) -> tuple[RunSettings, list[str]]:
     """A run of so many clients, and its overrides."""
     domains = ("handwritten", "printed", "signs", "sketch")
     counts = ", ".join(f"{name}: {len(range(place, nodes, 4))}" for place, name in enumerate(domains))
@@ -257,53 +368,83 @@ def settings_of(nodes: int, rounds: int, output: Path) -> tuple[RunSettings, lis
         f"protocol.counts={{{counts}}}", f"protocol.fractions={{{shares}}}", f"protocol.fraction={1 / nodes}",
         "rounds.evaluate_every=100000", f"train.rounds={rounds}", f"rounds.registration={max(600, 4 * nodes)}",
         f"rounds.deadline={max(600, 4 * nodes)}", "train.device=cpu", f"output={output}",
+        *more,
     ]  # fmt: skip
     return load_settings(chosen), chosen
 
 
-def one(nodes: int, rounds: int, *, secure: bool, proxy: bool, threads: int) -> dict[str, Any]:
+def registration_of(settings: RunSettings, client: str, domain: str) -> Registration:
+    """What a light node says of its client."""
+    classes = settings.data.class_count
+    counts = [SAMPLES // classes] * classes
+    counts[0] += SAMPLES - sum(counts)
+    return Registration(
+        client, domain, SAMPLES, counts, [domain], "0" * 64, settings.identity, code_sha256(), "light", {}
+    )  # fmt: skip
+
+
+def one(nodes: int, rounds: int, options: argparse.Namespace) -> dict[str, Any]:
     """A run of ``rounds`` rounds that count."""
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="light-nodes-")))
         output = folder / "run"
-        settings, chosen = settings_of(nodes, rounds + SKIPPED, output)
+        settings, chosen = settings_of(nodes, rounds + SKIPPED, output, options.override)
         specs = settings.protocol.clients(settings.data)
-        names: dict[str, dict[str, object]] = {spec.id: {} for spec in specs} if secure else {}
-        deployment = stack.enter_context(LightDeployment(folder / "flower", names, secure=secure))
-        entrance, address = start_proxy(deployment) if proxy else (None, deployment.address)
-        light: list[LightNode] = []
-        for spec in specs:
-            counts = [SAMPLES // settings.data.class_count] * settings.data.class_count
-            counts[0] += SAMPLES - sum(counts)
-            client = Registration(
-                spec.id,
-                spec.domain,
-                SAMPLES,
-                counts,
-                [spec.domain],
-                "0" * 64,
-                settings.identity,
-                code_sha256(),
-                "light",
-                {},
-            )
-            certificate, key = None, generate_key_pairs()
-            if secure:
-                private: Any = load_ssh_private_key(deployment.certificates.node_key(spec.id).read_bytes(), None)
-                certificate, key = str(deployment.certificates.operator / "ca.crt"), (private, private.public_key())
-            light.append(LightNode(address, certificate, key, client, registered=secure))
+        names: dict[str, dict[str, object]] = {spec.id: {} for spec in specs} if options.secure else {}
+        deployment = stack.enter_context(
+            LightDeployment(folder / "flower", names, secure=options.secure, **store_of(options))
+        )
+        entrance, address = start_proxy(deployment) if options.proxy else (None, deployment.address)
+
+        def connect(client: Registration) -> LightNode:
+            if not options.secure:
+                return LightNode(address, None, generate_key_pairs(), client, registered=False)
+            files = deployment.certificates
+            private: Any = load_ssh_private_key(files.node_key(client.client).read_bytes(), None)
+            key = (private, private.public_key())
+            return LightNode(address, str(files.operator / "ca.crt"), key, client, registered=True)
+
+        light = [connect(registration_of(settings, spec.id, spec.domain)) for spec in specs]
         prepare_output(settings)
         link = deployment.children["superlink"].process.pid
-        with Meter(link, entrance.process.pid if entrance else None) as meter, LightNodes(light, threads) as there:
-            deployment.run(settings, chosen)
-        print(*wrong(folder / "flower" / "logs"), sep="\n", file=sys.stderr)
-        events = [json.loads(line) for line in (output / "events.jsonl").read_text().splitlines()]
-        ends = [event["time"] for event in events if event["event"] == "round done"][SKIPPED - 1 :]
-        lost = sum(event["event"] in ("client lost", "client failed", "client refused") for event in events)
-        found = meter.between(ends[0], ends[-1])
-        per_round = {name: value / (1 if name.endswith("memory") else rounds) for name, value in sorted(found.items())}
-        seconds = [after - before for before, after in pairwise(ends)]
-        return {"seconds": seconds, "lost": lost, "faults": there.faults, **per_round}
+        events = output / "events.jsonl"
+        printed = io.StringIO()
+        with (
+            Meter(link, entrance.process.pid if entrance else None) as meter,
+            LightNodes(light, options.threads) as there,
+            Vanishing(there, events, options.vanish, connect) as vanishing,
+            contextlib.redirect_stdout(printed),
+        ):
+            deployment.run(settings, chosen, [plain_lines(settings)])
+        print(printed.getvalue(), *wrong(folder / "flower" / "logs"), sep="\n", file=sys.stderr)
+        found = found_in(output, meter, rounds)
+        found["faults"] = there.faults
+        if options.vanish:
+            found["refusals"] = len(vanishing.refusals)
+            found["vanished"] = vanishing.vanished / rounds
+            found["lines"] = len(printed.getvalue().splitlines()) / (rounds + SKIPPED)
+            found["activity"] = (output / "activity.csv").stat().st_size / (rounds + SKIPPED)
+        return found
+
+
+def store_of(options: argparse.Namespace) -> dict[str, Store]:
+    """The argument of a deployment that chooses its store; an earlier checkout knows SQLite only."""
+    if options.store == "sqlite":
+        return {}
+    return {"store": options.store}
+
+
+def found_in(output: Path, meter: Meter, rounds: int) -> dict[str, Any]:
+    """What was measured in the rounds that count."""
+    events = [json.loads(line) for line in (output / "events.jsonl").read_text().splitlines()]
+    ends = [event["time"] for event in events if event["event"] in ENDS][SKIPPED - 1 :]
+    lost = sum(event["event"] in ("client lost", "client failed", "client refused") for event in events)
+    skipped = sum(event["event"] == "round skipped" for event in events)
+    found = {}
+    for name, value in sorted(meter.between(ends[0], ends[-1]).items()):
+        found[name] = value if name.endswith("memory") else value / rounds
+    seconds = [after - before for before, after in pairwise(ends)]
+    return {"seconds": seconds, "lost": lost, "skipped": skipped, **found}
 
 
 def main() -> None:
@@ -313,6 +454,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="rounds that count")
     parser.add_argument("--repeats", type=int, default=1, help="runs of each variant, in turn")
     parser.add_argument("--threads", type=int, default=8, help="nodes at work at the same time")
+    parser.add_argument("--store", choices=("sqlite", "memory"), default="sqlite", help="of the SuperLink")
+    parser.add_argument("--vanish", type=float, default=0.0, help="share of the nodes that vanishes in every round")
+    parser.add_argument("--override", action="append", default=[], help="of the run, such as rounds.oversample=1.3")
     parser.add_argument("--secure", action="store_true")
     parser.add_argument("--proxy", action="store_true", help="through nginx; secure")
     parser.add_argument("--against", type=Path, help="another checkout, whose server is measured in turn with this one")
@@ -320,12 +464,7 @@ def main() -> None:
     options = parser.parse_args()
     options.secure = options.secure or options.proxy
     if options.one:
-        print(
-            json.dumps(
-                one(options.one, options.rounds, secure=options.secure, proxy=options.proxy, threads=options.threads)
-            ),
-            flush=True,
-        )
+        print(json.dumps(one(options.one, options.rounds, options)), flush=True)
         return
     if options.dry_run:
         options.nodes, options.rounds = [3], 2
@@ -339,13 +478,18 @@ def main() -> None:
                 found[name].append(run(nodes, checkout, options))
                 print(f"{nodes} nodes, {name}: {found[name][-1]}; load {os.getloadavg()[0]:.1f}", flush=True)
         shape = f"nodes={nodes} secure={options.secure} proxy={options.proxy}"
+        if options.store != "sqlite":
+            shape += f" store={options.store}"
+        if options.vanish:
+            shape += f" vanish={options.vanish:g}"
+        shape = " ".join([shape, *options.override])
         seconds = {name: [second for one in runs for second in one["seconds"]] for name, runs in found.items()}
         least = min(map(len, seconds.values()))
         opponent = "against" if options.against else "this"
         rows = compare("light nodes, round", shape, "s", {k: v[:least] for k, v in seconds.items()}, opponent)
         for name, runs in found.items():
             for what in [key for key in runs[0] if key != "seconds"]:
-                unit = "MiB" if what.endswith("memory") else "" if what in ("lost", "faults") else "s"
+                unit = UNITS.get(what, "MiB" if what.endswith("memory") else "s")
                 rows.append(quantity(f"light nodes, {what}", name, shape, unit, [one[what] for one in runs]))
         if not options.dry_run:
             append(rows, RESULTS)
@@ -354,7 +498,9 @@ def main() -> None:
 def run(nodes: int, checkout: Path, options: argparse.Namespace) -> dict[str, Any]:
     """One run in a process of its own that imports from ``checkout``."""
     command = [sys.executable, __file__, "--one", str(nodes), "--rounds", str(options.rounds)]
-    command += ["--threads", str(options.threads)]
+    command += ["--threads", str(options.threads), "--store", options.store, "--vanish", str(options.vanish)]
+    for override in options.override:
+        command += ["--override", override]
     command += [f"--{name}" for name in ("secure", "proxy") if getattr(options, name)]
     environment = {**os.environ, "CHECKOUT": str(checkout), "PYTHONPATH": str(checkout)}
     said = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout

@@ -25,7 +25,7 @@ from flwr.app import Context, Message
 from flwr.client import Client
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable
-from flwr.common import Code, FitIns, FitRes, GetPropertiesIns, GetPropertiesRes, Parameters, Status
+from flwr.common import Code, FitIns, FitRes, GetPropertiesIns, GetPropertiesRes, Parameters, Scalar, Status
 
 from client.resident.caller import Caller
 from client.resident.messages import Question, Reply
@@ -34,6 +34,9 @@ from common.overrides import overrides_in
 
 TENSOR_TYPE = "safetensors"
 """The same as :data:`common.wire.payload.TENSOR_TYPE`, whose module imports torch."""
+
+OK_METRICS: dict[str, Scalar] = {"code": Code.OK.value, "message": ""}
+""":data:`strategies.core.flower.OK_METRICS`, likewise."""
 
 MMAP_MAX, TRIM_THRESHOLD = -4, -1
 """Options of glibc's ``mallopt``."""
@@ -64,7 +67,7 @@ class FlowerClient(Client):
         if not reply.ok:
             status = Status(Code.FIT_NOT_IMPLEMENTED, reply.text)
             return FitRes(status, Parameters([], TENSOR_TYPE), 0, {"traceback": reply.traceback})
-        return FitRes(Status(Code.OK, ""), Parameters(list(reply.tensors), TENSOR_TYPE), reply.samples, {})
+        return FitRes(Status(Code.OK, ""), Parameters(list(reply.tensors), TENSOR_TYPE), reply.samples, {**OK_METRICS})
 
     def _ask(self, kind: str, *content: Any) -> Reply:
         question = Question(kind, self.run, self.overrides, self.configuration, *content)

@@ -42,11 +42,25 @@ certificates) # makes what is missing; GOLDFINCH_HOSTS and GOLDFINCH_NODES are l
   ;;
 superlink)
   need "$certificates/server/ca.crt" "$certificates/server/server.pem" "$certificates/server/server.key" "$certificates/serverapp/superexec.secret"
+  case ${GOLDFINCH_STORE:-sqlite} in
+  sqlite) database=$state/superlink.db ;;
+  memory) database=:flwr-in-memory: ;;
+  *)
+    echo "superlink: GOLDFINCH_STORE is sqlite or memory, not $GOLDFINCH_STORE" >&2
+    exit 78
+    ;;
+  esac
+  # A SuperLink that has lost its store knows no device: enrol again those that were enrolled before, as soon as it answers.
+  # The command is no child of the SuperLink, which would not collect it.
+  if [ -d "$certificates/operator/nodes" ]; then
+    connection
+    (goldfinch enrol "$certificates/operator" --restore &)
+  fi
   umask 077 # its database names devices, keys and runs
   exec flower-superlink --host 0.0.0.0 --port 8000 --enable-supernode-auth \
     --ssl-ca-certfile "$certificates/server/ca.crt" --ssl-certfile "$certificates/server/server.pem" --ssl-keyfile "$certificates/server/server.key" \
     --isolation process --superexec-auth-secret-file "$certificates/serverapp/superexec.secret" \
-    --database "$state/superlink.db" --disable-runtime-dependency-installation "$@"
+    --database "$database" --disable-runtime-dependency-installation "$@"
   ;;
 serverapp)
   need "$certificates/serverapp/ca.crt" "$certificates/serverapp/superexec.secret"

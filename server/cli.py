@@ -461,6 +461,14 @@ def _enrol(
             metavar="NODE=ID",
         ),
     ] = None,
+    restore: Annotated[
+        bool,
+        option(
+            "--restore",
+            text="Wait for the SuperLink, and enrol again the devices that it has forgotten, as the clients that they "
+            "were.",
+        ),
+    ] = False,
     connection: Connection = None,
 ) -> None:
     """Let devices take part, each as one client for good.
@@ -469,9 +477,14 @@ def _enrol(
     FOLDER  the folder that goldfinch certificates was given
     Without --node and --client, all devices of the folder.
     """
-    from server.commands.membership import enrol
+    from server.commands import membership
 
-    enrol(folder, node or [], client or [], connection)
+    if restore:
+        if node or client:
+            raise ConfigError("--restore enrols the devices that were enrolled before: leave out --node and --client")
+        membership.restore(folder, connection)
+        return
+    membership.enrol(folder, node or [], client or [], connection)
 
 
 @command("dismiss")

@@ -1,11 +1,14 @@
 """Which devices may take part, and as whom: their public keys, enrolled with a SuperLink and dismissed again.
 
-Flower keeps the list in the SuperLink's database: each key with a number and a name, and once and for all. The name is
+Flower keeps the list in the SuperLink's store: each key with a number and a name, and once and for all. The name is
 the client that the key may be, and nobody else (:mod:`server.engines.flower`). A device is dismissed by its number, so
-both are kept beside the key, in the operator's folder that :mod:`server.admission.certificates` makes.
+both are kept beside the key, in the operator's folder that :mod:`server.admission.certificates` makes. A SuperLink that
+keeps its store in memory forgets the list when it ends. :meth:`Enrolment.restore` enrols the same devices again, each
+as the client that it was.
 """
 
 import re
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -16,6 +19,12 @@ from common.storage.files import write_text
 from server.flower.processes import answer_in, ask_flower, in_one_line
 
 ALREADY_ENROLLED, NO_ANSWER = "already in use", "the SuperLink did not answer"
+NOT_REACHED = "Connection to the SuperLink is unavailable"
+"""What Flower's command line prints while no SuperLink listens."""
+
+RESTORE_SECONDS = 180.0
+"""How long :meth:`Enrolment.restore` waits for a SuperLink that is starting."""
+
 CLIENT = re.compile(r".+-\d+")
 """A client's id: its domain and its number there."""
 
@@ -65,6 +74,48 @@ class Enrolment:
         with ThreadPoolExecutor(min(4, len(names)), thread_name_prefix="enrol") as pool:
             return dict(zip(names, pool.map(self._enrol, names, wanted), strict=True))
 
+    def restore(self, seconds: float = RESTORE_SECONDS) -> dict[str, str]:
+        """Enrol the devices again that were enrolled from this folder and that the SuperLink does not know.
+
+        Each is enrolled for the client that it was. Devices that were dismissed, and keys that were never enrolled, are
+        left out.
+
+        Args:
+            seconds: how long to wait for the SuperLink, which may be starting.
+
+        Returns:
+            What happened, by name; empty if the SuperLink knows all devices.
+
+        Raises:
+            EngineError: the SuperLink refused, or did not answer in time.
+        """
+        kept = {name: self._kept(name) for name in self.known}
+        if not any(kept.values()):
+            return {}
+        registered = self._registered(seconds)
+        lost = []
+        for name, words in kept.items():
+            if words and words[0] not in registered:
+                lost.append(name)
+        if not lost:
+            return {}
+        return self.enrol(lost)
+
+    def _registered(self, seconds: float) -> set[str]:
+        """Return the numbers of the devices that the SuperLink knows; wait until it answers."""
+        listing = ["supernode", "list", *self._target, "--verbose"]  # with those that were unregistered by hand
+        end = time.monotonic() + seconds
+        output = self._call(listing)
+        while NOT_REACHED in output and time.monotonic() < end:
+            time.sleep(1.0)
+            output = self._call(listing)
+        answer = answer_in(output, NO_ANSWER)
+        if not answer.get("success"):
+            raise EngineError(
+                f"the enrolled devices cannot be listed: {answer.get('error-message') or in_one_line(output)}"
+            )
+        return {str(node["node-id"]) for node in answer["nodes"]}
+
     def dismiss(self, name: str) -> str:
         """Take a device off the list; its key is refused from then on. What happened.
 
@@ -74,12 +125,13 @@ class Enrolment:
         """
         self._check(name)
         number = self._number_file(name)
-        if not number.exists():
+        kept = self._kept(name)
+        if not kept:
             raise ConfigError(
                 f"{name} was not enrolled from {self.folder}, so its number is not known here; "
                 "find it with: flwr supernode list, and: flwr supernode unregister NUMBER"
             )
-        output = self._call(["supernode", "unregister", number.read_text().split()[0], *self._target])
+        output = self._call(["supernode", "unregister", kept[0], *self._target])
         if not answer_in(output, NO_ANSWER).get("success"):
             raise EngineError(f"{name} could not be dismissed: {in_one_line(output)}")
         number.unlink()
@@ -88,22 +140,35 @@ class Enrolment:
         return f"dismissed; its key is refused from now on, and kept as {key.name}.dismissed"
 
     def _enrol(self, name: str, wanted: str) -> str:
-        key, number = self.folder / "nodes" / f"{name}.pub", self._number_file(name)
-        client = wanted or (name if CLIENT.fullmatch(name) else f"{name}-0")
+        kept = self._kept(name)
+        client = wanted
+        if not client and len(kept) > 1:
+            client = kept[1]  # the SuperLink may have lost its store since
+        if not client:
+            client = name
+            if not CLIENT.fullmatch(name):
+                client = f"{name}-0"
+        key = self.folder / "nodes" / f"{name}.pub"
         output = self._call(["supernode", "register", str(key.absolute()), *self._target, "--name", client])
         answer = answer_in(output, NO_ANSWER)
         if answer.get("success"):
-            write_text(number, f"{answer['node-id']} {client}\n")
+            write_text(self._number_file(name), f"{answer['node-id']} {client}\n")
             return f"enrolled as {answer['node-id']}, for {client}"
         if ALREADY_ENROLLED in str(answer):
-            kept = number.read_text().split()[1:] if number.exists() else []
-            if wanted and kept not in ([], [wanted]):
+            if wanted and kept[1:] not in ([], [wanted]):
                 raise ConfigError(
-                    f"the key of {name} is enrolled for {kept[0]}, and a key keeps its client: to be {wanted} the "
+                    f"the key of {name} is enrolled for {kept[1]}, and a key keeps its client: to be {wanted} the "
                     "device needs a new key (docs/deploy.md, Rotating certificates and keys)"
                 )
-            return " ".join(["enrolled already", *(f"for {client}" for client in kept)])
+            return " ".join(["enrolled already", *(f"for {client}" for client in kept[1:])])
         raise EngineError(f"{name} could not be enrolled: {answer.get('error-message') or in_one_line(output)}")
+
+    def _kept(self, name: str) -> list[str]:
+        """Return a device's number and client as they were enrolled from this folder; empty if it was not."""
+        try:
+            return self._number_file(name).read_text().split()
+        except FileNotFoundError:
+            return []
 
     def _check(self, name: str) -> None:
         if name not in self.known:

@@ -10,7 +10,7 @@ from rich.console import Console
 from common.errors import ConfigError
 from common.overrides import quoted_override
 from common.settings import RunSettings, load_settings
-from server.commands.deployment import LocalDeployment, one_node_per_client
+from server.commands.deployment import LocalDeployment, one_node_per_client, store_for
 from server.commands.export import export
 from server.commands.predict import predict
 from server.flower.submit import run_on_ray
@@ -88,7 +88,7 @@ def deployment_demo(overrides: Sequence[str]) -> None:
     prepare_output(settings)
     nodes = one_node_per_client(settings)
     console.print(f"starting a SuperLink with TLS and {len(nodes)} SuperNodes with a key each: {', '.join(nodes)}")
-    with LocalDeployment(processes_of(settings), nodes) as deployment:
+    with LocalDeployment(processes_of(settings), nodes, store=store_for(len(nodes))) as deployment:
         for name, child in deployment.children.items():
             console.print(f"  {name:16} pid {child.process.pid}, log {child.log}")
         console.print(f"all answer after {time.perf_counter() - started:.1f} s; submitting FPL\n")

@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from common.errors import EngineError
 from common.settings import RunSettings
@@ -23,6 +24,13 @@ from server.flower.processes import Child, Processes, flower_environment, free_p
 from server.flower.submit import submit
 from server.trackers.events import Listener
 
+Store = Literal["sqlite", "memory"]
+"""What a SuperLink keeps its registry and messages in: an SQLite file, or its memory. docs/deploy.md compares them."""
+
+MAX_NODES_IN_FILE = 50
+"""Nodes beyond which a SuperLink spends more on its SQLite file than on everything else; see docs/scale.md."""
+
+IN_MEMORY = ":flwr-in-memory:"
 CONNECTION = "deployment"
 START_SECONDS = 240.0
 """A program of Flower's needs two seconds of a CPU to start; a crowded machine gives it them slowly."""
@@ -41,6 +49,8 @@ class LocalDeployment:
         threads: CPU threads of each node's programs.
         secure: TLS, and only nodes whose keys are enrolled; without it, anyone on this machine can take part.
         entrance: ``host:port`` that nodes are given, such as a reverse proxy's; ``None``: the SuperLink itself.
+        store: where the SuperLink keeps keys, runs and messages: ``sqlite`` is a file, ``memory`` is lost when the
+            SuperLink ends. In both cases :meth:`start_link` lets the same devices take part again.
     """
 
     folder: Path
@@ -48,6 +58,7 @@ class LocalDeployment:
     threads: int = 1
     secure: bool = True
     entrance: str | None = None
+    store: Store = "sqlite"
     children: dict[str, Child] = field(default_factory=dict)
     ports: dict[str, int] = field(default_factory=dict)
 
@@ -85,7 +96,7 @@ class LocalDeployment:
         return Enrolment(self.certificates.operator, CONNECTION, flower_environment(self.home))
 
     def start_link(self) -> Child:
-        """Start the SuperLink, with its registry in a database so that it survives a restart."""
+        """Start the SuperLink; again after it ended, with the devices that were enrolled before."""
         files, verify = self.certificates, None
         scheme = "https" if self.secure else "http"
         if self.secure:
@@ -101,14 +112,22 @@ class LocalDeployment:
             f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\naddress = "{self.address}"\n{trust}\n',
         )
         command = [program("flower-superlink"), *security, "--host", "127.0.0.1", "--port", str(self.port)]
-        database = self.folder / "link.db"
-        database.touch()
-        database.chmod(0o600)  # it names devices and their keys; SQLite gives the files beside it the same mode
-        command += ["--database", str(database), "--disable-runtime-dependency-installation"]
+        command += ["--database", self._database(), "--disable-runtime-dependency-installation"]
         child = self.processes.start("superlink", command, flower_environment(self.home, OMP_NUM_THREADS="1", **SOON))
         wait_healthy(child, f"{scheme}://{self.address}/health", START_SECONDS, verify or True)
         self.children["superlink"] = child
+        if self.secure:
+            self.enrolment.restore()
         return child
+
+    def _database(self) -> str:
+        """Return Flower's name of the SuperLink's store."""
+        if self.store == "memory":
+            return IN_MEMORY
+        database = self.folder / "link.db"
+        database.touch()
+        database.chmod(0o600)  # it names devices and their keys; SQLite gives the files beside it the same mode
+        return str(database)
 
     def start_node(self, name: str) -> Child:
         """Start one node; again under its name after it was killed."""
@@ -148,6 +167,13 @@ class LocalDeployment:
         """
         neutral = Path(tempfile.mkdtemp(dir=self.folder))
         submit(settings, overrides, CONNECTION, flower_environment(self.home), neutral, {}, listeners)
+
+
+def store_for(nodes: int) -> Store:
+    """Return the store that suits a number of nodes: a file for a few, which survives a restart, else memory."""
+    if nodes > MAX_NODES_IN_FILE:
+        return "memory"
+    return "sqlite"
 
 
 def one_node_per_client(settings: RunSettings) -> dict[str, dict[str, object]]:

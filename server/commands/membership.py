@@ -49,6 +49,23 @@ def enrol(folder: Path, nodes: Sequence[str], clients: Sequence[str], connection
         print(f"{name:20} {outcome}")
 
 
+def restore(folder: Path, connection: str | None = None) -> None:
+    """Enrol the devices again that a SuperLink has forgotten, each as the client that it was.
+
+    Args:
+        folder: the folder that ``goldfinch certificates`` was given, or its ``operator/``.
+        connection: the SuperLink's name in Flower's configuration.
+
+    Raises:
+        GoldfinchError: the SuperLink refused, or did not answer.
+    """
+    outcomes = _enrolment(folder, connection).restore()
+    for name, outcome in outcomes.items():
+        print(f"{name:20} {outcome}")
+    if not outcomes:
+        print("nothing to restore: the SuperLink knows every device that was enrolled from here")
+
+
 def dismiss(folder: Path, nodes: Sequence[str], connection: str | None = None) -> None:
     """Remove the keys of ``nodes``, devices that are lost or leave, from the SuperLink.
 

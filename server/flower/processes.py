@@ -36,6 +36,9 @@ QUIET = {
 MARK = "GOLDFINCH_STARTED_BY"
 """Environment variable that marks all processes that a group of programs has started."""
 
+STOP_SECONDS = 15.0
+"""Seconds that a program has to end after SIGTERM, before SIGKILL."""
+
 
 def flower_environment(home: Path, **more: str) -> dict[str, str]:
     """Return this process's environment with Flower's home at ``home`` and this Python's programs first on the PATH.
@@ -148,6 +151,21 @@ class Child:
             return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
         return ""
 
+    def stop(self, seconds: float = STOP_SECONDS) -> None:
+        """Stop the program and its session: SIGTERM first, SIGKILL after ``seconds``.
+
+        A SuperLink with open connections does not end at SIGTERM: it closes its port and waits for minutes.
+
+        Args:
+            seconds: how long the program has to end.
+        """
+        _signal(-self.process.pid, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(seconds)
+        _signal(-self.process.pid, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(5)
+
 
 @dataclass
 class Processes:
@@ -196,7 +214,7 @@ class Processes:
         self.children.append(child)
         return child
 
-    def stop(self, seconds: float = 15.0) -> None:
+    def stop(self, seconds: float = STOP_SECONDS) -> None:
         """Stop all programs and what they started: SIGTERM first, SIGKILL after ``seconds``."""
         for child in reversed(self.children):
             _signal(-child.process.pid, signal.SIGTERM)

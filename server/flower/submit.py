@@ -60,6 +60,9 @@ STATUS_TRIES = 20
 """How often the SuperLink is asked for a run's final status, a second apart."""
 
 NO_JSON = "flwr answered without JSON"
+UNKNOWN_RUN = "Run ID not found"
+"""What Flower's command line prints of a run that the SuperLink does not know."""
+
 NO_REASON = ("", "Task failed with unknown error.", "No heartbeat received from the task")
 LOST = (
     "its server process ended without a message: killed, or out of memory, or its SuperLink was restarted; the last "
@@ -317,7 +320,7 @@ class SubmittedRun:
         """Append Flower's output to ``log`` until the run has ended. Return its final status and Flower's details.
 
         Raises:
-            EngineError: the SuperLink no longer answers.
+            EngineError: the SuperLink no longer answers, or no longer knows the run.
         """
         with log.open("ab") as stream:
             while True:  # the output also ends when the connection breaks
@@ -338,7 +341,7 @@ class SubmittedRun:
         """Return the run's status and details, after up to 20 seconds if it is not final: the output can end before it.
 
         Raises:
-            EngineError: the SuperLink no longer answers.
+            EngineError: the SuperLink no longer answers, or no longer knows the run.
         """
         status = ""
         details = ""
@@ -349,6 +352,11 @@ class SubmittedRun:
                 entry = entry_of(printed)
             except EngineError as error:  # the SuperLink can come back
                 problem = str(error)
+                if UNKNOWN_RUN in problem:
+                    raise EngineError(
+                        f"the SuperLink no longer knows run {self.identity}: it was restarted and has lost its store, "
+                        "and the run ended with it; the last complete round is kept: resume=true goes on"
+                    ) from error
             else:
                 status = str(entry["status"])
                 details = str(entry.get("status-details", ""))

@@ -114,7 +114,10 @@ class Repeats:
         lines: list[str] = []
         for kind, count in self._counts.items():
             if count > MOST_ALIKE:
-                lines.append(f"{count - MOST_ALIKE:,} more clients: {kind}")
+                noun = "clients"
+                if count - MOST_ALIKE == 1:
+                    noun = "client"
+                lines.append(f"{count - MOST_ALIKE:,} more {noun}: {kind}")
         self._counts.clear()
         return lines
 

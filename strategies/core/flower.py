@@ -38,6 +38,12 @@ from strategies.core.codec import only_blob, read_registrations, read_request, w
 from strategies.core.federation import Federation, Reply
 from strategies.core.method import Client, Method
 
+OK_METRICS: Mapping[str, Scalar] = {"code": Code.OK.value, "message": ""}
+"""Metrics of a reply: equal to the record in which Flower sends an OK status.
+
+Equal records are one object of Flower's object store, so a reply is seven objects instead of eight.
+"""
+
 MAX_LOGGED = 2_000
 """Most characters of a client's text that are logged."""
 
@@ -60,7 +66,8 @@ def fit_ins_to_request(instruction: FitIns) -> tuple[Request, Payload]:
 def answer_to_fit_res(payload: Payload) -> FitRes:
     """Return a client's answer as Flower's result."""
     answer = read_header(Answer, payload.header)
-    return FitRes(Status(Code.OK, ""), Parameters([encode(payload)], TENSOR_TYPE), answer.samples, {})
+    parameters = Parameters([encode(payload)], TENSOR_TYPE)
+    return FitRes(Status(Code.OK, ""), parameters, answer.samples, {**OK_METRICS})
 
 
 def fit_res_to_answer(result: FitRes) -> tuple[Answer, Payload, int]:

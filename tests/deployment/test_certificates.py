@@ -210,6 +210,9 @@ class Registrar:
         self.dismissed: list[str] = []
 
     def __call__(self, _: Enrolment, arguments: Sequence[str]) -> str:
+        if arguments[1] == "list":
+            nodes = [{"node-id": str(sum(key.encode()))} for key in self.names]
+            return json.dumps({"success": True, "nodes": nodes})
         if arguments[1] == "unregister":
             self.dismissed.append(arguments[2])
             return json.dumps({"success": True})
@@ -239,3 +242,25 @@ def test_a_key_is_enrolled_for_one_client(
     assert "the key of ward-a is enrolled for ward_a-1, and a key keeps its client" in capsys.readouterr().err
     assert main(["dismiss", str(tmp_path), "--node", "ward-a"]) == 0
     assert registrar.dismissed == ["572"]
+
+
+def test_a_superlink_that_lost_its_store_is_told_who_each_device_was(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registrar = Registrar()
+    monkeypatch.setattr(Enrolment, "_call", lambda self, arguments: registrar(self, arguments))
+    ensure(tmp_path, [], ["webcam", "ward-a", "gone", "never-enrolled"])
+    chosen = ["--client", "ward-a=ward_a-1", "--node", "webcam", "--node", "gone"]
+    restore = ["enrol", str(tmp_path), "--restore"]
+    assert main(restore) == 0
+    assert main(["enrol", str(tmp_path), *chosen]) == 0
+    assert main(["dismiss", str(tmp_path), "--node", "gone"]) == 0
+    assert main(restore) == 0
+    assert "nothing to restore" in capsys.readouterr().out
+    registrar.names.clear()
+    assert main(restore) == 0
+    assert registrar.names == {"ward-a": "ward_a-1", "webcam": "webcam-0"}
+    assert main([*restore, "--node", "webcam"]) == 1
+    registrar.names.clear()
+    assert main(["enrol", str(tmp_path), "--node", "ward-a"]) == 0
+    assert registrar.names == {"ward-a": "ward_a-1"}

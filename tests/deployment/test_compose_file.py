@@ -15,6 +15,8 @@ import yaml
 from support.federation import ROOT
 
 from common.settings import load_settings
+from server.commands.deployment import MAX_NODES_IN_FILE, store_for
+from server.flower.processes import STOP_SECONDS
 
 DOCKER = ROOT / "docker"
 COMPOSE: dict[str, Any] = yaml.safe_load((DOCKER / "compose.yaml").read_text())
@@ -136,6 +138,58 @@ def test_each_key_is_enrolled_for_the_domain_of_its_device(tmp_path: Path) -> No
     ran = subprocess.run(command, env=places | chosen, capture_output=True, text=True, check=True)
     arguments = "--client signs=site_a-0 --client sketch=site_b-0 --node ward-a --node ward-b"
     assert ran.stdout.strip() == f"enrol {tmp_path / 'operator'} {arguments}"
+
+
+def test_a_superlink_that_does_not_end_at_sigterm_is_killed_after_a_bounded_time() -> None:
+    assert SERVICES["superlink"]["stop_grace_period"] == "15s"
+    assert STOP_SECONDS == 15
+
+
+@pytest.mark.parametrize(
+    ("store", "code", "words"),
+    [
+        ("sqlite", 0, "--database STATE/superlink.db"),
+        ("memory", 0, "--database :flwr-in-memory:"),
+        ("ram", 78, "not ram"),
+    ],
+)
+def test_the_superlink_keeps_its_store_where_the_setting_says_and_enrols_devices_again(
+    tmp_path: Path, store: str, code: int, words: str
+) -> None:
+    needed = [
+        "server/ca.crt",
+        "server/server.pem",
+        "server/server.key",
+        "serverapp/superexec.secret",
+        "operator/ca.crt",
+    ]
+    for name in [*needed, "operator/nodes/ward-a.pub"]:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    for program in ("goldfinch", "flower-superlink"):
+        (tmp_path / program).write_text(f'#!/bin/sh\necho {program} "$@"\n')
+        (tmp_path / program).chmod(0o755)
+    environment = {
+        "PATH": f"{tmp_path}:/usr/bin:/bin",
+        "GOLDFINCH_CERTIFICATES": str(tmp_path),
+        "GOLDFINCH_STATE": str(tmp_path),
+        "FLWR_HOME": str(tmp_path),
+        "GOLDFINCH_STORE": store,
+    }
+    command = [str(DOCKER / "entrypoint.sh"), "superlink"]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert ran.returncode == code
+    assert words.replace("STATE", str(tmp_path)) in ran.stdout + ran.stderr
+    assert (f"goldfinch enrol {tmp_path / 'operator'} --restore" in ran.stdout) == (code == 0)
+
+
+def test_the_demonstration_keeps_many_nodes_in_memory() -> None:
+    assert [store_for(nodes) for nodes in (4, MAX_NODES_IN_FILE, MAX_NODES_IN_FILE + 1)] == [
+        "sqlite",
+        "sqlite",
+        "memory",
+    ]
 
 
 def test_every_setting_in_env_is_used_and_every_required_one_has_a_default() -> None:

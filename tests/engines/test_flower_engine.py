@@ -20,6 +20,7 @@ from flwr.app import Error, Message, RecordDict
 from flwr.common import Code, FitRes, GetPropertiesIns, Parameters, Status
 from flwr.common.constant import ErrorCode
 from flwr.compat.common.recorddict_compat import fitres_to_recorddict, recorddict_to_fitins, recorddict_to_fitres
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from support.engines import GRIDS, REFUSAL, Clock, asked, engine_of, failure_to_fit_res, refusal_to_properties
 from support.grids import Deployment, Simulation, scripted
 from support.nodes import OVERRIDES, Node, deployment, request, simulation, through
@@ -373,3 +374,26 @@ def test_other_code_is_refused_on_both_sides(tmp_path: Path, monkeypatch: pytest
     prepare_output(settings)
     with pytest.raises(EngineError, match="install the same Goldfinch and the same support on both"):
         run_federation(settings, FlowerEngine(Deployment(node)))
+
+
+def test_a_request_is_six_objects_of_flower_and_a_reply_seven(tmp_path: Path) -> None:
+    """The SuperLink stores, and node and server transfer, each object on its own; FitIns and FitRes need no fewer."""
+    overrides = [*OVERRIDES, "method=fedavg", "model=small", f"output={tmp_path / 'run'}"]
+    found: set[tuple[str, int, int]] = set()
+    there = Deployment()
+
+    def counting(node: Node) -> Callable[[Message], Message | None]:
+        def reply(message: Message) -> Message | None:
+            sent = len(get_all_nested_objects(message))
+            answer = node(message)
+            assert answer is not None
+            answer.metadata.__dict__["_message_id"] = answer.object_id
+            found.add((message.metadata.message_type, sent, len(get_all_nested_objects(answer))))
+            return answer
+
+        return reply
+
+    for node in deployment(tmp_path / "state", overrides).nodes.values():
+        there.world.join(counting(node), f"{node.context.node_config['domain']}-0")
+    through(lambda _: FlowerEngine(there, enrolled=True), overrides, tmp_path / "run")
+    assert found == {("get_properties", 3, 4), ("train", 6, 7)}

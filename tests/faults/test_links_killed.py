@@ -11,12 +11,13 @@ from threading import Thread
 from typing import Any
 
 import pytest
-from support.faults import PATIENCE, events, started_by, trials, wait_until
+from support.faults import PATIENCE, events, restart_until_admitted, started_by, trials, wait_until
 
 from common.errors import EngineError
 from common.settings import load_settings
-from server.commands.deployment import LocalDeployment, one_node_per_client
+from server.commands.deployment import LocalDeployment, Store, one_node_per_client
 from server.engines.inline import InlineEngine
+from server.flower.processes import STOP_SECONDS
 from server.results.run import Run
 from server.run.conduct import prepare_output, run_federation
 
@@ -127,3 +128,50 @@ def test_killed_servers_and_superlinks(tmp_path: Path) -> None:
             )
             assert found["state_sha256"] == expected["state_sha256"]
             assert found["scores"] == expected["scores"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=["SIGKILL", "SIGTERM"])
+@pytest.mark.parametrize("store", ["sqlite", "memory"])
+def test_a_run_resumes_to_the_same_state_after_its_superlink_restarted(
+    tmp_path: Path, store: Store, number: signal.Signals
+) -> None:
+    """TLS and enrolled keys. A store in memory is lost; the devices are enrolled again, as the same clients."""
+    settings = load_settings([*TWO, f"output={tmp_path / 'inline'}"])
+    prepare_output(settings)
+    expected: Any = run_federation(settings, InlineEngine(settings))
+    nodes = one_node_per_client(settings)
+    with LocalDeployment(tmp_path / "flower", nodes, store=store) as deployment:
+        output = tmp_path / "run"
+        thread, errors = start(deployment, output)
+        wait_until(lambda: any(e["round"] == 2 for e in events(output, "round")), "round 2", 2 * PATIENCE)
+        server = server_process(deployment)
+        link = deployment.children["superlink"]
+        began = time.monotonic()
+        if number == signal.SIGTERM:
+            link.stop()
+        else:
+            os.kill(link.process.pid, number)
+            link.process.wait()
+        stopped = time.monotonic() - began
+        assert stopped < STOP_SECONDS + 10
+        deployment.start_link()
+        started = time.monotonic() - began
+        if store == "memory":  # nodes end when a SuperLink does not know them; a restart policy starts them again
+            for name in nodes:
+                wait_until(lambda name=name: deployment.children[name].process.poll() is not None, f"the end of {name}")
+                restart_until_admitted(deployment, name)
+        back = time.monotonic() - began
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+        wait_until(lambda: not Path(f"/proc/{server}").exists(), "the end of the orphaned server process")
+        orphaned = time.monotonic() - began
+        print(f"\nstopped {stopped:.1f} s, answers {started:.1f} s, nodes back {back:.1f} s, told {orphaned:.1f} s")
+        print(errors[0])
+        assert len(errors) == 1
+        assert "resume=true goes on" in errors[0]
+        assert ("no longer knows run" in errors[0]) == (store == "memory")
+        whole(deployment, output, "resume=true")
+        assert [deployment.children[name].process.poll() for name in nodes] == [None, None]
+    found = Run.open(output).summary
+    assert found["state_sha256"] == expected["state_sha256"]
+    assert found["scores"] == expected["scores"]

@@ -279,13 +279,16 @@ def test_lines_that_say_the_same_of_many_clients_are_counted(
         reason = f"DataError: client left-{number} has {number} images"
         show("client failed", {"round": 1, "client": f"left-{number}", "reason": reason})
     show("client failed", {"round": 1, "client": "left-40", "reason": "killed"})
-    show("client failed", {"round": 2, "client": "left-1", "reason": "DataError: client left-1 has 1 images"})
+    for number in range(6):
+        show("client lost", {"round": 2, "client": f"left-{number}", "reason": "its node is offline"})
+    show("client lost", {"round": 3, "client": "left-1", "reason": "its node is offline"})
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 5 + 1 + 1 + 1
+    assert len(lines) == (5 + 1 + 1) + (5 + 1) + 1
     assert "killed" in lines[5]
     assert "35 more clients" in lines[6]
     assert "DataError" in lines[6]
     assert "round 2" in lines[7]
+    assert "1 more client: " in lines[12]
 
 
 def test_reasons_of_many_nodes_are_summarised() -> None:
