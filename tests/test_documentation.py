@@ -57,7 +57,7 @@ def test_the_way_from_a_run_to_its_users(
     for command in commands:
         words = shlex.split(command)[1:]
         assert main([*words, *(tiny if words[0] == "run" else [])]) == 0, command
-    assert len(commands) == 4
+    assert len(commands) == 6
     assert len(Path("predictions.csv").read_text().splitlines()) == 41
     assert Path("outputs/second/summary.json").exists()
     spaces = []

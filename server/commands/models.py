@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from common.errors import ConfigError, nearest
-from server.commands.program import Settings, option, words
+from server.commands.program import Quiet, Settings, option, words
 
 Model = Annotated[Path, words("MODEL")]
 
@@ -73,14 +73,27 @@ def evaluate(
     model: Model,
     data: Settings,
     part: Annotated[str, option("--split", text="test (default), train or all.")] = "test",
-    output: Annotated[Path | None, option("--output", text="A .json file for all of it.")] = None,
+    output: Annotated[
+        Path | None, option("--output", text="A .json file for all of it; with engine=..., a folder.")
+    ] = None,
+    quiet: Quiet = False,
 ) -> None:
     """Score an exported model, also on domains of others.
 
     goldfinch evaluate MODEL data=folder data.root=DIR data.domains=[new_site]
+    goldfinch evaluate MODEL engine=superlink data=folder data.domains=[a,b] --output DIR
     MODEL      the folder that goldfinch export wrote
     KEY=VALUE  the data, as of goldfinch run
+    With engine=inline, ray or superlink every client scores the model on its own test data, without training;
+    DIR holds the records of a run.
     """
+    from server.commands.device_evaluation import evaluate_on_devices, is_federated
+
+    if is_federated(data):
+        if part != "test":
+            raise ConfigError(f"--split {part}: with engine=... clients score their test split; leave --split out")
+        evaluate_on_devices(model, data, output, quiet=quiet)
+        return
     from server.commands.evaluate import PARTS
     from server.commands.evaluate import evaluate as score
 

@@ -37,6 +37,9 @@ PARTITION_SEED = "protocol.partition_seed"
 BOARD_SETTINGS = ("data.image_size", "data.domains", "data.duplicates", "rounds.test_samples", "rounds.test")
 """Settings that decide which images are scored."""
 
+EVALUATED = "exported model"
+"""What ``summary.json`` says was scored where nothing was trained: there is no model to export."""
+
 SHOWN_IN_MARKS = ("train.rounds",)
 """Settings that are left out of a row's label, because its marks show them."""
 
@@ -398,7 +401,7 @@ def best_run(groups: Sequence[Group], rule: str = "final") -> Run | None:
     if not best:
         return None
     for run in best[0].runs:
-        if run.summary:
+        if run.summary and run.summary["scored"] != EVALUATED:
             return run
     return None
 

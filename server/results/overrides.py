@@ -48,7 +48,7 @@ def repeat_command(config: Mapping[str, Any]) -> str:
     for key, value in flat(config, LOCATION_KEYS).items():
         known = key in base or key.partition(".")[0] in own
         if known and base.get(key) != value and not key.endswith("_target_"):
-            values.append(_override(key, value))
+            values.append(override(key, value))
     return " ".join(["goldfinch run", *map(shlex.quote, [*sorted(groups), *values])])
 
 
@@ -94,11 +94,12 @@ def overrides_of(run: Run) -> list[str]:
                     f"{run.config_file}: {key} is too long to be an override; resume the run by the command that "
                     "started it: goldfinch run ... resume=true"
                 )
-            overrides.append(_override(key, value))
+            overrides.append(override(key, value))
     return [*overrides, quoted_override("output", run.folder.absolute())]
 
 
-def _override(key: str, value: Any) -> str:
+def override(key: str, value: Any) -> str:
+    """Return ``key=value`` in Hydra's grammar; ``value`` may hold mappings and lists."""
     if not isinstance(value, str):
         return f"{key}={_literal(value)}"
     letters = value.replace("_", "").replace("-", "")

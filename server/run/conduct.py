@@ -26,6 +26,7 @@ from server.run.rounds import RoundLoop
 from server.run.schema import stream_rows
 from server.trackers.base import tracker_settings, tracking
 from server.trackers.events import Listener
+from strategies.core.method import Method
 
 
 def prepare_output(settings: RunSettings) -> None:
@@ -234,7 +235,7 @@ def summary_of(settings: RunSettings, rounds: RoundLoop, seconds: float) -> dict
         "rounds_skipped": len(history.rounds("round skipped")),
         **({"stopped_early": _early_stop(settings, rounds)} if rounds.stopped_early else {}),
         "answers": answers(stream_rows(folder / "activity.csv")),
-        "scored": "own model" if settings.method.personal else "global model",
+        "scored": _scored(settings.method),
         "accuracy": final.get("accuracy", {}),
         "average": final.get("average"),
         "worst": final.get("worst"),
@@ -263,6 +264,14 @@ def _early_stop(settings: RunSettings, rounds: RoundLoop) -> dict[str, Any]:
         "patience": settings.train.patience,
         "best_round": rounds.federation.best,
     }
+
+
+def _scored(method: Method) -> str:
+    if not method.trains:
+        return "exported model"
+    if method.personal:
+        return "own model"
+    return "global model"
 
 
 def _validation(score: RoundScore, metric: str) -> dict[str, Any]:

@@ -83,6 +83,11 @@ class RoundLoop:
         """What the method's server half may use in the present exchange."""
         return self.federation.server
 
+    @property
+    def total(self) -> int:
+        """Rounds of the whole run; 0 if the method does not train."""
+        return self.settings.train.rounds if self.method.trains else 0
+
     # ---- the run ---------------------------------------------------------------------------------------------------
 
     def run(self) -> GlobalState:
@@ -128,7 +133,7 @@ class RoundLoop:
         self.history.event(
             event,
             round=self.state.round,
-            rounds=self.settings.train.rounds,
+            rounds=self.total,
             method=self.method.name,
             data=self.settings.data.name,
             clients=sorted(self.registry.registrations),
@@ -143,6 +148,10 @@ class RoundLoop:
 
     def _train(self) -> bool:
         """Run the rounds that are left; return whether the run was not stopped between them."""
+        if not self.method.trains:
+            self.trained = True
+            self._save()
+            return True
         missed = 0
         for number in range(self.state.round + 1, self.settings.train.rounds + 1):
             if self.stop():
@@ -186,7 +195,7 @@ class RoundLoop:
 
     def _finish(self) -> None:
         """Score the last state and write how the run ended."""
-        total = self.settings.train.rounds
+        total = self.total
         if self.stopped_early:
             total = self.state.round
         if not self.trained:
@@ -195,7 +204,7 @@ class RoundLoop:
             self._score_last(total)
             scores = self._scores()
             last_scored = scores[-1].round if scores else -1
-            if last_scored < self.history.rounds("round done")[-1]:
+            if last_scored < max(self.history.rounds("round done"), default=0):
                 self.problem = (
                     f"no client could score the last state, so there is no final score; {self._trouble(total)}"
                 )

@@ -60,7 +60,7 @@ def plain_lines(settings: RunSettings) -> Listener:
         settings: the run's settings.
     """
     started = time.perf_counter()
-    rounds = settings.train.rounds
+    rounds = settings.train.rounds if settings.method.trains else 0
     repeats = Repeats()
     if settings.engine.get("name") != "inline":
         print(f"{waiting_for(settings)} ...", flush=True)

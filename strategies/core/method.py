@@ -84,6 +84,11 @@ class Method:
         """
         return False
 
+    @property
+    def trains(self) -> bool:
+        """Whether there are rounds; otherwise a run only scores the initial state."""
+        return True
+
     # ---- scores ----------------------------------------------------------------------------------------------------
 
     @property

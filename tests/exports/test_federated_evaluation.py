@@ -1,0 +1,123 @@
+"""Clients score an exported model on their own test data, and nothing is trained."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from support.runs import run
+from support.toy import DOMAINS, Toy, toy_settings
+
+from common.overrides import quoted_override
+from server.cli import main
+from server.commands.deployment import LocalDeployment
+from server.commands.evaluate import evaluate
+from server.commands.export import export
+from server.results.run import Run
+
+CLASSES = f"data.classes=[{','.join(Toy().class_names)}]"
+
+
+@pytest.fixture(scope="module")
+def by_prototypes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An exported model that classifies by the nearest prototype."""
+    folder = tmp_path_factory.mktemp("fedproto")
+    run(toy_settings("fedproto", folder / "run", hyper={"predict_with": "prototypes"}, train={"rounds": 3}))
+    export(folder / "run", folder / "model")
+    return folder / "model"
+
+
+def data_of(pictures: Path) -> list[str]:
+    return ["data=folder", quoted_override("data.root", pictures), "train.device=cpu"]
+
+
+@pytest.mark.parametrize("model", ["exported", "by_prototypes"])
+def test_clients_find_what_one_machine_with_all_data_finds(
+    model: str, pictures: Path, tmp_path: Path, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder: Path = request.getfixturevalue(model)
+    words = ["evaluate", str(folder), "engine=inline", "engine.wire=true", *data_of(pictures)]
+    assert main([*words, "--output", str(tmp_path / "run")]) == 0
+    assert "recall of the worst class" in capsys.readouterr().out
+    found = Run(tmp_path / "run")
+    for domain in DOMAINS:
+        alone = evaluate(folder, [*data_of(pictures)[:2], f"data.domains=[{domain}]", CLASSES])
+        (line,) = [line for line in found.confusions if line["domain"] == domain]
+        counts = [[0] * len(alone["confusion"]) for _ in alone["confusion"]]
+        for true, predicted, count in zip(line["true"], line["predicted"], line["count"], strict=True):
+            counts[true][predicted] = count
+        assert counts == alone["confusion"]
+        assert found.rules["final"]["accuracy"][domain] == pytest.approx(alone["domains"][domain]["accuracy"])
+    assert found.summary["scored"] == "exported model"
+    assert {row["status"] for row in found.activity} == {"scored"}
+    assert found.rounds_done == 0
+
+
+def test_the_run_and_its_evaluation_have_the_same_scores(trained: Run, exported: Path, tmp_path: Path) -> None:
+    words = ["data=support.toy.Toy", "train.device=cpu", "engine=inline"]
+    assert main(["evaluate", str(exported), *words, "--output", str(tmp_path / "run"), "--quiet"]) == 0
+    again = Run(tmp_path / "run")
+    assert again.summary["accuracy"] == trained.summary["accuracy"]
+    assert main(["table", str(tmp_path / "run")]) == 0
+    assert main(["evaluate", str(exported), *words, "--output", str(tmp_path / "run")]) == 1, "it holds a run"
+
+
+MISTAKES = {
+    "another method": (["engine=inline", "method=fedavg"], "method=fedavg: the model in"),
+    "rounds": (["engine=inline", "train.rounds=3"], "is evaluated as it is"),
+    "other classes": (["engine=inline", "data=office_caltech"], "choose data with the model's classes"),
+    "a split": (["engine=inline", "--split", "train"], "leave --split out"),
+    "an engine that does not exist": (["engine=cloud", "data=support.toy.Toy"], "engine=cloud: no such choice"),
+}
+
+
+@pytest.mark.parametrize(("words", "complaint"), MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_is_told(
+    words: list[str], complaint: str, exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["evaluate", str(exported), *words, "--output", str(tmp_path / "run")]) == 1
+    assert complaint in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_part_that_clients_share_is_no_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(toy_settings("fedbn", tmp_path / "run", overrides=("model.norm=batch",)))
+    shutil.rmtree(tmp_path / "run/clients")  # as after a run on devices
+    export(tmp_path / "run", tmp_path / "shared")
+    assert main(["evaluate", str(tmp_path / "shared"), "engine=inline", "data=support.toy.Toy"]) == 1
+    assert "export the model of one client" in capsys.readouterr().err
+
+
+def test_the_server_refuses_another_model_than_the_one_that_was_named(
+    exported: Path, by_prototypes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = shutil.copytree(exported, tmp_path / "model")
+    monkeypatch.setattr("server.commands.device_evaluation.file_sha256", lambda path: "0" * 64)
+    words = ["evaluate", str(copy), "engine=inline", "data=support.toy.Toy", "train.device=cpu"]
+    assert main([*words, "--output", str(tmp_path / "run")]) == 1
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(600)
+def test_super_nodes_score_a_model_that_they_have_no_file_of(
+    exported: Path, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes: dict[str, dict[str, object]] = {}
+    for domain in DOMAINS:
+        place = tmp_path / "devices" / domain
+        shutil.copytree(pictures / domain, place / domain)  # each device has its own images alone
+        nodes[f"{domain}-0"] = {"domain": domain, "data-dir": str(place)}
+    words = ["data=folder", f"data.domains=[{','.join(DOMAINS)}]", "train.device=cpu", "rounds.registration=120"]
+    with LocalDeployment(tmp_path / "flower", nodes) as deployment:
+        monkeypatch.setenv("FLWR_HOME", str(deployment.home))
+        assert main(["evaluate", str(exported), "engine=superlink", *words, "--output", str(tmp_path / "run")]) == 0
+    found = Run(tmp_path / "run")
+    alone = evaluate(exported, [*data_of(pictures)[:2], CLASSES])
+    for domain in DOMAINS:
+        assert found.summary["accuracy"][domain] == pytest.approx(alone["domains"][domain]["accuracy"])
+    events = [json.loads(line)["event"] for line in (tmp_path / "run/events.jsonl").read_text().splitlines()]
+    assert events[-1] == "finish"
+    assert "round" not in events
+    assert {row["domain"]: row["client"] for row in found.scores} == {name: f"{name}-0" for name in DOMAINS}
