@@ -215,7 +215,7 @@ class FDSE(Averaging):
         for name, tensor in weights.items():
             if is_eraser(name):
                 tables[ERASERS + name] = torch.stack([tensor] * server.client_count)
-        return GlobalState(0, weights, PrototypeSet.empty(server.feature_size), tables)
+        return GlobalState(weights, PrototypeSet.empty(server.feature_size), tables, round=0)
 
     def download(self, state: GlobalState, server: ServerContext) -> Download:  # noqa: ARG002
         """The model and the erasers of all clients."""
@@ -238,7 +238,7 @@ class FDSE(Averaging):
             sent = [update.weights[name] for update in updates]
             mixed = similarity_mixture(torch.stack(sent), self.similarity_temperature)
             tables[ERASERS + name] = table.index_copy(0, places, mixed)
-        return GlobalState(state.round, weights, state.prototypes, tables)
+        return GlobalState(weights, state.prototypes, tables, round=state.round)
 
 
 # ---- its layer -------------------------------------------------------------------------------------------------------

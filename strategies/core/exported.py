@@ -72,7 +72,7 @@ class ExportedModel(Method):
             raise CheckpointError(f"{folder} holds another model than the one whose evaluation was asked for")
         check_shapes(server.new_model(), exported)
         ordered = {name: exported[name] for name in weights}
-        return GlobalState(0, ordered, prototypes)
+        return GlobalState(ordered, prototypes, round=0)
 
     def download(self, state: GlobalState, server: ServerContext) -> Download:  # noqa: ARG002
         """The model, with prototypes if it has any."""
