@@ -64,7 +64,10 @@ def dotted(node: ast.AST) -> str:
 
 
 def offences(tree: ast.AST) -> list[str]:
-    """Ways to run or to write code as data: modules, calls, and ``allow_pickle`` other than False."""
+    """Ways to run or to write code as data: modules, calls, and ``allow_pickle`` other than False.
+
+    ``torch.load`` may read a user's weights, with ``weights_only=True``, which runs no code.
+    """
     found = [name for name in imports(tree) if name.partition(".")[0] in FORBIDDEN_MODULES]
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
@@ -72,6 +75,10 @@ def offences(tree: ast.AST) -> list[str]:
             safe = any(
                 word.arg == "allow_pickle" and getattr(word.value, "value", 1) is False for word in node.keywords
             )
+            if name == "torch.load":
+                safe = any(
+                    word.arg == "weights_only" and getattr(word.value, "value", 0) is True for word in node.keywords
+                )
             if name in FORBIDDEN_CALLS and not safe:
                 found.append(f"{name} in line {node.lineno}")
             found += [
@@ -93,11 +100,12 @@ def test_no_pickle_and_no_code_from_data(path: Path) -> None:
         "import pickle",
         "from pickle import loads",
         "import torch\ntorch.load('x')",
+        "import torch\ntorch.load('x', weights_only=False)",
         "import numpy as np\nnp.load('x')",
         "f(allow_pickle=True)",
         "eval('1')",
     ],
-    ids=["the module", "a name of it", "torch.load", "numpy.load", "allow_pickle", "eval"],
+    ids=["the module", "a name of it", "torch.load", "torch.load of all", "numpy.load", "allow_pickle", "eval"],
 )
 def test_the_search_for_pickle_finds_it(text: str) -> None:
     assert offences(ast.parse(text))

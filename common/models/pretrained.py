@@ -3,7 +3,6 @@
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from pickle import UnpicklingError
 
 import torch
 from safetensors import SafetensorError
@@ -84,7 +83,7 @@ def _read_weights(path: Path, key: str) -> dict[str, Tensor]:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except (SafetensorError, OSError) as error:
         raise ModelError(f"{key}={path}: not a readable safetensors file: {error}") from error
-    except (UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
+    except Exception as error:  # torch raises many types for what is no state dict
         raise ModelError(
             f"{key}={path} cannot be read as a state dict, which is all that is read of such a file: "
             f"{str(error).partition(chr(10))[0]}; write one with torch.save(network.state_dict(), 'network.pth')"
