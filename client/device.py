@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from client.feature_cache import FeatureCache
 from client.ledger import Ledger
 from client.privacy import DevicePrivacy, GaussianDevicePrivacy, Unprotected
 from client.store import Store
@@ -81,6 +82,7 @@ class Device:
         self._own: tuple[Split, Split] | None = None
         self._split_sha256 = ""
         self._test_splits: dict[str, Split] = {}
+        self._features = FeatureCache()
         if settings.train.deterministic:
             torch.use_deterministic_algorithms(True, warn_only=self.torch_device.type == "cpu")
             torch.backends.cudnn.benchmark = False
@@ -284,11 +286,21 @@ class Device:
             exchange=request.exchange,
             device=self.torch_device,
             data_root=self.data_root,
+            cache=self._feature_cache(model, initial),
         )
 
     def _on_device(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the tensors on this device, sorted by name."""
         return {name: tensors[name].to(self.torch_device) for name in sorted(tensors)}
+
+    def _feature_cache(self, model: nn.Module, initial: Mapping[str, Tensor]) -> FeatureCache | None:
+        """Return the device's features if the backbone is frozen and was received as it was built."""
+        if not getattr(model, "frozen", False):
+            return None
+        for name, tensor in model.state_dict().items():
+            if name.startswith("backbone.") and not torch.equal(tensor, initial[name]):
+                return None
+        return self._features
 
     def _new_model(self) -> nn.Module:
         """Return the run's model as it is before the first round."""

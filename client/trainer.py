@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from client.feature_cache import FeatureCache
 from common.data.batches import EVALUATION_BATCH, Split, split_batches
 from common.errors import ConfigError
 from common.losses import balanced_weights
@@ -110,6 +111,7 @@ class LocalExchange:
         round_number: 1-based round.
         exchange: name of the exchange.
         data_root: folder of this device's data; ``None`` takes the configured one.
+        cache: holds features under the backbone that ``model`` has; ``None`` computes them for every batch.
     """
 
     def __init__(
@@ -128,6 +130,7 @@ class LocalExchange:
         exchange: str,
         device: torch.device,
         data_root: str | None = None,
+        cache: FeatureCache | None = None,
     ) -> None:
         self.settings, self.method, self.model, self.client, self.split = settings, method, model, client, split
         self.weights, self.prototypes, self.extra, self.kept = weights, prototypes, extra, kept
@@ -143,6 +146,7 @@ class LocalExchange:
             self.loss_scale = LossScale()
         self.class_count: int = settings.data.class_count
         self.feature_size = feature_size(model)
+        self.cache = cache
         self.views: int = 1 + settings.views.count
         self.phase = 0
         self.batch = 0
@@ -233,9 +237,38 @@ class LocalExchange:
             return self._formatted(augmentation.test(images))
         return self._formatted(augmentation.train(images, draws))
 
+    def _known_features(self, split: Split) -> Tensor | None:
+        """Return the features ``[N, D]`` of a split if the backbone is frozen; ``None`` if it trains.
+
+        A method with a forward pass of its own may read more of the images than their features.
+        """
+        if self.cache is None or type(self.method).compute is not Method.compute:
+            return None
+        return self.cache.features(split, self._split_features)
+
+    def _known_training_features(self) -> Tensor | None:
+        """Return the features of the training split if every epoch sees the same images; ``None`` if it does not."""
+        augmented = self.method.augments and self.settings.data.augmentation.random
+        if augmented or self.views > 1:
+            return None
+        return self._known_features(self.split)
+
+    @torch.no_grad()
+    def _split_features(self, split: Split) -> Tensor:
+        """Return the features ``[N, D]`` of a whole split without augmentation, float32."""
+        rows: list[Tensor] = []
+        for indices in torch.arange(len(split)).split(EVALUATION_BATCH):
+            images = self.settings.data.augmentation.test(split.images_at(indices.to(self.device)))
+            with self._autocast():
+                rows.append(self.model.get_submodule("backbone")(self._formatted(images)).float())
+        return torch.cat(rows)
+
     @torch.no_grad()
     def features(self, *, augmented: int = 0, training_mode: bool = False) -> tuple[Tensor, Tensor]:
         """See :meth:`strategies.core.method.ClientContext.features`."""
+        known = None if augmented or training_mode else self._known_features(self.split)
+        if known is not None:
+            return known, self.split.labels
         was_training = self.model.training
         self.model.train(training_mode)
         draws = self.generator("feature pass")
@@ -278,16 +311,23 @@ class LocalExchange:
 
     def _prepare(self, phase: Phase) -> None:
         """Freeze the parameters that this phase does not train, and make a new optimiser."""
+        frozen = bool(getattr(self.model, "frozen", False))
         for name, parameter in self.model.named_parameters():
-            parameter.requires_grad_(phase.trainable is None or phase.trainable(name))
+            chosen = phase.trainable is None or phase.trainable(name)
+            parameter.requires_grad_(chosen and not (frozen and name.startswith("backbone.")))
             parameter.grad = None
         self.model.train()
         if phase.freeze_statistics:
             for layer in self.model.modules():
                 if isinstance(layer, _BatchNorm) and not any(item.requires_grad for item in layer.parameters()):
                     layer.eval()
-        chosen = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        self.optimizer = self.make_optimizer(chosen)
+        trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        if not trained:
+            raise ConfigError(
+                f"model.freeze=backbone leaves {self.method.name} nothing to train in phase {self.phase + 1} of a "
+                "round; set model.freeze=none"
+            )
+        self.optimizer = self.make_optimizer(trained)
 
     def _epoch(self, epoch: int, sums: ClassSums | None) -> tuple[dict[str, float], int]:
         totals: dict[str, Tensor] = {}
@@ -309,8 +349,12 @@ class LocalExchange:
         draws = self.generator(*purpose)
         order = torch.randperm(len(self.split), generator=draws)
         batches = split_batches(order, self.train.batch_size, self.train.last_batch)
+        known = self._known_training_features()
         for indices in batches[: self.train.local_steps]:
             chosen = indices.to(self.device)
+            if known is not None:
+                yield known[chosen], self.split.labels[chosen]
+                continue
             images, labels = self.split.images_at(chosen), self.split.labels[chosen]
             images = self._augmented(images, draws)
             if self.views > 1:
@@ -348,12 +392,16 @@ class LocalExchange:
         self.model.eval()
         confusion = torch.zeros(self.class_count, self.class_count, dtype=torch.int64)
         loss = 0.0
+        known = self._known_features(split)
         for indices in torch.arange(len(split)).split(EVALUATION_BATCH):
             chosen = indices.to(self.device)
             labels = split.labels[chosen]
-            images = self.settings.data.augmentation.test(split.images_at(chosen))
+            if known is None:
+                inputs = self._formatted(self.settings.data.augmentation.test(split.images_at(chosen)))
+            else:
+                inputs = known[chosen]
             with self._autocast():
-                features, logits, _ = self.method.compute(self.model, self._formatted(images), self)
+                features, logits, _ = self.method.compute(self.model, inputs, self)
             scores = self.method.predict(features.float(), logits.float(), self)
             loss += float(nn.functional.cross_entropy(logits.float(), labels, reduction="sum"))
             cells = labels * self.class_count + scores.argmax(1)

@@ -61,6 +61,7 @@ CHANGEABLE_ON_RESUME = ("train.rounds", "train.patience", *_SCORING)
 ADDED_SETTINGS: Mapping[str, Any] = {
     "protocol.validation": 0.0,
     "data.duplicates": "keep",
+    "model.freeze": "none",
     "train.schedule": "constant",
     "train.label_smoothing": 0.0,
     "train.class_weights": "none",
@@ -531,6 +532,7 @@ def settings_of(raw: Mapping[str, Any]) -> RunSettings:
     settings.aggregation.check(settings.method.name, settings.method.averages, settings.rounds.sampled(len(clients)))
     _check_validation(settings)
     _check_smoothing(settings)
+    _check_freeze(settings)
     names: list[str] = []
     for spec in clients:
         names += [spec.domain, spec.id]
@@ -577,6 +579,15 @@ def _check_smoothing(settings: RunSettings) -> None:
         raise ConfigError(
             f"train.label_smoothing={settings.train.label_smoothing:g}: method={settings.choices['method']} smooths "
             "labels by a setting of its own; set method.smoothing instead"
+        )
+
+
+def _check_freeze(settings: RunSettings) -> None:
+    noised = isinstance(settings.privacy, GaussianPrivacy) and settings.privacy.update_clip is not None
+    if settings.model.freeze == "backbone" and noised:
+        raise ConfigError(
+            "model.freeze=backbone keeps the backbone as it is, and privacy.update_clip adds noise to all weights that "
+            "are sent; set model.freeze=none or privacy.update_clip=null"
         )
 
 

@@ -47,6 +47,11 @@ class Augmentation:
         for name, values in (("mean", self.mean), ("std", self.std)):
             check(len(values) in (1, 3), f"{name} must have one or three values; got {list(values)}")
 
+    @property
+    def random(self) -> bool:
+        """Whether training images differ from test images."""
+        return self.crop_padding > 0 or self.flip or self.rotation > 0 or self.erasing > 0
+
     def train(self, images: Tensor, generator: torch.Generator) -> Tensor:
         """Return a randomly augmented, normalised copy.
 

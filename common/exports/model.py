@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -100,7 +101,8 @@ class TrainedModel(nn.Module):
 def without_start(spec: ModelSpec) -> ModelSpec:
     """Return the network's settings without files that training started from; the weights replace those anyway."""
     paths = [name for name in ("pretrained", "pretrained_file", "weights") if getattr(spec, name, None) is not None]
-    return replace(spec, **dict.fromkeys(paths))
+    without: dict[str, Any] = dict.fromkeys(paths)
+    return replace(spec, **without)
 
 
 def check_shapes(net: nn.Module, weights: Mapping[str, Tensor]) -> None:

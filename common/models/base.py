@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Literal
+from typing import Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -105,6 +105,10 @@ class Model(nn.Module):
         head: features ``[B, D]`` to logits ``[B, K]``.
         feature_size: ``D``.
         class_count: ``K``.
+
+    Attributes:
+        frozen: the backbone does not train and stays in evaluation mode. Features ``[B, D]`` may then be given in the
+            place of images; they pass through unchanged.
     """
 
     backbone: nn.Module
@@ -116,9 +120,26 @@ class Model(nn.Module):
         self.head = head
         self.feature_size = feature_size
         self.class_count = class_count
+        self.frozen = False
+
+    def train(self, mode: bool = True) -> Self:
+        """Set training or evaluation mode; a frozen backbone stays in evaluation mode."""
+        super().train(mode)
+        if self.frozen:
+            self.backbone.eval()
+        return self
+
+    def requires_grad_(self, requires_grad: bool = True) -> Self:
+        """Set whether parameters have gradients; those of a frozen backbone have none."""
+        super().requires_grad_(requires_grad)
+        if self.frozen:
+            self.backbone.requires_grad_(False)
+        return self
 
     def features(self, images: Tensor) -> Tensor:
         """Return ``[B, D]``: what the last classifier reads (and prototypes are made of)."""
+        if self.frozen and images.ndim == 2:
+            return images
         return self.backbone(images)
 
     def classify(self, features: Tensor) -> Tensor:

@@ -28,6 +28,8 @@ class ModelSpec(ABC):
     Args:
         pretrained: the folder of an exported model of the same network that it starts from, but for the classifier
             where the classes differ. ``None``: weights of the seed.
+        freeze: ``backbone``: the backbone keeps its initial weights and statistics, and only the classifier trains.
+            Features are then computed once on each device if training images are not augmented.
         norm: a field of the networks with normalisation: ``batch``, ``group`` (which keeps no running statistics) or
             ``none``.
     """
@@ -38,6 +40,7 @@ class ModelSpec(ABC):
     """Whether training was measured faster with channels last in memory (docs/performance.md)."""
 
     pretrained: Path | None = field(default=None, kw_only=True)
+    freeze: Literal["none", "backbone"] = field(default="none", kw_only=True)
 
     def build(self, class_count: int, image_size: int, seed: int, classes: Sequence[str] = ()) -> Model:
         """The network on the CPU in float32, in training mode; its weights depend on ``seed`` and what it starts from.
@@ -62,6 +65,7 @@ class ModelSpec(ABC):
             model = self._construct(class_count, image_size)
         if self.pretrained is not None:
             start_from(model, self.pretrained, classes)
+        model.frozen = self.freeze == "backbone"
         return model
 
     @abstractmethod

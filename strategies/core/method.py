@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor, nn
 
 from common.config import checked
+from common.errors import ConfigError
 from common.prototypes import PrototypeSet
 from common.settings import RunSettings
 from common.storage.state import GlobalState
@@ -268,4 +269,9 @@ def build_model(settings: RunSettings, client_count: int) -> nn.Module:
     data, seed = settings.data, settings.seed
     model = settings.model.build(data.class_count, data.image_size, seed, data.class_names)
     extended: nn.Module = settings.method.extend(model, client_count, seed)
+    if model.frozen and not getattr(extended, "frozen", False):
+        raise ConfigError(
+            f"model.freeze=backbone: {settings.method.name} adds layers of its own to the backbone, which must train; "
+            "set model.freeze=none"
+        )
     return extended
