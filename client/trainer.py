@@ -27,10 +27,10 @@ GROWTH_STEPS = 2000
 class LossScale:
     """Scales the loss before it is differentiated, so that small gradients do not vanish in float16.
 
-    Gradients are divided by the scale at once, so methods see them in float32 at their true size. If one overflows, all
-    are removed and the scale is halved: an optimizer leaves parameters without a gradient as they are.
-    (Micikevicius et al., ICLR 2018, section 3.2.) ``torch.amp.GradScaler`` cannot be used here, since it must take the
-    optimizer's step itself, and methods take it.
+    Gradients are divided by the scale at once, so methods see them in float32 at their true size. If one overflows, the
+    same loss is differentiated again with half the scale, so no step is lost, which matters in rounds of few steps.
+    (Micikevicius et al., ICLR 2018, section 3.2.) ``torch.amp.GradScaler`` cannot be used here: it must take the
+    optimizer's step itself, and methods take it; and it would skip the first steps of every round.
     """
 
     def __init__(self) -> None:
@@ -38,21 +38,30 @@ class LossScale:
         self._steps = 0
 
     def backward(self, loss: Tensor, model: nn.Module) -> None:
-        """Differentiate ``loss``; leave ``model`` with true gradients, or with none if one is not finite."""
-        (loss * self.scale).backward()
+        """Differentiate ``loss``; leave ``model`` with true gradients, or with none if they are not finite at scale 1.
+
+        An optimizer leaves parameters without a gradient as they are.
+        """
+        while self.scale >= 1:
+            (loss * self.scale).backward(retain_graph=True)
+            if self._unscale(model):
+                self._steps += 1
+                if self._steps % GROWTH_STEPS == 0:
+                    self.scale *= 2
+                return
+            model.zero_grad(set_to_none=True)
+            self.scale /= 2
+            self._steps = 0
+        self.scale = 1.0
+
+    def _unscale(self, model: nn.Module) -> bool:
+        """Divide the gradients by the scale; return whether all are finite."""
         gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
         if not gradients:
-            return
+            return True
         torch._foreach_div_(gradients, self.scale)
         norms = torch.stack(torch._foreach_norm(gradients, torch.inf))
-        if bool(norms.isfinite().all()):
-            self._steps += 1
-            if self._steps % GROWTH_STEPS == 0:
-                self.scale *= 2
-            return
-        model.zero_grad(set_to_none=True)
-        self.scale /= 2
-        self._steps = 0
+        return bool(norms.isfinite().all())
 
 
 def choose_device(name: str, precision: str = "float32") -> torch.device:
