@@ -70,7 +70,7 @@ def documented(page: Path) -> list[str]:
     for block in BLOCK.findall(text):
         for line in block.splitlines():
             match = COMMAND.search(line.split(" #")[0])
-            if match and "docker" not in line:
+            if match and "docker" not in line and "git clone" not in line:
                 found.append(match[1])
     prose = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
     found += [" ".join(span.split()) for span in SPAN.findall(prose)]
