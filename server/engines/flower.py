@@ -26,7 +26,7 @@ from flwr.serverapp.grid import Grid
 from common.errors import EngineError, PayloadError
 from common.wire.messages import Registration, Request
 from common.wire.payload import Payload, encode
-from server.engines.messages import Inbox
+from server.engines.inbox import Inbox
 from server.run.engine import ENOUGH, Admit, Failure, Keep, as_it_is
 from strategies.core.federation import Closing, Reply
 from strategies.core.flower import fit_res_to_answer, properties_to_registrations, request_to_fit_ins

@@ -91,8 +91,8 @@ class Bounds:
     """Finds updates that are too long, and remembers the median lengths of earlier exchanges.
 
     Args:
-        factor: >= 1, see the module. It is squared for everything but parameters, because each domain has a scale of
-            its own there.
+        factor: >= 1, see the module. It is squared for everything except parameters, because statistics and prototypes
+            differ in scale from domain to domain.
         medians: by exchange and part, ``[MEMORY]`` float64: the last exchanges' median lengths, newest last, 0 where
             there was none. A checkpoint must keep them.
     """
@@ -108,8 +108,8 @@ class Bounds:
         The parts are
 
         - the parameters, by the norm of their difference from the shared state;
-        - each tensor of running statistics by its norm, because every domain has statistics of its own from the first
-          batch on, even if all clients' are close to each other (a scaled variance stays positive);
+        - each tensor of running statistics by its own norm, not by its difference from the shared state, because
+          statistics differ between domains from the first batch on. A variance stays positive when it is scaled;
         - prototypes, and tables with one row per sample, by the norm of the longest row;
         - further tensors, those of one net or kind together, by their norm.
 

@@ -79,9 +79,9 @@ class Method:
 
     @property
     def turns_steps(self) -> bool:
-        """Whether the method itself turns the steps of honest clients against each other.
+        """Whether the method makes honest clients' updates point in opposing directions.
 
-        Directions of updates are then not compared, see :mod:`strategies.core.agreement`.
+        Opposition is then no sign of an attack, and directions are not compared: see :mod:`strategies.core.agreement`.
         """
         return False
 

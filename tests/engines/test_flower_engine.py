@@ -215,13 +215,13 @@ def test_parts_that_make_no_message_are_that_client_s_loss(monkeypatch: pytest.M
     def broken(*_: Any) -> None:
         raise KeyError("no such part")
 
-    monkeypatch.setattr("server.engines.messages.inflate_object_from_contents", broken)
+    monkeypatch.setattr("server.engines.inbox.inflate_object_from_contents", broken)
     _, failures = engine_of(Deployment(scripted(REFUSAL)), "a").exchange(Payload(), asked("a"), 5)
     assert [(failure.status, failure.reason) for failure in failures] == [("lost", LOST)]
 
 
 def test_an_answer_without_end_is_given_up_while_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server.engines.messages.MAX_REPLY_BYTES", 1)
+    monkeypatch.setattr("server.engines.inbox.MAX_REPLY_BYTES", 1)
     grid = Deployment(scripted(REFUSAL))
     _, failures = engine_of(grid, "a").exchange(Payload(), asked("a"), 5)
     assert [(failure.status, failure.reason) for failure in failures] == [("lost", LOST)]
