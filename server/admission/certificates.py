@@ -59,8 +59,10 @@ class Certificates:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.operator = folder, folder / "operator"
-        self.authority, self.authority_key = (folder / "authority" / name for name in ("ca.crt", "ca.key"))
-        self.server, self.server_key = (folder / "server" / name for name in ("server.pem", "server.key"))
+        self.authority = folder / "authority" / "ca.crt"
+        self.authority_key = folder / "authority" / "ca.key"
+        self.server = folder / "server" / "server.pem"
+        self.server_key = folder / "server" / "server.key"
         self.superexec_secret = folder / "serverapp" / "superexec.secret"
 
     def node(self, name: str) -> Path:

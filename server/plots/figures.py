@@ -232,7 +232,10 @@ def sensitivity(
         if keys:
             what = ", ".join(keys)
         raise ConfigError(f"the runs vary in {what}; name one or two settings with --axes KEY[,KEY]")
-    extra = [key for key in known if key not in keys]
+    extra: list[str] = []
+    for key in known:
+        if key not in keys:
+            extra.append(key)
     if extra and axes:
         raise ConfigError(
             f"the runs also differ in {', '.join(extra)}; choose runs that differ in {', '.join(keys)} only"

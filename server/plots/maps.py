@@ -96,8 +96,12 @@ def feature_map(run: Run, per_domain: int = 100, title: str | None = None) -> Fi
         places += [index] * len(split)
     tested = torch.cat(features)
     earlier, final = _stages(run, tested.shape[1])
-    sets = [page.prototypes for page in earlier] + [page.uploaded for page in earlier] + [final]
-    points, placed = embed(tested, sets)
+    received: list[PrototypeSet] = []
+    uploaded: list[PrototypeSet] = []
+    for page in earlier:
+        received.append(page.prototypes)
+        uploaded.append(page.uploaded)
+    points, placed = embed(tested, [*received, *uploaded, final])
     domain_of_client = {}
     for client in run.clients:
         if client.domain in domains:
@@ -187,7 +191,10 @@ def draw_map(panels: Sequence[Panel], domains: Sequence[str], classes: Sequence[
         if name != str(label):
             text = f"{label} {name}"
         handles.append(key(marker="o", color=palette[label], label=text))
-    if any(len(panel.prototypes) for panel in panels):
+    prototype_count = 0
+    for panel in panels:
+        prototype_count += len(panel.prototypes)
+    if prototype_count:
         text = "prototype, with its class"
         handles.append(key(marker="*", color="white", markeredgecolor="black", markersize=10, label=text))
     figure.legend(handles=handles, loc="outside right upper", frameon=False, fontsize=7)

@@ -1,4 +1,4 @@
-"""Ours beside the published numbers: mean and deviation over seeds, gaps, order.
+"""Compares our numbers with the published ones: mean and deviation over seeds, gaps, order.
 
 **Which rows are ranked with each other.** Rows of one shared model are ranked with each other, and so are rows of
 clients' own models. A pair of one of each is left out everywhere: best row, pairs, Spearman, verdict.
@@ -66,12 +66,13 @@ class Line:
     @property
     def personal(self) -> bool:
         """Whether its scores are of clients' own models."""
-        return any(summary["scored"] == "own model" for summary in self.summaries.values())
+        scored = [summary["scored"] for summary in self.summaries.values()]
+        return "own model" in scored
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A table beside its reproduction: the rows that were run, with the seeds that were asked for."""
+    """A table and its reproduction: the rows that were run, with the seeds that were requested."""
 
     table: PublishedTable
     scale: Scale
@@ -91,7 +92,11 @@ class Comparison:
     @property
     def comparable(self) -> tuple[Column, ...]:
         """Columns of the same data set on both sides."""
-        return tuple(column for column in self.columns if column.comparable)
+        found: list[Column] = []
+        for column in self.columns:
+            if column.comparable:
+                found.append(column)
+        return tuple(found)
 
     # ---- ours ------------------------------------------------------------------------------------------------------
 
@@ -117,12 +122,12 @@ class Comparison:
 
     def our_average(self, line: Line, columns: Sequence[Column]) -> Value | None:
         """Unweighted mean over ``columns``."""
-        domains = [column.scored for column in columns]
-        values = []
+        domains = {column.scored for column in columns}
+        values: list[float] = []
         for score in self._scores(line):
             accuracy = score["accuracy"]
-            if all(domain in accuracy for domain in domains):
-                values.append(statistics.fmean(float(accuracy[domain]) for domain in domains))
+            if domains <= set(accuracy):
+                values.append(statistics.fmean([float(accuracy[column.scored]) for column in columns]))
         return Value.of(values, partial=bool(self.missing(line)))
 
     def over_domains(self, line: Line, what: str) -> Value | None:
@@ -131,8 +136,11 @@ class Comparison:
 
     def megabytes(self, line: Line) -> Value | None:
         """Megabytes (1e6 bytes) up and down of all clients over the run."""
-        sizes = [summary["bytes"] for summary in line.summaries.values()]
-        return Value.of([(size["up"] + size["down"]) / MEGABYTE for size in sizes])
+        sizes: list[float] = []
+        for summary in line.summaries.values():
+            sent = summary["bytes"]
+            sizes.append((sent["up"] + sent["down"]) / MEGABYTE)
+        return Value.of(sizes)
 
     def per_megabyte(self, line: Line) -> float | None:
         """Percentage points of average accuracy for each megabyte."""
@@ -156,13 +164,19 @@ class Comparison:
 
     def published_average(self, line: Line, columns: Sequence[Column]) -> float | None:
         """The printed average where it is over ``columns`` and no misprint, else the mean of their printed cells."""
-        printed = line.row.average if len(columns) == len(self.table.domains) else None
-        wrong = line.row.misprint and any(cell is not None for cell in line.row.cells)
-        if printed is not None and not wrong:
-            return printed
-        cells = [self.published(line, column) for column in columns]
-        known = [cell for cell in cells if cell is not None]
-        return statistics.fmean(known) if known and len(known) == len(cells) else None
+        all_columns = len(columns) == len(self.table.domains)
+        wrong = line.row.misprint and line.row.has_cells
+        if all_columns and line.row.average is not None and not wrong:
+            return line.row.average
+        known: list[float] = []
+        for column in columns:
+            cell = self.published(line, column)
+            if cell is None:
+                return None
+            known.append(cell)
+        if not known:
+            return None
+        return statistics.fmean(known)
 
     def gap(self, line: Line, column: Column) -> float | None:
         """Ours minus published, percentage points; ``None`` for a stand-in."""
@@ -185,7 +199,11 @@ class Comparison:
     @property
     def kinds(self) -> tuple[bool, ...]:
         """Whether rows are of clients' own models, for each kind of rows that were run: they are ranked apart."""
-        return tuple(sorted({line.personal for line in self.lines if line.summaries}, reverse=True))
+        found: set[bool] = set()
+        for line in self.lines:
+            if line.summaries:
+                found.add(line.personal)
+        return tuple(sorted(found, reverse=True))
 
     @property
     def own(self) -> Line | None:
@@ -205,8 +223,13 @@ class Comparison:
 
     def ranked_with(self, personal: bool) -> list[Line]:
         """The rows of one kind that have a number in every column; a row whose score lacks domains is never ranked."""
-        mine = [line for line in self.lines if line.personal == personal and not self.missing(line)]
-        return [line for line in mine if self.our_average(line, self.columns) is not None]
+        found: list[Line] = []
+        for line in self.lines:
+            if line.personal != personal or self.missing(line):
+                continue
+            if self.our_average(line, self.columns) is not None:
+                found.append(line)
+        return found
 
     @cached_property
     def _steps(self) -> dict[str, float]:
@@ -239,10 +262,17 @@ class Comparison:
             column: ``None`` is the average.
             personal: rows of clients' own models or of one shared model; ``None`` is the kind of the paper's own row.
         """
-        has_cells = any(cell is not None for line in self.lines for cell in line.row.cells)
-        columns = self.comparable if has_cells else self.columns
-        kind = self.judged if personal is None else personal
-        pairs = []
+        columns = self.columns
+        for line in self.lines:
+            if line.row.has_cells:
+                columns = self.comparable
+        kind = personal
+        if kind is None:
+            kind = self.judged
+        compared: Sequence[Column] = columns
+        if column is not None:
+            compared = [column]
+        pairs: list[tuple[float, float]] = []
         for line in self.lines:
             if line.personal != kind or self.missing(line):
                 continue
@@ -252,46 +282,72 @@ class Comparison:
                 ours, theirs = self.our_average(line, columns), self.published_average(line, columns)
             if ours is not None and theirs is not None:
                 pairs.append((ours.mean, theirs))
-        return agreement(pairs, self.tolerance(columns if column is None else [column]))
+        return agreement(pairs, self.tolerance(compared))
 
     def best_of(self, personal: bool) -> list[Line]:
         """The best rows of one kind by the average over all columns: one, or those that tie for it."""
         rivals = self.ranked_with(personal)
-        means = [value.mean for line in rivals if (value := self.our_average(line, self.columns))]
+        means: list[float] = []
+        for line in rivals:
+            average = self.our_average(line, self.columns)
+            if average is not None:
+                means.append(average.mean)
         places = levels(means, self.tolerance(self.columns))
-        return [line for line, place in zip(rivals, places, strict=True) if place == max(places)]
+        found: list[Line] = []
+        for line, place in zip(rivals, places, strict=True):
+            if place == max(places):
+                found.append(line)
+        return found
 
     @property
     def ranked_kinds(self) -> tuple[bool, ...]:
         """The kinds of rows in which there is something to rank: two rows or more, or the only kind."""
-        return tuple(kind for kind in self.kinds if len(self.kinds) == 1 or len(self.ranked_with(kind)) > 1)
+        if len(self.kinds) == 1:
+            return self.kinds
+        found: list[bool] = []
+        for kind in self.kinds:
+            if len(self.ranked_with(kind)) > 1:
+                found.append(kind)
+        return tuple(found)
 
     def best(self) -> list[Line]:
         """The best rows of each kind."""
-        return [line for kind in self.ranked_kinds for line in self.best_of(kind)]
+        found: list[Line] = []
+        for kind in self.ranked_kinds:
+            found += self.best_of(kind)
+        return found
 
     def claim(self) -> Claim | None:
         """Where the paper's own row stands among the rows that are ranked with it; ``None`` if it has no rival."""
         if self.own is None or self.own not in self.ranked_with(self.own.personal):
             return None
-        rivals = [line for line in self.ranked_with(self.own.personal) if line is not self.own]
-        values = [self.our_average(line, self.columns) for line in rivals]
-        pairs = [(line, value) for line, value in zip(rivals, values, strict=True) if value is not None]
         mine = self.our_average(self.own, self.columns)
-        if mine is None or not pairs:
+        if mine is None:
             return None
-        next_line, other = max(pairs, key=lambda pair: pair[1].mean)
         tolerance = self.tolerance(self.columns)
-        ahead = sum(value.mean > mine.mean + tolerance for _, value in pairs)
-        known = mine.deviation is not None and other.deviation is not None
+        rivals: list[tuple[Line, Value]] = []
+        ahead = 0
+        for line in self.ranked_with(self.own.personal):
+            average = self.our_average(line, self.columns)
+            if line is self.own or average is None:
+                continue
+            rivals.append((line, average))
+            if average.mean > mine.mean + tolerance:
+                ahead += 1
+        if not rivals:
+            return None
+        best_rival, other = max(rivals, key=lambda rival: rival[1].mean)
+        deviation = None
+        if mine.deviation is not None and other.deviation is not None:
+            deviation = max(mine.deviation, other.deviation)
         return Claim(
             self.own.row.label,
-            next_line.row.label,
-            len(pairs) + 1,
+            best_rival.row.label,
+            len(rivals) + 1,
             ahead + 1,
             mine.mean - other.mean,
             tolerance,
-            max(mine.deviation or 0.0, other.deviation or 0.0) if known else None,
+            deviation,
         )
 
     def verdict(self) -> Verdict:
@@ -314,7 +370,10 @@ def _scored_images(folder: Path) -> dict[str, int]:
     found: dict[str, dict[str, int]] = {}
     for row in Run(folder).scores:
         found.setdefault(str(row["domain"]), {})[str(row["client"])] = int(row["count"])
-    return {domain: max(counts.values()) * len(counts) for domain, counts in found.items()}
+    images: dict[str, int] = {}
+    for domain, counts in found.items():
+        images[domain] = max(counts.values()) * len(counts)
+    return images
 
 
 def levels(values: Sequence[float], tolerance: float = EXACT) -> list[int]:

@@ -1,7 +1,7 @@
 """Published tables: one data file per paper in ``published/``, with the overrides that make each row again."""
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import field
 from functools import lru_cache
 from pathlib import Path
@@ -24,7 +24,7 @@ class Reduction:
     """What ``scale=small`` or ``scale=paper_net`` changes.
 
     Args:
-        says: every change in words, printed with every result.
+        says: every change as text, printed with every result.
         overrides: the same as overrides.
         stand_ins: data set in place of a published one, by the name of the published one. Its scores are never
             compared with the published ones.
@@ -45,11 +45,11 @@ class PublishedRow:
 
     Args:
         label: its name in the paper.
-        overrides: what makes it, beside the experiment's setting.
+        overrides: what makes it, besides the experiment's settings.
         cells: published accuracy per domain in per cent, in the table's order; ``None`` where nothing was printed.
         deviations: published standard deviation of each cell.
         average: published average; it may differ from what the cells give (``misprint``).
-        misprint: what is wrong with the printed average, in words.
+        misprint: what is wrong with the printed average, as text.
         measured: a published measure besides accuracy (FedPall's mutual information).
         point: where the row lies in a sweep: the values of its axes by key.
     """
@@ -66,8 +66,19 @@ class PublishedRow:
     @property
     def expected_average(self) -> float | None:
         """The average that the cells give; the printed one where cells are missing."""
-        known = [cell for cell in self.cells if cell is not None]
-        return sum(known) / len(known) if known and len(known) == len(self.cells) else self.average
+        total = 0.0
+        for cell in self.cells:
+            if cell is None:
+                return self.average
+            total += cell
+        if not self.cells:
+            return self.average
+        return total / len(self.cells)
+
+    @property
+    def has_cells(self) -> bool:
+        """Whether the accuracy of at least one domain was printed."""
+        return any(cell is not None for cell in self.cells)
 
 
 @checked
@@ -88,13 +99,19 @@ class Sweep:
 
     def rows(self) -> tuple[PublishedRow, ...]:
         """One row per point of the grid."""
-        known = {tuple(float(value) for value in entry["at"]): float(entry["average"]) for entry in self.published}
-        rows = []
+        known: dict[tuple[float, ...], float] = {}
+        for entry in self.published:
+            known[tuple(map(float, entry["at"]))] = float(entry["average"])
+        rows: list[PublishedRow] = []
         for values in itertools.product(*self.axes.values()):
             point = dict(zip(self.axes, values, strict=True))
-            label = ", ".join(f"{self.names[key]} = {value:g}" for key, value in point.items())
-            chosen = tuple(f"{key}={value:g}" for key, value in point.items())
-            rows.append(PublishedRow(label, (*self.base, *chosen), average=known.get(values), point=point))
+            labels: list[str] = []
+            chosen: list[str] = []
+            for key, value in point.items():
+                labels.append(f"{self.names[key]} = {value:g}")
+                chosen.append(f"{key}={value:g}")
+            average = known.get(values)
+            rows.append(PublishedRow(", ".join(labels), (*self.base, *chosen), average=average, point=point))
         return tuple(rows)
 
 
@@ -141,19 +158,26 @@ class PublishedTable:
             check(len(row.cells) in (0, len(self.domains)), f"{self.name}, {row.label}: {len(row.cells)} cells")
             check(len(row.deviations) in (0, len(self.domains)), f"{self.name}, {row.label}: wrong deviations")
         for reduced in (self.small, self.paper_net):
-            unknown = set(reduced.rows if reduced else ()) - set(labels)
+            if reduced is None:
+                continue
+            unknown = set(reduced.rows) - set(labels)
             check(not unknown, f"{self.name}: no row {', '.join(sorted(unknown))}")
         check(self.own in ("", *labels), f"{self.name}: own={self.own!r} is no row")
 
     @property
     def rows(self) -> tuple[PublishedRow, ...]:
         """Listed rows, then those of the sweeps."""
-        return (*self.listed, *(row for sweep in self.sweeps for row in sweep.rows()))
+        rows = list(self.listed)
+        for sweep in self.sweeps:
+            rows += sweep.rows()
+        return tuple(rows)
 
     def stand_in(self, domain: str, scale: Scale) -> str:
         """The domain that is scored in place of a published one: itself, or its stand-in at this scale."""
         reduced = self.reduction(scale)
-        return reduced.stand_ins.get(domain, domain) if reduced else domain
+        if reduced is None:
+            return domain
+        return reduced.stand_ins.get(domain, domain)
 
     def reduction(self, scale: Scale) -> Reduction | None:
         """What a scale changes; ``None`` for the paper's.
@@ -162,25 +186,40 @@ class PublishedTable:
             ConfigError: the table is not offered at this scale.
         """
         if scale == "paper_net" and self.paper_net is None:
-            offered = ", ".join(name for name, table in published_tables().items() if table.paper_net)
+            offered: list[str] = []
+            for name, table in published_tables().items():
+                if table.paper_net is not None:
+                    offered.append(name)
             raise ConfigError(
-                f"{self.name} has no --scale paper_net; {offered} have. Take --scale small or --scale paper"
+                f"{self.name} has no --scale paper_net; {', '.join(offered)} have. Take --scale small or --scale paper"
             )
         return {"paper": None, "paper_net": self.paper_net, "small": self.small}[scale]
 
     def rows_at(self, scale: Scale) -> tuple[PublishedRow, ...]:
         """The rows that are run at a scale unless others are asked for."""
         reduced = self.reduction(scale)
-        return tuple(row for row in self.rows if not (reduced and reduced.rows) or row.label in reduced.rows)
+        if reduced is None or not reduced.rows:
+            return self.rows
+        return self._labelled(reduced.rows)
+
+    def _labelled(self, labels: Container[str]) -> tuple[PublishedRow, ...]:
+        """Return the rows with these labels, in the table's order."""
+        return tuple(row for row in self.rows if row.label in labels)
 
     def overrides(self, row: PublishedRow, scale: Scale, more: Sequence[str] = ()) -> list[str]:
-        """Everything that makes a row but seed and output: experiment, row, scale, then ``more``; the last word counts.
+        """Return the overrides of a row, without seed and output: experiment, row, scale, then ``more``.
 
-        A key of the method that another row's override made meaningless is the user's mistake, so it is not dropped.
+        The last override of a key counts. A key that the row's method does not have is kept, and refused later.
         """
+        chosen = [f"experiment={self.name}", *row.overrides]
         reduced = self.reduction(scale)
-        chosen = [f"experiment={self.name}", *row.overrides, *(reduced.overrides if reduced else ()), *more]
-        return list({item.partition("=")[0]: item for item in chosen}.values())
+        if reduced is not None:
+            chosen += reduced.overrides
+        chosen += more
+        last: dict[str, str] = {}
+        for item in chosen:
+            last[item.partition("=")[0]] = item
+        return list(last.values())
 
     def select(self, wanted: Sequence[str]) -> tuple[PublishedRow, ...]:
         """The rows that ``wanted`` names: a label as written (without its commas) one row, a method all of its rows.
@@ -189,15 +228,24 @@ class PublishedTable:
             ConfigError: a name fits no row.
         """
         chosen: set[str] = set()
-        names = {row.label: {_plain(row.label), _plain(method_of(row))} for row in self.rows}
         for word in wanted:
-            exact = {label for label in names if label.replace(",", "") == word}
-            found = exact or {label for label, each in names.items() if _plain(word) in each}
+            found = self._labels_of(word)
             if not found:
-                known = [*names, *(method_of(row) for row in self.rows)]
+                known = [row.label for row in self.rows] + [method_of(row) for row in self.rows]
                 raise ConfigError(f"{self.name} has no row {word!r}; {nearest(word, known)}")
             chosen |= found
-        return tuple(row for row in self.rows if row.label in chosen)
+        return self._labelled(chosen)
+
+    def _labels_of(self, word: str) -> set[str]:
+        """Return the label that ``word`` is, or else the labels of the rows that it names by method or plain label."""
+        exact: set[str] = set()
+        similar: set[str] = set()
+        for row in self.rows:
+            if row.label.replace(",", "") == word:
+                exact.add(row.label)
+            if _plain(word) in (_plain(row.label), _plain(method_of(row))):
+                similar.add(row.label)
+        return exact or similar
 
 
 def method_of(row: PublishedRow) -> str:
@@ -225,8 +273,9 @@ def published_tables() -> Mapping[str, PublishedTable]:
             raise ConfigError(f"{path}: paper={content['paper']}; {nearest(str(content['paper']), PAPERS)}")
         common = {"paper": cited(content["paper"]), "decimals": content.get("decimals", 2)}
         for name, node in content["tables"].items():
-            node = {"listed" if key == "rows" else key: value for key, value in node.items()}
-            found[name] = build({"name": name, **common, **node}, f"{path.name}: {name}", PublishedTable)
+            values = {"name": name, **common, **node}
+            values["listed"] = values.pop("rows", ())
+            found[name] = build(values, f"{path.name}: {name}", PublishedTable)
     return found
 
 
