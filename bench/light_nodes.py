@@ -394,7 +394,7 @@ def one(nodes: int, rounds: int, options: argparse.Namespace) -> dict[str, Any]:
         deployment = stack.enter_context(
             LightDeployment(folder / "flower", names, secure=options.secure, **store_of(options))
         )
-        entrance, address = start_proxy(deployment) if options.proxy else (None, deployment.address)
+        proxy, address = start_proxy(deployment) if options.proxy else (None, deployment.address)
 
         def connect(client: Registration) -> LightNode:
             if not options.secure:
@@ -410,7 +410,7 @@ def one(nodes: int, rounds: int, options: argparse.Namespace) -> dict[str, Any]:
         events = output / "events.jsonl"
         printed = io.StringIO()
         with (
-            Meter(link, entrance.process.pid if entrance else None) as meter,
+            Meter(link, proxy.process.pid if proxy else None) as meter,
             LightNodes(light, options.threads) as there,
             Vanishing(there, events, options.vanish, connect) as vanishing,
             contextlib.redirect_stdout(printed),

@@ -83,7 +83,7 @@ def main() -> None:
         prepare_output(settings)
         deployment = LocalDeployment(folder / "deployment", one_node_per_client(settings), secure=False)
         proxy = CountingProxy(deployment.port)
-        deployment.entrance = f"127.0.0.1:{proxy.port}"
+        deployment.node_address = f"127.0.0.1:{proxy.port}"
         with deployment:
             deployment.run(settings, chosen)
         summary = Run.open(folder / "run").summary

@@ -69,7 +69,7 @@ done
 "${compose[@]}" logs --no-color --no-log-prefix enrol | sed 's/\x1b\[2K//; s/^/       /'
 say "all are healthy"
 
-say "from inside a device: the server's own port cannot be reached, and the entrance refuses to submit a run"
+say "from inside a device: the server's own port cannot be reached, and the reverse proxy refuses to submit a run"
 "${compose[@]}" exec -T "$victim" python3 - <<'PYTHON' || fail "a device reached what it must not"
 import socket, ssl, sys, urllib.error, urllib.request
 

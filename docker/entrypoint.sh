@@ -98,14 +98,14 @@ supernode)
   [ -z "${GOLDFINCH_PRIVACY_DELTA:-}" ] || node="$node privacy-delta=$GOLDFINCH_PRIVACY_DELTA"
   [ -z "${GOLDFINCH_PRIVACY_MAX_RELEASES:-}" ] || node="$node privacy-max-releases=$GOLDFINCH_PRIVACY_MAX_RELEASES"
   [ -z "${GOLDFINCH_RESIDENT:-}" ] || node="$node resident=$GOLDFINCH_RESIDENT"
-  entrance=${GOLDFINCH_ENTRANCE:-proxy:8443}
+  server=${GOLDFINCH_SERVER:-proxy:8443}
   # Flower's node ends without a word if its clock is wrong; this says so. A server that is away is no reason not to start.
-  goldfinch doctor --entrance "$entrance" --ca "$folder/ca.crt" >&2 || true
+  goldfinch doctor --server "$server" --ca "$folder/ca.crt" >&2 || true
   # A node that was killed is online for the SuperLink until its lease ends: 60 s after its last heartbeat, which two
   # constants of Flower set (interval 30 s, patience 2). Until then it is refused (activate-node: 412) and ends. It tries
   # again at once; Docker's own restarts would wait longer every time.
   attempts=0
-  until supervise flower-supernode --superlink "$entrance" --root-certificates "$folder/ca.crt" \
+  until supervise flower-supernode --superlink "$server" --root-certificates "$folder/ca.crt" \
     --auth-supernode-private-key "$folder/key" --node-config "$node" "$@"; do
     attempts=$((attempts + 1))
     [ "$attempts" -lt 30 ] || exit 1

@@ -364,10 +364,10 @@ def _figure(
 
 @command("doctor")
 def _doctor(
-    entrance: Annotated[
+    server: Annotated[
         str | None,
         option(
-            "--entrance",
+            "--server",
             text="Check whether a device here may join that server: certificate, clocks.",
             metavar="HOST:PORT",
         ),
@@ -380,11 +380,11 @@ def _doctor(
     """Check what works here, and say how to fix the rest.
 
     goldfinch doctor
-    goldfinch doctor --entrance HOST:PORT --ca FILE
+    goldfinch doctor --server HOST:PORT --ca FILE
     """
     from server.commands.doctor import examine
 
-    raise typer.Exit(examine(entrance, ca))
+    raise typer.Exit(examine(server, ca))
 
 
 @command("demo")

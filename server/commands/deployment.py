@@ -48,7 +48,7 @@ class LocalDeployment:
         nodes: each node's configuration by name, as in ``--node-config``; ``state-dir`` is added.
         threads: CPU threads of each node's programs.
         secure: TLS, and only nodes whose keys are enrolled; without it, anyone on this machine can take part.
-        entrance: ``host:port`` that nodes are given, such as a reverse proxy's; ``None``: the SuperLink itself.
+        node_address: ``host:port`` that nodes are given, such as a reverse proxy's; ``None``: the SuperLink itself.
         store: where the SuperLink keeps keys, runs and messages: ``sqlite`` is a file, ``memory`` is lost when the
             SuperLink ends. In both cases :meth:`start_link` lets the same devices take part again.
     """
@@ -57,7 +57,7 @@ class LocalDeployment:
     nodes: Mapping[str, Mapping[str, object]]
     threads: int = 1
     secure: bool = True
-    entrance: str | None = None
+    node_address: str | None = None
     store: Store = "sqlite"
     children: dict[str, Child] = field(default_factory=dict)
     ports: dict[str, int] = field(default_factory=dict)
@@ -141,7 +141,7 @@ class LocalDeployment:
             security += ["--auth-supernode-private-key", str(self.certificates.node_key(name))]
         else:
             security = ["--insecure"]
-        command = [program("flower-supernode"), *security, "--superlink", self.entrance or self.address]
+        command = [program("flower-supernode"), *security, "--superlink", self.node_address or self.address]
         command += ["--port", str(port), "--node-config", text]
         environment = flower_environment(home, OMP_NUM_THREADS=str(self.threads), **SOON)
         child = self.processes.start(name, command, environment)

@@ -50,11 +50,11 @@ class Finding:
     remedy: str = ""
 
 
-def examine(entrance: str | None = None, authority: Path | None = None) -> int:
-    """Print what works on this machine, or whether a device here can join the server at ``entrance``.
+def examine(server: str | None = None, authority: Path | None = None) -> int:
+    """Print what works on this machine, or whether a device here can join the server at ``server``.
 
     Args:
-        entrance: ``host:port`` of the SuperLink, or of the reverse proxy before it; ``None`` checks this machine.
+        server: ``host:port`` of the SuperLink, or of the reverse proxy before it; ``None`` checks this machine.
         authority: certificate of the authority that the server's is verified with; ``None``: the server speaks no TLS.
 
     Returns:
@@ -63,27 +63,27 @@ def examine(entrance: str | None = None, authority: Path | None = None) -> int:
     Raises:
         ConfigError: a certificate is given without a server.
     """
-    if entrance:
-        return _report(list(_entrance(entrance, authority)), "a device may join from here")
-    if entrance is not None or authority is not None:
-        raise ConfigError("goldfinch doctor checks a server with --entrance HOST:PORT --ca FILE, this machine without")
+    if server:
+        return _report(list(_server(server, authority)), "a device may join from here")
+    if server is not None or authority is not None:
+        raise ConfigError("goldfinch doctor checks a server with --server HOST:PORT --ca FILE, this machine without")
     findings: list[Finding] = []
     for check in CHECKS:
         findings += check()
     return _report(findings, "everything a run needs is here")
 
 
-def _entrance(entrance: str, authority: Path | None) -> Iterator[Finding]:
+def _server(server: str, authority: Path | None) -> Iterator[Finding]:
     """Check the connection to the server, its certificate and its clock."""
     try:
-        ahead = clock_difference(entrance, authority)
+        ahead = clock_difference(server, authority)
     except EngineError as error:
         yield Finding(FAIL, "server", str(error), "docs/deploy.md, 'What a message means'")
         return
     certificate = "without TLS"
     if authority:
         certificate = "its certificate is good"
-    yield Finding(OK, "server", f"{entrance} answers, {certificate}")
+    yield Finding(OK, "server", f"{server} answers, {certificate}")
     wrong = what_is_wrong(ahead)
     if wrong:
         yield Finding(FAIL, "clock", wrong, "set the clock of the one that is wrong, by NTP on both: timedatectl")
@@ -240,11 +240,11 @@ def _configuration() -> Iterator[Finding]:
         yield Finding(FAIL, "client.app", "cannot be imported", "python -m pip install -e . --no-deps")
 
 
-def clock_difference(entrance: str, authority: Path | None, now: Callable[[], datetime] | None = None) -> float:
+def clock_difference(server: str, authority: Path | None, now: Callable[[], datetime] | None = None) -> float:
     """Return the seconds by which this machine's clock is ahead of the server's, to about a second.
 
     Args:
-        entrance: ``host:port`` of the SuperLink, or of the proxy before it.
+        server: ``host:port`` of the SuperLink, or of the proxy before it.
         authority: certificate of the authority that the server's is verified with; ``None``: the server speaks no TLS.
         now: this machine's time.
 
@@ -258,7 +258,7 @@ def clock_difference(entrance: str, authority: Path | None, now: Callable[[], da
             verify = ssl.create_default_context(cafile=str(authority))
         except OSError as error:
             raise EngineError(f"--ca {authority}: no certificate can be read from there ({error})") from error
-    url = f"{'https' if authority else 'http'}://{entrance}/health"
+    url = f"{'https' if authority else 'http'}://{server}/health"
     try:
         before = now()
         response = httpx.get(url, timeout=20.0, verify=verify)

@@ -121,7 +121,7 @@ def test_commands_and_options_complete(monkeypatch: pytest.MonkeyPatch, capsys: 
         (["reproduce", "fpl_office", "--scale", "smal"], 1, "did you mean 'small'"),
         (["reproduce", "fpl_office", "--seeds", "a"], 1, "--seeds a: expected whole numbers"),
         (["certificates", "FOLDER", "host=a"], 1, "write --host a"),
-        (["doctor", "entrance=a:1"], 1, "write --entrance a:1"),
+        (["doctor", "server=a:1"], 1, "write --server a:1"),
         (["table", "x", "--rule", "finla"], 1, "did you mean 'final'"),
         (["list", "methods"], 1, "did you mean 'method'"),
         (["resume", "nowhere"], 1, "holds no run"),

@@ -39,7 +39,7 @@ class Answering(http.server.BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def entrance(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setattr(Answering, "status", 200)
     monkeypatch.setattr(Answering, "timely", True)
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answering)
@@ -50,8 +50,8 @@ def entrance(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("seconds", [0, 3600, -3600, 5.9, -301])
-def test_the_difference_is_known_to_some_seconds(entrance: str, seconds: float) -> None:
-    found = clock_difference(entrance, None, lambda: datetime.now(UTC) + timedelta(seconds=seconds))
+def test_the_difference_is_known_to_some_seconds(server: str, seconds: float) -> None:
+    found = clock_difference(server, None, lambda: datetime.now(UTC) + timedelta(seconds=seconds))
     assert found == pytest.approx(seconds, abs=3)  # to a second where nothing else runs
 
 
@@ -63,28 +63,28 @@ def test_what_keeps_a_device_out() -> None:
 
 
 def test_a_server_that_is_none_is_named(
-    entrance: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["doctor", "--entrance", entrance]) == 0
+    assert main(["doctor", "--server", server]) == 0
     assert "a device may join from here" in capsys.readouterr().out
     monkeypatch.setattr(Answering, "timely", False)
     with pytest.raises(EngineError, match="does not say what time it is"):
-        clock_difference(entrance, None)
+        clock_difference(server, None)
     monkeypatch.setattr(Answering, "status", 404)
-    assert main(["doctor", "--entrance", entrance]) == 1
+    assert main(["doctor", "--server", server]) == 1
     assert "answers 404" in capsys.readouterr().out
     with pytest.raises(EngineError, match=r"--ca .*no certificate can be read"):
-        clock_difference(entrance, tmp_path / "ca.crt")
+        clock_difference(server, tmp_path / "ca.crt")
     with pytest.raises(EngineError, match="not a host:"):
         clock_difference("not a host:port", None)
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--ca", "file"], ["--entrance="], ["entrance=HOST:PORT"]], ids=["ca", "empty", "setting"]
+    "arguments", [["--ca", "file"], ["--server="], ["server=HOST:PORT"]], ids=["ca", "empty", "setting"]
 )
 def test_doctor_takes_no_other_arguments(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", *arguments]) != 0
-    assert "--entrance HOST:PORT" in capsys.readouterr().err
+    assert "--server HOST:PORT" in capsys.readouterr().err
 
 
 @pytest.mark.processes
@@ -103,7 +103,7 @@ def test_devices_with_a_wrong_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             monkeypatch.setenv("SKEWED_BY", str(seconds))
             deployment.start_node(name)
             authority = deployment.certificates.node(name) / "ca.crt"
-            command = [program("goldfinch"), "doctor", "--entrance", deployment.address, "--ca", str(authority)]
+            command = [program("goldfinch"), "doctor", "--server", deployment.address, "--ca", str(authority)]
             environment = flower_environment(tmp_path / name)
             said[name] = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
         wait_until_ended([deployment.children["ahead"], deployment.children["behind"]], 60)

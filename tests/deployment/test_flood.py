@@ -57,7 +57,7 @@ class Upstream(http.server.BaseHTTPRequestHandler):
 
 
 @dataclass
-class Entrance:
+class Proxy:
     port: int
     context: ssl.SSLContext
 
@@ -86,7 +86,7 @@ def status(secure: ssl.SSLSocket) -> int:
 
 
 @contextlib.contextmanager
-def entrance(folder: Path, **environment: str) -> Iterator[Entrance]:
+def started_proxy(folder: Path, **environment: str) -> Iterator[Proxy]:
     files = Certificates(folder / "certificates")
     ensure(files.folder, [])
     listening = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -103,14 +103,14 @@ def entrance(folder: Path, **environment: str) -> Iterator[Entrance]:
         with Processes(folder / "cwd", folder / "logs") as processes:
             superlink = f"127.0.0.1:{upstream.server_port}"
             _, place = start_nginx(processes, files, superlink, **environment)
-            yield Entrance(int(place.rpartition(":")[2]), trust)
+            yield Proxy(int(place.rpartition(":")[2]), trust)
     finally:
         upstream.shutdown()
         upstream.server_close()
 
 
 def test_uploads_that_are_held_leave_room_for_honest_ones_and_silence_ends_them(tmp_path: Path) -> None:
-    with entrance(tmp_path) as proxy, contextlib.ExitStack() as held:
+    with started_proxy(tmp_path) as proxy, contextlib.ExitStack() as held:
         strangers = []
         for _ in range(HELD - 1):
             strangers.append(held.enter_context(proxy.begin(PIECE)))
@@ -128,7 +128,7 @@ def test_uploads_that_are_held_leave_room_for_honest_ones_and_silence_ends_them(
 
 
 def test_an_upload_that_drips_is_cut_whatever_its_pace(tmp_path: Path) -> None:
-    with entrance(tmp_path, GOLDFINCH_PATIENCE="1") as proxy, proxy.begin(PIECE) as drip:
+    with started_proxy(tmp_path, GOLDFINCH_PATIENCE="1") as proxy, proxy.begin(PIECE) as drip:
         drip.settimeout(0.05)
         end = time.monotonic() + 12
         ended = False

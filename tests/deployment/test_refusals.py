@@ -50,7 +50,7 @@ def refusals(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Refusals]:
         ensure(files.folder, [], ["admitted", "unknown", "removed", "expired"])
         deployment.enrolment.enrol(["admitted", "removed"])
         assert "dismissed" in deployment.enrolment.dismiss("removed")
-        entrance = start_proxy(deployment)[1] if NGINX else deployment.address
+        proxy_address = start_proxy(deployment)[1] if NGINX else deployment.address
 
         stranger = Certificates(folder / "stranger")
         ensure(stranger.folder, [])
@@ -65,19 +65,19 @@ def refusals(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Refusals]:
         def start(name: str, address: str, arguments: list[str]) -> Child:
             return start_stranger(deployment, name, address, arguments)
 
-        admitted = start("admitted", entrance, [*authority, *key("admitted")])
+        admitted = start("admitted", proxy_address, [*authority, *key("admitted")])
         children = {
-            "plain client": start("plain", entrance, ["--insecure"]),
+            "plain client": start("plain", proxy_address, ["--insecure"]),
             "wrong authority": start(
                 "wrong-authority",
-                entrance,
+                proxy_address,
                 ["--root-certificates", str(stranger.operator / "ca.crt"), *key("admitted")],
             ),
             "expired certificate": start("expired", expired, [*authority, *key("expired")]),
             "wrong host name": start("elsewhere", elsewhere, [*authority, *key("expired")]),
-            "unknown key": start("unknown", entrance, [*authority, *key("unknown")]),
-            "removed key": start("removed", entrance, [*authority, *key("removed")]),
-            "no key": start("no-key", entrance, authority),
+            "unknown key": start("unknown", proxy_address, [*authority, *key("unknown")]),
+            "removed key": start("removed", proxy_address, [*authority, *key("removed")]),
+            "no key": start("no-key", proxy_address, authority),
         }
         wait_until_ended(list(children.values()), 120)
         running = admitted.process.poll() is None and "SuperNode ID" in admitted.tail(40)

@@ -35,7 +35,7 @@ def test_four_nodes_two_rounds(tmp_path: Path) -> None:
     with deployment.processes:
         proxy = None
         if NGINX:
-            proxy, deployment.entrance = start_proxy(deployment)
+            proxy, deployment.node_address = start_proxy(deployment)
         deployment.enrolment.enrol()
         for name in deployment.nodes:
             deployment.start_node(name)

@@ -46,8 +46,8 @@ with_proxy = [
 
 
 @pytest.fixture(scope="module")
-def entrance(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LocalDeployment, str]]:
-    with LocalDeployment(tmp_path_factory.mktemp("entrance"), {}) as deployment:
+def proxied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LocalDeployment, str]]:
+    with LocalDeployment(tmp_path_factory.mktemp("proxy"), {}) as deployment:
         ensure(deployment.certificates.folder, [], ["newcomer"])
         _, address = start_proxy(deployment)
         yield deployment, address
@@ -56,23 +56,23 @@ def entrance(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LocalDe
 class TestFromTheDevicesSide:
     pytestmark = with_proxy
 
-    def test_health_is_answered_and_the_server_is_verified(self, entrance: tuple[LocalDeployment, str]) -> None:
-        deployment, address = entrance
+    def test_health_is_answered_and_the_server_is_verified(self, proxied: tuple[LocalDeployment, str]) -> None:
+        deployment, address = proxied
         assert httpx.get(f"https://{address}/health", verify=trust(deployment)).status_code == 200
 
-    def test_nobody_else_reads_the_superlink_s_registry(self, entrance: tuple[LocalDeployment, str]) -> None:
-        files = list(entrance[0].folder.glob("link.db*"))
+    def test_nobody_else_reads_the_superlink_s_registry(self, proxied: tuple[LocalDeployment, str]) -> None:
+        files = list(proxied[0].folder.glob("link.db*"))
         assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
 
-    def test_every_call_a_supernode_makes_reaches_the_superlink(self, entrance: tuple[LocalDeployment, str]) -> None:
-        deployment, address = entrance
+    def test_every_call_a_supernode_makes_reaches_the_superlink(self, proxied: tuple[LocalDeployment, str]) -> None:
+        deployment, address = proxied
         for path in allowed_paths():
             answer = httpx.post(f"https://{address}{path}", verify=trust(deployment), headers=protobuf())
             assert answer.status_code == 401, path  # Flower's own answer to a call without a key
             assert "Invalid SuperNode authentication" in answer.text
 
-    def test_every_other_route_of_flower_ends_at_the_proxy(self, entrance: tuple[LocalDeployment, str]) -> None:
-        deployment, address = entrance
+    def test_every_other_route_of_flower_ends_at_the_proxy(self, proxied: tuple[LocalDeployment, str]) -> None:
+        deployment, address = proxied
         others = {path for _, path in PROTOBUF_REQUEST_TYPES} - allowed_paths()
         assert len([path for path in others if path.startswith("/v1/control/")]) > 10
         assert len([path for path in others if path.startswith("/v1/runtime/")]) > 10
@@ -80,9 +80,11 @@ class TestFromTheDevicesSide:
             for path in sorted(others):
                 refused = client.post(f"https://{address}{path}")
                 assert refused.status_code in (403, 412), path
-                assert "through the entrance for devices" in refused.text or "cannot register itself" in refused.text
+                assert (
+                    "through the reverse proxy for devices" in refused.text or "cannot register itself" in refused.text
+                )
                 direct = client.post(f"https://{deployment.address}{path}")
-                assert "entrance" not in direct.text, path  # so it was the proxy that refused
+                assert "reverse proxy" not in direct.text, path  # so it was the proxy that refused
 
     @pytest.mark.parametrize(
         "target",
@@ -102,35 +104,35 @@ class TestFromTheDevicesSide:
             "/health/../v1/control/start-run",
         ],
     )
-    def test_paths_that_try_to_slip_by(self, entrance: tuple[LocalDeployment, str], target: str) -> None:
-        deployment, address = entrance
+    def test_paths_that_try_to_slip_by(self, proxied: tuple[LocalDeployment, str], target: str) -> None:
+        deployment, address = proxied
         status, body = raw_request(deployment, address, target)
         assert status in (400, 403), body
 
-    def test_a_path_is_passed_on_as_it_was_checked(self, entrance: tuple[LocalDeployment, str]) -> None:
-        deployment, address = entrance
+    def test_a_path_is_passed_on_as_it_was_checked(self, proxied: tuple[LocalDeployment, str]) -> None:
+        deployment, address = proxied
         status, body = raw_request(deployment, address, "/v1/control/start-run/../../fleet/get-run?x=/v1/control")
         assert status == 401
         assert "Invalid SuperNode authentication" in body  # the fleet's answer, not the control's
 
-    def test_submitting_a_run_is_refused(self, entrance: tuple[LocalDeployment, str], tmp_path: Path) -> None:
-        deployment, address = entrance
+    def test_submitting_a_run_is_refused(self, proxied: tuple[LocalDeployment, str], tmp_path: Path) -> None:
+        deployment, address = proxied
         app = minimal_app(tmp_path)
         said = flower(deployment, address, tmp_path, "run", str(app), "server", "--format", "json")
         assert "runs are submitted and nodes are enrolled on the server" in said
         listed = flower(deployment, deployment.address, tmp_path, "list", "server", "--format", "json")
         assert '"runs": []' in listed
 
-    def test_enrolling_a_node_is_refused(self, entrance: tuple[LocalDeployment, str], tmp_path: Path) -> None:
-        deployment, address = entrance
+    def test_enrolling_a_node_is_refused(self, proxied: tuple[LocalDeployment, str], tmp_path: Path) -> None:
+        deployment, address = proxied
         key = str(deployment.certificates.node_public_key("newcomer"))
         said = flower(deployment, address, tmp_path, "supernode", "register", key, "server", "--format", "json")
         assert "runs are submitted and nodes are enrolled on the server" in said
         listed = flower(deployment, deployment.address, tmp_path, "supernode", "list", "server", "--format", "json")
         assert '"nodes": []' in listed
 
-    def test_requests_that_are_too_large_end_at_the_proxy(self, entrance: tuple[LocalDeployment, str]) -> None:
-        deployment, address = entrance
+    def test_requests_that_are_too_large_end_at_the_proxy(self, proxied: tuple[LocalDeployment, str]) -> None:
+        deployment, address = proxied
         huge = b"\0" * (33 * 2**20)
         url = f"https://{address}/v1/fleet/push-object"
         try:
@@ -139,14 +141,14 @@ class TestFromTheDevicesSide:
             status = 413
         assert status == 413
 
-    def test_plain_http_is_told_about_tls(self, entrance: tuple[LocalDeployment, str]) -> None:
-        _, address = entrance
+    def test_plain_http_is_told_about_tls(self, proxied: tuple[LocalDeployment, str]) -> None:
+        _, address = proxied
         answer = httpx.post(f"http://{address}/v1/fleet/activate-node", headers=protobuf())
         assert answer.status_code == 412
         assert "speaks TLS only" in answer.text
 
-    def test_old_tls_is_refused(self, entrance: tuple[LocalDeployment, str]) -> None:
-        deployment, address = entrance
+    def test_old_tls_is_refused(self, proxied: tuple[LocalDeployment, str]) -> None:
+        deployment, address = proxied
         context = trust(deployment)
         context.minimum_version = ssl.TLSVersion.MINIMUM_SUPPORTED
         context.maximum_version = ssl.TLSVersion.TLSv1_1
