@@ -284,7 +284,7 @@ def test_no_rows_at_all(name: str) -> None:
 
 # ---- settings --------------------------------------------------------------------------------------------------------
 
-NOT_AVERAGED = ("adcol", "feddap", "fedheal", "fedpall", "fpl_heal", "i2pfl", "single_set")
+NOT_AVERAGED = ("adcol", "feddap", "fdse", "fedheal", "fedpall", "fpl_heal", "i2pfl", "single_set")
 
 
 def test_a_method_says_whether_its_server_averages() -> None:
