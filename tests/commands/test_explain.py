@@ -73,7 +73,7 @@ def test_the_command_prints_each_setting(capsys: pytest.CaptureFixture[str]) -> 
 
 
 COMPLETIONS = {
-    "a key": (["run", "train.opt"], ["train.optimizer=sgd", "train.optimizer=adam"]),
+    "a key": (["run", "train.opt"], ["train.optimizer=sgd", "train.optimizer=adam", "train.optimizer=adamw"]),
     "a choice": (["run", "method=fp"], ["method=fpl", "method=fpl_heal"]),
     "a choice that bash has split": (["run", "method", "=", "fp"], ["fpl", "fpl_heal"]),
     "an empty choice that bash has split": (["run", "views", "="], list(choices_of("views"))),
