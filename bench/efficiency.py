@@ -28,7 +28,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout, whatever is installed
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout, before an installed copy
 
 from bench.measuring import arguments, start
 from bench.ratios import Ratio, append, compare, quantity
@@ -134,7 +134,7 @@ def bare_process(task: Mapping[str, Any]) -> None:
 
 
 def bare_seconds(overrides: list[str], processes: int, rounds: int) -> float:
-    """Wall seconds per round of bare loops in so many processes at once."""
+    """Wall seconds per round of bare loops in several processes at once."""
     started = []
     for part in range(processes):
         task = json.dumps({"overrides": overrides, "part": part, "parts": processes, "rounds": rounds})

@@ -1,4 +1,4 @@
-"""How large the gradient of each loss term is beside cross-entropy's, while a federation trains.
+"""How large the gradient of each loss term is compared with cross-entropy's, while a federation trains.
 
     python bench/gradients.py 4 fpl contrast,consistency experiment=fpl_office model=small
     python bench/gradients.py --dry-run    # FPL on a few glyphs, two rounds
@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout, whatever is installed
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout, before an installed copy
 
 from bench.measuring import arguments, start
 from common.settings import load_settings

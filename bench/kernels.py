@@ -21,7 +21,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout, whatever is installed
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout, before an installed copy
 
 from bench.measuring import Row, Step, append, arguments, measure, start
 from common.losses import PrototypeTerms, prototype_losses

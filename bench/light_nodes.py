@@ -253,7 +253,7 @@ class LightNodes:
                 self._due.sort(key=lambda item: item[0])
 
     def _beat(self, place: int) -> None:
-        while not self._end.wait(0.1):  # beside the work and every 20 s, as a SuperNode's own thread does
+        while not self._end.wait(0.1):  # next to the work and every 20 s, as a SuperNode's own thread does
             with self._lock:
                 nodes = self.nodes[place::4]
             for node in nodes:
@@ -359,7 +359,7 @@ class LightDeployment(LocalDeployment):
 
 
 def settings_of(nodes: int, rounds: int, output: Path, more: list[str]) -> tuple[RunSettings, list[str]]:
-    """A run of so many clients, and its overrides."""
+    """A run with a number of clients, and its overrides."""
     domains = ("handwritten", "printed", "signs", "sketch")
     counts = ", ".join(f"{name}: {len(range(place, nodes, 4))}" for place, name in enumerate(domains))
     shares = ", ".join(f"{name}: {1 / nodes}" for name in domains if name != "signs")

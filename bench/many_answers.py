@@ -10,7 +10,7 @@ by the gate, measured against the bounds, averaged. Only nodes and SuperLink are
 engine looks for it.
 
 Printed is, for each limit in a process of its own, the most *anonymous* memory (RssAnon of /proc/self/status: what the
-kernel cannot take back by reading a file again, and what a limit on a container must leave room for), ru_maxrss beside
+kernel cannot take back by reading a file again, and what a limit on a container must leave room for), ru_maxrss next to
 it, in which mapped pages of the files count for as long as nobody else needs them, seconds, and the state's SHA-256.
 Appends rows to bench/results/many_answers.csv.
 """
@@ -122,7 +122,7 @@ def counts(classes: int) -> list[int]:
 
 
 def settings_of(clients: int, memory: float, output: Path) -> RunSettings:
-    """A run of so many clients."""
+    """A run with a number of clients."""
     domains = ("handwritten", "printed", "signs", "sketch")
     each = ", ".join(f"{name}: {len(range(place, clients, 4))}" for place, name in enumerate(domains))
     shares = ", ".join(f"{name}: {1 / clients}" for name in domains if name != "signs")

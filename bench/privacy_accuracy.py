@@ -4,7 +4,7 @@
     python bench/privacy_accuracy.py --dry-run    # one round on few images, writes nothing
 
 Rows go to bench/results/privacy_accuracy.csv as they come (a second call goes on where the first stopped); when all are
-there, the table of docs/results/privacy.md and its picture are written anew. No row has an epsilon: simulations draw
+there, the table of docs/results/privacy.md and its picture are written again. No row has an epsilon: simulations draw
 noise from the seed, and most send weights as they are. The column is what the accountant gives for the noised parts.
 """
 
@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout, whatever is installed
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout, before an installed copy
 
 from bench.measuring import arguments, start
 from bench.rows import append_rows

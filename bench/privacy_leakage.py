@@ -17,7 +17,7 @@ as many of them as of others of the same class and domain, so that 0.5 is guessi
 prototypes are running means of training. Noise multipliers: what ``privacy=gaussian``
 makes of the class means under the received model (clip 2, unit one sample; ``0`` only clips). Rows go to
 bench/results/privacy_leakage.csv as they come, a second call goes on where the first stopped, and the table and the
-picture of docs/results/privacy.md are written anew.
+picture of docs/results/privacy.md are written again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout, whatever is installed
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout, before an installed copy
 
 import torch
 from torch import Tensor
@@ -296,7 +296,7 @@ def table(rows: Sequence[Mapping[str, str]]) -> list[str]:
 
 
 def draw(rows: Sequence[Mapping[str, str]], path: Path) -> None:
-    """Membership over conditional epsilon beside the accuracy of FPL over the same, both for the whole run."""
+    """Membership over conditional epsilon next to the accuracy of FPL over the same, both for the whole run."""
     figure = new_figure(9.0, 3.4)
     left, right = (plain(figure.add_subplot(1, 2, place)) for place in (1, 2))
     glyphs = [row for row in rows if row["data"] == "glyphs"]

@@ -53,7 +53,7 @@ def main() -> None:
             (released if options.play == "released" else goldfinch)(options, folder)
         print(json.dumps(ROUNDS[1:]))
         return
-    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout; never beside the clone
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout; never next to the clone
     from bench.measuring import stopping
 
     with stopping():

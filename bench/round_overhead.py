@@ -22,7 +22,7 @@ import tempfile
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout, whatever is installed
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout, before an installed copy
 
 from bench.apps.no_op import Tiny
 from bench.measuring import arguments, start
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def overhead(model: str, options: argparse.Namespace) -> list[Ratio]:
-    """All engines in turn, so many times."""
+    """Return the measurements of all engines in turn, repeated."""
     checkouts = {engine: (engine, APPS.parent.parent) for engine in options.engines}
     if options.against:
         checkouts |= {f"{engine} against": (engine, options.against.resolve()) for engine in options.engines}

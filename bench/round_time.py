@@ -34,7 +34,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout, whatever is installed
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout, before an installed copy
 
 from bench.measuring import arguments, start
 from bench.ratios import Ratio, append, compare, quantity
@@ -195,7 +195,7 @@ class Federation:
 
 @contextlib.contextmanager
 def federation(folder: Path, nodes: int, *, resident: bool) -> Iterator[Federation]:
-    """A federation of so many nodes, one domain each."""
+    """A federation with a number of nodes, one domain each."""
     configurations: dict[str, dict[str, object]] = {
         f"{domain}-0": {"domain": domain, "index": 0, "resident": resident} for domain in DOMAINS[:nodes]
     }

@@ -29,7 +29,7 @@ from typing import Any, ClassVar
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout, whatever is installed
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout, before an installed copy
 
 from bench.measuring import arguments, peak_kib, start
 from bench.ratios import RESULTS, Ratio, append, class_of, compare, in_turn, machine_class, quantity, read

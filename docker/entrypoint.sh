@@ -78,7 +78,7 @@ enrol) # a new device is enrolled by making its key and running this again; GOLD
 proxy)
   need "$certificates/server/ca.crt" "$certificates/server/server.pem" "$certificates/server/server.key"
   temporary=${TMPDIR:-/tmp}
-  # Docker's own name server, asked anew so that a SuperLink that was made again under another address is found
+  # Docker's own name server, asked again so that a SuperLink that was made again under another address is found
   sed -e "s|@ADDRESS@|${GOLDFINCH_LISTEN:-8443}|" -e "s|@SUPERLINK@|$superlink|" -e "s|@NAME@|${GOLDFINCH_SUPERLINK_NAME:-${superlink%:*}}|" \
     -e "s|@CERTIFICATES@|$certificates/server|" -e "s|@TEMPORARY@|$temporary|" \
     -e "s|@RESOLVER@|resolver ${GOLDFINCH_RESOLVER:-127.0.0.11} valid=10s ipv6=off;|" \

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout, whatever is installed
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout, before an installed copy
 
 from bench.measuring import arguments, start
 from common.settings import load_settings

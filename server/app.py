@@ -35,7 +35,7 @@ def main(grid: Grid, context: Context) -> None:
             )
         settings = load_settings(split_overrides(overrides_in(context.run_config)))
         prepare_output(settings)
-        enrolled = isinstance(grid, HttpGrid) and not grid._insecure  # without TLS Flower admits whoever comes
+        enrolled = isinstance(grid, HttpGrid) and not grid._insecure  # without TLS Flower admits any node
         silence = math.inf if simulated else settings.rounds.deadline + SILENCE_SECONDS
         engine = FlowerEngine(grid, simulated=simulated, enrolled=enrolled, silence=silence)
         run_federation(settings, engine, [plain_lines(settings)])

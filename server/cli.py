@@ -312,7 +312,7 @@ def _reproduce(
         ),
     ] = None,
 ) -> None:
-    """Make a paper's table again, beside the published one.
+    """Make a paper's table again, next to the published one.
 
     goldfinch reproduce fpl_digits --scale small
     TABLE      the table; without it, all are listed

@@ -450,7 +450,7 @@ def printed_regulariser(
     running: Sequence[Statistics],
     growth: float,
 ) -> Tensor:
-    """Return the regulariser with squared distances, as the paper is said to print it; see docs/methods.md.
+    """Return the regulariser with squared distances, as second-hand notes give the paper; see docs/methods.md.
 
     R is the sum over layers of ``o_l [mean_c (F - mu)^2 + (mean_c V - mean_c q)^2]``, where F and V are running mean
     and variance of each channel, the present batch included.

@@ -53,7 +53,7 @@ class Certificates:
         authority, authority_key: the authority's certificate, of which every party's folder holds a copy, and its
             private key; PEM (PKCS 8).
         server, server_key: the server's, likewise.
-        superexec_secret: what a SuperExec beside the SuperLink proves itself with.
+        superexec_secret: what a SuperExec next to the SuperLink proves itself with.
         operator: the operator's folder, which :mod:`server.admission.enrolment` reads.
     """
 
@@ -153,7 +153,7 @@ def _make_server(files: Certificates, hosts: Sequence[str], days: int) -> None:
     if not files.authority_key.exists():
         raise ConfigError(
             f"{files.authority_key} is not here, so no server certificate can be signed; run this where the "
-            "authority is kept, or begin anew in an empty folder and give every device the new ca.crt"
+            "authority is kept, or start again in an empty folder and give every device the new ca.crt"
         )
     try:
         signer = serialization.load_pem_private_key(read_small_bytes(files.authority_key), password=None)

@@ -62,7 +62,7 @@ def demo(overrides: Sequence[str], methods: Sequence[str], output: Path) -> None
 
 
 def show_predictions(run: Run, output: Path) -> None:
-    """Export the run's model and let it say what is on three test images, which are written beside it."""
+    """Export the run's model and predict three test images, which are written next to it."""
     export(run.folder, output / "model", client=own_model_of(run), overwrite=True)
     places = []
     for domain in run.domains[:3]:

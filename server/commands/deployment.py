@@ -126,7 +126,7 @@ class LocalDeployment:
             return IN_MEMORY
         database = self.folder / "link.db"
         database.touch()
-        database.chmod(0o600)  # it names devices and their keys; SQLite gives the files beside it the same mode
+        database.chmod(0o600)  # it names devices and their keys; SQLite gives the files next to it the same mode
         return str(database)
 
     def start_node(self, name: str) -> Child:

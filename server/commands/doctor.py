@@ -143,7 +143,7 @@ def _flower_programs() -> Iterator[Finding]:
     here = Path(sys.executable).parent
     for name in PROGRAMS:
         if not (here / name).exists():
-            yield Finding(FAIL, name, f"not beside {sys.executable}", REINSTALL)
+            yield Finding(FAIL, name, f"not next to {sys.executable}", REINSTALL)
     found = shutil.which("flower-superlink")
     if found is None or Path(found).resolve().parent != here.resolve():
         remedy = f"Flower starts its programs by bare name: source {here / 'activate'} before a plain flwr run"

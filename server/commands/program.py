@@ -248,7 +248,7 @@ Rule = Annotated[
         autocompletion=one_of(("final", "last_n", "best_round", "validated")),
     ),
 ]
-Quiet = Annotated[bool, option("--quiet", text="Show nothing; errors are said all the same.")]
+Quiet = Annotated[bool, option("--quiet", text="Show nothing; errors are still shown.")]
 Output = Annotated[Path | None, option("--output", text="The folder; by default one below outputs/.", metavar="DIR")]
 Trials = Annotated[
     int, option("--trials", text="Trials, the printed values among them; 20 by default.", metavar="N", min=1)

@@ -179,7 +179,7 @@ def plan_search(overrides: Sequence[str], output: Path, trials: int, seeds: Sequ
 def _with_start(own: Sequence[str], asked: Sequence[str]) -> tuple[list[str], Mapping[str, float]]:
     """Return the overrides with the printed settings, and these settings.
 
-    They are empty if ``conf/printed/`` has none for the method and data set, or the user said ``printed=false``.
+    They are empty if ``conf/printed/`` has none for the method and data set, or the user set ``printed=false``.
 
     Args:
         own: the user's overrides without ``printed=``.

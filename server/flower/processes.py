@@ -76,7 +76,9 @@ def program(name: str) -> str:
     """
     path = Path(sys.executable).parent / name
     if not path.exists():
-        raise EngineError(f"{name} is not installed beside {sys.executable}; install requirements.txt into this Python")
+        raise EngineError(
+            f"{name} is not installed next to {sys.executable}; install requirements.txt into this Python"
+        )
     return str(path)
 
 

@@ -155,7 +155,7 @@ class Comparison:
         runs = [Run(line.folders[seed]) for seed in sorted(line.summaries)]
         return curve(runs, [column.scored for column in self.columns])
 
-    # ---- beside the paper ------------------------------------------------------------------------------------------
+    # ---- next to the paper ------------------------------------------------------------------------------------------
 
     def published(self, line: Line, column: Column) -> float | None:
         """The printed accuracy on one domain."""

@@ -75,17 +75,17 @@ class Ledger:
     Args:
         folder: the run's folder.
         sent: whether clients send ``prototypes`` and ``weights``, in addition to what the file records.
-        anew: whether another run starts in the folder, which deletes the file.
+        new_run: whether another run starts in the folder, which deletes the file.
 
     Raises:
         CheckpointError: the file is damaged, so the number of releases is unknown.
     """
 
-    def __init__(self, folder: Path, sent: Mapping[str, bool] = MappingProxyType({}), *, anew: bool = False) -> None:
+    def __init__(self, folder: Path, sent: Mapping[str, bool] = MappingProxyType({}), *, new_run: bool = False) -> None:
         self.path = folder / LEDGER
         self.sent = {"prototypes": False, "weights": False, "measurements": False, **sent}
         self._clients: dict[str, dict[str, Any]] = {}
-        if anew:
+        if new_run:
             self.path.unlink(missing_ok=True)
         elif self.path.exists():
             try:
@@ -246,7 +246,7 @@ class PrivacyAccount:
         self.settings = settings
         self.ledger: Ledger | None = None
         if isinstance(settings.privacy, GaussianPrivacy):
-            self.ledger = Ledger(settings.output_folder, sent, anew=not settings.resume)
+            self.ledger = Ledger(settings.output_folder, sent, new_run=not settings.resume)
 
     def asked(self, run: str, clients: Iterable[str]) -> None:
         """See :meth:`Ledger.asked`."""

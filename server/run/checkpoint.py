@@ -11,7 +11,7 @@ from common.storage.files import Entry, Series, check_run_id
 from common.storage.state import GlobalState, under_prefix, with_prefix
 
 BEST = "best"
-"""The folder, beside ``checkpoint/``, of the checkpoint of the best round by validation."""
+"""The folder, next to ``checkpoint/``, of the checkpoint of the best round by validation."""
 
 MEMORY = "memory/"
 """Prefix of what the guards against hostile updates remember."""
@@ -69,7 +69,7 @@ class Checkpoints:
             return self.series.newest(_understand)
         except ValueError as error:
             raise CheckpointError(
-                f"no checkpoint in {self.series.folder} is good ({error}); start anew with overwrite=true"
+                f"no checkpoint in {self.series.folder} is good ({error}); start again with overwrite=true"
             ) from error
 
     def at(self, number: int) -> Checkpoint:
@@ -117,7 +117,7 @@ def check_belongs(checkpoint: Checkpoint, method: str, identity: str, seed: int,
         raise CheckpointError(f"the checkpoint is of seed {checkpoint.seed}, this run has {seed}")
     if checkpoint.identity != identity:
         raise CheckpointError(
-            f"the checkpoint was made with other settings ({', '.join(differ) or 'see config.yaml beside it'}): "
+            f"the checkpoint was made with other settings ({', '.join(differ) or 'see config.yaml next to it'}): "
             "set them as they were, or choose another output="
         )
 
@@ -132,6 +132,6 @@ def check_length(checkpoint: Checkpoint, rounds: int) -> None:
         raise CheckpointError(
             f"this run of {checkpoint.method} follows a schedule over all rounds, and the {checkpoint.state.round} "
             f"rounds that are done followed that of train.rounds={checkpoint.rounds}; with train.rounds={rounds} the "
-            f"result would be neither's: resume with train.rounds={checkpoint.rounds}, or start anew with "
+            f"result would be neither's: resume with train.rounds={checkpoint.rounds}, or start again with "
             "overwrite=true"
         )

@@ -1,4 +1,4 @@
-"""What an engine is to the round loop: a way to reach clients, whatever carries the messages."""
+"""What an engine is to the round loop: a way to reach clients, independent of the transport."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class Failure:
 
     Args:
         status: ``failed`` (its own error), ``lost`` (no answer in time), ``late`` (enough others had answered), or
-            ``refused`` (the answer was not let in).
+            ``refused`` (the reply was not accepted).
         reason: one line.
         traceback: the client's own traceback, if it sent one.
         sent: whether the request left at all.
@@ -68,7 +68,7 @@ class Engine(Protocol):
 
         A client that was registered before comes again when it returns on another node. Failures are registrations
         that could not be read, with the node's own words, that the node may not make, or that ``admit`` refused. Who
-        was refused is sent nothing, and takes nobody's place.
+        was refused is sent nothing and takes no place.
         """
 
     def exchange(

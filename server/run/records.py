@@ -381,8 +381,8 @@ def one_class(confusion: Sequence[Sequence[int]]) -> tuple[int, float] | None:
         confusion: images by true class (row) and predicted class (column).
 
     Returns:
-        The class and its share of the predictions, at least :data:`ONE_CLASS`; ``None`` if no class has so many, or if
-        most of the images are of that class.
+        The class and its share of the predictions, at least :data:`ONE_CLASS`; ``None`` if no class has that share, or
+        if most of the images are of that class.
     """
     total = 0
     predicted = [0] * len(confusion)

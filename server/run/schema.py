@@ -68,7 +68,7 @@ class Confusion(TypedDict):
 
 
 class Event(TypedDict):
-    """A line of ``events.jsonl``, whatever it tells of: what is shown of it has the type that it is shown as."""
+    """A line of ``events.jsonl``. Fields that are shown are checked for their type; other fields are free."""
 
     event: str
     time: Annotated[float, Field(ge=0, lt=1e11)]

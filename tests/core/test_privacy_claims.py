@@ -232,7 +232,7 @@ def test_another_run_in_the_same_folder_adds(tmp_path: Path) -> None:
         ledger.asked(name, ["x"])
         ledger.answered(name, [row("x", "trained", 1)])
     assert Ledger(tmp_path).releases() == {"x": 2}
-    assert Ledger(tmp_path, anew=True).releases() == {}
+    assert Ledger(tmp_path, new_run=True).releases() == {}
     assert not (tmp_path / LEDGER).exists()
 
 

@@ -93,7 +93,7 @@ function rangeOf(lines, format) {
 
 const tip = document.getElementById("tip");
 
-/* Shows `content` beside the point (x, y) of the window, inside it. */
+/* Shows `content` next to the point (x, y) of the window, inside it. */
 function showTip(content, x, y) {
   tip.replaceChildren(...content);
   tip.hidden = false;
