@@ -1,10 +1,9 @@
-"""Which devices may take part, and as whom: their public keys, enrolled with a SuperLink and dismissed again.
+"""Which devices may take part, and as which client: their public keys, enrolled with a SuperLink or dismissed.
 
-Flower keeps the list in the SuperLink's store: each key with a number and a name, and once and for all. The name is
-the only client that the key may be (:mod:`server.engines.flower`). A device is dismissed by its number, so
-both are kept next to the key, in the operator's folder that :mod:`server.admission.certificates` makes. A SuperLink that
-keeps its store in memory forgets the list when it ends. :meth:`Enrolment.restore` enrols the same devices again, each
-as the client that it was.
+Flower keeps the list in the SuperLink's store: each key with a number and a name. The name is the only client that the
+key may be (:mod:`server.engines.flower`). A device is dismissed by its number, so both are kept next to the key, in the
+operator's folder that :mod:`server.admission.certificates` makes. A SuperLink that keeps its store in memory forgets
+the list when it ends. :meth:`Enrolment.restore` enrols the same devices again, each as the client that it was.
 """
 
 import re
