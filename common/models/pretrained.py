@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -96,15 +97,24 @@ def _read_weights(path: Path, key: str) -> dict[str, Tensor]:
 def start_from(model: Model, folder: Path, classes: Sequence[str]) -> None:
     """Fill ``model`` with the weights of an exported model; the classifier only if the classes are the same.
 
+    Of an export that holds only what clients share, such as FedBN's without batch norm, the rest keeps its initial
+    weights.
+
     Args:
         model: a network of the same kind.
         folder: a folder that ``goldfinch export`` wrote.
         classes: names of the classes of ``model``, in order.
 
     Raises:
-        ModelError: the folder holds no exported model, or one of another network.
+        ModelError: the folder holds no exported model, one of another network, or one without weights.
     """
-    state, (weights, known) = model.state_dict(), _exported(folder)
+    state, (weights, description) = model.state_dict(), _exported(folder)
+    known, complete = description["classes"], description.get("complete", True)
+    if not complete and not any(name in state for name in weights):
+        raise ModelError(
+            f"model.pretrained={folder}: clients of {description.get('method')} share no weights of the network, so "
+            "there are none to start from; export the own model of a client with --client instead"
+        )
     parts: tuple[str, ...] = ("backbone.",)
     if known == list(classes):
         parts = ("backbone.", "head.")
@@ -112,6 +122,8 @@ def start_from(model: Model, folder: Path, classes: Sequence[str]) -> None:
     for name in sorted(state.keys() | weights.keys()):
         if not name.startswith(parts):
             continue
+        if name not in weights and not complete:
+            continue  # a part that each client keeps
         if name not in state or name not in weights or weights[name].shape != state[name].shape:
             raise ModelError(
                 f"model.pretrained={folder} is of another network: {name} differs; choose the model and the image "
@@ -122,20 +134,25 @@ def start_from(model: Model, folder: Path, classes: Sequence[str]) -> None:
 
 
 def same_classes(folder: Path, classes: Sequence[str]) -> bool:
-    """Return whether the exported model in ``folder`` has these classes, in this order.
+    """Return whether the exported model in ``folder`` has a classifier of these classes, in this order.
 
     Raises:
         ModelError: the folder holds no exported model.
     """
-    return _exported(folder)[1] == list(classes)
+    weights, description = _exported(folder)
+    has_classifier = any(name.startswith("head.") for name in weights)
+    return has_classifier and bool(description["classes"] == list(classes))
 
 
-def _exported(folder: Path) -> tuple[Mapping[str, Tensor], list[str]]:
-    """Return the tensors of an exported model, and the names of its classes."""
+def _exported(folder: Path) -> tuple[Mapping[str, Tensor], Mapping[str, Any]]:
+    """Return the tensors of an exported model, and its description."""
     path = folder.expanduser() / WEIGHTS
     try:
         tensors, metadata = read_tensors(path)
-        return tensors, json.loads(metadata["goldfinch"])["classes"]
+        description = json.loads(metadata["goldfinch"])
+        if "classes" not in description:
+            raise ValueError("it names no classes")
+        return tensors, description
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ModelError(
             f"model.pretrained={folder}: no exported model ({error}); goldfinch export RUN --to {folder} writes one"

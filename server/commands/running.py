@@ -54,7 +54,7 @@ def run(
     if engine == "inline":
         inline = InlineEngine(settings)  # before the output folder is written: it may refuse the device
     if settings.model.pretrained and not quiet:
-        head = "with a new classifier, since the classes differ"
+        head = "with a new classifier, since the classes differ or the export has none"
         if same_classes(settings.model.pretrained, settings.data.class_names):
             head = "with its classifier"
         print(f"starts from {settings.model.pretrained}, {head}")

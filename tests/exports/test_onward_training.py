@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import shutil
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.toy import Toy
+import torch
+from support.runs import run
+from support.toy import Toy, toy_settings
 
 from common.errors import EngineError
+from common.exports.model import read_export
+from common.models.base import ModelError
+from common.models.pretrained import same_classes
 from common.overrides import quoted_override, split_overrides
 from common.settings import load_settings
 from server.cli import main
+from server.commands.export import export
 from server.flower import submit
 from server.results.run import Run
 
@@ -50,3 +58,33 @@ def test_flower_is_told_an_absolute_place(exported: Path, tmp_path: Path, monkey
         submit.submit(load_settings(words), words, None, {}, tmp_path, {}, [])
     told = split_overrides(tomllib.loads((tmp_path / "run.toml").read_text())["overrides"])
     assert told[-1] == quoted_override("model.pretrained", exported)
+
+
+def shared_part(method: str, folder: Path) -> Path:
+    """Export what clients share, as on the server of a run on devices."""
+    run(toy_settings(method, folder / "run", train={"rounds": 1}))
+    shutil.rmtree(folder / "run/clients")
+    export(folder / "run", folder / "shared")
+    return folder / "shared"
+
+
+@pytest.mark.parametrize(("method", "classifier"), [("fedbn", True), ("fedrep", False)])
+def test_a_site_that_joins_later_starts_from_what_clients_share(method: str, classifier: bool, tmp_path: Path) -> None:
+    shared = shared_part(method, tmp_path)
+    settings = toy_settings(method, tmp_path / "joined")
+    names = settings.data.class_names
+    spec = Run(tmp_path / "run").settings.model
+    plain = spec.build(len(names), 16, 0, names).state_dict()
+    started = replace(spec, pretrained=shared).build(len(names), 16, 0, names).state_dict()
+    weights = read_export(shared)[1]
+    assert 0 < len(weights) < len(plain)
+    for name, tensor in started.items():
+        assert torch.equal(tensor, weights.get(name, plain[name])), name
+    assert same_classes(shared, names) == classifier
+
+
+def test_a_method_that_shares_no_weights_leaves_nothing_to_start_from(tmp_path: Path) -> None:
+    shared = shared_part("fedpall", tmp_path)
+    settings = toy_settings("fedpall", tmp_path / "joined")
+    with pytest.raises(ModelError, match="clients of fedpall share no weights of the network"):
+        replace(settings.model, pretrained=shared).build(4, 16, 0, settings.data.class_names)
