@@ -44,7 +44,7 @@ from server.run.rounds import RoundLoop
 
 RESULTS = Path(__file__).parent / "results" / "poisoning.csv"
 SEEDS = (0, 1, 2)
-METHODS = ("fpl", "fedavg")
+METHODS = ("fpl", "fedavg", "fedplcc", "fedpall")
 ATTACKS = {
     "none": "no client is hostile",
     "absent": "every update of the hostile client is lost: what remains if a defence recognises it at once",
@@ -68,6 +68,8 @@ DEFENCES: dict[str, tuple[str, ...]] = {
     "median": ("rounds.opposing=off", "aggregation=median"),
     "trimmed_mean": ("rounds.opposing=off", "aggregation=trimmed_mean"),
     "multi_krum": ("rounds.opposing=off", "aggregation=multi_krum"),
+    "geometric_median": ("rounds.opposing=off", "aggregation=geometric_median"),
+    "both": ("aggregation=geometric_median",),
 }
 ROUNDS, LATE = 15, 10
 AT_THE_BOUND = 1000.0

@@ -19,7 +19,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from common.config import Count, Natural, checked
+from common.config import Count, Fraction, Natural, checked
 from common.errors import ConfigError
 from common.prototypes import PrototypeSet, class_means
 from strategies.core.aggregation import Mean, average, number_by_number
@@ -283,6 +283,69 @@ class Krum(RobustRule):
 
     def _chosen(self, table: Tensor) -> Tensor:
         return torch.tensor(self._best((table[:, None] - table).square().sum(2))).sort().values
+
+
+@checked
+class GeometricMedian(RobustRule):
+    """The geometric median: the state with the smallest sum of distances to the clients' states.
+
+    Known as RFA (Pillutla, Kakade and Harchaoui, Robust Aggregation for Federated Learning, IEEE TSP 2022). It is found
+    by the smoothed Weiszfeld algorithm over all floating-point tensors together, and tolerates fewer than half of the
+    clients. It is an average with shares, so counters are averaged with the same shares. If a method clusters rows,
+    those of the smallest majority of clients nearest to the class's geometric median are used.
+
+    Args:
+        iterations: steps of the algorithm, >= 1; it starts from the mean.
+        smoothing: smallest distance that is divided by, as a share of the median distance, in (0, 1).
+    """
+
+    iterations: Count = 100
+    smoothing: Fraction = 1e-6
+
+    @property
+    def _name(self) -> str:
+        return "geometric_median"
+
+    @property
+    def min_answers(self) -> int:
+        """Three, because every point between two answers is a geometric median of the two."""
+        return 3
+
+    def combine(self, states: Sequence[Mapping[str, Tensor]], shares: Sequence[float]) -> dict[str, Tensor]:  # noqa: ARG002
+        """Average the states with the shares that give the geometric median."""
+        self._need(states)
+        return average(states, self._shares(_distances(states)).tolist())
+
+    def _shares(self, squares: Tensor) -> Tensor:
+        """Return the shares ``[n]`` of the geometric median from squared distances ``[n, n]``, both float64.
+
+        Every iterate is an average of the points with shares b, so its squared distance from point j is
+        ``sum_i b_i D_ij - 1/2 sum_ik b_i b_k D_ik``, and the points themselves are not needed.
+        """
+        shares = torch.full((len(squares),), 1.0 / len(squares), dtype=torch.float64)
+        for _ in range(self.iterations):
+            distances = _from_average(squares, shares)
+            smallest = self.smoothing * float(distances.median())
+            if smallest == 0.0:  # half of the points or more are equal to the average
+                return shares
+            shares = 1.0 / distances.clamp(min=smallest)
+            shares /= shares.sum()
+        return shares
+
+    def _one(self, table: Tensor) -> Tensor:
+        shares = self._shares((table[:, None] - table).square().sum(2))
+        return shares @ table
+
+    def _chosen(self, table: Tensor) -> Tensor:
+        distances = torch.linalg.vector_norm(table - self._one(table), dim=1)
+        majority = len(table) // 2 + 1
+        return torch.sort(distances, stable=True).indices[:majority].sort().values
+
+
+def _from_average(squares: Tensor, shares: Tensor) -> Tensor:
+    """Return the distance ``[n]`` of each point from the average with ``shares``, by squared distances ``[n, n]``."""
+    means = squares @ shares
+    return (means - shares @ means / 2).clamp(min=0.0).sqrt()
 
 
 def _distances(states: Sequence[Mapping[str, Tensor]]) -> Tensor:

@@ -14,6 +14,7 @@ import torch
 from flwr.server.strategy.aggregate import aggregate_krum, aggregate_median, aggregate_trimmed_avg
 from hypothesis import given
 from hypothesis import strategies as draw
+from scipy.optimize import minimize
 from support.toy import composed, method_at_defaults
 
 from common.choices import CONF
@@ -21,7 +22,7 @@ from common.errors import ConfigError
 from common.prototypes import PrototypeSet
 from common.seeding import generator
 from strategies.core.aggregation import Mean, average
-from strategies.core.robust import Krum, Median, StatisticsMedian, TrimmedMean
+from strategies.core.robust import GeometricMedian, Krum, Median, StatisticsMedian, TrimmedMean
 
 State = dict[str, torch.Tensor]
 
@@ -33,7 +34,10 @@ RULES = {
     "krum 2": Krum(2),
     "multi-krum": Krum(1, keep=None),
     "multi-krum 2 of 3": Krum(2, keep=3),
+    "geometric median": GeometricMedian(),
 }
+TOLERANCE = dict.fromkeys(RULES, 1e-06) | {"geometric median": 1e-4}
+"""Of the general minimiser that the geometric median is compared with, too."""
 every_rule = pytest.mark.parametrize("name", RULES)
 
 
@@ -69,6 +73,10 @@ def expected_row(rule: Mean, rows: Sequence[Sequence[float]]) -> list[float]:
     if isinstance(rule, TrimmedMean):
         cut = min(rule.attackers, (len(rows) - 1) // 2)
         return [statistics.mean(sorted(column)[cut : len(rows) - cut]) for column in columns]
+    if isinstance(rule, GeometricMedian):
+        points = np.array(rows)
+        best_point = minimize(lambda at: np.linalg.norm(points - at, axis=1).sum(), points.mean(0), tol=1e-12)
+        return list(best_point.x)
     assert isinstance(rule, Krum)
     keep = len(rows) - rule.attackers if rule.keep is None else rule.keep
     best = [rows[index] for index in krum_order(rows, rule.attackers)[:keep]]
@@ -80,7 +88,9 @@ def expected_row(rule: Mean, rows: Sequence[Sequence[float]]) -> list[float]:
 def test_states_are_combined_as_the_formula_says(name: str, count: int) -> None:
     given = states(count, seed=count)
     found = RULES[name].combine(given, [5.0] * count)
-    assert flat(found) == pytest.approx(expected_row(RULES[name], [flat(state) for state in given]), abs=1e-6)
+    assert flat(found) == pytest.approx(
+        expected_row(RULES[name], [flat(state) for state in given]), abs=TOLERANCE[name]
+    )
     assert {key: tensor.dtype for key, tensor in found.items()} == {key: t.dtype for key, t in given[0].items()}
 
 
@@ -136,6 +146,16 @@ def test_equal_states_stay_as_they_are(name: str) -> None:
     assert all(torch.allclose(found[key].double(), one[key].double(), rtol=2e-7) for key in one)
 
 
+@pytest.mark.parametrize("hostile", [1, 2, 3])
+def test_far_liars_move_the_geometric_median_by_less_than_the_honest_differ(hostile: int) -> None:
+    honest = states(7 - hostile)
+    liars = [{**states(1)[0], "w": torch.full((3, 2), 1e6), "b": torch.full((4,), 1e6)}] * hostile
+    found = GeometricMedian().combine([*honest, *liars], [1.0] * 7)
+    alone = GeometricMedian().combine(honest, [1.0] * len(honest))
+    apart = max(float((one["w"] - other["w"]).norm()) for one, other in combinations(honest, 2))
+    assert float((found["w"] - alone["w"]).norm()) < apart
+
+
 def test_nothing_trimmed_is_the_mean_with_equal_weights() -> None:
     given = states(5)
     found, mean = TrimmedMean(0).combine(given, [9.0] * 5), average(given, [1.0] * 5)
@@ -153,7 +173,7 @@ def test_totals_are_sums_or_as_many_times_the_rule() -> None:
 # ---- breakdown -------------------------------------------------------------------------------------------------------
 
 BEARS = {"median": (7, 3), "trimmed 1": (7, 1), "trimmed 2": (7, 2), "krum": (7, 1), "krum 2": (7, 2),
-         "multi-krum": (7, 1), "multi-krum 2 of 3": (7, 2)}  # fmt: skip
+         "multi-krum": (7, 1), "multi-krum 2 of 3": (7, 2), "geometric median": (7, 1)}  # fmt: skip
 
 
 @every_rule
@@ -237,10 +257,11 @@ def test_class_means_are_combined_class_by_class(name: str) -> None:
     assert found.weights.tolist() == [7 * 1 + 21, 7 * 3 + 21]
     for position, label in enumerate(found.classes):
         rows = [part.of_class(label)[0].tolist() for part in sets]
-        assert found.vectors[position].tolist() == pytest.approx(expected_row(RULES[name], rows), abs=1e-6)
+        assert found.vectors[position].tolist() == pytest.approx(expected_row(RULES[name], rows), abs=TOLERANCE[name])
 
 
-KEPT = {"median": 4, "trimmed 1": 6, "trimmed 2": 5, "krum": 1, "krum 2": 1, "multi-krum": 6, "multi-krum 2 of 3": 3}
+KEPT = {"median": 4, "trimmed 1": 6, "trimmed 2": 5, "krum": 1, "krum 2": 1, "multi-krum": 6, "multi-krum 2 of 3": 3,
+        "geometric median": 4}  # fmt: skip
 
 
 @every_rule
