@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-import annotated_types
 import yaml
 from pydantic.dataclasses import is_pydantic_dataclass
 from pydantic.fields import FieldInfo
@@ -31,12 +30,8 @@ NAMES_OF_TYPES: dict[Any, str] = {
     Any: "any value",
 }
 
-SYMBOLS: dict[type, str] = {
-    annotated_types.Gt: ">",
-    annotated_types.Ge: ">=",
-    annotated_types.Lt: "<",
-    annotated_types.Le: "<=",
-}
+SYMBOLS = {"Gt": ">", "Ge": ">=", "Lt": "<", "Le": "<="}
+"""Comparison of each kind of limit that pydantic puts into a type."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -259,10 +254,9 @@ def _limits(marks: Sequence[Any]) -> Iterator[str]:
         if isinstance(mark, FieldInfo):
             limits = list(mark.metadata)
         for limit in limits:
-            symbol = SYMBOLS.get(type(limit))
-            if symbol is not None:
-                bound = getattr(limit, type(limit).__name__.lower())
-                yield f", {symbol} {bound}"
+            name = type(limit).__name__
+            if name in SYMBOLS:
+                yield f", {SYMBOLS[name]} {getattr(limit, name.lower())}"
 
 
 def meanings(target: type) -> dict[str, str]:

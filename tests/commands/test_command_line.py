@@ -115,7 +115,7 @@ def test_commands_and_options_complete(monkeypatch: pytest.MonkeyPatch, capsys: 
         (["compare", "methods=fpl"], 1, "write --methods fpl"),
         (["compare", "data=glyphs"], 1, "--methods fedavg,fpl"),
         (["compare", "--methods", "fpl", "--seeds="], 1, "--seeds 0,1,2"),
-        (["compare", "--methods", "fpl", "method=moon"], 1, "write --methods A,B"),
+        (["compare", "--methods", "fpl", "method=moon"], 1, "--methods A,B"),
         (["demo", "method=fpl"], 1, "write --methods A,B"),
         (["reproduce", "fpl_office", "scale=small"], 1, "write --scale small"),
         (["reproduce", "fpl_office", "--scale", "smal"], 1, "did you mean 'small'"),

@@ -209,7 +209,7 @@ WRONG: list[tuple[Mapping[str, Any], str]] = [
     ({"count": 1, "cuont": 2}, r"here\.cuont: no such key; did you mean 'count'"),
     ({}, r"here\.count: a value is missing"),
     ({"count": 0}, r"here\.count=0: must be greater than or equal to 1"),
-    ({"count": 0, "name": 3}, r"here\.count=0: .*; here\.name=3: must be a valid string"),
+    ({"count": 0, "name": 3}, r"here\.count=0: .*; here\.name=3: must be text"),
     ({"count": 2, "maybe": 1}, "here: maybe=1 is not above count=2"),
     ({"count": "1"}, r"here\.count='1': must be a valid integer"),
     ({"count": 1, "kind": "c"}, r"here\.kind='c': choices: 3, a, b"),

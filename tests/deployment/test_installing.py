@@ -140,7 +140,7 @@ def test_the_pins_resolve_to_wheels_on_every_platform(platform: str, tmp_path: P
 # ---- declared = imported ---------------------------------------------------------------------------------------------
 
 BROUGHT_BY = metadata.packages_distributions()
-CALLED_OTHERWISE = {"mlflow": "mlflow-skinny", "wandb": "wandb", "executorch": "executorch"}
+CALLED_OTHERWISE = {"mlflow": "mlflow-skinny", "wandb": "wandb", "executorch": "executorch", "timm": "timm"}
 """Distributions of extras that are often not installed, by the module they bring."""
 
 BROUGHT_ALONG = {"triton": "PyTorch brings it where it has kernels; common.kernels asks whether it is there"}

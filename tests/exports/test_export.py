@@ -258,7 +258,7 @@ def test_a_device_completes_what_the_server_shares(
     with safe_open(shared / "model.safetensors", "pt") as stream:
         travelled = {name for name in whole if ".bn" not in name} if method == "fedbn" else set()
         assert set(stream.keys()) == travelled
-    with pytest.raises(ConfigError, match="each keeps the rest"):
+    with pytest.raises(ConfigError, match="each client keeps the rest"):
         load_model(shared)
     command = ["export", str(tmp_path / "devices"), "--shared", str(shared), "--to", str(tmp_path / "mine")]
     assert main(command) == 1
@@ -310,9 +310,9 @@ def test_a_file_that_says_something_else_is_not_kept(
 def test_only_an_exported_model_is_replaced(trained: Run, tmp_path: Path) -> None:
     (tmp_path / "letters").mkdir()
     (tmp_path / "letters" / "to a friend").write_text("dear")
-    with pytest.raises(ConfigError, match="something else"):
+    with pytest.raises(ConfigError, match="not an exported model"):
         export(trained.folder, tmp_path / "letters")
-    with pytest.raises(ConfigError, match="something else"):
+    with pytest.raises(ConfigError, match="not an exported model"):
         export(trained.folder, tmp_path / "letters" / "to a friend")
     export(trained.folder, tmp_path / "model")
     with pytest.raises(ConfigError, match=r"holds an exported model already .*--overwrite"):
