@@ -121,7 +121,7 @@ def test_a_damaged_run_folder_gives_a_message(
 FOLDERS = {
     "sweep": (["sweep", "method=fedavg", "seed=0", *TINY, "--output", "FOLDER"], ("sweep.json", "config.yaml")),
     "tune": ([*TUNE, "--trials", "1", "--seeds=", "--output", "FOLDER"], (f"{STUDY}/study.db", f"{STUDY}/best.yaml")),
-    "compare": ([*COMPARE, "--trials", "1", "--seeds=", "--output", "FOLDER"], ("glyphs/fedavg/study.db",)),
+    "compare": ([*COMPARE, "--trials", "1", "--seeds", "0", "--output", "FOLDER"], ("glyphs/fedavg/study.db",)),
     "certificates": (
         ["certificates", "FOLDER", "--host", "localhost", "--node", "a"],
         ("authority/ca.key", "authority/ca.crt", "server/server.pem", "nodes/a/key", "operator/nodes/a.pub"),
