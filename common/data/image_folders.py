@@ -42,6 +42,7 @@ class ImageFolders(DataSource):
     known_classes: ClassVar[tuple[str, ...]] = ()
     wanted: ClassVar[str] = ""  # where to put which files, a sentence
     class_aliases: ClassVar[Mapping[str, Sequence[str]]] = {}
+    domain_aliases: ClassVar[Mapping[str, Sequence[str]]] = {}  # other names of the domains' directories
     folders: ClassVar[tuple[str, ...]] = ()  # possible names of the data set's own directory under the root
     list_files: ClassVar[tuple[tuple[str, str], ...]] = (("train_list.txt", "test_list.txt"),)
     list_folders: ClassVar[tuple[str, ...]] = ()  # folders next to the domains that may hold the list files
@@ -91,17 +92,26 @@ class ImageFolders(DataSource):
         """
         candidates = list(search_roots(self, self.folders))
         for candidate in candidates:
-            found = subdirectory(candidate, domain)
-            if found is not None:
-                return found
+            for name in self._names(domain):
+                found = subdirectory(candidate, name)
+                if found is not None:
+                    return found
         root = candidates[0]
-        if normal_name(root.name) == normal_name(domain):
+        if self._is_domain(root.name, domain):
             return root
         for name in self.class_names:
             if subdirectory(root, name) is not None:
                 return root
         searched = ", ".join(str(path / domain) for path in candidates)
         raise DataError(f"{self.name}: domain {domain!r} is not there; looked for {searched}. {self.layout()}")
+
+    def _names(self, domain: str) -> tuple[str, ...]:
+        """Return the names that a domain's directory may have."""
+        return (domain, *self.domain_aliases.get(domain, ()))
+
+    def _is_domain(self, name: str, domain: str) -> bool:
+        """Return whether ``name`` is a domain's, ignoring case and separators."""
+        return normal_name(name) in map(normal_name, self._names(domain))
 
     def _read(self, domain: str) -> Domain:
         directory = self.directory(domain)
@@ -143,7 +153,7 @@ class ImageFolders(DataSource):
                 continue
             if len(parts) < 3 or ".." in parts:
                 raise DataError(f"{path}, line {number}: expected domain/class/file, got {line!r}")
-            if normal_name(parts[-3]) == normal_name(domain) and normal_name(parts[-2]) in labels:
+            if self._is_domain(parts[-3], domain) and normal_name(parts[-2]) in labels:
                 found.append((directory / parts[-2] / parts[-1], labels[normal_name(parts[-2])]))
         return sorted(found, key=lambda item: (item[1], item[0].name))
 

@@ -18,7 +18,9 @@ from common.data.domainnet import DomainNet
 from common.data.image_files import decode_image
 from common.data.image_folders import ImageFolders, index_rule, per_class_fraction
 from common.data.office_caltech import OfficeCaltech
+from common.data.office_home import OfficeHome
 from common.data.pacs import PACS
+from common.data.vlcs import VLCS
 from common.errors import DataError
 from common.settings import load_settings, result_settings
 
@@ -176,7 +178,7 @@ def test_missing_lists_are_named(tmp_path: Path) -> None:
 
 def test_no_directory_says_what_to_put_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GOLDFINCH_DATA", raising=False)
-    for source in (OfficeCaltech(), PACS(), DomainNet()):
+    for source in (OfficeCaltech(), PACS(), DomainNet(), OfficeHome(), VLCS()):
         with pytest.raises(DataError, match=r"data\.root=DIR.*GOLDFINCH_DATA.*Put .* there"):
             source.load(source.domains[0])
     with pytest.raises(DataError, match=r"domain 'webcam' is not there; looked for .*webcam.*Put Office-Caltech-10"):
@@ -358,7 +360,38 @@ def test_domainnet_takes_its_ten_classes_from_the_published_lists(tmp_path: Path
         DomainNet(image_size=8, root=str(base)).load("clipart")
 
 
-@pytest.mark.parametrize("kind", [OfficeCaltech, PACS, DomainNet])
+@pytest.mark.parametrize("spelling", ["Real World", "Real_World", "RealWorld"])
+def test_office_home_reads_every_spelling_and_sorts_its_classes(spelling: str, tmp_path: Path) -> None:
+    classes = OfficeHome().class_names
+    assert len(set(classes)) == 65
+    assert list(classes) == sorted(classes)
+    base = tmp_path / "OfficeHomeDataset_10072016"
+    write_classes(base / spelling, dict.fromkeys(classes, 1))
+    domain = OfficeHome(image_size=8, root=str(tmp_path)).load("real_world")
+    assert levels(domain.train) == domain.train.labels.tolist()
+    assert sorted(levels(domain.train) + levels(domain.test)) == list(range(65))
+    assert levels(domain.test) == [label for label in range(65) if label % 10 > 7]
+
+
+@pytest.mark.parametrize(
+    ("folder", "domain"),
+    [("Caltech101", "caltech101"), ("CALTECH", "caltech101"), ("SUN", "sun09"), ("PASCAL", "voc2007")],
+    ids=["DomainBed's name", "CALTECH", "SUN", "PASCAL"],
+)
+def test_vlcs_knows_the_names_of_its_domains(folder: str, domain: str, tmp_path: Path) -> None:
+    write_classes(tmp_path / "VLCS" / folder, dict.fromkeys(VLCS().class_names, 2))
+    read = VLCS(image_size=8, root=str(tmp_path)).load(domain)
+    assert levels(read.train) + levels(read.test) == list(range(10))
+    lists = tmp_path / "VLCS" / "splits"
+    lists.mkdir()
+    (lists / f"{domain}_train.txt").write_text(f"{folder}/bird/image_000.png 0\n{folder}/dog/image_001.png 3\n")
+    (lists / f"{domain}_test.txt").write_text(f"{folder}/person/image_000.png 4\n")
+    listed = VLCS(image_size=8, root=str(tmp_path), split="lists")._read(domain)
+    assert (levels(listed.train), listed.train.labels.tolist()) == ([0, 7], [0, 3])
+    assert levels(listed.test) == [8]
+
+
+@pytest.mark.parametrize("kind", [OfficeCaltech, PACS, DomainNet, OfficeHome, VLCS])
 def test_fields_out_of_range_are_refused(kind: type[ImageFolders]) -> None:
     with pytest.raises(ValueError, match="train_fraction"):
         kind(train_fraction=1.0)

@@ -28,6 +28,8 @@ def test_the_demonstration_works_and_leaves_nothing() -> None:
     assert len(re.findall(r"enrolled as \d+", said)) == 4
     assert said.count(": 403 ") == 2  # from inside a device: submit a run, enrol a node
     assert len(re.findall(r"round \d+: [34] of 4 nodes trained", said)) == 6
-    assert re.search(r"round [23]: 3 of 4 nodes trained .*sketch-0 lost", said)
+    lost = re.search(r"round [23]: 3 of 4 nodes trained .*sketch-0 lost", said)
+    back_in_time = "sketch-0 was back before its round was closed and was missed in none" in said
+    assert lost or back_in_time, "the node that was killed is told"
     assert "round 6: 4 of 4 nodes trained" in said
     assert "done: everything worked, nothing is left running" in said
