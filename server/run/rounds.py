@@ -390,6 +390,8 @@ class RoundLoop:
             closing = Closing(enough, frozenset(scoring))
         self.account.asked(self.run_id, [client for client, request in requests.items() if request.train])
         replies, failures = self._ask(message, requests, closing)
+        lost = [failure.client for failure in failures if failure.status == "lost"]
+        self.registry.note_replies([reply.client for reply in replies], lost)
         unread = sum(failure.status == "refused" for failure in failures)
         outcome = self.federation.close(self.state, replies, unread, enough)
         failures += [Failure(client, "refused", reason) for client, reason in outcome.refused]

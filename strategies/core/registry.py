@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -25,6 +25,7 @@ class Registry:
     Attributes:
         expected: ids of the protocol's clients, ascending.
         test_domains: the domains that are scored.
+        silent: ids of clients that did not reply when they were asked last. A resumed run begins without any.
     """
 
     settings: RunSettings
@@ -37,6 +38,7 @@ class Registry:
             self._domains[spec.id] = spec.domain
         self.expected: list[str] = sorted(self._domains)
         self.test_domains: list[str] = list(self.settings.protocol.test_domains(self.settings.data))
+        self.silent: set[str] = set()
 
     @property
     def missing(self) -> list[str]:
@@ -171,6 +173,7 @@ class Registry:
 
         Personal models are scored by each client on its own domain. The global model is scored once on every domain: by
         a participant that holds the domain, else by a participant that can score it, else by any client that can.
+        Clients that did not reply last (:meth:`note_replies`) are asked only if no other client can score the domain.
 
         Args:
             participants: the round's participants.
@@ -183,13 +186,29 @@ class Registry:
                     duties[client.id] = [client.domain]
             return duties
         for domain in self.test_domains:
-            able = self._able(participants, domain) or self._able(self.clients(), domain)
+            able = self._able(participants, domain)
+            if self.silent.issuperset(client.id for client in able):
+                able += self._able(self.clients(), domain)
             if not able:
                 continue
-            own = [client for client in able if client.domain == domain]
-            fewest_first = sorted(own or able, key=lambda client: (len(duties.get(client.id, [])), client.id))
-            duties.setdefault(fewest_first[0].id, []).append(domain)
+
+            def preference(client: Client, domain: str = domain) -> tuple[bool, bool, int, str]:
+                others = client.domain != domain
+                return client.id in self.silent, others, len(duties.get(client.id, [])), client.id
+
+            scorer = min(able, key=preference)
+            duties.setdefault(scorer.id, []).append(domain)
         return duties
+
+    def note_replies(self, replied: Iterable[str], lost: Iterable[str]) -> None:
+        """Remember which clients did not reply in time when they were asked last; others are asked to score.
+
+        Args:
+            replied: clients with a reply, by id.
+            lost: clients that were asked and did not reply.
+        """
+        self.silent.difference_update(replied)
+        self.silent.update(lost)
 
     def _able(self, clients: Sequence[Client], domain: str) -> list[Client]:
         """Return the clients that can score a domain."""

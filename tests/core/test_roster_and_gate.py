@@ -117,6 +117,19 @@ def test_who_can_score_is_asked_even_if_it_does_not_train(settings: RunSettings)
     assert found == {"bright-0": ["bright"], "dark-0": ["dark"], "noisy-0": ["noisy"]}
 
 
+def test_a_client_that_did_not_reply_scores_only_where_no_other_can(settings: RunSettings) -> None:
+    made = Registry(settings)
+    for client in COUNTS:
+        made.admit(registration(settings, client, scores=["dark", client.partition("-")[0]]))
+    made.note_replies(["bright-0"], ["dark-0", "noisy-0"])
+    found = made.scorers(made.clients(), personal=False)
+    assert found == {"bright-0": ["bright", "dark"], "noisy-0": ["noisy"]}
+    only_lost = made.scorers([client for client in made.clients() if client.id == "dark-0"], personal=False)
+    assert only_lost["bright-0"] == ["bright", "dark"]
+    made.note_replies(["dark-0"], [])
+    assert made.scorers(made.clients(), personal=False)["dark-0"] == ["dark"]
+
+
 def test_a_domain_that_no_client_can_score_is_left_out(settings: RunSettings) -> None:
     made = Registry(settings)
     made.admit(registration(settings, "dark-0", scores=["dark"]))
