@@ -75,8 +75,7 @@ DEFENCES: dict[str, tuple[str, ...]] = {
     "median": ("rounds.opposing=off", "aggregation=median"),
     "trimmed_mean": ("rounds.opposing=off", "aggregation=trimmed_mean"),
     "multi_krum": ("rounds.opposing=off", "aggregation=multi_krum"),
-    "geometric_median": ("rounds.opposing=off", "aggregation=geometric_median"),
-    "both": ("aggregation=geometric_median",),
+    "geometric_median": ("aggregation=geometric_median",),
 }
 ROUNDS, LATE = 15, 10
 AT_THE_BOUND = 1000.0
