@@ -18,6 +18,7 @@ from pydantic.fields import FieldInfo
 from common.choices import choices_of
 from common.config import class_of, compose_config, printed_values, search_ranges
 from common.errors import ConfigError, nearest
+from common.papers import PAPERS, cited
 from common.regular_files import read_small
 
 NAMES_OF_TYPES: dict[Any, str] = {
@@ -147,7 +148,10 @@ def _explain_choice(group: str, choice: str | None) -> Explanation:
             found = printed_values(choice, data)
             if found is not None:
                 published[data] = found.values
-    text = "\n\n".join(part for part in (_comment(group, choice), _description(target)) if part)
+    parts = [_comment(group, choice), _description(target)]
+    if group == "method" and choice in PAPERS:
+        parts.append(f"Paper: {cited(choice)}")
+    text = "\n\n".join(part for part in parts if part)
     return Explanation(f"{group}={choice}", text, list(_settings(target, node, group, published)))
 
 

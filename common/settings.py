@@ -189,7 +189,7 @@ class TrainSettings:
         last_batch: a short last batch is kept, dropped, or merged into the one before, as a single sample always is.
         optimizer: ``sgd``, ``adam`` or ``adamw``; a new one for each client and round.
         learning_rate: of the first round, > 0.
-        schedule: how the learning rate changes from round to round, see :meth:`rate`.
+        schedule: how the learning rate changes over the rounds: not at all, by half a cosine down to 0, or in steps.
         step_rounds: rounds after which ``schedule=step`` multiplies the learning rate, >= 1.
         step_factor: what it is multiplied by, in (0, 1].
         momentum: SGD's momentum, in [0, 1).

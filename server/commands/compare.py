@@ -109,7 +109,8 @@ def compare(
         planned += runs
     raise_failures(execute(planned, jobs, console, "validated"))
     text = table(tuned, seeds)
-    command = " ".join(["goldfinch compare --methods", ",".join(methods), *overrides, "--trials", str(trials)])
+    options = ["--trials", str(trials), "--seeds", ",".join(map(str, seeds))]
+    command = " ".join(["goldfinch compare --methods", ",".join(methods), *overrides, *options])
     write_text(output / "compare.md", f"`{command}`\n\n{text}\n")
     scores = {method.search.settings.method.name: scores_of(method.runs) for method in tuned}
     write_json(output / "compare.json", {"seeds": list(seeds), "scores": scores})

@@ -82,6 +82,8 @@ def export(
         if differences:
             comparison = f"largest difference {differences[name]:.1e}"
         print(f"  {name:12} {entry['name']:18} {entry['bytes'] / 1e6:8.2f} MB   {comparison}")
+    for note in description.notes:
+        print(f"note: {note}")
     if description.complete:
         print(f"compared with the net on {content.images_are or 'noise, since the data are not on this machine'}")
         print(f"next: goldfinch predict {to} IMAGE...")

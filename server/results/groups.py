@@ -393,17 +393,24 @@ def ranked(groups: Sequence[Group], rule: str = "final") -> list[Group]:
 
 
 def best_run(groups: Sequence[Group], rule: str = "final") -> Run | None:
-    """Return the finished run with the lowest seed in the best group; ``None`` without one.
+    """Return the finished run with the highest average in the best group; ``None`` without one.
 
-    The best group is the :func:`comparable` group with the highest average that is not partial.
+    The best group is the :func:`comparable` group with the highest average that is not partial. Of equal runs the first
+    is returned.
     """
     best = comparable(ranked(groups, rule))
     if not best:
         return None
+    found: Run | None = None
+    highest = -math.inf
     for run in best[0].runs:
-        if run.summary and run.summary["scored"] != EVALUATED:
-            return run
-    return None
+        if not run.summary or run.summary["scored"] == EVALUATED or rule not in run.rules:
+            continue
+        average = float(run.rules[rule]["average"])
+        if average > highest:
+            found = run
+            highest = average
+    return found
 
 
 # ---- keys ------------------------------------------------------------------------------------------------------------

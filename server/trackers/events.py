@@ -146,6 +146,8 @@ def describe(name: str, entry: Mapping[str, Any], rounds: int) -> str:
         return _skipped_line(entry)
     if name == "finish":
         return _finish_line(entry)
+    if name == "client clipped" and str(entry["reason"]).startswith("left out"):
+        return f"round {entry['round']}: {entry['client']} {entry['reason']} (rounds.opposing=off accepts it)"
     if name.startswith("client "):
         return f"round {entry['round']}: {entry['client']} {name.removeprefix('client ')}: {entry['reason']}"
     if name in LINES:
