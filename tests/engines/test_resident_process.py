@@ -151,7 +151,7 @@ SPOILT: dict[str, tuple[list[bytes], str]] = {
     "no JSON": ([b"{{"], "not JSON"),
     "no UTF-8": ([b"\xff{}"], "not JSON"),
     "no object": ([b"[]"], "not a JSON object"),
-    "no question": ([b"{}"], "how long its tensors are"),
+    "no question": ([b"{}"], "lengths of its tensors"),
     "an unknown field": ([b'{"sizes":[],"x":1}'], "cannot be read"),
     "a tensor too short": ([b'{"sizes":[9]}', b"x"], "9 bytes and sends 1"),
     "a tensor too long": ([b'{"sizes":[1]}', b"12345"], "the limit is 1 bytes"),
