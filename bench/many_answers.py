@@ -4,14 +4,14 @@
     python bench/many_answers.py --memory 0.3 100                # of 60 clients: the same hash with and without files
     python bench/many_answers.py --dry-run                       # four clients, writes nothing
 
-Each answer is ResNet-10's state, 19.6 MB, moved by one of seven noises and as far as nobody else; one in fifty moved
+Each answer is ResNet-10's state, 19.6 MB, moved by one of seven noises and by a distance of its own; one in fifty moved
 five times as far, and is clipped. Answers come as Flower messages and go the whole way: decoded by the engine, checked
 by the gate, measured against the bounds, averaged. Only nodes and SuperLink are missing: a message is made when the
-engine looks for it.
+engine polls for it.
 
 Printed is, for each limit in a process of its own, the most *anonymous* memory (RssAnon of /proc/self/status: what the
 kernel cannot take back by reading a file again, and what a limit on a container must leave room for), ru_maxrss next to
-it, in which mapped pages of the files count for as long as nobody else needs them, seconds, and the state's SHA-256.
+it, in which mapped pages of the files count until another process needs them, seconds, and the state's SHA-256.
 Appends rows to bench/results/many_answers.csv.
 """
 
@@ -58,7 +58,7 @@ OUTLIERS = 50
 
 
 class Grid:
-    """Flower's grid, where every node answers when somebody looks, one at a time.
+    """Flower's grid, where every node answers a poll, one at a time.
 
     Args:
         count: nodes.
@@ -97,11 +97,11 @@ def answered(message: Message, sent: Mapping[str, torch.Tensor]) -> Message:
         else tensor
         for name, tensor in sent.items()
     }
-    said = Answer(
+    answer = Answer(
         request.run, request.method, request.round, request.exchange, request.client,
         SAMPLES, counts(10), True, [], {}, 1, {}, 0, "bench", 0,
     )  # fmt: skip
-    result = answer_to_fit_res(Payload(weights, header=header_of(said)))
+    result = answer_to_fit_res(Payload(weights, header=header_of(answer)))
     return Message(fitres_to_recorddict(result, keep_input=False), reply_to=message)
 
 
@@ -161,10 +161,10 @@ def one(clients: int, memory: float, folder: Path) -> dict[str, Any]:
     engine = FlowerEngine(grid)  # type: ignore[arg-type]
     classes = settings.data.class_count
     for place, spec in enumerate(settings.protocol.clients(settings.data)):
-        said = Registration(
+        registration = Registration(
             spec.id, spec.domain, SAMPLES, counts(classes), [], "0" * 64, settings.identity, code_sha256(), "bench", {}
         )
-        assert not federation.registry.admit(said)
+        assert not federation.registry.admit(registration)
         engine._nodes[spec.id] = grid.nodes[place].node_id
     federation.begin(1, "train", score=False)
     requests = federation.requests("bench", federation.registry.clients())
@@ -203,8 +203,10 @@ def main() -> None:
     for memory in options.memory:
         with tempfile.TemporaryDirectory(prefix=".many-answers-", dir=options.folder or Path.cwd()) as folder:
             command = [sys.executable, __file__, "--one", "--clients", str(options.clients), "--memory", str(memory)]
-            said = subprocess.run([*command, "--folder", folder], stdout=subprocess.PIPE, text=True, check=True).stdout
-        found = json.loads(said.splitlines()[-1])
+            printed = subprocess.run(
+                [*command, "--folder", folder], stdout=subprocess.PIPE, text=True, check=True
+            ).stdout
+        found = json.loads(printed.splitlines()[-1])
         print(
             f"{options.clients} clients, rounds.memory={memory:g}: {found}; load {os.getloadavg()[0]:.1f}", flush=True
         )

@@ -4,7 +4,7 @@
     python bench/round_time.py --nodes 4 --blocks 2
     python bench/round_time.py --dry-run                         # one short block, writes nothing
 
-Real SuperLinks and SuperNodes on the loopback interface: one federation whose nodes have resident trainers, one whose
+Real SuperLinks and SuperNodes on the loopback interface: one federation with resident trainers on its nodes, one whose
 nodes have none (``resident=false``). A ResNet-10 goes to every node, is scored on 8 images, takes one step on 8, and
 comes back. The quickstart (bench/apps/quickstart_fedavg) does the same as Flower's PyTorch example does: a train and an
 evaluate message per round, the state dict as an ArrayRecord; it runs on the federation without trainers. Blocks of
@@ -12,7 +12,7 @@ rounds run in turn; the first round of each block, which starts processes and ma
 the end of the one before to its own end.
 
 For each round, the lives of Flower's ClientApp processes are watched: ``wait`` is until the first of them starts (a
-SuperNode looks every 3 s, its SuperExec every 0.2 s here), ``process`` from then to the end of the last, ``pick_up``
+SuperNode polls every 3 s, its SuperExec every 0.2 s here), ``process`` from then to the end of the last, ``pick_up``
 the rest, ``busy`` the CPU seconds of these processes. Appends rows to bench/results/round_time.csv; its ``load`` says
 how busy the machine was.
 """
@@ -168,12 +168,12 @@ class Federation:
         environment = flower_environment(self.deployment.home)
         command = [program("flwr"), "run", str(APP), CONNECTION, "--format", "json", "--run-config", config]
         with self.watch() as watch:
-            said = subprocess.run(
+            completed = subprocess.run(
                 command, env=environment, cwd=self.deployment.folder, capture_output=True, text=True, check=False
             )
-            if said.returncode:
-                raise RuntimeError(f"flwr run failed:\n{said.stdout}{said.stderr}")
-            run = str(json.loads(said.stdout[said.stdout.index("{") :])["run-id"])
+            if completed.returncode:
+                raise RuntimeError(f"flwr run failed:\n{completed.stdout}{completed.stderr}")
+            run = str(json.loads(completed.stdout[completed.stdout.index("{") :])["run-id"])
             self._wait(run, times, environment)
         ends = json.loads(times.read_text())["ends"]
         return [watch.split(*pair) for pair in pairwise(ends)]

@@ -1,6 +1,7 @@
 """Any classification network of torchvision or timm, cut before its classifier."""
 
 import warnings
+from abc import abstractmethod
 from collections.abc import Callable
 from contextlib import nullcontext
 from difflib import get_close_matches
@@ -58,9 +59,9 @@ class NamedNetwork(ModelSpec):
             load_weights(network, self.weights, "model.weights", (f"{classifier}.", *AUXILIARY), ADVICE)
         return Model(network, head, size, class_count)
 
+    @abstractmethod
     def _network(self, class_count: int, image_size: int) -> tuple[nn.Module, str]:
         """Return the library's network with random weights, and the name of its classifier."""
-        raise NotImplementedError
 
     def _use_group_norm(self, network: nn.Module) -> None:
         found = [name for name, module in network.named_modules() if isinstance(module, nn.BatchNorm2d)]

@@ -44,16 +44,16 @@ def evaluate_on_devices(
         ConfigError: a setting chooses another model or method, or the data have other classes than the model.
         CheckpointError: a file of the model is missing or changed.
     """
-    words = evaluation_overrides(folder, overrides)
-    words.append(quoted_override("output", output or Path("outputs", "evaluate", folder.absolute().name)))
-    settings = settings_of(compose_config(words, own=overrides))
+    given = evaluation_overrides(folder, overrides)
+    given.append(quoted_override("output", output or Path("outputs", "evaluate", folder.absolute().name)))
+    settings = settings_of(compose_config(given, own=overrides))
     description, _, _ = read_export(folder)
     if settings.data.class_names != description.classes:
         raise ConfigError(
             f"the classes of data={settings.data.name} are {', '.join(settings.data.class_names)}, in this order, and "
             f"those of the model {', '.join(description.classes)}: choose data with the model's classes"
         )
-    run(settings, words, quiet=quiet)
+    run(settings, given, quiet=quiet)
     found = Run(settings.output_folder)
     show(found)
     return found
@@ -79,34 +79,34 @@ def evaluation_overrides(folder: Path, overrides: Sequence[str]) -> list[str]:
             raise ConfigError(f"{item}: the model in {folder} is evaluated as it is; leave the setting out")
     parts = description.architecture
     chosen = [item for item in overrides if item.startswith("data=")]
-    words = _of_class("model", parts["model"])
-    words += [f"method._target_={METHOD}", override("method.trained", parts["method"])]
-    words += [override("method.folder", str(folder)), override("method.sha256", file_sha256(folder / WEIGHTS))]
-    words += [override("method.clients", parts["clients"]), override("method.seed", parts["seed"])]
-    words += _of_data(description, compose_config(chosen)["data"])
-    words.append("train.rounds=1")
-    return [*words, *overrides]
+    given = _of_class("model", parts["model"])
+    given += [f"method._target_={METHOD}", override("method.trained", parts["method"])]
+    given += [override("method.folder", str(folder)), override("method.sha256", file_sha256(folder / WEIGHTS))]
+    given += [override("method.clients", parts["clients"]), override("method.seed", parts["seed"])]
+    given += _of_data(description, compose_config(chosen)["data"])
+    given.append("train.rounds=1")
+    return [*given, *overrides]
 
 
 def _of_class(group: str, node: Mapping[str, Any]) -> list[str]:
     """Return the overrides that choose a class and its settings."""
-    words = [f"{group}._target_={node['_target_']}"]
+    given = [f"{group}._target_={node['_target_']}"]
     for key, value in node.items():
         if key != "_target_":
-            words.append(override(f"{group}.{key}", value))
-    return words
+            given.append(override(f"{group}.{key}", value))
+    return given
 
 
 def _of_data(description: Description, node: Mapping[str, Any]) -> list[str]:
     """Return the overrides that prepare images as the model takes them."""
-    words = [override("data.image_size", description.image_size)]
-    words.append(override("data.augmentation.mean", list(description.mean)))
-    words.append(override("data.augmentation.std", list(description.std)))
+    given = [override("data.image_size", description.image_size)]
+    given.append(override("data.augmentation.mean", list(description.mean)))
+    given.append(override("data.augmentation.std", list(description.std)))
     if "resize" in node:
-        words.append(override("data.resize", description.resize))
+        given.append(override("data.resize", description.resize))
     if "classes" in node:
-        words.append(override("data.classes", list(description.classes)))
-    return words
+        given.append(override("data.classes", list(description.classes)))
+    return given
 
 
 def show(run: Run) -> None:

@@ -68,7 +68,8 @@ def test_answers_beyond_the_limit_take_no_memory(tmp_path: Path) -> None:
     before = anonymous()
     found += [kept.keep(answer(number, SIZE)) for number in range(1, 9)]
     mean = Mean().combine([one.weights for one in found], [1.0] * 9)["z"]
-    assert anonymous() - before < 3 * 4 * SIZE, "of nine answers; the mean and one in flight"
+    one_answer = 4 * SIZE
+    assert anonymous() - before < 5 * one_answer, "the mean, one answer in flight, and what malloc keeps; eight are new"
     assert torch.equal(mean, Mean().combine([answer(number, SIZE).weights for number in range(9)], [1.0] * 9)["z"])
 
 
