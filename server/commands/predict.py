@@ -17,7 +17,7 @@ from common.errors import ConfigError, DataError, writing
 from common.exports.model import TrainedModel, load_model
 from common.storage.files import write_bytes, write_text
 from common.wire.messages import printable
-from server.results.report.activation_maps import heat_maps, overlay
+from server.results.heat import heat_maps, overlay
 
 MAX_SHOWN = 40
 """Lines that are printed; a file has all."""

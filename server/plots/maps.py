@@ -1,8 +1,6 @@
 """Features of test images with the prototypes over them, and heat maps of where a network looks."""
 
-import itertools
 import math
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -10,21 +8,25 @@ from textwrap import fill
 
 import numpy as np
 import torch
-import torch.nn.functional as F
+from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from PIL import Image
 from torch import Tensor
 
 from common.data.batches import Split
 from common.errors import ConfigError
-from common.prototypes import PrototypeSet, normalise_rows
-from server.plots.figures import CLASS_COLOURS, HEAT, MARKERS, new_figure
-from server.results.report.activation_maps import coarseness
+from common.prototypes import PrototypeSet
+from server.plots.figures import CLASS_COLOURS, MARKERS, new_figure
+from server.results.embedding import embed_by_tsne, unit_rows
+from server.results.heat import coarseness, heat_maps, overlay
 from server.results.run import Run
 from server.run.prototype_log import Page
 
 MAX_PANELS = 6
+RIGHT, WRONG = "#00614b", "#a03c00"
+"""Colours of a correct and of a wrong prediction's name."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ class Panel:
     prototype_labels: np.ndarray
 
 
-def embed(features: Tensor, sets: Sequence[PrototypeSet], seed: int = 0) -> tuple[np.ndarray, list[np.ndarray]]:
+def embed(features: Tensor, sets: Sequence[PrototypeSet]) -> tuple[np.ndarray, list[np.ndarray]]:
     """t-SNE by cosine of features and all prototype sets together, so that places can be compared between panels.
 
     Rows are put at unit length first, since the methods compare by angle.
@@ -56,23 +58,20 @@ def embed(features: Tensor, sets: Sequence[PrototypeSet], seed: int = 0) -> tupl
         ``[N, 2]`` of ``features [N, D]``, and ``[M, 2]`` for each set of D features, or an empty one.
 
     Raises:
-        ConfigError: fewer than four points.
+        ConfigError: fewer than four points, or they are not finite or do not differ.
     """
-    from sklearn.manifold import TSNE
-
     vectors = [features]
     sizes = [len(features)]
     for prototypes in sets:
         sizes.append(len(prototypes))
         if len(prototypes):
             vectors.append(prototypes.vectors)
-    rows = normalise_rows(torch.cat(vectors)).numpy()
+    rows = unit_rows(torch.cat(vectors))
     if len(rows) < 4:
         raise ConfigError(f"a map needs four points or more; got {len(rows)}")
-    perplexity = float(min(30, (len(rows) - 1) / 3))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)
-        placed = TSNE(perplexity=perplexity, init="pca", random_state=seed, n_jobs=1).fit_transform(rows)
+    placed = embed_by_tsne(rows)
+    if placed is None:
+        raise ConfigError("a map needs finite features that differ; the network gives the same for all images")
     parts = np.split(placed, np.cumsum(sizes)[:-1])
     return parts[0], parts[1:]
 
@@ -214,8 +213,8 @@ def class_colours(count: int) -> list[tuple[float, float, float]]:
 def activation_maps(runs: Sequence[tuple[str, Run]], per_domain: int = 2, title: str | None = None) -> Figure:
     """Class activation maps over test images: a row per image, the image first, then one column for each run.
 
-    The map is that of the true class (Zhou et al., CVPR 2016), made as large as the image; blue is low and yellow high,
-    scaled for each image. Under it stands what the run predicts.
+    The map is that of the true class (Zhou et al., CVPR 2016), resized to the image and drawn as
+    :func:`server.results.heat.heat_maps` describes. Under it stands what the run predicts.
 
     Args:
         runs: label and run; all of the same data, on networks with global average pooling and one linear layer.
@@ -230,62 +229,91 @@ def activation_maps(runs: Sequence[tuple[str, Run]], per_domain: int = 2, title:
     for _, run in runs:
         if run.settings.data.name != first.settings.data.name or run.test_domains != first.test_domains:
             raise ConfigError("cam: the runs have different data or test domains; show them one by one")
-    names = first.settings.data.class_names
-    rows = list(itertools.product(first.test_domains, range(per_domain)))
-    images = first.settings.data.augmentation.test(first.sample(first.test_domains[0], 1).images)
     if title is None:
         title = "class activation maps of the true class; below, the prediction."
-    for cells in sorted({_cells(run, images) for _, run in runs}):
-        warning = coarseness(cells)
-        if warning:
-            title += f" {warning}"
-            break
-    figure = new_figure(1.45 * (len(runs) + 1) + 0.6, 1.55 * len(rows) + 0.5, title)
-    grid = figure.subplots(len(rows), len(runs) + 1, squeeze=False)
-    for column, (label, run) in enumerate([("image", first), *runs]):
-        for domain in first.test_domains:
-            split = run.sample(domain, per_domain)
-            overlays, guesses = _overlays(run, domain, split) if column else (None, [])
-            for index in range(per_domain):
-                axes = grid[rows.index((domain, index)), column]
-                axes.set_xticks([])
-                axes.set_yticks([])
-                if index >= len(split):
-                    axes.set_visible(False)
-                    continue
-                picture = split.images[index].permute(1, 2, 0).numpy()
-                if overlays is not None:  # colour would mix with the map's
-                    picture = picture.mean(2, keepdims=True).repeat(3, 2).astype(np.uint8)
-                axes.imshow(picture, interpolation="nearest")
-                truth = int(split.labels[index])
-                if overlays is not None:
-                    axes.imshow(overlays[index].numpy(), cmap=HEAT, alpha=0.5, vmin=0, vmax=1)
-                    right = guesses[index] == truth
-                    axes.set_xlabel(names[guesses[index]], fontsize=7)
-                    axes.xaxis.label.set_color("#00614b" if right else "#a03c00")
-                else:
-                    axes.set_ylabel(domain, fontsize=7)
-                    axes.set_xlabel(names[truth], fontsize=7)
-                if not rows.index((domain, index)):
-                    axes.set_title(fill(label, 20), fontsize=8)
+    columns: list[list[Cell | None]] = [_image_column(first, per_domain)]
+    warnings = []
+    for _, run in runs:
+        column, warning = _map_column(run, per_domain)
+        columns.append(column)
+        if warning and warning not in warnings:
+            warnings.append(warning)
+    if warnings:
+        title += f" {warnings[0]}"
+    rows = len(columns[0])
+    figure = new_figure(1.45 * len(columns) + 0.6, 1.55 * rows + 0.5, title)
+    grid = figure.subplots(rows, len(columns), squeeze=False)
+    for place, cells in enumerate(columns):
+        for row, cell in enumerate(cells):
+            _draw_cell(grid[row, place], cell)
+    for place, label in enumerate(["image", *[name for name, _ in runs]]):
+        grid[0, place].set_title(fill(label, 20), fontsize=8)
+    for index, domain in enumerate(first.test_domains):
+        for row in range(per_domain):
+            grid[index * per_domain + row, 0].set_ylabel(domain, fontsize=7)
     return figure
 
 
-@torch.no_grad()
-def _cells(run: Run, images: Tensor) -> tuple[int, int]:
-    """Return rows and columns of the net's last feature maps."""
-    rows, columns = run.model().feature_maps(images).shape[2:]
-    return rows, columns
+@dataclass(frozen=True)
+class Cell:
+    """One picture of a figure of class activation maps.
+
+    Args:
+        picture: ``[H, W, 3]`` uint8.
+        caption: the class that stands under it.
+        colour: the caption's colour.
+    """
+
+    picture: np.ndarray
+    caption: str
+    colour: str
+
+
+def _draw_cell(axes: Axes, cell: Cell | None) -> None:
+    axes.set_xticks([])
+    axes.set_yticks([])
+    if cell is None:
+        axes.set_visible(False)
+        return
+    axes.imshow(cell.picture, interpolation="nearest")
+    axes.set_xlabel(cell.caption, fontsize=7)
+    axes.xaxis.label.set_color(cell.colour)
+
+
+def _image_column(run: Run, per_domain: int) -> list[Cell | None]:
+    """Return the test images of every domain with their classes; ``None`` where a domain has fewer."""
+    cells: list[Cell | None] = []
+    for domain in run.test_domains:
+        split = run.sample(domain, per_domain)
+        for picture, label in zip(_pictures(split), split.labels.tolist(), strict=True):
+            cells.append(Cell(picture, run.settings.data.class_names[label], "black"))
+        cells += [None] * (per_domain - len(split))
+    return cells
 
 
 @torch.no_grad()
-def _overlays(run: Run, domain: str, split: Split) -> tuple[Tensor, list[int]]:
-    """Return the maps ``[N, H, W]`` in [0, 1], and the predictions."""
-    model = run.model_for(domain)
-    images = run.settings.data.augmentation.test(split.images)
-    maps = model.feature_maps(images)
-    active = model.class_activation_maps(maps, split.labels)
-    large = F.interpolate(active[:, None], images.shape[2:], mode="bilinear", align_corners=False)[:, 0]
-    low, high = large.amin((1, 2), keepdim=True), large.amax((1, 2), keepdim=True)
-    guesses = model.classify(maps.mean((2, 3))).argmax(1).tolist()
-    return (large - low) / (high - low).clamp_min(1e-12), guesses
+def _map_column(run: Run, per_domain: int) -> tuple[list[Cell | None], str | None]:
+    """Return the same images in grey with their maps over them, and a warning if the maps are coarse."""
+    names = run.settings.data.class_names
+    cells: list[Cell | None] = []
+    warning = None
+    for domain in run.test_domains:
+        split = run.sample(domain, per_domain)
+        model = run.model_for(domain)
+        images = run.settings.data.augmentation.test(split.images)
+        size = (split.images.shape[2], split.images.shape[3])
+        heat, own_size = heat_maps(model, images, split.labels, size)
+        warning = coarseness(own_size)
+        guesses = model(images)[1].argmax(1).tolist()
+        for picture, layer, guess, label in zip(_pictures(split), heat, guesses, split.labels.tolist(), strict=True):
+            grey = Image.fromarray(picture).convert("L")  # a picture's colours would mix with the map's
+            shown = np.asarray(overlay(grey, layer.double().numpy()))
+            colour = RIGHT if guess == label else WRONG
+            cells.append(Cell(shown, names[guess], colour))
+        cells += [None] * (per_domain - len(split))
+    return cells, warning
+
+
+def _pictures(split: Split) -> list[np.ndarray]:
+    """Return each image as ``[H, W, 3]`` uint8."""
+    return list(split.images.permute(0, 2, 3, 1).numpy())

@@ -10,13 +10,13 @@ from support.toy import Toy, toy_settings
 from torch import nn
 
 from server.results.groups import group_runs
+from server.results.heat import coarseness
 from server.results.report.activation_maps import (
     EACH,
     LARGEST_SIDE,
     UnseenError,
     _data_url,
     activation_maps,
-    coarseness,
     find_examples,
     trained_model,
 )

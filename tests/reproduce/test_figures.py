@@ -22,6 +22,7 @@ from server.cli import main
 from server.commands.figure import bars_of, curves_of, names_of
 from server.plots.figures import CLASS_COLOURS, COLOURS, bars, convergence, line_style, rendered, sensitivity
 from server.plots.maps import Panel, activation_maps, class_colours, draw_map, embed, feature_map
+from server.results.heat import heat_maps
 from server.results.report import page
 from server.results.run import Run, find_runs, varying
 from server.results.seeds import Value
@@ -316,6 +317,8 @@ def test_a_map_has_every_feature_and_every_prototype() -> None:
     assert np.array_equal(points, again)
     with pytest.raises(ConfigError, match="four points"):
         embed(features[:2], [])
+    with pytest.raises(ConfigError, match="features that differ"):
+        embed(torch.ones(8, 16), [])
 
 
 def test_a_feature_map_shows_each_kept_round_as_it_was(folder: Path) -> None:
@@ -363,9 +366,20 @@ def test_activation_maps_have_a_row_per_image_and_a_column_per_run(folder: Path)
     figure = activation_maps(runs, per_domain=1)
     assert len(figure.axes) == len(DOMAINS) * 3
     assert {"image", "fpl-0", "fedavg", *DOMAINS} <= set(texts(figure))
-    overlay = figure.axes[1].get_images()[1].get_array()
-    assert overlay.shape == (16, 16)
-    assert (float(overlay.min()), float(overlay.max())) == (0.0, 1.0)
+    opened = runs[0][1]
+    strongest = []
+    for row, domain in enumerate(DOMAINS):
+        split = opened.sample(domain, 1)
+        (image,) = figure.axes[3 * row].get_images()
+        assert np.array_equal(image.get_array(), split.images[0].permute(1, 2, 0).numpy())
+        prepared = opened.settings.data.augmentation.test(split.images)
+        evidence = heat_maps(opened.model(), prepared, split.labels, (16, 16))[0][0].numpy()
+        (shown,) = figure.axes[3 * row + 1].get_images()
+        red, _, blue = np.moveaxis(shown.get_array().astype(int), 2, 0)
+        assert (red == blue)[evidence == 0].all()  # grey where the class has no evidence
+        assert (red > blue)[evidence > 0.1].all()
+        strongest.append(float(evidence.max()))
+    assert max(strongest) == pytest.approx(1.0)
 
 
 def test_activation_maps_need_a_pooled_network(tmp_path: Path) -> None:

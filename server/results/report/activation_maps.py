@@ -10,12 +10,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
 
 from common.config import build
 from common.errors import GoldfinchError
 from common.models.base import Model
 from server.results.groups import Board, Group, run_name
+from server.results.heat import coarseness, coloured, heat_maps
 from server.results.run import Run
 
 MAX_SEARCHED = 400
@@ -29,9 +30,6 @@ LARGEST_SIDE = 112
 
 MAX_GROUPS = 6
 """Groups with examples in the page."""
-
-MIN_CELLS = 4
-"""Fewest rows and columns of a class activation map that can point at a part of an image."""
 
 
 class UnseenError(Exception):
@@ -85,17 +83,6 @@ def activation_maps(boards: Sequence[Board]) -> list[dict[str, Any]]:
             gallery["note"] = f"No images: {error}."
         galleries.append(gallery)
     return galleries
-
-
-def coarseness(cells: tuple[int, int]) -> str | None:
-    """Return a warning if a class activation map of ``cells`` (rows, columns) is too coarse; ``None`` if it is not."""
-    if min(cells) >= MIN_CELLS:
-        return None
-    rows, columns = cells
-    return (
-        f"This net's last feature maps have {rows} x {columns} cells: the overlay shows which part of the image weighs "
-        "most, but is too coarse to point at an object in it."
-    )
 
 
 def trained_model(run: Run) -> Model:
@@ -155,28 +142,6 @@ def find_examples(model: Model, images: Tensor, labels: Tensor, prepare: Callabl
     return examples
 
 
-def heat_maps(model: Model, prepared: Tensor, labels: Tensor, size: tuple[int, int]) -> tuple[Tensor, tuple[int, int]]:
-    """Return class activation maps, resized to ``size``.
-
-    Args:
-        model: a net with class activation maps.
-        prepared: ``[N, 3, H, W]``, the net's input.
-        labels: ``[N]`` int64, the class whose map is wanted.
-        size: rows and columns of the result.
-
-    Returns:
-        ``[N, *size]`` in [0, 1], and the maps' own rows and columns.
-    """
-    maps = model.class_activation_maps(model.feature_maps(prepared), labels)
-    heat = nn.functional.interpolate(maps[:, None].float(), size, mode="bilinear")[:, 0].clamp_min(0)
-    return heat / heat.amax((1, 2), keepdim=True).clamp_min(1e-12), (maps.shape[1], maps.shape[2])
-
-
-def overlay(image: Image.Image, heat: NDArray[np.float64]) -> Image.Image:
-    """Draw ``heat [H, W]`` in [0, 1] over ``image``, which has the same size."""
-    return Image.alpha_composite(image.convert("RGBA"), Image.fromarray(_coloured(heat))).convert("RGB")
-
-
 def _varied(candidates: Sequence[int], labels: Tensor) -> list[int]:
     """Return up to ``EACH`` candidates: the first of each true class, then further ones, both in their order."""
     first: dict[int, int] = {}
@@ -197,19 +162,11 @@ def _picture(example: Example, names: Sequence[str]) -> dict[str, Any]:
         caption = f"{label} taken for {caption}"
     return {
         "image": _data_url(example.image),
-        "heat": _data_url(_coloured(example.heat)),
+        "heat": _data_url(coloured(example.heat)),
         "label": label,
         "correct": correct,
         "caption": caption,
     }
-
-
-def _coloured(heat: NDArray[np.float64]) -> NDArray[np.uint8]:
-    """Return ``[H, W, 4]``: gold, more opaque where ``heat [H, W]`` is larger."""
-    layer = np.zeros((*heat.shape, 4))
-    layer[..., 0], layer[..., 1], layer[..., 2] = 255, 170 - 110 * heat, 20
-    layer[..., 3] = 200 * heat
-    return layer.round().astype(np.uint8)
 
 
 def _data_url(pixels: NDArray[np.uint8]) -> str:

@@ -5,11 +5,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
-from sklearn.decomposition import PCA
-from sklearn.manifold import TSNE
+from torch import Tensor
 
 from common.prototypes import unbiased_prototypes
+from server.results.embedding import Matrix, embed_by_pca, embed_by_tsne, unit_rows
 from server.results.run import Run
 from server.run.prototype_log import Page
 
@@ -22,7 +23,6 @@ MAX_TSNE = 800
 MIN_TSNE = 8
 """Fewest points that t-SNE places."""
 
-Matrix = NDArray[np.float64]
 Points = dict[str, list[float]]
 """``x`` and ``y`` of the points of one round."""
 
@@ -60,14 +60,13 @@ def prototype_map(record: Run, *, tsne: bool = False) -> dict[str, Any] | None:
     for page in pages:
         rounds.append(page.round)
         vectors, labels, senders, weights = _points(page, clients)
-        blocks.append(_unit(vectors))
+        blocks.append(unit_rows(vectors))
         frames.append({"class": labels.tolist(), "owner": senders.tolist(), "weight": np.round(weights, 2).tolist()})
     places: dict[str, dict[str, Any]] = {}
     flat = np.concatenate(blocks)
     if len(flat) >= 2:
-        model = PCA(min(2, *flat.shape), random_state=0).fit(flat)
-        variance = float(np.nan_to_num(model.explained_variance_ratio_).sum())
-        placed = _by_round(_in_unit_square(model.transform(flat)), blocks)
+        points, variance = embed_by_pca(flat)
+        placed = _by_round(_in_unit_square(points), blocks)
         places["PCA"] = {"frames": placed, "note": f"{100 * variance:.0f} % of the variance"}
     if tsne:
         found = _tsne(blocks)
@@ -83,7 +82,7 @@ def prototype_map(record: Run, *, tsne: bool = False) -> dict[str, Any] | None:
     }
 
 
-def _points(page: Page, clients: Sequence[str]) -> tuple[Matrix, NDArray[np.int64], NDArray[np.int64], Matrix]:
+def _points(page: Page, clients: Sequence[str]) -> tuple[Tensor, NDArray[np.int64], NDArray[np.int64], Matrix]:
     """Return vectors, classes, owners and weights of a round's points: uploaded rows first, then the global ones.
 
     Of more than ``MAX_POINTS``, evenly spaced ones are returned.
@@ -94,15 +93,11 @@ def _points(page: Page, clients: Sequence[str]) -> tuple[Matrix, NDArray[np.int6
     for part, owner in ((page.uploaded, senders), (page.prototypes, np.full(len(page.prototypes), -1))):
         if len(part):
             chosen = slice(None, None, -(-len(part) // (MAX_POINTS // 2)))
-            vectors.append(part.vectors.double().numpy()[chosen])
+            vectors.append(part.vectors[chosen])
             labels.append(part.labels.numpy()[chosen])
             owners.append(owner[chosen])
             weights.append(part.weights.double().numpy()[chosen])
-    return np.concatenate(vectors), np.concatenate(labels), np.concatenate(owners), np.concatenate(weights)
-
-
-def _unit(vectors: Matrix) -> Matrix:
-    return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+    return torch.cat(vectors), np.concatenate(labels), np.concatenate(owners), np.concatenate(weights)
 
 
 def _tsne(blocks: Sequence[Matrix]) -> list[Points | None] | None:
@@ -119,11 +114,9 @@ def _tsne(blocks: Sequence[Matrix]) -> list[Points | None] | None:
     flat = np.concatenate(used)
     if len(flat) < MIN_TSNE:
         return None
-    reduced = PCA(min(30, *flat.shape), random_state=0).fit_transform(flat)
-    if not np.isfinite(reduced).all() or float(np.ptp(reduced[:, 0])) < 1e-9:
+    points = embed_by_tsne(flat)
+    if points is None:
         return None
-    perplexity = min(30.0, (len(flat) - 1) / 3)
-    points = TSNE(2, perplexity=perplexity, init="pca", random_state=0).fit_transform(reduced)
     found: list[Points | None] = [None] * len(blocks)
     for index, frame in zip(chosen, _by_round(_in_unit_square(points), used), strict=True):
         found[index] = frame
@@ -171,7 +164,7 @@ def prototype_numbers(record: Run) -> dict[str, Any] | None:
         if not len(prototypes):
             prototypes = page.uploaded
         sets = unbiased_prototypes(prototypes)
-        means: dict[int, Matrix] = dict(zip(sets.labels.tolist(), _unit(sets.vectors.double().numpy()), strict=True))
+        means: dict[int, Matrix] = dict(zip(sets.labels.tolist(), unit_rows(sets.vectors), strict=True))
         moved: list[float] = []
         for label, mean in means.items():
             if label in before:
@@ -189,7 +182,7 @@ def prototype_numbers(record: Run) -> dict[str, Any] | None:
 def _distances(page: Page, domains: Mapping[str, str]) -> tuple[list[float], list[float]]:
     """Return cosine distances between means: of two domains for one class, and of two classes in one domain."""
     sums: dict[tuple[str, int], Matrix] = {}
-    rows = _unit(page.uploaded.vectors.double().numpy())
+    rows = unit_rows(page.uploaded.vectors)
     for row, label, owner in zip(rows, page.uploaded.labels.tolist(), page.owners.tolist(), strict=True):
         client = page.clients[owner]
         key = (domains.get(client, client), int(label))
