@@ -23,8 +23,8 @@ from flwr.server.strategy.aggregate import aggregate as flower_aggregate
 from bench.measuring import arguments, peak_kib, start
 from bench.ratios import Ratio, append, compare, in_turn, quantity
 from common.models.specs import Small, TorchvisionResNet
+from common.numerics import generator
 from common.prototypes import PrototypeSet, cluster_prototypes
-from common.seeding import generator
 from strategies.core.aggregation import Mean
 from strategies.core.exchange import Client, Update
 

@@ -25,9 +25,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout,
 
 from bench.measuring import arguments, start
 from bench.ratios import Ratio, append, compare, in_turn
-from common.data.augmentation import Augmentation
-from common.data.batches import split_batches
-from common.seeding import generator
+from common.data.batches import Augmentation, split_batches
+from common.numerics import generator
 
 BATCH = 64
 CASES = {

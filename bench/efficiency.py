@@ -34,7 +34,7 @@ from bench.measuring import arguments, start
 from bench.ratios import Ratio, append, compare, quantity
 from client.trainer import memory_format
 from common.data.batches import split_batches
-from common.seeding import generator
+from common.numerics import generator
 from common.settings import RunSettings, load_settings
 from server.engines.inline import InlineEngine
 from server.run.conduct import prepare_output, run_federation

@@ -25,9 +25,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout,
 
 from bench.measuring import Row, Step, append, arguments, measure, start
 from common.losses import PrototypeTerms, prototype_losses
-from common.prototypes import PrototypeSet, unbiased_prototypes
-from common.prototypes.finch import partition
-from common.seeding import generator
+from common.numerics import generator
+from common.prototypes import PrototypeSet, partition, unbiased_prototypes
 
 CLASSES = 10
 ROTATION = 4

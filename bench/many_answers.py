@@ -43,7 +43,7 @@ from flwr.proto.node_pb2 import NodeInfo
 from flwr.supercore.task_identity import TaskIdentity
 
 from bench.measuring import arguments, start
-from common.seeding import generator
+from common.numerics import generator
 from common.settings import RunSettings, load_settings
 from common.versions import code_sha256
 from common.wire.messages import Answer, Registration, Request, header_of, read_header

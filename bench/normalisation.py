@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # this checkout
 import goldfinch as gf
 from bench.measuring import arguments, environment, start
 from bench.rows import append_rows
-from common.seeding import generator
+from common.numerics import generator
 from server.run.history import read_rows
 
 RESULTS = Path(__file__).parent / "results" / "normalisation.csv"

@@ -31,8 +31,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # this checkout
 from bench.measuring import arguments, environment, start
 from bench.rows import append_rows
 from common.data.batches import Split
+from common.numerics import generator
 from common.prototypes import PrototypeSet
-from common.seeding import generator
 from common.settings import RunSettings, load_settings
 from common.wire.messages import Registration, Request
 from common.wire.payload import Payload

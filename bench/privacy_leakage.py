@@ -41,9 +41,9 @@ from bench.rows import append_rows, circumstances
 from common.accounting import epsilon
 from common.data.batches import Split
 from common.models.base import Model
+from common.numerics import generator
 from common.privacy import clip_rows, gaussian
 from common.prototypes import class_means
-from common.seeding import generator
 from common.settings import RunSettings, load_settings
 from common.wire.payload import Payload
 from server.engines.inline import InlineEngine

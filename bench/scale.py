@@ -37,8 +37,8 @@ from common.choices import trust
 from common.config import checked, compose_config
 from common.data.batches import Split
 from common.data.domain import DataSource, Domain
-from common.prototypes.finch import partition
-from common.seeding import generator
+from common.numerics import generator
+from common.prototypes import partition
 from common.settings import RunSettings, settings_of
 from common.wire.messages import Registration, Request
 from common.wire.payload import Payload

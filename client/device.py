@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from client.feature_cache import FeatureCache
 from client.ledger import Ledger
 from client.privacy import DevicePrivacy, GaussianDevicePrivacy, Unprotected
-from client.store import Store
 from client.trainer import LocalExchange, choose_device, memory_format
 from common.data.batches import Split
 from common.data.protocols import ClientSpec, content_hash, split_hash, test_subset
@@ -24,8 +23,7 @@ from common.metrics import peak_bytes
 from common.privacy import GaussianPrivacy
 from common.prototypes import PrototypeSet
 from common.settings import RunSettings
-from common.storage.files import check_run_id
-from common.storage.state import MODEL_PREFIX, under_prefix, with_prefix
+from common.storage import MODEL_PREFIX, ClientStore, check_run_id, under_prefix, with_prefix
 from common.versions import package_versions
 from common.wire.messages import Answer, Registration, Request, header_of
 from common.wire.payload import Payload, cast_down, cast_up
@@ -62,7 +60,7 @@ class Device:
         self,
         settings: RunSettings,
         spec: ClientSpec,
-        store: Callable[[str], Store],
+        store: Callable[[str], ClientStore],
         data_root: str | None = None,
         scores: tuple[str, ...] | None = None,
         *,
@@ -243,7 +241,9 @@ class Device:
         if request.exchange not in self.method.exchanges:
             raise PayloadError(f"{self.method.name} has no exchange {request.exchange!r}: {self.method.exchanges}")
 
-    def _install(self, message: Payload, request: Request, split: Split, store: Store, position: int) -> LocalExchange:
+    def _install(
+        self, message: Payload, request: Request, split: Split, store: ClientStore, position: int
+    ) -> LocalExchange:
         """Load the received shared state and the client's own state into the model."""
         kept = self._on_device(store.load(position))
         client = Client(
@@ -349,7 +349,7 @@ class Device:
         protection.check_upload(upload, trained.prototypes)
         return upload, trained
 
-    def _keep(self, store: Store, position: int, local: LocalExchange, upload: Upload, best_before: int) -> None:
+    def _keep(self, store: ClientStore, position: int, local: LocalExchange, upload: Upload, best_before: int) -> None:
         """Write the client's own state. This is the last step, so that a failed exchange changes nothing."""
         shared = self.method.shared_names(local.model)
         state = with_prefix(LOCAL_PREFIX, {**local.kept, **upload.local})

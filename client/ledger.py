@@ -20,7 +20,7 @@ from typing import Any
 
 from common.accounting import composed, new_accountant
 from common.errors import DataError, PrivacyError
-from common.storage.files import write_text
+from common.storage import write_text
 
 FOLDER = ".privacy"
 """Folder of all ledgers, in the folder with clients' states by run. No run's id begins with a dot."""

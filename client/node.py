@@ -15,12 +15,11 @@ from client.device import Device
 from client.ledger import FOLDER, Budget, Ledger
 from client.local import local_device
 from client.resident.messages import Question, Reply
-from client.store import stores
 from common.data.protocols import ClientSpec
 from common.errors import ConfigError, nearest
 from common.overrides import split_overrides
 from common.settings import RunSettings, load_settings
-from common.storage.files import folder_name
+from common.storage import client_stores, folder_name
 from common.wire.messages import Answer, read_header
 from common.wire.payload import encode
 from strategies.core.codec import read_request, write_registrations
@@ -149,7 +148,7 @@ class Node:
         return Device(
             settings,
             spec,
-            stores(folder, spec.id, len(settings.method.exchanges)),
+            client_stores(folder, spec.id, len(settings.method.exchanges)),
             data_root,
             scores,
             # by domain and not by client, because another server may split the domain in another way

@@ -14,8 +14,8 @@ from client.feature_cache import FeatureCache
 from common.data.batches import EVALUATION_BATCH, Split, split_batches
 from common.errors import ConfigError
 from common.losses import balanced_weights
+from common.numerics import generator
 from common.prototypes import ClassSums, PrototypeSet, class_means
-from common.seeding import generator
 from common.settings import RunSettings, TrainSettings
 from strategies.core.method import Batch, Client, Method, Phase, Trained, build_model, feature_size
 

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from common.config import Count, Fraction, NonNegative, Positive, checked
 from common.errors import libraries_of
-from common.precision import NORM_FLOOR
+from common.numerics import NORM_FLOOR
 
 Unit = Literal["sample", "client"]
 

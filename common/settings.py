@@ -290,7 +290,7 @@ class RoundSettings:
         transport: dtype to which float32 tensors of the model and of the method are rounded on the wire, both ways;
             prototypes and other dtypes are sent unchanged. See :mod:`common.wire.payload`.
         memory: GiB of an exchange's updates that stay in the server's memory, >= 0. Further updates are stored in
-            memory-mapped files in the run's folder until they are averaged; see :mod:`common.storage.answer_store`.
+            memory-mapped files in the run's folder until they are averaged; see :mod:`common.storage`.
         joins: first round, >= 1, of the domains and clients that join later, by name.
     """
 

@@ -31,10 +31,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from common.data.augmentation import Augmentation
-from common.data.batches import Split
+from common.data.batches import Augmentation, Split
 from common.data.glyphs import Glyphs
-from common.seeding import derive, generator
+from common.numerics import derive, generator
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # an optional part of finch-clust is not installed

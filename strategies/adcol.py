@@ -13,7 +13,7 @@ from torch import Tensor
 from common.config import NonNegative, Search, checked
 from common.losses import uniform_divergence
 from common.prototypes import PrototypeSet
-from common.storage.state import GlobalState
+from common.storage import GlobalState
 from strategies.core.method import (
     Batch,
     ClientContext,

@@ -15,9 +15,8 @@ from common.config import AtLeastTwo, NonNegative, Positive, Search, Share, chec
 from common.data.public import PublicImages, fingerprint
 from common.data.textures import Textures
 from common.errors import DataError, PayloadError
-from common.precision import unit_vectors, working_dtype
-from common.seeding import generator
-from common.storage.state import GlobalState, under_prefix, with_prefix
+from common.numerics import generator, unit_vectors, working_dtype
+from common.storage import GlobalState, under_prefix, with_prefix
 from strategies.core.method import (
     Averaging,
     Batch,

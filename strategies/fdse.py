@@ -16,9 +16,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from common.config import NonNegative, Positive, Search, checked
 from common.errors import ConfigError
 from common.models.base import initialised
-from common.precision import working_dtype
+from common.numerics import working_dtype
 from common.prototypes import PrototypeSet, normalise_rows
-from common.storage.state import GlobalState, under_prefix
+from common.storage import GlobalState, under_prefix
 from strategies.core.aggregation import STACKED_ELEMENTS, number_by_number
 from strategies.core.method import (
     Averaging,

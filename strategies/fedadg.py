@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from common.config import BelowOne, Count, Natural, Positive, Search, checked
 from common.models.base import Model, initialised
-from common.precision import working_dtype
+from common.numerics import working_dtype
 from strategies.core.method import Averaging, Batch, ClientContext, Losses, Phase, Weighting
 
 GENERATOR, DISCRIMINATOR = "generator", "discriminator"

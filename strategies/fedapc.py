@@ -13,7 +13,7 @@ from common.config import Natural, NonNegative, Positive, Search, checked
 from common.losses import prototype_contrast
 from common.models.base import Model
 from common.prototypes import PrototypeSet, class_means
-from common.storage.state import GlobalState
+from common.storage import GlobalState
 from strategies.core.method import (
     Averaging,
     Batch,

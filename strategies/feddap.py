@@ -11,9 +11,9 @@ from torch import Tensor
 
 from common.config import NonNegative, Positive, Search, checked
 from common.losses import PrototypeTerms, prototype_contrast, prototype_losses
+from common.numerics import derive
 from common.prototypes import PrototypeSet, normalise_rows
-from common.seeding import derive
-from common.storage.state import GlobalState
+from common.storage import GlobalState
 from strategies.core.method import (
     Averaging,
     Batch,

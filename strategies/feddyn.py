@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from common.config import NonNegative, Positive, Search, checked
 from common.prototypes import PrototypeSet
-from common.storage.state import GlobalState, under_prefix
+from common.storage import GlobalState, under_prefix
 from strategies.core.method import Averaging, ClientContext, Download, ServerContext, Trained, Update, Upload, Weighting
 from strategies.parts.edits import add_linear, pull_towards
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from common.config import NonNegative, Search, checked
 from common.models.base import Model, ModelError, pool
-from common.precision import working_dtype
+from common.numerics import working_dtype
 from strategies.core.method import Batch, ClientContext, Losses
 from strategies.feddyn import FedDyn
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from common.config import BelowOne, Positive, Search, checked
 from common.prototypes import PrototypeSet
-from common.storage.state import GlobalState, under_prefix
+from common.storage import GlobalState, under_prefix
 from strategies.core.method import Averaging, ServerContext, Update, Weighting
 
 FIRST, SECOND = "first_moment/", "second_moment/"

@@ -15,7 +15,7 @@ from common.config import NonNegative, Positive, Search, Share, ZeroToOne, check
 from common.errors import PayloadError
 from common.losses import prototype_contrast, uniform_divergence
 from common.prototypes import PrototypeSet, class_means
-from common.storage.state import GlobalState, under_prefix
+from common.storage import GlobalState, under_prefix
 from strategies.adcol import feature_pass, owners_of
 from strategies.core.method import (
     Batch,

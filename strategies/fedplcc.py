@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from common.config import NonNegative, Positive, Search, Share, checked
 from common.losses import PrototypeTerms, prototype_losses
 from common.prototypes import PrototypeSet, cluster_prototypes, normalise_weights
-from common.storage.state import GlobalState
+from common.storage import GlobalState
 from strategies.core.method import Batch, ClientContext, Losses, ServerContext, Update
 from strategies.parts.sent_prototypes import SentClusters
 

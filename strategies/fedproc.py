@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from common.config import Positive, Search, checked
 from common.losses import prototype_contrast
 from common.prototypes import PrototypeSet, carry_over
-from common.storage.state import GlobalState
+from common.storage import GlobalState
 from strategies.core.method import (
     Averaging,
     Batch,

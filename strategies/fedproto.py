@@ -14,7 +14,7 @@ from common.config import NonNegative, Search, checked
 from common.losses import prototype_mse
 from common.models.base import Model
 from common.prototypes import PrototypeSet
-from common.storage.state import GlobalState
+from common.storage import GlobalState
 from strategies.core.method import (
     Averaging,
     Batch,

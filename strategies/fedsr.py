@@ -13,9 +13,8 @@ from torch import Tensor, nn
 
 from common.config import Count, Natural, NonNegative, Search, checked
 from common.models.base import Model, initialised
-from common.precision import working_dtype
+from common.numerics import generator, working_dtype
 from common.prototypes import PrototypeSet
-from common.seeding import generator
 from strategies.core.method import Averaging, Batch, ClientContext, Losses, Weighting
 
 GAUSSIANS = "class_gaussians"

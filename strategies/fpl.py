@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from common.config import Natural, NonNegative, Positive, Search, checked
 from common.losses import PrototypeTerms, prototype_losses
 from common.prototypes import Clustering, PrototypeSet, cluster_prototypes, unbiased_prototypes
-from common.storage.state import GlobalState
+from common.storage import GlobalState
 from strategies.core.method import Averaging, Batch, ClientContext, Losses, PrototypeMode, ServerContext, Update
 
 

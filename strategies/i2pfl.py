@@ -15,9 +15,9 @@ from torch.nn.functional import one_hot
 
 from common.config import BelowOne, NonNegative, Positive, Search, checked
 from common.losses import prototype_contrast
+from common.numerics import numpy_generator
 from common.prototypes import ClassSums, PrototypeSet, carry_over
-from common.seeding import numpy_generator
-from common.storage.state import GlobalState
+from common.storage import GlobalState
 from strategies.core.aggregation import cap_shares
 from strategies.core.method import (
     Averaging,

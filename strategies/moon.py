@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from common.config import Natural, NonNegative, Positive, Search, checked
 from common.models.base import Model, initialised
-from common.precision import unit_vectors, working_dtype
-from common.storage.state import under_prefix, with_prefix
+from common.numerics import unit_vectors, working_dtype
+from common.storage import under_prefix, with_prefix
 from strategies.core.method import Averaging, Batch, ClientContext, Losses, Trained, Upload
 
 PREVIOUS = "previous/"

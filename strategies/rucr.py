@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from common.config import Count, Natural, NonNegative, Positive, Search, ZeroToOne, check, checked
 from common.losses import prototype_contrast
 from common.prototypes import PrototypeSet, class_means, normalise_rows
-from common.storage.state import GlobalState, under_prefix, with_prefix
+from common.storage import GlobalState, under_prefix, with_prefix
 from strategies.core.method import (
     Batch,
     ClientContext,

@@ -13,7 +13,7 @@ from torch import Tensor
 from common.config import Positive, Search, ZeroToOne, checked
 from common.errors import ConfigError
 from common.prototypes import PrototypeSet
-from common.storage.state import GlobalState, under_prefix, with_prefix
+from common.storage import GlobalState, under_prefix, with_prefix
 from strategies.core.method import (
     Averaging,
     ClientContext,

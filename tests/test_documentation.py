@@ -128,7 +128,7 @@ def test_what_is_added_from_outside_runs_as_the_page_says(
 
 
 def weights_of(folder: Path) -> str:
-    from common.storage.state import tensors_sha256
+    from common.storage import tensors_sha256
     from server.run.checkpoint import Checkpoints
 
     checkpoint = Checkpoints(folder / "checkpoint").load()

@@ -1,13 +1,22 @@
-"""Images with their labels, and how a pass over them is cut into batches."""
+"""Images with their labels, how a pass over them is cut into batches, and the augmentation of whole batches.
+
+Images are augmented on the training device: per-sample parameters are drawn on the CPU, and each operation is one call
+for the batch.
+"""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Annotated
 
 import torch
+import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor
 
-from common.config import check
+from common.config import Positive, ZeroToOne, check, checked
 
 EVALUATION_BATCH = 256
 """Images per batch where images are only scored, on devices and on the server."""
@@ -85,3 +94,141 @@ def split_batches(order: Tensor, size: int, last: str) -> list[Tensor]:
             tail = batches.pop()
             batches[-1] = torch.cat([batches[-1], tail])
     return batches
+
+
+# ---- augmentation ----------------------------------------------------------------------------------------------------
+
+
+# Columns of the uniform draws; every sample always consumes all of them, so that switching one part on or off
+# leaves the other parts' draws as they were.
+_TOP, _LEFT, _FLIP, _ANGLE, _ERASE, _AREA, _RATIO, _ERASE_TOP, _ERASE_LEFT = range(9)
+_DRAWS = 9
+# Columns of the parameters made from the draws.
+_CROP, _FLIPPED, _MATRIX, _BOX = slice(0, 2), slice(2, 3), slice(3, 9), slice(9, 13)
+_ERASED_AREA = (0.02, 0.33)  # share of the image, as in Zhong et al., "Random Erasing Data Augmentation", AAAI 2020
+_ERASED_RATIO = (0.3, 3.3)  # height over width
+
+
+@checked
+class Augmentation:
+    """Random crop, flip, rotation and erasing for training; normalisation for both.
+
+    Order: crop and flip on uint8, scale to 0..1, rotate (outside is black), normalise, erase (to 0, which is the mean).
+
+    Attributes:
+        crop_padding: pixels of black added on each side before a crop of the original size; 0 is no crop.
+        flip: mirror left to right with probability 0.5.
+        rotation: largest angle in degrees, 0..180; the angle is uniform in [-rotation, rotation].
+        erasing: probability in 0..1 that one rectangle of a sample is erased.
+        mean: per channel, of images scaled to 0..1; one value or three.
+        std: likewise, > 0.
+    """
+
+    crop_padding: Annotated[int, Field(ge=0, le=256)] = 0
+    flip: bool = False
+    rotation: Annotated[float, Field(ge=0, le=180)] = 0.0
+    erasing: ZeroToOne = 0.0
+    mean: tuple[float, ...] = (0.485, 0.456, 0.406)
+    std: tuple[Positive, ...] = (0.229, 0.224, 0.225)
+
+    def __post_init__(self) -> None:
+        for name, values in (("mean", self.mean), ("std", self.std)):
+            check(len(values) in (1, 3), f"{name} must have one or three values; got {list(values)}")
+
+    @property
+    def random(self) -> bool:
+        """Whether training images differ from test images."""
+        return self.crop_padding > 0 or self.flip or self.rotation > 0 or self.erasing > 0
+
+    def train(self, images: Tensor, generator: torch.Generator) -> Tensor:
+        """Return a randomly augmented, normalised copy.
+
+        Args:
+            images: uint8 [B, 3, H, W] on any device.
+            generator: a CPU generator; ``9 * B`` uniform numbers are always drawn from it, also for parts that are off.
+
+        Returns:
+            float32 [B, 3, H, W] on the images' device.
+        """
+        draws = torch.rand(len(images), _DRAWS, generator=generator)
+        # Computed on the CPU, so that every device gets the same numbers, and moved at once.
+        parameters = self._parameters(draws, *images.shape[2:]).to(images.device, non_blocking=True)
+        images = self._crop_and_flip(images, parameters)
+        scaled = images.float().div_(255)
+        if self.rotation:
+            grid = F.affine_grid(parameters[:, _MATRIX].reshape(-1, 2, 3), list(scaled.shape), align_corners=False)
+            scaled = F.grid_sample(scaled, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
+        normalised = self._normalise(scaled)
+        if self.erasing:
+            return self._erase(normalised, parameters)
+        return normalised
+
+    def test(self, images: Tensor) -> Tensor:
+        """Return uint8 [B, 3, H, W] as normalised float32 [B, 3, H, W] on the same device, without augmentation."""
+        return self._normalise(images.float().div_(255))
+
+    def _normalise(self, scaled: Tensor) -> Tensor:
+        mean, std = _constants(self.mean, self.std, scaled.device)
+        return scaled.sub_(mean).div_(std)
+
+    def _parameters(self, draws: Tensor, height: int, width: int) -> Tensor:
+        """Return the parameters of each sample: float32 [B, 13], columns as named above."""
+        span = 2 * self.crop_padding + 1
+        top = (draws[:, _TOP] * span).floor().clamp_(max=span - 1)
+        left = (draws[:, _LEFT] * span).floor().clamp_(max=span - 1)
+        angle = (2 * draws[:, _ANGLE] - 1) * math.radians(self.rotation)
+        cosine, sine, zero = torch.cos(angle), torch.sin(angle), torch.zeros_like(angle)
+        # grid_sample's coordinates run from -1 to 1 on both axes, so the off-diagonal terms carry the aspect ratio.
+        matrix = (cosine, -sine * height / width, zero, sine * width / height, cosine, zero)
+        low, high = _ERASED_AREA
+        area = (low + (high - low) * draws[:, _AREA]) * height * width
+        low, high = math.log(_ERASED_RATIO[0]), math.log(_ERASED_RATIO[1])
+        ratio = torch.exp(low + (high - low) * draws[:, _RATIO])
+        tall = (area * ratio).sqrt().round().clamp_(1, height) * (draws[:, _ERASE] < self.erasing)
+        wide = (area / ratio).sqrt().round().clamp_(1, width)
+        erase_top = (draws[:, _ERASE_TOP] * (height - tall + 1)).floor()
+        erase_left = (draws[:, _ERASE_LEFT] * (width - wide + 1)).floor()
+        flipped = (draws[:, _FLIP] < 0.5).float()
+        return torch.stack([top, left, flipped, *matrix, erase_top, erase_top + tall, erase_left, erase_left + wide], 1)
+
+    def _crop_and_flip(self, images: Tensor, parameters: Tensor) -> Tensor:
+        height, width = images.shape[2:]
+        padding = self.crop_padding
+        if padding:
+            padded = F.pad(images, (padding, padding, padding, padding))
+            images = _windows(padded, parameters[:, _CROP].long(), height, width)
+        if self.flip:
+            images = self._flip(images, parameters[:, _FLIPPED] > 0)
+        return images
+
+    @staticmethod
+    def _flip(images: Tensor, chosen: Tensor) -> Tensor:
+        """Return a copy of ``images`` with those of ``chosen`` (bool [B, 1]) mirrored left to right."""
+        if images.is_cuda:  # nonzero() would wait for the device
+            return torch.where(chosen[:, :, None, None], images.flip(3), images)
+        rows = chosen.flatten().nonzero().flatten()
+        return images.index_copy(0, rows, images.index_select(0, rows).flip(3))
+
+    def _erase(self, normalised: Tensor, parameters: Tensor) -> Tensor:
+        height, width = normalised.shape[2:]
+        rows, columns = torch.arange(height, device=normalised.device), torch.arange(width, device=normalised.device)
+        top, bottom, left, right = parameters[:, _BOX].unsqueeze(2).unbind(1)
+        mask = ((rows >= top) & (rows < bottom))[:, :, None] & ((columns >= left) & (columns < right))[:, None, :]
+        return normalised.masked_fill_(mask[:, None], 0.0)
+
+
+def _windows(padded: Tensor, corners: Tensor, height: int, width: int) -> Tensor:
+    """Return one window of each image, [B, 3, height, width]; its top and left are the image's row of ``corners``."""
+    if padded.is_cuda:
+        windows = padded.unfold(2, height, 1).unfold(3, width, 1)  # a view: [B, 3, span, span, H, W]
+        return windows[torch.arange(len(padded), device=padded.device), :, corners[:, 0], corners[:, 1]]
+    # on the CPU, copying row after row is two to four times as fast as picking pixel after pixel
+    size, strides = (padded.shape[1], height, width), padded.stride()
+    starts = (strides[0] * torch.arange(len(padded)) + strides[2] * corners[:, 0] + strides[3] * corners[:, 1]).tolist()
+    return torch.stack([padded.as_strided(size, strides[1:], start) for start in starts])
+
+
+@lru_cache(maxsize=64)
+def _constants(mean: tuple[float, ...], std: tuple[float, ...], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return mean and standard deviation as [1, C, 1, 1] on the device; moved there once."""
+    return torch.tensor(mean, device=device).view(1, -1, 1, 1), torch.tensor(std, device=device).view(1, -1, 1, 1)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from common.storage.files import read_tensors, write_tensors
+from common.storage import read_tensors, write_tensors
 
 CACHE_VARIABLE = "GOLDFINCH_CACHE"
 _log = logging.getLogger(__name__)

@@ -16,8 +16,7 @@ import torch
 from pydantic import Field
 
 from common.config import Names, check, checked
-from common.data.augmentation import Augmentation
-from common.data.batches import Split
+from common.data.batches import Augmentation, Split
 from common.data.image_files import Resize
 from common.errors import DataError, nearest
 

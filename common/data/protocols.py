@@ -16,7 +16,7 @@ from common.config import Count, Names, Natural, Share, check, checked
 from common.data.batches import Split
 from common.data.domain import DataSource, Domain
 from common.errors import ConfigError, DataError, nearest
-from common.seeding import generator, numpy_generator
+from common.numerics import generator, numpy_generator
 
 T = TypeVar("T")
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from common.config import AtLeastTwo, check, checked
 from common.data.domain import DataSource
 from common.errors import DataError
-from common.seeding import generator
+from common.numerics import generator
 
 
 @checked

@@ -11,7 +11,7 @@ from common.data.batches import Split
 from common.data.cache import cached
 from common.data.domain import DataSource, Domain
 from common.data.glyph_rendering import SIZE, noise_field, sample
-from common.seeding import numpy_generator
+from common.numerics import numpy_generator
 
 _VERSION = 1  # the seed, and part of the cache's key; raise it when a pixel changes
 _COUNT = {"train": 1024, "test": 64}

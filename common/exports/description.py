@@ -12,7 +12,7 @@ from common.data.image_files import Resize
 from common.errors import CheckpointError, ConfigError
 from common.metrics import named_missing
 from common.regular_files import read_small
-from common.storage.files import check_run_id
+from common.storage import check_run_id
 from common.versions import VERSION
 
 DESCRIPTION, CARD = "model.json", "README.md"

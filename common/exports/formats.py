@@ -19,8 +19,7 @@ from common.exports.description import CARD, DESCRIPTION, Description
 from common.exports.model import PROTOTYPES, TrainedModel, load_model
 from common.models.pretrained import WEIGHTS
 from common.prototypes import PrototypeSet
-from common.storage.files import write_json, write_tensors, write_text
-from common.storage.state import with_prefix
+from common.storage import with_prefix, write_json, write_tensors, write_text
 
 Predictor = Callable[[Tensor], Tensor]
 """From images ``[N, 3, S, S]`` in 0..1 to probabilities ``[N, K]``."""

@@ -17,8 +17,7 @@ from common.models.pretrained import WEIGHTS
 from common.models.specs import ModelSpec
 from common.prototypes import PrototypeSet, normalise_rows
 from common.regular_files import file_sha256
-from common.storage.files import Series, read_tensors
-from common.storage.state import MODEL_PREFIX, under_prefix
+from common.storage import MODEL_PREFIX, Series, read_tensors, under_prefix
 
 PROTOTYPES = "prototypes."
 NO_PROTOTYPE = 2.0

@@ -4,6 +4,5 @@ Prototype losses are one operator (:mod:`common.kernels`); all others are batche
 names its paper and equation. Means are over the whole batch unless stated otherwise.
 """
 
-from common.kernels.closed_form import PrototypeTerms
 from common.losses.classification import balanced_weights, cross_entropy, uniform_divergence
-from common.losses.prototype import PrototypeLosses, prototype_contrast, prototype_losses, prototype_mse
+from common.losses.prototype import PrototypeLosses, PrototypeTerms, prototype_contrast, prototype_losses, prototype_mse

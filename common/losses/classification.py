@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from common.precision import working_dtype
+from common.numerics import working_dtype
 
 
 def cross_entropy(

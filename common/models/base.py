@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from common.errors import ConfigError
-from common.seeding import derive
+from common.numerics import derive
 
 Norm = Literal["batch", "group", "none"]
 """Normalisation of a network. ``batch`` scales by the batch in training and by running statistics in evaluation;

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from common.models.base import Model, ModelError
 from common.regular_files import MAX_TENSOR_FILE, check_regular
-from common.storage.files import read_tensors
+from common.storage import read_tensors
 
 WEIGHTS = "model.safetensors"
 """The file in an exported model's folder with its weights and the names of its classes."""

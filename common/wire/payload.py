@@ -25,8 +25,7 @@ from torch import Tensor
 from typing_extensions import Buffer  # collections.abc has it from Python 3.12 on
 
 from common.errors import PayloadError
-from common.storage.files import DTYPES, safetensors_pieces, safetensors_table
-from common.storage.state import Bundle, finite, split_tensors
+from common.storage import DTYPES, Bundle, finite, safetensors_pieces, safetensors_table, split_tensors
 
 warnings.filterwarnings("ignore", message="The given buffer is not writable")  # decode only reads it
 

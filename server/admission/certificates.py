@@ -32,7 +32,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from common.errors import ConfigError
 from common.regular_files import read_small_bytes
-from common.storage.files import write_bytes
+from common.storage import write_bytes
 
 AUTHORITY_DAYS = 3650
 SERVER_DAYS = 365

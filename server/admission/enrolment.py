@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common.errors import ConfigError, EngineError, nearest
-from common.storage.files import write_text
+from common.storage import write_text
 from server.flower.processes import answer_in, ask_flower, in_one_line
 
 ALREADY_ENROLLED, NO_ANSWER = "already in use", "the SuperLink did not answer"

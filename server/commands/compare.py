@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from common.errors import ConfigError
-from common.storage.files import write_json, write_text
+from common.storage import write_json, write_text
 from server.commands.sweep import Job, all_options, execute, raise_failures
 from server.commands.tune import (
     TuningSearch,

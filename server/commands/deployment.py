@@ -17,7 +17,7 @@ from typing import Literal
 
 from common.errors import EngineError
 from common.settings import RunSettings
-from common.storage.files import write_text
+from common.storage import write_text
 from server.admission.certificates import Certificates, ensure
 from server.admission.enrolment import Enrolment
 from server.flower.processes import Child, Processes, flower_environment, free_port, program, wait_healthy

@@ -16,7 +16,7 @@ from common.errors import ConfigError, nearest, writing
 from common.exports.description import Description
 from common.exports.formats import in_batches
 from common.exports.model import load_model
-from common.storage.files import write_json
+from common.storage import write_json
 from server.results.table import print_whole
 
 Part = Literal["test", "train", "all"]

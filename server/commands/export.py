@@ -16,7 +16,7 @@ from common.exports.description import NO_LICENCE, Description
 from common.exports.formats import BATCH, Content, chosen_formats, write_export
 from common.exports.model import TrainedModel, kept_part, read_export
 from common.metrics import RoundScore, domain_accuracy
-from common.seeding import generator
+from common.numerics import generator
 from server.commands.evaluate import domains_of
 from server.results.run import Run
 from strategies.core.method import Method

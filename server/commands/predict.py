@@ -15,7 +15,7 @@ from rich.progress import track
 from common.data.image_files import FORMATS, Resize, decode_image, is_image, square
 from common.errors import ConfigError, DataError, writing
 from common.exports.model import TrainedModel, load_model
-from common.storage.files import write_bytes, write_text
+from common.storage import write_bytes, write_text
 from common.wire.messages import printable
 from server.results.heat import heat_maps, overlay
 

@@ -16,7 +16,7 @@ from common.errors import ConfigError, nearest
 from common.overrides import quoted_override
 from common.regular_files import read_small
 from common.settings import RunSettings, load_settings
-from common.storage.files import write_bytes, write_json, write_text
+from common.storage import write_bytes, write_json, write_text
 from server.commands.sweep import Job, execute, raise_failures
 from server.plots.figures import bars, convergence, rendered, sensitivity
 from server.reproduction.comparison import Comparison, Line

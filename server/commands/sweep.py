@@ -28,7 +28,7 @@ from common.metrics import PARTIAL, named_missing
 from common.overrides import parse_overrides, quoted_override, unescaped
 from common.regular_files import read_small
 from common.settings import RunSettings, settings_of
-from common.storage.files import write_json, write_text
+from common.storage import write_json, write_text
 from common.text import duration
 from server.results.groups import group_runs
 from server.results.run import Run

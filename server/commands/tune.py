@@ -21,7 +21,7 @@ from common.metrics import METRICS, named_missing
 from common.overrides import quoted_override
 from common.privacy import GaussianPrivacy
 from common.settings import RunSettings, result_settings, settings_of, yaml_of
-from common.storage.files import write_text
+from common.storage import write_text
 from server.commands.sweep import Job, Progress, execute, raise_failures, run_subprocess
 from server.plots.figures import COLOURS, new_figure, plain, save
 from server.results.run import Run

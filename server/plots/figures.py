@@ -20,7 +20,7 @@ from matplotlib.ticker import MaxNLocator
 
 from common.errors import ConfigError, nearest
 from common.metrics import named_missing
-from common.storage.files import write_bytes
+from common.storage import write_bytes
 from server.results.run import Run, brief, varying
 from server.results.seeds import Value
 

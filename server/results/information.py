@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from common.errors import ConfigError
 from common.models.base import initialised
-from common.seeding import generator
+from common.numerics import generator
 from server.results.run import Run
 from strategies.fedpall import FedPall
 

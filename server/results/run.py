@@ -20,10 +20,10 @@ from common.errors import CheckpointError, ConfigError, GoldfinchError, nearest
 from common.exports.model import kept_part, without_training_parts
 from common.metrics import METRICS, ClassTotals, Metric, RoundScore, summarise
 from common.models.base import Model
+from common.numerics import generator
 from common.regular_files import read_small
-from common.seeding import generator
 from common.settings import RunSettings, read_config, result_settings, settings_of
-from common.storage.files import folder_name
+from common.storage import folder_name
 from common.versions import hash_of_files
 from common.wire.messages import printable
 from server.run.accounting import LEDGER, Ledger, privacy_report, with_conditions

@@ -11,7 +11,7 @@ from typing import Any
 
 from common.errors import writing
 from common.metrics import PARTIAL, Metric
-from common.storage.files import write_text
+from common.storage import write_text
 from common.wire.messages import printable
 from server.results.columns import domain_columns, mark_notes, summary_columns
 from server.results.groups import Board, cells

@@ -18,7 +18,7 @@ from common.errors import CheckpointError
 from common.privacy import NEIGHBOURS, GaussianPrivacy
 from common.regular_files import read_small
 from common.settings import RunSettings
-from common.storage.files import write_json
+from common.storage import write_json
 from common.wire.messages import TRAINED_STATUSES
 
 DIGITS = 4

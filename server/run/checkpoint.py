@@ -7,8 +7,7 @@ from pathlib import Path
 from torch import Tensor
 
 from common.errors import CheckpointError
-from common.storage.files import Entry, Series, check_run_id
-from common.storage.state import GlobalState, under_prefix, with_prefix
+from common.storage import Entry, GlobalState, Series, check_run_id, under_prefix, with_prefix
 
 BEST = "best"
 """The folder, next to ``checkpoint/``, of the checkpoint of the best round by validation."""

@@ -15,7 +15,7 @@ from common.errors import ConfigError, EngineError, writing
 from common.metrics import RoundScore, best_round, peak_bytes, states, summarise
 from common.regular_files import read_small
 from common.settings import RunSettings, yaml_of
-from common.storage.files import write_json, write_text
+from common.storage import write_json, write_text
 from common.versions import package_versions, processor
 from common.wire.messages import CLIPPED, trained_count
 from server.run.accounting import check_accountant

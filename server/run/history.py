@@ -12,7 +12,7 @@ from typing import Any
 
 from common.errors import ConfigError
 from common.metrics import COUNTED, ClassTotals, Coverage, Metric, RoundScore
-from common.storage.files import write_text
+from common.storage import write_text
 from server.run.prototype_log import Confusions, PrototypeLog
 from server.run.schema import read_lines, read_rows, stream_rows
 from server.trackers.events import Listener

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from common.metrics import counts_fit
 from common.prototypes import PrototypeSet
-from common.storage.files import Series, write_text
-from common.storage.state import Bundle, split_tensors, under_prefix, with_prefix
+from common.storage import Bundle, Series, split_tensors, under_prefix, with_prefix, write_text
 from server.run.schema import read_lines
 
 MAX_ROUNDS = 40

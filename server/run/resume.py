@@ -12,7 +12,7 @@ from common.errors import CheckpointError
 from common.metrics import RoundScore
 from common.regular_files import read_small
 from common.settings import RunSettings, differing, yaml_of
-from common.storage.files import write_json, write_text
+from common.storage import write_json, write_text
 from common.versions import code_files, package_versions
 from common.wire.messages import Registration, printable
 from server.run.checkpoint import Checkpoint, Checkpoints, check_belongs, check_length

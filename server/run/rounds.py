@@ -16,7 +16,7 @@ from common.errors import EngineError, some_of, summarised
 from common.metrics import RoundScore
 from common.prototypes import PrototypeSet
 from common.settings import RunSettings
-from common.storage.state import GlobalState
+from common.storage import GlobalState
 from common.wire.messages import Registration, Request
 from common.wire.payload import Payload
 from server.run.accounting import PrivacyAccount

@@ -35,8 +35,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from common.seeding import generator
-from common.storage.state import GlobalState
+from common.numerics import generator
+from common.storage import GlobalState
 from strategies.core.context import ServerContext
 from strategies.core.exchange import Update
 

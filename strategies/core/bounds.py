@@ -33,7 +33,7 @@ from torch import Tensor
 
 from common.prototypes import PrototypeSet
 from common.settings import TrainSettings
-from common.storage.state import GlobalState
+from common.storage import GlobalState
 from strategies.core.context import ServerContext
 from strategies.core.exchange import Client, Update, UploadSpec
 

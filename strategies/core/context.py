@@ -7,8 +7,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from common.numerics import generator
 from common.prototypes import PrototypeSet
-from common.seeding import generator
 from common.settings import TrainSettings
 from strategies.core.aggregation import Mean
 from strategies.core.exchange import Batch, Client

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from common.losses import cross_entropy
 from common.prototypes import PrototypeSet
-from common.storage.state import Bundle
+from common.storage import Bundle
 
 PrototypeMode = Literal["none", "last_epoch_running", "post_eval", "own"]
 """How local prototypes are made: not at all; as class means over the last local epoch (training mode, before each

@@ -15,7 +15,7 @@ from common.errors import CheckpointError
 from common.exports.model import check_shapes, read_export, without_training_parts
 from common.models.pretrained import WEIGHTS
 from common.regular_files import file_sha256
-from common.storage.state import GlobalState
+from common.storage import GlobalState
 from strategies.core.method import ClientContext, Download, Method, ServerContext
 
 MIN_SCORE = -1e6

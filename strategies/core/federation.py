@@ -18,10 +18,9 @@ from torch import Tensor, nn
 
 from common.errors import PayloadError
 from common.metrics import counts_fit
-from common.seeding import generator
+from common.numerics import generator
 from common.settings import RunSettings
-from common.storage.answer_store import AnswerStore
-from common.storage.state import GlobalState, under_prefix, with_prefix
+from common.storage import AnswerStore, GlobalState, under_prefix, with_prefix
 from common.wire.messages import Answer, Request
 from common.wire.payload import Payload, cast_down, cast_up
 from strategies.core.aggregation import Mean, cap_samples, limit_samples

@@ -1,6 +1,6 @@
 """The contract of a method: a frozen dataclass of hyper-parameters with two pure halves, device and server.
 
-State is data. The server's is a :class:`~common.storage.state.GlobalState`; a client's is a mapping of named tensors.
+State is data. The server's is a :class:`~common.storage.GlobalState`; a client's is a mapping of named tensors.
 A method has no state, so the same object serves every engine, and saving a run is writing named tensors.
 
 A logical round is the sequence of a method's ``exchanges``. In each, the server sends a download to every participant,
@@ -16,7 +16,7 @@ from common.config import checked
 from common.errors import ConfigError
 from common.prototypes import PrototypeSet
 from common.settings import RunSettings
-from common.storage.state import GlobalState
+from common.storage import GlobalState
 from strategies.core.context import ClientContext, ServerContext
 from strategies.core.exchange import (
     Batch,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from common.errors import some_of
-from common.seeding import generator
+from common.numerics import generator
 from common.settings import RunSettings
 from common.wire.messages import Registration
 from strategies.core.method import Client

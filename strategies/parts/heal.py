@@ -17,7 +17,7 @@ from pydantic import Field
 from torch import Tensor
 
 from common.config import Search, ZeroToOne, checked
-from common.storage.state import GlobalState
+from common.storage import GlobalState
 from strategies.core.aggregation import Mean, cap_shares
 from strategies.core.method import (
     Averaging,

@@ -6,7 +6,7 @@ import torch
 
 from common.config import Natural, checked
 from common.prototypes import Clustering, PrototypeSet, cluster_prototypes, normalise_rows
-from common.storage.state import GlobalState
+from common.storage import GlobalState
 from strategies.core.method import (
     Averaging,
     ClientContext,

@@ -14,7 +14,7 @@ from common.config import BelowOne, Count, NonNegative, Positive, checked
 from common.data.batches import split_batches
 from common.losses import cross_entropy
 from common.models.base import MultilayerHead, initialised
-from common.storage.state import under_prefix, with_prefix
+from common.storage import under_prefix, with_prefix
 from strategies.core.method import ClientContext, ServerContext, Update
 
 MOMENTUM = "momentum/"

@@ -15,10 +15,9 @@ from support.hostile import ATTACKS, scaled
 from support.runs import Run, TouchedEngine, run
 from support.toy import Toy, composed, toy_settings
 
-from client.store import Store
 from common.choices import CONF
 from common.errors import ConfigError
-from common.storage.state import GlobalState, tensors_sha256
+from common.storage import ClientStore, GlobalState, tensors_sha256
 from common.wire.messages import Request
 from common.wire.payload import Payload, decode, encode
 from server.results.run import Run as Finished
@@ -302,7 +301,7 @@ def test_who_sits_out_keeps_its_state(method: str, tmp_path: Path) -> None:
     for folder in folders:
         newest = max(int(path.stem.partition("-")[2]) for path in folder.iterdir())
         assert newest // per_round == max(rounds[folder.name])
-        assert Store(folder).load(10**6)
+        assert ClientStore(folder).load(10**6)
     assert_finite(done)
 
 

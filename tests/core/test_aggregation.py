@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from common.seeding import derive, generator, numpy_generator
+from common.numerics import derive, generator, numpy_generator
 from strategies.core.aggregation import Mean, average
 from strategies.core.method import Client, Update
 from strategies.parts.edits import add_linear, pull_towards

@@ -14,7 +14,7 @@ from support.toy import toy_settings
 from torch import Tensor
 
 from common.settings import RunSettings
-from common.storage.state import GlobalState
+from common.storage import GlobalState
 from common.wire.messages import Request
 from common.wire.payload import Payload
 from strategies.core.agreement import MAX_UPDATES, SKETCH, Agreement

@@ -15,11 +15,11 @@ from support.halves import clients
 from support.runs import TouchedEngine, run
 from support.toy import toy_settings
 
+from common import storage as module
 from common.errors import GoldfinchError
+from common.numerics import generator
 from common.prototypes import PrototypeSet
-from common.seeding import generator
-from common.storage import answer_store as module
-from common.storage.answer_store import PREFIX, AnswerStore
+from common.storage import ANSWER_PREFIX, AnswerStore
 from common.wire.payload import Payload
 from strategies.core.aggregation import Mean
 from strategies.core.exchange import Update
@@ -96,7 +96,7 @@ def test_a_run_has_the_same_state_with_all_answers_in_files(
     expected = run(toy_settings("fpl", tmp_path / "memory", **RUNS[case]))
     assert files == []
     (tmp_path / "files").mkdir()
-    (tmp_path / "files" / f"{PREFIX}left").write_bytes(b"by a process that was killed")
+    (tmp_path / "files" / f"{ANSWER_PREFIX}left").write_bytes(b"by a process that was killed")
     settings = toy_settings("fpl", tmp_path / "files", rounds={"memory": 0.0}, overwrite=True, **RUNS[case])
     found = run(settings)
     assert found.sha256 == expected.sha256
@@ -105,7 +105,7 @@ def test_a_run_has_the_same_state_with_all_answers_in_files(
     assert len(files) == answers * (2 if case == "rounded on the wire" else 1) + clipped
     assert clipped or case != "clipped"
     assert all(Path(name).parent == tmp_path / "files" for name in files)
-    assert list((tmp_path / "files").glob(f"{PREFIX}*")) == []
+    assert list((tmp_path / "files").glob(f"{ANSWER_PREFIX}*")) == []
 
 
 def test_a_full_disk_is_the_server_s_trouble_and_no_client_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from common.prototypes import PrototypeSet
 from common.settings import TrainSettings
-from common.storage.state import GlobalState
+from common.storage import GlobalState
 from common.wire.messages import Request
 from common.wire.payload import Payload
 from server.trackers.events import describe

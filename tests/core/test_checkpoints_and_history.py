@@ -12,8 +12,7 @@ import torch
 from common.errors import CheckpointError
 from common.metrics import RoundScore, domain_accuracy, summarise
 from common.prototypes import PrototypeSet
-from common.storage.files import read_tensors, write_tensors
-from common.storage.state import GlobalState
+from common.storage import GlobalState, read_tensors, write_tensors
 from server.run.checkpoint import Checkpoint, Checkpoints
 from server.run.conduct import bytes_total
 from server.run.history import ACTIVITY, SCORES, History, read_rows

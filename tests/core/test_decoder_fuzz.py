@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from support.exchanges import ANSWER
 
 from common.errors import PayloadError
+from common.numerics import generator
 from common.prototypes import PrototypeSet
-from common.seeding import generator
 from common.wire.messages import Answer, Request, read_header
 from common.wire.payload import CARRIED, SCHEMA, Payload, decode, encode
 

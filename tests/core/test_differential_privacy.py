@@ -19,14 +19,14 @@ from support.toy import CLASSES, ChangedToy, Toy, toy_settings
 
 from client.device import Device
 from client.privacy import Protection
-from client.store import Store
 from common.accounting import composed, epsilon
 from common.data.protocols import ClientSpec
 from common.errors import ConfigError, PayloadError
+from common.numerics import generator
 from common.privacy import GaussianPrivacy, NoPrivacy, clip_rows, gaussian
 from common.prototypes import PrototypeSet
-from common.seeding import generator
 from common.settings import RunSettings, load_settings, settings_of
+from common.storage import ClientStore
 from strategies.core.method import Upload
 from strategies.core.protection import check_nothing_else
 
@@ -103,7 +103,7 @@ def test_noise_repeats_in_simulation_and_never_on_a_device_of_its_own(tmp_path: 
 
 def test_a_device_is_its_own_unless_it_is_said_to_play_others(tmp_path: Path) -> None:
     settings = private("fpl", tmp_path)
-    store = Store(tmp_path / "device")
+    store = ClientStore(tmp_path / "device")
     assert not Device(settings, ClientSpec("bright", 0), lambda run: store).simulated
     assert all(device.simulated for device in TouchedEngine(settings).inner.devices.values())
 

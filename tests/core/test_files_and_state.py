@@ -16,18 +16,21 @@ import torch
 from support.runs import run
 from support.toy import toy_settings
 
+from common import storage as files
 from common.prototypes import PrototypeSet
-from common.storage import files
-from common.storage.files import (
+from common.storage import (
     DTYPES,
+    GlobalState,
     read_tensors,
     safetensors_pieces,
+    tensors_sha256,
+    under_prefix,
+    with_prefix,
     write_bytes,
     write_json,
     write_tensors,
     write_text,
 )
-from common.storage.state import GlobalState, tensors_sha256, under_prefix, with_prefix
 
 
 def leftovers(folder: Path) -> list[str]:

@@ -14,7 +14,7 @@ from torch import nn
 
 from client.device import Device
 from common.choices import CONF
-from common.data.augmentation import Augmentation
+from common.data.batches import Augmentation
 from common.errors import ConfigError, EngineError
 from common.settings import RunSettings, load_settings
 from server.results.run import Run

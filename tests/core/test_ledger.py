@@ -26,12 +26,12 @@ from client.device import Device
 from client.ledger import LEDGER, SECRET, Budget, Ledger
 from client.node import NODE_KEYS, Node, answer_question
 from client.resident.messages import Question
-from client.store import Store
 from common.accounting import composed, epsilon
 from common.data.batches import Split
 from common.data.protocols import ClientSpec, content_hash, split_hash
 from common.errors import ConfigError, DataError, EngineError, PayloadError, PrivacyError
 from common.settings import RunSettings
+from common.storage import ClientStore
 
 COVERED = ("privacy=gaussian", "privacy.update_clip=0.25")
 SYSTEM = "privacy.randomness=system"
@@ -47,7 +47,9 @@ def private(output: Path, *overrides: str, **more: Any) -> RunSettings:
 def device_of(settings: RunSettings, folder: Path, budget: Budget | None = None, **more: Any) -> Device:
     """A SuperNode's device, with its state in ``folder``."""
     ledger = Ledger(folder / "ledger", budget)
-    return Device(settings, BRIGHT, lambda name: Store(folder / name), scores=Toy().domains, ledger=ledger, **more)
+    return Device(
+        settings, BRIGHT, lambda name: ClientStore(folder / name), scores=Toy().domains, ledger=ledger, **more
+    )
 
 
 def asked(settings: RunSettings) -> list[Recorded]:
@@ -333,7 +335,7 @@ def test_nothing_of_the_secret_is_in_what_the_server_writes(tmp_path: Path) -> N
 
 
 def test_a_private_device_needs_a_ledger(tmp_path: Path) -> None:
-    device = Device(private(tmp_path), BRIGHT, lambda name: Store(tmp_path / name))
+    device = Device(private(tmp_path), BRIGHT, lambda name: ClientStore(tmp_path / name))
     with pytest.raises(ConfigError, match="no place for its ledger"):
         device.register()
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from common.errors import CheckpointError, EngineError
 from common.settings import with_method
-from common.storage.state import GlobalState
+from common.storage import GlobalState
 from common.wire.messages import Request
 from common.wire.payload import Payload
 from server.cli import main

@@ -15,10 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.errors import PayloadError
+from common.numerics import generator
 from common.prototypes import PrototypeSet
-from common.seeding import generator
-from common.storage.files import DTYPES
-from common.storage.state import bytes_of, tensors_sha256
+from common.storage import DTYPES, bytes_of, tensors_sha256
 from common.wire.payload import CARRIED, MAX_HEADER_BYTES, PROTOTYPES, SCHEMA, Payload, decode, encode, encoded_size
 
 HEADER = {"round": 3, "client": "webcam-0", "losses": {"cross_entropy": 0.5}, "note": 'ü"\\\n'}

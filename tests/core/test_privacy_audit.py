@@ -26,13 +26,13 @@ import strategies.core.federation
 import strategies.core.protection
 from client.device import Device
 from client.ledger import Ledger
-from client.store import Store
 from common.accounting import epsilon
 from common.choices import choices_of
 from common.data.protocols import ClientSpec, content_hash
 from common.errors import ConfigError
 from common.privacy import GaussianPrivacy
 from common.settings import RunSettings
+from common.storage import ClientStore
 from common.wire.messages import Answer, Registration
 from common.wire.payload import Payload
 from strategies.core.federation import Federation
@@ -88,7 +88,7 @@ def device_of(settings: RunSettings, data: Toy, folder: Path) -> Device:
     return Device(
         settings,
         ClientSpec("bright", 0),
-        lambda name: Store(folder / name),
+        lambda name: ClientStore(folder / name),
         scores=scores,
         simulated=True,
         ledger=Ledger(folder / "ledger"),

@@ -15,11 +15,11 @@ from test_differential_privacy import exact_epsilon
 
 from client.device import Device
 from client.ledger import Ledger as Kept
-from client.store import Store
 from common.data.protocols import ClientSpec
 from common.errors import CheckpointError, ConfigError
 from common.exports.description import read_description
 from common.settings import RunSettings
+from common.storage import ClientStore
 from common.wire.messages import Request
 from common.wire.payload import Payload
 from server.commands.compare import compare
@@ -82,7 +82,7 @@ def test_validation_scores_are_refused(tmp_path: Path) -> None:
 def test_a_device_refuses_what_its_server_did_not(asked: dict[str, Any], tmp_path: Path) -> None:
     method = "fedavg" if "validate" in asked else "fedbn"
     settings = private(method, tmp_path, "protocol.validation=0.2")
-    device = Device(settings, ClientSpec("bright", 0), lambda name: Store(tmp_path / name), ledger=Kept(tmp_path))
+    device = Device(settings, ClientSpec("bright", 0), lambda name: ClientStore(tmp_path / name), ledger=Kept(tmp_path))
     fields = {"run": "r", "identity": settings.identity, "method": method, "exchange": "train", "code": settings.code}
     who: dict[str, Any] = {"client": device.spec.id, "client_count": 3, "client_index": 0}
     request = Request(**{"round": 1, "train": False, "score": [], **who, **fields, **asked})

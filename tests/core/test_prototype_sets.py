@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from common.numerics import generator
 from common.prototypes import (
     ClassSums,
     PrototypeSet,
@@ -14,10 +15,9 @@ from common.prototypes import (
     class_means,
     cluster_prototypes,
     normalise_weights,
+    partition,
     unbiased_prototypes,
 )
-from common.prototypes.finch import partition
-from common.seeding import generator
 
 
 def rows_of(*entries: tuple[int, list[float], float]) -> PrototypeSet:

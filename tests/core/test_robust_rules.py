@@ -19,8 +19,8 @@ from support.toy import composed, method_at_defaults
 
 from common.choices import CONF
 from common.errors import ConfigError
+from common.numerics import generator
 from common.prototypes import PrototypeSet
-from common.seeding import generator
 from strategies.core.aggregation import Mean, average
 from strategies.core.robust import GeometricMedian, Krum, Median, StatisticsMedian, TrimmedMean
 

@@ -15,7 +15,7 @@ from support.toy import toy_settings
 
 from common.errors import CheckpointError, ConfigError, EngineError
 from common.settings import with_method
-from common.storage.state import GlobalState
+from common.storage import GlobalState
 from common.wire.messages import Request
 from common.wire.payload import Payload
 from server.results.run import Run

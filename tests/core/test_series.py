@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from common.storage.files import Series
+from common.storage import Series
 
 
 def filled(folder: Path, *numbers: int) -> Series:

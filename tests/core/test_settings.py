@@ -285,7 +285,7 @@ def test_settings_are_frozen() -> None:
 @pytest.mark.parametrize(
     ("override", "reason"),
     [
-        ("data._target_=common.data.augmentation.Augmentation", "data=Augmentation.*must be .*DataSource"),
+        ("data._target_=common.data.batches.Augmentation", "data=Augmentation.*must be .*DataSource"),
         ("protocol._target_=common.models.specs.Small", "protocol=Small.*must be .*Protocol"),
         ("model._target_=common.data.views.NoViews", "model=NoViews.*must be .*ModelSpec"),
         ("views._target_=common.models.specs.Small", "views=Small.*must be .*Views"),

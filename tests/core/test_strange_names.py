@@ -7,9 +7,8 @@ import pytest
 from support.runs import run
 from support.toy import toy_settings
 
-from client.store import stores
 from common.errors import CheckpointError, ConfigError
-from common.storage.files import check_run_id, folder_name
+from common.storage import check_run_id, client_stores, folder_name
 from server.engines.inline import InlineEngine
 from server.run.checkpoint import Checkpoints
 from server.run.conduct import prepare_output, run_federation
@@ -33,9 +32,9 @@ def test_no_strange_name_is_a_run_or_a_folder(name: str, tmp_path: Path) -> None
     with pytest.raises(ConfigError, match="cannot name a folder"):
         folder_name(name)
     with pytest.raises(ConfigError, match="cannot name a folder"):
-        stores(tmp_path, name, 1)
+        client_stores(tmp_path, name, 1)
     with pytest.raises(ConfigError, match="cannot name a folder"):
-        stores(tmp_path, "bright-0", 1)(name)
+        client_stores(tmp_path, "bright-0", 1)(name)
 
 
 @pytest.mark.parametrize("value", [None, 7, ["run"]], ids=["none", "number", "list"])

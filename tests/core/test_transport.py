@@ -10,8 +10,8 @@ from support.runs import Run, TouchedEngine, run
 from support.toy import toy_settings
 
 from common.errors import PayloadError
+from common.numerics import generator
 from common.prototypes import PrototypeSet
-from common.seeding import generator
 from common.settings import load_settings
 from common.wire.messages import request_text
 from common.wire.payload import TRANSPORTS, Payload, cast_down, cast_up, encode

@@ -15,13 +15,13 @@ from support.runs import TouchedEngine, run
 from support.toy import DOMAINS, Toy, composed, toy_settings
 
 from client.device import Device
-from client.store import Store
 from common.data.batches import Split
 from common.data.domain import Domain
 from common.data.protocols import ClientSpec, OneClientPerDomain, split_hash
 from common.errors import ConfigError, DataError
 from common.metrics import METRICS, RoundScore, best_round, summarise
 from common.settings import RunSettings, load_settings
+from common.storage import ClientStore
 from common.wire.messages import Request
 from common.wire.payload import Payload
 from server.cli import main
@@ -131,7 +131,7 @@ def test_something_must_be_scored() -> None:
 
 def test_what_is_held_out_is_no_part_of_what_a_method_is_given(tmp_path: Path) -> None:
     settings = validating("fpl", tmp_path)
-    device = Device(settings, CLIENTS[0], lambda run: Store(tmp_path / "own"))
+    device = Device(settings, CLIENTS[0], lambda run: ClientStore(tmp_path / "own"))
     trained, validated = device._own_data()
     whole = Toy().load("bright").train
     assert len(trained) + len(validated) == len(whole)
@@ -144,7 +144,7 @@ def test_what_is_held_out_is_no_part_of_what_a_method_is_given(tmp_path: Path) -
 
 
 def test_the_best_round_s_own_state_outlives_later_ones(tmp_path: Path) -> None:
-    store = Store(tmp_path)
+    store = ClientStore(tmp_path)
     for position in range(1, 9):
         store.save(position, {"w": torch.tensor(float(position))}, best_before=3)
     assert store.series.numbers() == [2, 6, 7, 8]
@@ -227,7 +227,7 @@ def test_own_models_of_the_best_round_are_still_there(tmp_path: Path) -> None:
     settings = validating("fedrep", tmp_path, rounds=7)
     done = run(settings, TouchedEngine(settings, edit=flattering))
     assert done.summary["validation"] == {"round": 1, "average": 100.0, "missing": {}}
-    kept = Store(tmp_path / "clients" / best(tmp_path).run / "bright-0").series.numbers()
+    kept = ClientStore(tmp_path / "clients" / best(tmp_path).run / "bright-0").series.numbers()
     assert kept == [1, 5, 6, 7]
 
 
@@ -296,7 +296,7 @@ def test_a_score_comes_if_and_only_if_it_was_asked_for(asked: bool, tmp_path: Pa
 @pytest.mark.parametrize(("share", "claimed"), [(0.2, 0), (0.2, 50), (0.0, 3)], ids=["none", "too many", "unasked"])
 def test_a_registration_of_impossible_validation_samples_is_refused(share: float, claimed: int, tmp_path: Path) -> None:
     settings = toy_settings("fedavg", tmp_path, overrides=(f"protocol.validation={share}",))
-    device = Device(settings, CLIENTS[0], lambda run: Store(tmp_path / "own"))
+    device = Device(settings, CLIENTS[0], lambda run: ClientStore(tmp_path / "own"))
     registry = Registry(settings)
     assert registry.admit(device.register()) is None
     assert "validation samples" in str(registry.admit(replace(device.register(), validation=claimed)))

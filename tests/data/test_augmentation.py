@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from common.data.augmentation import Augmentation
-from common.seeding import generator
+from common.data.batches import Augmentation
+from common.numerics import generator
 
 PLAIN = {"mean": (0.0,), "std": (1.0,)}
 EVERYTHING = Augmentation(crop_padding=4, flip=True, rotation=30.0, erasing=0.5)

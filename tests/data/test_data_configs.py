@@ -9,7 +9,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from common.config import build
-from common.data.augmentation import Augmentation
+from common.data.batches import Augmentation
 from common.data.domain import DataSource
 from common.data.protocols import Protocol
 

@@ -95,7 +95,7 @@ def test_a_second_process_reads_the_cache_and_gets_the_same(own_cache: Path) -> 
 
 
 def test_loading_twice_gives_the_same_object_for_any_augmentation() -> None:
-    from common.data.augmentation import Augmentation
+    from common.data.batches import Augmentation
 
     first = Glyphs().load("sketch")
     assert Glyphs(augmentation=Augmentation(flip=True)).load("sketch", root="/nowhere") is first

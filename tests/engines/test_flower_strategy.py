@@ -15,7 +15,7 @@ from client import app as client_app
 from client import node as client_node
 from common.errors import PayloadError
 from common.settings import load_settings
-from common.storage.state import tensors_sha256
+from common.storage import tensors_sha256
 from common.wire.payload import TENSOR_TYPE, Payload, decode, encode
 from server.engines.inline import InlineEngine
 from strategies.core import flower

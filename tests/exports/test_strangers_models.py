@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from common import regular_files
+from common import storage as files
 from common.errors import GoldfinchError
 from common.exports.model import load_model
 from common.models.specs import DigitCNN
 from common.regular_files import read_small
-from common.storage import files
-from common.storage.files import read_tensors
+from common.storage import read_tensors
 
 VALUES: tuple[Any, ...] = (None, True, -1, 0, 10**30, 1e308, "", "x", "../x", [], [[]], {}, {"_target_": "os.system"})
 

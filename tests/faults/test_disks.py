@@ -14,9 +14,9 @@ from support.killable import go_on, with_small_files
 from support.runs import Run, run
 from support.toy import toy_settings
 
-from client.store import Store
 from common.errors import ConfigError, DataError, EngineError
 from common.settings import RunSettings
+from common.storage import ClientStore
 from server.engines.inline import InlineEngine
 from server.results.run import Run as FinishedRun
 from server.run.checkpoint import Checkpoints
@@ -100,7 +100,7 @@ def listening(chosen: RunSettings, act: Callable[[], None]) -> None:
 
 def test_a_client_s_full_disk_is_named(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", "64k"):
-        store = Store(tmp_path / "disk" / "client")
+        store = ClientStore(tmp_path / "disk" / "client")
         store.save(1, {"a": torch.ones(1000)})
         with pytest.raises(DataError, match=r"own state cannot be written to .*No space left.*another state-dir"):
             store.save(2, {"a": torch.ones(100_000)})

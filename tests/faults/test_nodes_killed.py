@@ -21,8 +21,8 @@ import pytest
 from support.faults import events, kill_node, node_log, restart_until_admitted, started_by, trials, wait_until
 from support.paced import digest
 
-from client.store import Store
 from common.settings import load_settings
+from common.storage import ClientStore
 from server.commands.deployment import LocalDeployment, one_node_per_client
 from server.run.conduct import prepare_output
 from server.run.history import read_rows
@@ -76,7 +76,7 @@ class Watch:
     def kept(self, client: str, before: int) -> tuple[int, str]:
         """Round and digest of what the client must find in round ``before``, from its files."""
         (folder,) = (self.state / client / "state").glob(f"*/{client}")
-        store = Store(folder)
+        store = ClientStore(folder)
         found = store.load(before)
         own = {name.removeprefix("local/"): found[name] for name in found if name.startswith("local/")}
         versions = [int(path.stem.partition("-")[2]) for path in folder.glob("state-*.safetensors")]

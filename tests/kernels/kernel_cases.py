@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from common.seeding import numpy_generator
+from common.numerics import numpy_generator
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def ready() -> str:
 
 def inputs(case: Case, device: str = "cpu", dtype: torch.dtype | None = None):
     """``(features, labels, prototypes, class rows, terms, bias)`` of a case as tensors."""
-    from common.kernels.closed_form import PrototypeTerms
+    from common.losses.prototype import PrototypeTerms
     from common.prototypes import PrototypeSet, unbiased_prototypes
 
     features = torch.from_numpy(case.features).to(device=device, dtype=getattr(torch, case.dtype))

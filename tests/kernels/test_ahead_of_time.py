@@ -15,8 +15,8 @@ triton = pytest.importorskip("triton")
 from triton.backends.compiler import GPUTarget  # noqa: E402  # after the check that Triton is there
 from triton.compiler import ASTSource  # noqa: E402  # as above
 
-from common.kernels import triton_kernel  # noqa: E402  # as above
-from common.kernels.closed_form import Call, prepared_rows, wanted_counts  # noqa: E402  # as above
+from common.losses import triton_kernel  # noqa: E402  # as above
+from common.losses.prototype import Call, prepared_rows, wanted_counts  # noqa: E402  # as above
 
 PTXAS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
 

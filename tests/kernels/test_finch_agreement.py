@@ -7,9 +7,9 @@ import sys
 import pytest
 import torch
 
-from common.prototypes import finch
-from common.prototypes.finch import first_neighbours, partition
-from common.seeding import generator
+from common import prototypes as finch
+from common.numerics import generator
+from common.prototypes import first_neighbours, partition
 
 needs_package = pytest.mark.skipif(
     importlib.util.find_spec("finch") is None, reason="finch-clust is not installed: pip install finch-clust"
@@ -115,7 +115,7 @@ def test_bad_requests_are_named():
 def test_prototypes_import_without_the_package():
     """GPU machines may lack finch-clust: nothing needs it until it is asked for."""
     code = (
-        "import sys; sys.modules['finch'] = None; import common.losses; from common.prototypes.finch import partition; "
+        "import sys; sys.modules['finch'] = None; import common.losses; from common.prototypes import partition; "
         + ("import torch; print(partition(torch.eye(4), clustering='torch').shape)")
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)

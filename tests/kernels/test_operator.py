@@ -5,12 +5,11 @@ import sys
 import pytest
 import torch
 
-from common.kernels.closed_form import Call, PrototypeTerms, alignment_count, evaluate, prepared_rows, wanted_counts
 from common.losses import prototype as operator
 from common.losses import prototype_contrast, prototype_losses
-from common.precision import full_precision
+from common.losses.prototype import Call, PrototypeTerms, alignment_count, evaluate, prepared_rows, wanted_counts
+from common.numerics import full_precision, generator
 from common.prototypes import PrototypeSet, unbiased_prototypes
-from common.seeding import generator
 
 TERMS = PrototypeTerms(
     contrast=1, alignment=0.5, mse=2, cosine_square=0.3, temperature=0.1, alpha=0.5, fraction=0.5, weighted=True
@@ -176,9 +175,9 @@ def kernel(monkeypatch, untried):
     """Puts a function in the place of the Triton kernel."""
 
     def replace(function):
-        module = type(operator)("common.kernels.triton_kernel")
+        module = type(operator)("common.losses.triton_kernel")
         module.launch = function
-        monkeypatch.setitem(sys.modules, "common.kernels.triton_kernel", module)
+        monkeypatch.setitem(sys.modules, "common.losses.triton_kernel", module)
 
     return replace
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from common import losses
-from common.seeding import generator
+from common.numerics import generator
 from strategies import fccl_plus, fedadg, fedgca, fedsr, moon
 
 

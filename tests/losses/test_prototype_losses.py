@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from common.losses import PrototypeTerms, prototype_contrast, prototype_losses, prototype_mse
+from common.numerics import generator
 from common.prototypes import PrototypeSet, unbiased_prototypes
-from common.seeding import generator
 
 
 def rows(labels, size=4, seed=0, positive=False):

@@ -13,8 +13,8 @@ from support.nets import NetHalf, epochs, kept, net_update, numbers
 from support.runs import TouchedEngine, run
 from support.toy import toy_settings
 
-from common.seeding import generator
-from common.storage.state import under_prefix
+from common.numerics import generator
+from common.storage import under_prefix
 from strategies.adcol import ADCOL
 from strategies.core.method import Batch
 from strategies.parts.server_nets import Discriminator, NetTraining, initial_net, new_discriminator, sent_net

@@ -8,7 +8,7 @@ from support.halves import FEATURES, LossSide, elements, run_server, updates
 from support.runs import TouchedEngine, run
 from support.toy import Toy, toy_settings
 
-from common.data.augmentation import Augmentation
+from common.data.batches import Augmentation
 from common.losses import prototype_contrast
 from common.prototypes import PrototypeSet, class_means
 from strategies.core.method import Batch

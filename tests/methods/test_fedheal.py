@@ -13,7 +13,7 @@ from support.nets import kept
 from support.runs import run
 from support.toy import toy_settings
 
-from common.storage.state import tensors_sha256
+from common.storage import tensors_sha256
 from strategies.core.aggregation import Mean, cap_shares
 from strategies.core.method import Trained, Update
 from strategies.fedheal import FedHEAL

@@ -14,9 +14,9 @@ from support.runs import TouchedEngine, run
 from support.toy import Toy, toy_settings
 
 from common.errors import PayloadError
+from common.numerics import generator
 from common.prototypes import PrototypeSet, class_means
-from common.seeding import generator
-from common.storage.state import under_prefix
+from common.storage import under_prefix
 from strategies.core.method import Batch
 from strategies.fedpall import FedPall
 from strategies.parts.server_nets import Discriminator, NetTraining, initial_net, new_discriminator, sent_net

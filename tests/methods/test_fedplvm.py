@@ -11,8 +11,7 @@ from support.runs import TouchedEngine, run
 from support.toy import toy_settings
 
 from common.losses import PrototypeTerms, prototype_contrast, prototype_losses
-from common.prototypes import PrototypeSet, unbiased_prototypes
-from common.prototypes.finch import partition
+from common.prototypes import PrototypeSet, partition, unbiased_prototypes
 from strategies.core.aggregation import Mean
 from strategies.core.method import Batch
 from strategies.fedplvm import FedPLVM

@@ -9,8 +9,8 @@ from support.nets import NetHalf, class_means_of, kept, net_update, numbers, wei
 from support.runs import TouchedEngine, run
 from support.toy import toy_settings
 
+from common.numerics import generator
 from common.prototypes import PrototypeSet
-from common.seeding import generator
 from strategies.fedproto import FedProto
 
 ORIGINAL = {"aggregate_models": False, "prototype_mode": "post_eval", "prototype_weighting": "samples"}

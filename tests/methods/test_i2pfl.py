@@ -9,8 +9,8 @@ from support.halves import FEATURES, Half, LossSide, elements, run_server, updat
 from support.runs import run
 from support.toy import toy_settings
 
+from common.numerics import numpy_generator
 from common.prototypes import PrototypeSet
-from common.seeding import numpy_generator
 from server.run.checkpoint import Checkpoints
 from strategies.core.method import Batch, Client
 from strategies.i2pfl import I2PFL, mix, reweighted_means

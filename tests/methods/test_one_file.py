@@ -12,7 +12,7 @@ import torch
 
 from common.prototypes import PrototypeSet
 from common.settings import load_settings
-from common.storage.state import GlobalState
+from common.storage import GlobalState
 from server.engines.inline import InlineEngine
 from server.results.run import Run
 from server.run.conduct import prepare_output, run_federation
@@ -94,7 +94,7 @@ def test_it_is_short_and_stands_on_its_own() -> None:
     assert len(text.splitlines()) <= 300
     imported = set(re.findall(r"^\s*(?:from|import) (\S+)", text, re.MULTILINE))
     ours = {name for name in imported if name.split(".")[0] in ("common", "strategies", "client", "server")}
-    assert ours == {"common.data.augmentation", "common.data.batches", "common.data.glyphs", "common.seeding"}
+    assert ours == {"common.data.batches", "common.data.glyphs", "common.numerics"}
     others = {name.split(".")[0] for name in imported - ours}
     assert others == {"__future__", "copy", "typing", "warnings", "torch", "finch"}
 

@@ -22,9 +22,9 @@ from support.nets import (
 from support.runs import TouchedEngine, run
 from support.toy import CLASSES, toy_settings
 
+from common.numerics import generator
 from common.prototypes import PrototypeSet
-from common.seeding import generator
-from common.storage.state import GlobalState
+from common.storage import GlobalState
 from strategies.core.aggregation import average
 from strategies.core.method import Batch
 from strategies.rucr import RUCR

@@ -12,8 +12,8 @@ from support.nets import LinearNet, NetHalf, epochs, numbers
 from support.toy import toy_settings
 from torch import nn
 
-from common.seeding import generator
-from common.storage.state import under_prefix
+from common.numerics import generator
+from common.storage import under_prefix
 from strategies.parts.server_nets import (
     Discriminator,
     NetTraining,

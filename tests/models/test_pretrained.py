@@ -9,7 +9,7 @@ from torchvision.models import resnet18
 from common.errors import ConfigError
 from common.models.base import ModelError
 from common.models.specs import ResNet10, Small, TorchvisionResNet
-from common.storage.files import write_tensors
+from common.storage import write_tensors
 
 
 @pytest.fixture(scope="module")

@@ -16,8 +16,8 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
 from common.errors import CheckpointError, ConfigError
+from common.numerics import generator
 from common.prototypes import PrototypeSet
-from common.seeding import generator
 from server.cli import main
 from server.commands.figure import bars_of, curves_of, names_of
 from server.plots.figures import CLASS_COLOURS, COLOURS, bars, convergence, line_style, rendered, sensitivity

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from common.errors import ConfigError
-from common.seeding import generator
+from common.numerics import generator
 from server.results.information import (
     BOUND,
     Critic,

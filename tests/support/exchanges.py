@@ -10,11 +10,11 @@ from support.toy import Toy
 from torch import Tensor
 
 from client.device import Device
-from client.store import Store
 from client.trainer import LocalExchange
 from common.data.protocols import ClientSpec
 from common.prototypes import PrototypeSet
 from common.settings import RunSettings
+from common.storage import ClientStore
 from common.wire.messages import Registration, Request
 from strategies.core.method import Client, build_model
 
@@ -55,7 +55,7 @@ def local_exchange(
 
 def device_of(settings: RunSettings, domain: str = "bright", **more: Any) -> Device:
     """Return the device that holds ``domain``; it keeps its state in the folder ``device`` of the run's output."""
-    store = Store(settings.output_folder / "device")
+    store = ClientStore(settings.output_folder / "device")
     return Device(settings, ClientSpec(domain, 0), lambda run: store, **more)
 
 

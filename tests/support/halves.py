@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from common.numerics import generator
 from common.prototypes import PrototypeSet
-from common.seeding import generator
 from common.settings import TrainSettings
-from common.storage.state import GlobalState
+from common.storage import GlobalState
 from strategies.core.aggregation import Mean
 from strategies.core.method import Client, Method, Update
 

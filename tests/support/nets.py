@@ -11,12 +11,12 @@ import torch
 from support.halves import CLASSES, FEATURES, SIZES, Half
 from torch import Tensor, nn
 
-from client.store import Store
 from common.data.batches import split_batches
 from common.models.base import Model, initialised
+from common.numerics import generator
 from common.prototypes import PrototypeSet
-from common.seeding import generator
 from common.settings import TrainSettings
+from common.storage import ClientStore
 from strategies.core.method import Client, Update
 
 Matrix = list[list[float]]
@@ -130,4 +130,4 @@ def class_means_of(*rows: tuple[int, float, int]) -> PrototypeSet:
 def kept(folder: Path) -> dict[str, dict[str, Tensor]]:
     """What each client of the run in ``folder`` keeps, by client."""
     found = (path for of_run in (folder / "clients").glob("*") for path in of_run.iterdir())
-    return {path.name: Store(path).load(10**6) for path in found}
+    return {path.name: ClientStore(path).load(10**6) for path in found}

@@ -15,10 +15,9 @@ import yaml
 
 from common.choices import CONF, trust
 from common.config import checked
-from common.data.augmentation import Augmentation
-from common.data.batches import Split
+from common.data.batches import Augmentation, Split
 from common.data.domain import DataSource, Domain
-from common.seeding import generator
+from common.numerics import generator
 from common.settings import RunSettings, load_settings, with_method
 
 CLASSES = 4

@@ -19,7 +19,7 @@ from common.data.views import (
     standardise,
 )
 from common.errors import ConfigError
-from common.seeding import generator
+from common.numerics import generator
 
 CHOICES = sorted(path.stem for path in (CONF / "views").glob("*.yaml"))
 EXTRA = [RandConv(2), RandConv(2, mix=False), RandConv(2, repeats=3), ProgressiveRandConv(2), AugMix(2)]

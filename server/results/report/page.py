@@ -11,7 +11,7 @@ from typing import Any
 from markupsafe import Markup
 
 from common.errors import writing
-from common.storage.files import write_text
+from common.storage import write_text
 from common.versions import package_versions
 from server.results import columns, groups
 from server.results.groups import Board, group_runs

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from common.kernels.closed_form import COSINE_FLOOR, Call
+from common.losses.prototype import COSINE_FLOOR, Call
 
 FLOOR = tl.constexpr(COSINE_FLOOR)
 

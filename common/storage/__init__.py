@@ -1,1 +1,0 @@
-"""Named tensors, and files on disk."""
