@@ -9,7 +9,7 @@ import sys
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 Missing = Mapping[str, int | None]
 """Domains that a score lacks, each with the last round before that scored it; ``None`` if no round did."""
@@ -25,6 +25,28 @@ METRICS: dict[str, str] = {
     "worst_class": "recall of the worst class",
 }
 """The metrics and their names in tables."""
+
+
+class ScoreRule(NamedTuple):
+    """A rule by which a run is scored: its name in the title of tables, and an explanation for the report."""
+
+    name: str
+    note: str
+
+
+RULES = {
+    "final": ScoreRule("last round", "after the last scored round"),
+    "last_n": ScoreRule("mean of the last rounds", "mean over the last scored rounds, the rule of FPL and FedAPC"),
+    "best_round": ScoreRule(
+        "best round by test score",
+        "of the round with the best test average, which is too optimistic: it selects by the test set",
+    ),
+    "validated": ScoreRule(
+        "best round by validation score",
+        "of the round that is best on clients' validation samples, which no client trains on",
+    ),
+}
+"""The rules that ``--rule`` takes; :func:`summarise` computes them."""
 
 COUNTED: tuple[Metric, ...] = ("balanced_accuracy", "macro_f1", "worst_class")
 """The metrics that need confusion counts."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from common.errors import ConfigError
-from common.metrics import METRICS, Metric
+from common.metrics import METRICS, RULES, Metric
 from goldfinch.frames import library
 from goldfinch.runs import Run
 
@@ -39,7 +39,7 @@ def compare(
     """
     from server.results.columns import domain_columns, mark_notes, score_columns
     from server.results.groups import group_runs
-    from server.results.table import OWN_MODELS, RULES
+    from server.results.table import OWN_MODELS
 
     if rule not in RULES:
         raise ConfigError(f"rule={rule!r}: choose one of {', '.join(RULES)}")

@@ -11,6 +11,7 @@ import click
 import typer
 
 from common.errors import ConfigError, nearest
+from common.metrics import METRICS, RULES
 from common.versions import VERSION, shadows
 from server.commands import models
 from server.commands.program import (
@@ -238,7 +239,7 @@ def _table(
             "--metric",
             text="accuracy (default), balanced_accuracy, macro_f1 or worst_class.",
             metavar="METRIC",
-            autocompletion=one_of(("accuracy", "balanced_accuracy", "macro_f1", "worst_class")),
+            autocompletion=one_of(METRICS),
         ),
     ] = "accuracy",
     output: Annotated[Path | None, option("--output", text="Write to a file; its suffix is the format.")] = None,
@@ -248,8 +249,6 @@ def _table(
     DIR  run folders, or folders with runs below them
     csv and json hold numbers, latex needs the package booktabs
     """
-    from common.metrics import METRICS
-    from server.results.table import RULES
     from server.results.table_files import FORMATS, show_table
 
     suffix = "" if output is None else output.suffix.removeprefix(".").replace("tex", "latex")
@@ -346,7 +345,6 @@ def _figure(
     DIR   run folders, or folders with runs below them
     """
     from server.commands.figure import draw
-    from server.results.table import RULES
 
     draw(
         kind,

@@ -7,7 +7,7 @@ import shutil
 import socket
 import ssl
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -20,11 +20,14 @@ from common.choices import CONF
 from common.config import compose_config
 from common.errors import ConfigError, EngineError, GoldfinchError
 from common.settings import load_settings
+from common.text import counted
 from common.versions import package_versions, shadows
 
-OK, WARN, FAIL = "ok", "note", "FAIL"
+OK, NOTE, FAIL = "ok", "note", "FAIL"
+GIB = 2**30
 PINNED_FLOWER = "1.41"
 PROGRAMS = ("flwr", "flower-superlink", "flower-supernode", "flower-superexec", "flwr-clientapp", "flwr-serverapp")
+PACKAGES = ("torch", "torchvision", "flwr", "ray", "hydra-core", "finch-clust", "safetensors", "numpy", "triton")
 OPTIONAL = {"ray": "engine=ray", "triton": "CUDA kernels"}
 """Packages that only some runs need, and for what."""
 
@@ -42,12 +45,19 @@ RESOLUTION = 1.0
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the report: the state of a subject, what was found, and how to fix it."""
+    """The result of one check.
 
-    state: str
-    subject: str
-    found: str
+    Args:
+        name: what was checked.
+        result: what was found.
+        remedy: how to fix it; empty if nothing needs to be done.
+        state: ``OK``, ``NOTE`` (some runs are affected) or ``FAIL`` (every run is).
+    """
+
+    name: str
+    result: str
     remedy: str = ""
+    state: str = OK
 
 
 def examine(server: str | None = None, authority: Path | None = None) -> int:
@@ -64,180 +74,219 @@ def examine(server: str | None = None, authority: Path | None = None) -> int:
         ConfigError: a certificate is given without a server.
     """
     if server:
-        return _report(list(_server(server, authority)), "a device may join from here")
+        return _report(_server(server, authority), "a device may join from here")
     if server is not None or authority is not None:
         raise ConfigError("goldfinch doctor checks a server with --server HOST:PORT --ca FILE, this machine without")
-    findings: list[Finding] = []
-    for check in CHECKS:
-        findings += check()
-    return _report(findings, "everything a run needs is here")
-
-
-def _server(server: str, authority: Path | None) -> Iterator[Finding]:
-    """Check the connection to the server, its certificate and its clock."""
-    try:
-        ahead = clock_difference(server, authority)
-    except EngineError as error:
-        yield Finding(FAIL, "server", str(error), "docs/deploy.md, 'What a message means'")
-        return
-    certificate = "without TLS"
-    if authority:
-        certificate = "its certificate is good"
-    yield Finding(OK, "server", f"{server} answers, {certificate}")
-    wrong = what_is_wrong(ahead)
-    if wrong:
-        yield Finding(FAIL, "clock", wrong, "set the clock of the one that is wrong, by NTP on both: timedatectl")
-    else:
-        yield Finding(OK, "clock", f"within {max(1.0, abs(ahead)):.0f} s of the server's")
+    return _report(_this_machine(), "everything a run needs is here")
 
 
 def _report(findings: Sequence[Finding], all_well: str) -> int:
     failed = 0
     for finding in findings:
-        failed += finding.state == FAIL
-        print(f"{finding.state:>4}  {finding.subject:18} {finding.found}")
+        if finding.state == FAIL:
+            failed += 1
+        print(f"{finding.state:>4}  {finding.name:18} {finding.result}")
         if finding.remedy:
             print(f"{'':26}-> {finding.remedy}")
     if not failed:
         print(f"\n{all_well}")
         return 0
-    print(f"\n{failed} problem{'s' * (failed > 1)}")
+    print(f"\n{counted(failed, 'problem')}")
     return 1
 
 
-def _versions() -> Iterator[Finding]:
+def _server(server: str, authority: Path | None) -> list[Finding]:
+    """Check the connection to the server, its certificate and its clock."""
+    try:
+        ahead = clock_difference(server, authority)
+    except EngineError as error:
+        return [Finding("server", str(error), "docs/deploy.md, 'What a message means'", FAIL)]
+    certificate = "without TLS"
+    if authority:
+        certificate = "its certificate is valid"
+    return [Finding("server", f"{server} answers, {certificate}"), _clock(ahead)]
+
+
+def _clock(ahead: float) -> Finding:
+    wrong = what_is_wrong(ahead)
+    if wrong:
+        return Finding("clock", wrong, "set the clock of the one that is wrong, by NTP on both: timedatectl", FAIL)
+    return Finding("clock", f"within {max(1.0, abs(ahead)):.0f} s of the server's")
+
+
+def _this_machine() -> list[Finding]:
     versions = package_versions()
-    yield Finding(OK, "python", f"{versions['python']} on {platform.system()} {platform.machine()}")
-    for name in ("torch", "torchvision", "flwr", "ray", "hydra-core", "finch-clust", "safetensors", "numpy", "triton"):
-        if name in versions:
-            yield Finding(OK, name, versions[name])
-        elif name in OPTIONAL:
-            yield Finding(WARN, name, "not installed", f"needed for {OPTIONAL[name]}")
-        else:
-            yield Finding(FAIL, name, "not installed", REINSTALL)
-    flower = versions.get("flwr", "")
-    if flower and not flower.startswith(PINNED_FLOWER + "."):
-        remedy = f"every machine of a federation needs flwr {PINNED_FLOWER}: install requirements.txt"
-        yield Finding(FAIL, "flwr version", f"{flower}, tested with {PINNED_FLOWER}", remedy)
+    findings = [Finding("python", f"{versions['python']} on {platform.system()} {platform.machine()}")]
+    for name in PACKAGES:
+        findings.append(_package(name, versions))
+    findings += [_flower_version(versions), _cpu(), *_cuda()]
+    for name in PROGRAMS:
+        findings.append(_program(name))
+    findings += [_path(), _run_time_installation(), _local_superlink(), _node_port(), *_shadows()]
+    findings += [_shared_memory(), _disk(), _memory(), _configuration(), _client_app(), _data_folder()]
+    for path in sorted((CONF / "data").glob("*.yaml")):
+        findings.append(_data(path.stem))
+    return findings
 
 
-def _compute() -> Iterator[Finding]:
+def _package(name: str, versions: Mapping[str, str]) -> Finding:
+    if name in versions:
+        return Finding(name, versions[name])
+    if name in OPTIONAL:
+        return Finding(name, "not installed", f"needed for {OPTIONAL[name]}", NOTE)
+    return Finding(name, "not installed", REINSTALL, FAIL)
+
+
+def _flower_version(versions: Mapping[str, str]) -> Finding:
+    flower = versions.get("flwr", "not installed")
+    if flower.startswith(f"{PINNED_FLOWER}."):
+        return Finding("flwr version", f"the tested one, {PINNED_FLOWER}")
+    remedy = f"every machine of a federation needs flwr {PINNED_FLOWER}: install requirements.txt"
+    return Finding("flwr version", f"{flower}, tested with {PINNED_FLOWER}", remedy, FAIL)
+
+
+def _cpu() -> Finding:
+    threads = os.environ.get("OMP_NUM_THREADS", "unset")
+    return Finding("cpu", f"{os.cpu_count()} CPUs, OMP_NUM_THREADS {threads}; a client uses train.threads")
+
+
+def _cuda() -> list[Finding]:
+    """Check each GPU that torch sees, or why it sees none."""
     import torch
 
-    threads = os.environ.get("OMP_NUM_THREADS", "unset")
-    yield Finding(OK, "cpu", f"{os.cpu_count()} CPUs, OMP_NUM_THREADS {threads}; a client uses train.threads")
     if torch.cuda.is_available():
+        findings = []
         for index in range(torch.cuda.device_count()):
             free, total = torch.cuda.mem_get_info(index)
             name = torch.cuda.get_device_name(index)
-            yield Finding(OK, f"cuda:{index}", f"{name}, {free / 2**30:.1f} of {total / 2**30:.1f} GiB free")
-    elif Path("/dev/nvidiactl").exists():
-        built = torch.version.cuda or "no CUDA"
-        remedy = "compare the driver's CUDA version (nvidia-smi) with torch's; in a container pass --gpus all"
-        yield Finding(WARN, "cuda", f"a driver is here, but torch (built for {built}) sees no device", remedy)
-    else:
-        yield Finding(OK, "cuda", "no GPU; clients train on the CPU")
+            findings.append(Finding(f"cuda:{index}", f"{name}, {free / GIB:.1f} of {total / GIB:.1f} GiB free"))
+        return findings
+    if not Path("/dev/nvidiactl").exists():
+        return [Finding("cuda", "no GPU; clients train on the CPU")]
+    built = torch.version.cuda or "no CUDA"
+    remedy = "compare the driver's CUDA version (nvidia-smi) with torch's; in a container pass --gpus all"
+    return [Finding("cuda", f"a driver is here, but torch (built for {built}) sees no device", remedy, NOTE)]
 
 
-def _flower_programs() -> Iterator[Finding]:
-    here = Path(sys.executable).parent
-    for name in PROGRAMS:
-        if not (here / name).exists():
-            yield Finding(FAIL, name, f"not next to {sys.executable}", REINSTALL)
+def _program(name: str) -> Finding:
+    folder = Path(sys.executable).parent
+    if (folder / name).exists():
+        return Finding(name, "installed")
+    return Finding(name, f"not next to {sys.executable}", REINSTALL, FAIL)
+
+
+def _path() -> Finding:
+    """Check that a plain ``flwr run`` finds Flower's programs of this environment."""
+    folder = Path(sys.executable).parent
     found = shutil.which("flower-superlink")
-    if found is None or Path(found).resolve().parent != here.resolve():
-        remedy = f"Flower starts its programs by bare name: source {here / 'activate'} before a plain flwr run"
-        yield Finding(WARN, "PATH", f"flower-superlink is {found or 'not on the PATH'}", remedy)
-    else:
-        yield Finding(OK, "PATH", f"Flower's programs are {here}'s")
+    if found is not None and Path(found).resolve().parent == folder.resolve():
+        return Finding("PATH", f"Flower's programs are {folder}'s")
+    remedy = f"Flower starts its programs by bare name: source {folder / 'activate'} before a plain flwr run"
+    return Finding("PATH", f"flower-superlink is {found or 'not on the PATH'}", remedy, NOTE)
+
+
+def _run_time_installation() -> Finding:
     if os.environ.get("FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION") == "1":
-        yield Finding(OK, "flwr run", "will not install dependencies at run time")
-    else:
-        found = "a SuperLink started by plain `flwr run` would install all dependencies for every run"
-        remedy = "export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1 before it (goldfinch run does)"
-        yield Finding(WARN, "flwr run", found, remedy)
+        return Finding("flwr run", "will not install dependencies at run time")
+    result = "a SuperLink started by plain `flwr run` would install all dependencies for every run"
+    remedy = "export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1 before it (goldfinch run does)"
+    return Finding("flwr run", result, remedy, NOTE)
 
 
-def _local_superlink() -> Iterator[Finding]:
-    """Look for a SuperLink of an earlier ``flwr run``, which still imports code from the folder it was started in."""
+def _local_superlink() -> Finding:
+    """Check for a SuperLink of an earlier ``flwr run``, which still imports code from the folder it was started in."""
     port = os.environ.get("FLWR_LOCAL_SUPERLINK_HTTP_API_PORT", "39091")
     try:
-        up = httpx.get(f"http://127.0.0.1:{port}/health", timeout=1.0).is_success
+        running = httpx.get(f"http://127.0.0.1:{port}/health", timeout=1.0).is_success
     except httpx.HTTPError:
-        up = False
-    if up:
-        found = "Flower's local SuperLink is running; simulations import code from where it was started"
-        remedy = "if that is another checkout, stop it: pkill -TERM -f 'flower-superlink --insecure --simulation'"
-        yield Finding(WARN, f"port {port}", found, remedy)
-    else:
-        yield Finding(OK, f"port {port}", "no local SuperLink of an earlier flwr run")
+        running = False
+    if not running:
+        return Finding(f"port {port}", "no local SuperLink of an earlier flwr run")
+    result = "Flower's local SuperLink is running; simulations import code from where it was started"
+    remedy = "if that is another checkout, stop it: pkill -TERM -f 'flower-superlink --insecure --simulation'"
+    return Finding(f"port {port}", result, remedy, NOTE)
 
 
-def _node_port() -> Iterator[Finding]:
-    """A SuperNode serves its own health and processes on a port, by default always the same one."""
+def _node_port() -> Finding:
+    """Check the port on which a SuperNode serves its own health and processes, by default always the same one."""
+    name = f"port {NODE_PORT}"
     with socket.socket() as probe:
         taken = probe.connect_ex(("127.0.0.1", NODE_PORT)) == 0
-    if taken:
-        found = "taken, so a SuperNode that is started here without --port ends at once"
-        yield Finding(WARN, f"port {NODE_PORT}", found, "give every further SuperNode of a machine its own --port")
-    else:
-        yield Finding(OK, f"port {NODE_PORT}", "free for a SuperNode")
+    if not taken:
+        return Finding(name, "free for a SuperNode")
+    result = "taken, so a SuperNode that is started here without --port ends at once"
+    return Finding(name, result, "give every further SuperNode of a machine its own --port", NOTE)
 
 
-def _shadows() -> Iterator[Finding]:
-    """Look for files here with the names of Goldfinch's packages; ``goldfinch`` itself does not import from here."""
+def _shadows() -> list[Finding]:
+    """Check for files here with the names of Goldfinch's packages; ``goldfinch`` itself does not import from here."""
     paths = [str(Path.cwd()), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    findings = []
     for stranger in shadows(paths):
-        found = f"python -c, python -m and a SuperLink started here import {stranger} in place of Goldfinch's package"
-        yield Finding(WARN, "this folder", found, "rename it, or work in another folder")
+        result = f"python -c, python -m and a SuperLink started here import {stranger} in place of Goldfinch's package"
+        findings.append(Finding("this folder", result, "rename it, or work in another folder", NOTE))
+    return findings
 
 
-def _memory() -> Iterator[Finding]:
-    shared, disk = Path("/dev", "shm"), shutil.disk_usage(Path.cwd())  # Ray's object store lives there
-    if shared.exists():
-        size = shutil.disk_usage(shared).total / 2**30
-        if size >= 1:
-            yield Finding(OK, str(shared), f"{size:.1f} GiB")
-        else:
-            yield Finding(WARN, str(shared), f"{size:.1f} GiB", "docker: --shm-size=2g, or engine=inline")
-    free = disk.free / 2**30
+def _shared_memory() -> Finding:
+    """Check the size of the folder in which Ray keeps its objects."""
+    folder = Path("/dev", "shm")
+    if not folder.exists():
+        return Finding(str(folder), "not on this system")
+    size = shutil.disk_usage(folder).total / GIB
+    if size >= 1:
+        return Finding(str(folder), f"{size:.1f} GiB")
+    return Finding(str(folder), f"{size:.1f} GiB", "docker: --shm-size=2g, or engine=inline", NOTE)
+
+
+def _disk() -> Finding:
+    free = shutil.disk_usage(Path.cwd()).free / GIB
     if free > 2:
-        yield Finding(OK, "disk", f"{free:.1f} GiB free here")
-    else:
-        yield Finding(WARN, "disk", f"{free:.1f} GiB free here", "runs keep checkpoints")
-    if hasattr(os, "sysconf"):
-        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-        yield Finding(OK, "memory", f"{total:.1f} GiB; a Ray actor with torch takes about 0.9 GiB")
+        return Finding("disk", f"{free:.1f} GiB free here")
+    return Finding("disk", f"{free:.1f} GiB free here", "runs keep checkpoints: free some space, or name output=", NOTE)
 
 
-def _data() -> Iterator[Finding]:
-    root = os.environ.get("GOLDFINCH_DATA")
-    yield Finding(OK, "GOLDFINCH_DATA", root or "unset; data sets other than glyphs need it or data.root=FOLDER")
-    for path in sorted((CONF / "data").glob("*.yaml")):
-        try:
-            source = load_settings([f"data={path.stem}"]).data
-            if path.stem != "glyphs" and not (root or source.root):
-                yield Finding(WARN, path.stem, "no folder given", "set GOLDFINCH_DATA or data.root")
-                continue
-            domain = source.load(source.domains[0])
-            yield Finding(OK, path.stem, f"{domain.name}: {len(domain.train)} train, {len(domain.test)} test")
-        except GoldfinchError as error:
-            state = WARN
-            if path.stem == "glyphs":  # which needs no files
-                state = FAIL
-            yield Finding(state, path.stem, "cannot be used", str(error).splitlines()[0])
+def _memory() -> Finding:
+    if not hasattr(os, "sysconf"):
+        return Finding("memory", "unknown on this system")
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
+    return Finding("memory", f"{total:.1f} GiB; a Ray actor with torch takes about 0.9 GiB")
 
 
-def _configuration() -> Iterator[Finding]:
+def _configuration() -> Finding:
+    methods = sorted(path.stem for path in (CONF / "method").glob("*.yaml"))
     try:
-        methods = sorted(path.stem for path in (CONF / "method").glob("*.yaml"))
         for method in methods:
             compose_config([f"method={method}"])
-        yield Finding(OK, "configuration", f"{len(methods)} methods")
     except GoldfinchError as error:
-        yield Finding(FAIL, "configuration", str(error), "reinstall Goldfinch")
+        return Finding("configuration", str(error), "reinstall Goldfinch", FAIL)
+    return Finding("configuration", f"{len(methods)} methods")
+
+
+def _client_app() -> Finding:
     if importlib.util.find_spec("client.app") is None:
-        yield Finding(FAIL, "client.app", "cannot be imported", "python -m pip install -e . --no-deps")
+        return Finding("client.app", "cannot be imported", "python -m pip install -e . --no-deps", FAIL)
+    return Finding("client.app", "can be imported")
+
+
+def _data_folder() -> Finding:
+    root = os.environ.get("GOLDFINCH_DATA")
+    return Finding("GOLDFINCH_DATA", root or "unset; data sets other than glyphs need it or data.root=FOLDER")
+
+
+def _data(name: str) -> Finding:
+    """Load the first domain of a data set. Only glyphs needs no files, so only its failure is one of every run."""
+    try:
+        source = load_settings([f"data={name}"]).data
+        if name != "glyphs" and not (os.environ.get("GOLDFINCH_DATA") or source.root):
+            return Finding(name, "no folder given", "set GOLDFINCH_DATA or data.root", NOTE)
+        domain = source.load(source.domains[0])
+    except GoldfinchError as error:
+        state = NOTE
+        if name == "glyphs":
+            state = FAIL
+        return Finding(name, "cannot be used", str(error).splitlines()[0], state)
+    return Finding(name, f"{domain.name}: {len(domain.train)} train, {len(domain.test)} test")
 
 
 def clock_difference(server: str, authority: Path | None, now: Callable[[], datetime] | None = None) -> float:
@@ -258,20 +307,25 @@ def clock_difference(server: str, authority: Path | None, now: Callable[[], date
             verify = ssl.create_default_context(cafile=str(authority))
         except OSError as error:
             raise EngineError(f"--ca {authority}: no certificate can be read from there ({error})") from error
-    url = f"{'https' if authority else 'http'}://{server}/health"
+    scheme = "http"
+    if authority is not None:
+        scheme = "https"
+    url = f"{scheme}://{server}/health"
     try:
         before = now()
         response = httpx.get(url, timeout=20.0, verify=verify)
         after = now()
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        clock = f"; this machine's clock says {now():%Y-%m-%d %H:%M} UTC" if "CERTIFICATE_VERIFY" in str(error) else ""
+        clock = ""
+        if "CERTIFICATE_VERIFY" in str(error):
+            clock = f"; this machine's clock is at {now():%Y-%m-%d %H:%M} UTC"
         raise EngineError(f"{url}: {error}{clock}") from error
     if not response.is_success:
         raise EngineError(f"{url} answers {response.status_code}: is this the SuperLink or its proxy?")
     try:
         theirs = parsedate_to_datetime(response.headers["date"])
     except (KeyError, ValueError) as error:
-        raise EngineError(f"{url} does not say what time it is") from error
+        raise EngineError(f"{url} sends no time (HTTP's Date)") from error
     return (before + (after - before) / 2 - theirs).total_seconds() - RESOLUTION / 2
 
 
@@ -284,6 +338,3 @@ def what_is_wrong(ahead: float) -> str | None:
         difference = f"{ahead:,.0f} s ahead of"
     limits = f"more than {MAX_AHEAD:g} s ahead or {MAX_BEHIND:g} s behind"
     return f"{difference} the server's clock; the server turns away devices {limits}"
-
-
-CHECKS = (_versions, _compute, _flower_programs, _local_superlink, _node_port, _shadows, _memory, _configuration, _data)

@@ -10,7 +10,7 @@ import sys
 import textwrap
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -21,6 +21,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from common.errors import ConfigError, GoldfinchError, nearest
+from common.metrics import RULES
 
 
 class Terminated(KeyboardInterrupt):
@@ -229,7 +230,7 @@ def complete_override(ctx: typer.Context, incomplete: str) -> list[str]:
     return overrides_for(ctx, incomplete)
 
 
-def one_of(choices: Sequence[str]) -> Callable[[str], list[str]]:
+def one_of(choices: Iterable[str]) -> Callable[[str], list[str]]:
     """Return a function that completes one of ``choices``."""
 
     def complete(incomplete: str) -> list[str]:
@@ -245,7 +246,7 @@ Rule = Annotated[
     option(
         text="How a run is scored: final (default), last_n, best_round or validated.",
         metavar="RULE",
-        autocompletion=one_of(("final", "last_n", "best_round", "validated")),
+        autocompletion=one_of(RULES),
     ),
 ]
 Quiet = Annotated[bool, option("--quiet", text="Show nothing; errors are still shown.")]

@@ -24,7 +24,7 @@ from rich.markup import escape
 from common.choices import FOLDERS, choices_of
 from common.config import compose_config, with_tuned
 from common.errors import ConfigError, GoldfinchError
-from common.metrics import PARTIAL, named_missing
+from common.metrics import PARTIAL, RULES, named_missing
 from common.overrides import parse_overrides, quoted_override, unescaped
 from common.regular_files import read_small
 from common.settings import RunSettings, settings_of
@@ -32,7 +32,7 @@ from common.storage import write_json, write_text
 from common.text import duration
 from server.results.groups import group_runs
 from server.results.run import Run
-from server.results.table import RULES, markdown, print_whole, render
+from server.results.table import markdown, print_whole, render
 from server.run.accounting import report_line, total_reports
 from server.run.conduct import check_not_in_a_run
 

@@ -10,11 +10,10 @@ from typing import Any
 from markupsafe import Markup
 
 from common.data.protocols import combined_hash
-from common.metrics import PARTIAL, named_missing
+from common.metrics import PARTIAL, RULES, named_missing
 from common.versions import package_versions
 from server.reproduction.comparison import Column, Comparison, Line
 from server.reproduction.verdict import Order
-from server.results.table import RULES
 from server.results.templates import templates
 
 HERE = Path(__file__).resolve().parent

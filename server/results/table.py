@@ -3,7 +3,6 @@
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 from rich import box
 from rich.console import Console
@@ -11,33 +10,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from common.errors import ConfigError
-from common.metrics import METRICS, Metric
+from common.metrics import METRICS, RULES, Metric
 from server.results.columns import domain_columns, mark_notes, score_columns, unseen_mark
 from server.results.groups import Board, Group, best_run, cells, group_runs
 from server.results.overrides import export_command
 from server.results.run import find_runs
-
-
-class Rule(NamedTuple):
-    """A rule by which a run is scored: its name in the title of tables, and an explanation for the report."""
-
-    name: str
-    note: str
-
-
-RULES = {
-    "final": Rule("last round", "after the last scored round"),
-    "last_n": Rule("mean of the last rounds", "mean over the last scored rounds, the rule of FPL and FedAPC"),
-    "best_round": Rule(
-        "best round by test score",
-        "of the round with the best test average, which is too optimistic: it selects by the test set",
-    ),
-    "validated": Rule(
-        "best round by validation score",
-        "of the round that is best on clients' validation samples, which no client trains on",
-    ),
-}
-"""The rules that ``--rule`` takes."""
 
 OWN_MODELS = "* scored with each client's own model, on its own domain; not ranked with rows of one shared model"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import writing
-from common.metrics import PARTIAL, Metric
+from common.metrics import PARTIAL, RULES, Metric
 from common.storage import write_text
 from common.wire.messages import printable
 from server.results.columns import domain_columns, mark_notes, summary_columns
@@ -18,7 +18,6 @@ from server.results.groups import Board, cells
 from server.results.seeds import Value
 from server.results.table import (
     OWN_MODELS,
-    RULES,
     has_own_models,
     markdown,
     measure,
@@ -53,7 +52,7 @@ def show_table(folders: Sequence[str], rule: str, form: str, output: Path | None
 
     Args:
         folders: run folders, or folders with runs below them.
-        rule: how runs are scored, see :data:`server.results.table.RULES`.
+        rule: how runs are scored, see :data:`common.metrics.RULES`.
         form: one of :data:`FORMATS`.
         output: the file; ``None`` prints.
         metric: the metric of the scores.

@@ -158,7 +158,7 @@ def test_goldfinch_does_not_look_in_the_working_folder_and_its_doctor_says_what_
     assert done.returncode == 0, done.stderr
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PYTHONPATH", raising=False)
-    found = [finding.found for finding in doctor._shadows()]
+    found = [finding.result for finding in doctor._shadows()]
     assert [f"import {path} in place of" in words for path, words in zip(strangers, found, strict=True)] == [True] * 4
 
 

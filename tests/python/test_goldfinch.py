@@ -13,8 +13,8 @@ import torch
 
 import goldfinch as gf
 from common.errors import ConfigError
+from common.metrics import RULES
 from goldfinch.overrides import overrides_of
-from server.results.table import RULES
 
 SMALL = {"protocol.samples": 40, "rounds.test_samples": 30, "train.batch_size": 16, "train.device": "cpu"}
 

@@ -13,6 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from common.config import build
+from common.data.batches import EVALUATION_BATCH
 from common.errors import GoldfinchError
 from common.models.base import Model
 from server.results.groups import Board, Group, run_name
@@ -115,7 +116,7 @@ def find_examples(model: Model, images: Tensor, labels: Tensor, prepare: Callabl
     step = -(-len(images) // MAX_SEARCHED)
     images, labels = images[::step], labels[::step]
     outputs = []
-    for part in images.split(64):
+    for part in images.split(EVALUATION_BATCH):
         outputs.append(model(prepare(part))[1].float().softmax(1))
     probabilities, predictions = torch.cat(outputs).max(1)
     correct = predictions == labels

@@ -6,14 +6,13 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from common.metrics import COUNTED, METRICS
+from common.metrics import COUNTED, METRICS, RULES, ScoreRule
 from common.text import duration, listing, size
 from common.wire.messages import CLIPPED, trained
 from server.results.columns import cell_marks, score_columns
 from server.results.groups import Board, Group, cells, comparable, ranked
 from server.results.run import Run
 from server.results.seeds import Value
-from server.results.table import RULES, Rule
 from server.run.accounting import largest_epsilon
 from server.trackers.events import describe
 
@@ -94,7 +93,7 @@ def _wall_seconds(run: Run) -> float:
     return float(run.events[-1]["time"]) - float(run.events[0]["time"])
 
 
-def rules_of(boards: Sequence[Board]) -> dict[str, Rule]:
+def rules_of(boards: Sequence[Board]) -> dict[str, ScoreRule]:
     """Return the rules by which a run of the page was scored."""
     rules = dict(RULES)
     for board in boards:
