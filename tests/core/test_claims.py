@@ -15,8 +15,9 @@ from support.halves import COUNTER, FEATURES, Half, clients, model_state, update
 from support.runs import TouchedEngine, run
 from support.toy import toy_settings
 
+from common import prototypes as finch
 from common.errors import PayloadError
-from common.prototypes import PrototypeSet, cluster_prototypes, finch
+from common.prototypes import PrototypeSet, cluster_prototypes
 from common.settings import load_settings
 from common.wire.messages import Request
 from common.wire.payload import Payload
