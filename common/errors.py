@@ -2,6 +2,7 @@
 
 import contextlib
 import difflib
+import errno
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -33,6 +34,19 @@ class CheckpointError(GoldfinchError):
 
 class EngineError(GoldfinchError):
     """An engine (inline, Ray, SuperLink) that could not start, or that stopped."""
+
+
+DISK_ADVICE = {
+    errno.ENOSPC: "free space on that disk",
+    errno.EDQUOT: "free space in that quota",
+    errno.EROFS: "make it writable",
+    errno.EACCES: "give this user the right to it",
+    errno.EPERM: "give this user the right to it",
+    errno.EFBIG: "raise the limit on the size of files (ulimit -f)",
+    errno.EMFILE: "raise the limit on open files (ulimit -n)",
+    errno.EIO: "look at that disk (dmesg)",
+}
+"""What to do if a disk answers with an error number."""
 
 
 def nearest(word: str, choices: Iterable[str]) -> str:

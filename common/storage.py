@@ -220,7 +220,7 @@ def write_bytes(path: Path, *content: Buffer, private: bool = False) -> None:
         private: create the file so that only this user may read and write it; otherwise the umask decides.
 
     Raises:
-        OSError: the disk is full or the folder cannot be written; the temporary file is removed.
+        OSError: the disk is full or the folder cannot be written; it names ``path``, and the temporary file is removed.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
@@ -235,8 +235,10 @@ def write_bytes(path: Path, *content: Buffer, private: bool = False) -> None:
             stream.flush()
             os.fsync(stream.fileno())
         temporary.replace(path)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno:  # a failed write names no file
+            raise OSError(error.errno, error.strerror, str(path)) from error
         raise
     _sync_folder(path.parent)
 

@@ -20,7 +20,7 @@ import click
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from common.errors import ConfigError, GoldfinchError, nearest
+from common.errors import DISK_ADVICE, ConfigError, GoldfinchError, nearest
 from common.metrics import RULES
 
 
@@ -59,8 +59,12 @@ def _unexpected(error: Exception) -> str:
     from common.wire.messages import printable  # slow to import, and needed only here
 
     if isinstance(error, OSError) and error.strerror:
-        place = f"{error.filename}: " if error.filename else ""
-        return printable(f"{place}{error.strerror}")
+        message = error.strerror
+        if error.filename:
+            message = f"{error.filename}: {message}"
+        if error.errno in DISK_ADVICE:
+            message = f"{message}; {DISK_ADVICE[error.errno]}"
+        return printable(message)
     last = traceback.extract_tb(error.__traceback__)[-1]
     return printable(f"{type(error).__name__}: {error} ({Path(last.filename).name}, line {last.lineno})")
 

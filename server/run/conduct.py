@@ -1,7 +1,6 @@
 """Do one run from its settings and an engine, and write its files: config, history, checkpoints, summary."""
 
 import contextlib
-import errno
 import fcntl
 import json
 import os
@@ -11,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from common.errors import ConfigError, EngineError, writing
+from common.errors import DISK_ADVICE, ConfigError, EngineError, writing
 from common.metrics import RoundScore, best_round, peak_bytes, states, summarise
 from common.regular_files import read_small
 from common.settings import RunSettings, yaml_of
@@ -126,20 +125,10 @@ def storage_errors(folder: Path) -> Iterator[None]:
     Raises:
         EngineError: which file it was, why, and what to do.
     """
-    advice = {
-        errno.ENOSPC: "free space on that disk",
-        errno.EDQUOT: "free space in that quota",
-        errno.EROFS: "make it writable",
-        errno.EACCES: "give this user the right to it",
-        errno.EPERM: "give this user the right to it",
-        errno.EFBIG: "raise the limit on the size of files (ulimit -f)",
-        errno.EMFILE: "raise the limit on open files (ulimit -n)",
-        errno.EIO: "look at that disk (dmesg)",
-    }
     try:
         yield
     except OSError as error:
-        if error.errno not in advice:
+        if error.errno not in DISK_ADVICE:
             raise
         place = error.filename or folder
         if Checkpoints(folder / "checkpoint").series.numbers():
@@ -147,7 +136,7 @@ def storage_errors(folder: Path) -> Iterator[None]:
         else:
             kept = "no round was complete yet"
         raise EngineError(
-            f"{place}: {error.strerror}; {advice[error.errno]}, then go on with resume=true: {kept}"
+            f"{place}: {error.strerror}; {DISK_ADVICE[error.errno]}, then go on with resume=true: {kept}"
         ) from error
 
 

@@ -8,7 +8,7 @@ A client that registers a billion samples would dominate an average by samples. 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -94,6 +94,26 @@ def number_by_number(parts: Sequence[Tensor], combine: Callable[[Tensor], Tensor
     return torch.cat(blocks).view(parts[0].shape)
 
 
+@dataclass(frozen=True, eq=False)
+class RuleContext:
+    """What a rule may use of the current exchange, see :meth:`Mean.in_exchange`.
+
+    Args:
+        sent: the model state that the participants were sent.
+        memory: tensors that the rule keeps from one exchange to the next. The rule replaces its entries; a checkpoint
+            keeps them.
+        seed: the run's seed.
+        round: the round, >= 1.
+        exchange: the exchange's name.
+    """
+
+    sent: Mapping[str, Tensor]
+    memory: dict[str, Tensor]
+    seed: int
+    round: int
+    exchange: str
+
+
 @checked
 class Mean:
     """The average, which every method uses unless a rule of :mod:`strategies.core.robust` replaces it.
@@ -120,6 +140,14 @@ class Mean:
         Args:
             refused: answers that the gate refused.
             answers: answers that it accepted.
+        """
+        return self
+
+    def in_exchange(self, context: RuleContext) -> Mean:  # noqa: ARG002
+        """Return the rule as it is used in one exchange; rules that remember or draw something return another object.
+
+        Args:
+            context: of the exchange.
         """
         return self
 
@@ -153,6 +181,10 @@ class Mean:
                 shares.append(1.0)
             else:
                 shares.append(update.samples)
+        return self.combine_models(states, shares)
+
+    def combine_models(self, states: Sequence[Mapping[str, Tensor]], shares: Sequence[float]) -> dict[str, Tensor]:
+        """Return one state of the participants' models. A rule may use the model that they were sent for it."""
         return self.combine(states, shares)
 
     def combine(self, states: Sequence[Mapping[str, Tensor]], shares: Sequence[float]) -> dict[str, Tensor]:

@@ -23,7 +23,7 @@ from common.settings import RunSettings
 from common.storage import AnswerStore, GlobalState, under_prefix, with_prefix
 from common.wire.messages import Answer, Request
 from common.wire.payload import Payload, cast_down, cast_up
-from strategies.core.aggregation import Mean, cap_samples, limit_samples
+from strategies.core.aggregation import Mean, RuleContext, cap_samples, limit_samples
 from strategies.core.agreement import Agreement, Opposition
 from strategies.core.bounds import Bounds, Excess
 from strategies.core.gate import Gate
@@ -121,6 +121,7 @@ class Federation:
         server: what the method's server half may use in the current exchange; a new object for each exchange.
         bounds: how long updates may be.
         agreement: which updates work against the others.
+        rule_memory: what the aggregation rule remembers from one exchange to the next.
         answer_store: where replies wait until the exchange closes.
         best: the round that is best by validation so far, whose own state devices keep; -1 if there is none.
 
@@ -134,6 +135,7 @@ class Federation:
         self.registry = Registry(settings)
         self.bounds = Bounds(settings.rounds.outlier_factor)
         self.agreement = Agreement(settings.seed)
+        self.rule_memory: dict[str, Tensor] = {}
         self.answer_store = AnswerStore(settings.output_folder, settings.rounds.memory * 2**30)
         self.best = -1
         self._requests: dict[str, Request] = {}
@@ -289,8 +291,17 @@ class Federation:
         if asked:
             needed, by = self.needed(asked, aggregation)
         if needed and len(updates) >= needed:
-            state = self.method.aggregate(state, updates, replace(self.server, aggregation=aggregation))
+            state = self._aggregate(state, updates, aggregation)
         return Outcome(state, admitted, updates, refusals, clipped, opposing, needed, by)
+
+    def _aggregate(self, state: GlobalState, updates: Sequence[Update], aggregation: Mean) -> GlobalState:
+        """Return the next state. What the rule remembers changes only if the method's aggregation succeeds."""
+        memory = dict(self.rule_memory)
+        context = RuleContext(state.weights, memory, self.settings.seed, self.server.round, self.server.exchange)
+        server = replace(self.server, aggregation=aggregation.in_exchange(context))
+        following = self.method.aggregate(state, updates, server)
+        self.rule_memory = memory
+        return following
 
     def needed(self, asked: int, aggregation: Mean | None = None) -> tuple[int, str]:
         """Return how many of ``asked`` participants must have replied for an exchange to count, and the setting's name.
@@ -406,13 +417,18 @@ class Federation:
         return bounded, refusals, factors
 
     def memory(self) -> dict[str, Tensor]:
-        """Return what the guards remember from one exchange to the next; a checkpoint must keep it."""
-        return with_prefix("bounds/", self.bounds.medians) | with_prefix("agreement/", self.agreement.memory)
+        """Return what guards and aggregation rule remember from one exchange to the next; a checkpoint must keep it."""
+        return (
+            with_prefix("bounds/", self.bounds.medians)
+            | with_prefix("agreement/", self.agreement.memory)
+            | with_prefix("aggregation/", self.rule_memory)
+        )
 
     def remember(self, memory: Mapping[str, Tensor]) -> None:
         """Continue with the memory of a checkpoint, see :meth:`memory`."""
         self.bounds.medians = under_prefix("bounds/", memory)
         self.agreement.memory = under_prefix("agreement/", memory)
+        self.rule_memory = under_prefix("aggregation/", memory)
 
     def _refusal(self, parts: dict[str, Excess]) -> str:
         """Return why an update is refused: its part that exceeds its bound most."""

@@ -13,16 +13,20 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from common.config import Count, Fraction, Natural, checked
+from common.config import AtLeastTwo, BelowOne, Count, Fraction, Natural, Positive, checked
 from common.errors import ConfigError
+from common.numerics import generator
 from common.prototypes import PrototypeSet, class_means
-from strategies.core.aggregation import Mean, average, number_by_number
+from strategies.core.aggregation import Mean, RuleContext, average, number_by_number
+
+STATISTICS = ("running_mean", "running_var")
+"""Ends of the names of batch normalisation's running statistics."""
 
 
 @checked
@@ -34,6 +38,14 @@ class RobustRule(Mean, ABC):
     """
 
     robust: ClassVar[bool] = True
+
+    def after_refusals(self, refused: int, answers: int) -> RobustRule:  # noqa: ARG002
+        """See :meth:`strategies.core.aggregation.Mean.after_refusals`."""
+        return self
+
+    def in_exchange(self, context: RuleContext) -> RobustRule:  # noqa: ARG002
+        """See :meth:`strategies.core.aggregation.Mean.in_exchange`."""
+        return self
 
     def check(self, method: str, averages: bool, participants: int) -> None:
         """See :meth:`strategies.core.aggregation.Mean.check`."""
@@ -180,7 +192,7 @@ class StatisticsMedian(Mean):
         """Combine as :meth:`Mean.combine` does, except running means and variances."""
         combined = super().combine(states, shares)
         for name, first in states[0].items():
-            if name.endswith(("running_mean", "running_var")):
+            if name.endswith(STATISTICS):
                 tensors = [state[name] for state in states]
                 combined[name] = number_by_number(tensors, _middle).to(first.dtype)
         return combined
@@ -360,3 +372,228 @@ def _distances(states: Sequence[Mapping[str, Tensor]]) -> Tensor:
                 square += float(difference.square().sum())
             result[row, column] = result[column, row] = square
     return result
+
+
+@checked
+class CenteredClipping(RobustRule):
+    """The centre plus the mean of the clients' differences from it, each scaled down to a radius.
+
+    Karimireddy, He and Jaggi, Learning from History for Byzantine Robust Optimization, ICML 2021, equation (CC):
+
+        v <- v + 1/n * sum_i (x_i - v) * min(1, r / |x_i - v|)
+
+    x_i is a client's model. The centre starts from the model that the clients were sent, plus ``momentum`` times the
+    step of the last exchange. A checkpoint keeps that step. The radius r is ``radius`` times the median of the
+    distances |x_i - v|, because no fixed length fits all networks and rounds. Running statistics have a radius of their
+    own, so that they do not hide the parameters. Counters are the lower median.
+
+    Tensors that are not the model, and class means, have no such history: their centre starts from the coordinate-wise
+    median. If a method clusters rows, it uses all of them: the rows of a client are moved towards the class's centre by
+    as much as their mean is scaled down.
+
+    Args:
+        radius: of the clipping, as a multiple of the median distance, > 0. With a large one the rule is the mean.
+        iterations: steps of the equation, >= 1.
+        momentum: share of the last step that the centre starts with, in [0, 1).
+    """
+
+    radius: Positive = 1.0
+    iterations: Count = 1
+    momentum: BelowOne = 0.9
+
+    @property
+    def _name(self) -> str:
+        return "centered_clipping"
+
+    @property
+    def min_answers(self) -> int:
+        """Three, because of two answers both have the median distance."""
+        return 3
+
+    def in_exchange(self, context: RuleContext) -> RobustRule:
+        """Return the rule with the centre of the exchange."""
+        return _CenteredClippingInExchange(**vars(self), context=context)
+
+    def combine(self, states: Sequence[Mapping[str, Tensor]], shares: Sequence[float]) -> dict[str, Tensor]:  # noqa: ARG002
+        """Clip about the coordinate-wise median."""
+        self._need(states)
+        centre: dict[str, Tensor] = {}
+        for name, first in states[0].items():
+            if first.is_floating_point():
+                parts = [state[name] for state in states]
+                centre[name] = number_by_number(parts, _middle).to(first.dtype)
+        return self._about(centre, states)
+
+    def _about(self, centre: Mapping[str, Tensor], states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        """Return the combined state, with the centre to start from, which has the floating-point tensors."""
+        combined: dict[str, Tensor] = {}
+        parameters: list[str] = []
+        statistics: list[str] = []
+        for name, first in states[0].items():
+            if not first.is_floating_point():
+                combined[name] = torch.stack([state[name] for state in states]).median(0).values
+            elif name.endswith(STATISTICS):
+                statistics.append(name)
+            else:
+                parameters.append(name)
+        for names in (parameters, statistics):
+            group = {name: centre[name] for name in names}
+            for _ in range(self.iterations):
+                factors = self._factors(_lengths(states, group))
+                group = average([group, *states], factors.tolist()) if names else group
+            combined.update(group)
+        return {name: combined[name] for name in states[0]}
+
+    def _factors(self, distances: Tensor) -> Tensor:
+        """Return the shares ``[1 + n]`` of the centre and the clients, from the clients' ``distances [n]`` to it."""
+        radius = self.radius * _middle(distances)
+        factors = (radius / distances.clamp(min=1e-30)).clamp(max=1.0) / len(distances)
+        return torch.cat([1.0 - factors.sum(0, keepdim=True), factors]).clamp(min=0.0)
+
+    def _one(self, table: Tensor) -> Tensor:
+        centre = _middle(table)
+        for _ in range(self.iterations):
+            factors = self._factors(torch.linalg.vector_norm(table - centre, dim=1))
+            centre = factors @ torch.cat([centre[None], table])
+        return centre
+
+    def rows(self, sets: Sequence[PrototypeSet]) -> PrototypeSet:
+        """Return all rows; those of clients far from the class's centre are moved towards it."""
+        vectors = [part.vectors.clone() for part in sets]
+        for label, (holders, table) in _tables(sets).items():
+            centre = self._one(table)
+            distances = torch.linalg.vector_norm(table - centre, dim=1)
+            radius = self.radius * _middle(distances)
+            for holder, distance in zip(holders, distances, strict=True):
+                if distance > radius:
+                    own = sets[holder].labels == label
+                    far = vectors[holder][own].double()
+                    vectors[holder][own] = torch.lerp(centre, far, radius / distance).to(vectors[holder].dtype)
+        parts: list[PrototypeSet] = []
+        for moved, part in zip(vectors, sets, strict=True):
+            parts.append(PrototypeSet(moved, part.labels, part.weights))
+        return PrototypeSet.concatenate(parts)
+
+    def _chosen(self, table: Tensor) -> Tensor:
+        return torch.arange(len(table))
+
+
+@dataclass(frozen=True, eq=False)
+class _CenteredClippingInExchange(CenteredClipping):
+    """Centred clipping that knows the model that clients were sent, and the step of the last exchange."""
+
+    context: RuleContext = field(kw_only=True)
+
+    def combine_models(self, states: Sequence[Mapping[str, Tensor]], shares: Sequence[float]) -> dict[str, Tensor]:  # noqa: ARG002
+        """Clip about the model that was sent plus the momentum, and remember the step."""
+        self._need(states)
+        sent, memory, exchange = self.context.sent, self.context.memory, self.context.exchange
+        centre: dict[str, Tensor] = {}
+        for name, first in states[0].items():
+            if first.is_floating_point():
+                centre[name] = sent[name]
+                if f"{exchange}/{name}" in memory and not name.endswith(STATISTICS):
+                    centre[name] = sent[name] + self.momentum * memory[f"{exchange}/{name}"]
+        combined = self._about(centre, states)
+        for name in centre:
+            if self.momentum and not name.endswith(STATISTICS):
+                memory[f"{exchange}/{name}"] = combined[name] - sent[name]
+        return combined
+
+
+def _lengths(states: Sequence[Mapping[str, Tensor]], centre: Mapping[str, Tensor]) -> Tensor:
+    """Return ``[n]`` float64: the distance of each state from the centre, over the centre's tensors."""
+    squares = torch.zeros(len(states), dtype=torch.float64)
+    for position, state in enumerate(states):
+        for name, middle in centre.items():
+            squares[position] += (state[name].double() - middle.double()).square().sum().cpu()
+    return squares.sqrt()
+
+
+@checked
+class Bucketing(RobustRule):
+    """A robust rule over the means of small groups of clients, which are drawn anew in every exchange.
+
+    Karimireddy, He and Jaggi, Byzantine-Robust Learning on Heterogeneous Datasets via Bucketing, ICLR 2022. The means
+    of ``size`` clients differ less than the clients do, so that the rule leaves out less of honest, unusual clients. A
+    group with a hostile client is hostile as a whole. The groups follow from the run's seed, the round and the
+    exchange. The last group is smaller if ``size`` does not divide the number of clients. Counters are the lower
+    median.
+
+    Args:
+        size: clients in a group, >= 2.
+        rule: the rule over the groups' means.
+    """
+
+    size: AtLeastTwo = 2
+    rule: RobustRule = field(default_factory=GeometricMedian)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.rule, Bucketing):
+            raise ConfigError("aggregation.rule: bucketing cannot be the rule of bucketing; choose another one")
+
+    @property
+    def min_answers(self) -> int:
+        """Answers that give as many groups as the rule needs."""
+        return self.size * (self.rule.min_answers - 1) + 1
+
+    def after_refusals(self, refused: int, answers: int) -> Bucketing:
+        """See :meth:`strategies.core.aggregation.Mean.after_refusals`; each refused client spoils one group."""
+        return replace(self, rule=self.rule.after_refusals(refused, -(-answers // self.size)))
+
+    def in_exchange(self, context: RuleContext) -> RobustRule:
+        """Return the rule with the groups of the exchange."""
+        return _BucketingInExchange(size=self.size, rule=self.rule.in_exchange(context), context=context)
+
+    def combine(self, states: Sequence[Mapping[str, Tensor]], shares: Sequence[float]) -> dict[str, Tensor]:  # noqa: ARG002
+        """Combine the means of the groups."""
+        self._need(states)
+        means = self._means(states)
+        return self.rule.combine(means, [1.0] * len(means))
+
+    def combine_models(self, states: Sequence[Mapping[str, Tensor]], shares: Sequence[float]) -> dict[str, Tensor]:  # noqa: ARG002
+        """Combine the means of the groups of models."""
+        self._need(states)
+        means = self._means(states)
+        return self.rule.combine_models(means, [1.0] * len(means))
+
+    def _generator(self) -> torch.Generator:
+        return generator(0, "bucketing")
+
+    def _groups(self, count: int) -> list[list[int]]:
+        """Return the groups of ``count`` clients, each in ascending order."""
+        order = torch.randperm(count, generator=self._generator()).tolist()
+        groups: list[list[int]] = []
+        for start in range(0, count, self.size):
+            groups.append(sorted(order[start : start + self.size]))
+        return groups
+
+    def _means(self, states: Sequence[Mapping[str, Tensor]]) -> list[dict[str, Tensor]]:
+        means: list[dict[str, Tensor]] = []
+        for group in self._groups(len(states)):
+            means.append(average([states[position] for position in group], [1.0] * len(group)))
+        return means
+
+    def _one(self, table: Tensor) -> Tensor:
+        rows: list[Tensor] = []
+        for group in self._groups(len(table)):
+            rows.append(table[group].mean(0))
+        return self.rule._one(torch.stack(rows))
+
+    def _chosen(self, table: Tensor) -> Tensor:
+        groups = self._groups(len(table))
+        rows = torch.stack([table[group].mean(0) for group in groups])
+        chosen: list[int] = []
+        for position in self.rule._chosen(rows).tolist():
+            chosen.extend(groups[position])
+        return torch.tensor(sorted(chosen))
+
+
+@dataclass(frozen=True, eq=False)
+class _BucketingInExchange(Bucketing):
+    """Bucketing with the groups of one exchange."""
+
+    context: RuleContext = field(kw_only=True)
+
+    def _generator(self) -> torch.Generator:
+        return generator(self.context.seed, "bucketing", self.context.exchange, self.context.round)

@@ -16,13 +16,14 @@ from support.runs import Run, TouchedEngine, run
 from support.toy import Toy, composed, toy_settings
 
 from common.choices import CONF
+from common.config import to_config
 from common.errors import ConfigError
 from common.storage import ClientStore, GlobalState, tensors_sha256
 from common.wire.messages import Request
 from common.wire.payload import Payload, decode, encode
 from server.results.run import Run as Finished
 from server.run.checkpoint import Checkpoints
-from strategies.core.robust import Median
+from strategies.core.robust import CenteredClipping, GeometricMedian, Median, RobustRule
 
 METHODS = sorted(path.stem for path in (CONF / "method").glob("*.yaml"))
 KINDS = {
@@ -379,13 +380,14 @@ def test_replays_are_refused_and_giants_shortened_and_named(method: str, tmp_pat
     assert (3 in spoiled) == (method != "single_set"), "only who sends nothing has nothing to enlarge"
 
 
+@pytest.mark.parametrize("rule", [Median(), CenteredClipping(), GeometricMedian()], ids=lambda rule: rule._name)
 @on_any_processor
-def test_a_robust_rule_bears_a_hostile_client(method: str, tmp_path: Path) -> None:
+def test_a_robust_rule_bears_a_hostile_client(rule: RobustRule, method: str, tmp_path: Path) -> None:
     """Without the default guards: a client's values, a hundred thousand times too large, do not reach the state."""
     data = Toy(missing_class=False)  # what only two clients hold, no rule can defend
     base = three_rounds(method, tmp_path, data=data, rounds={"outliers": "off", "opposing": "off"}, train={"rounds": 1})
-    raw = {**base.raw, "aggregation": {"_target_": "strategies.core.robust.Median"}}
-    settings = replace(base, aggregation=Median(), raw=raw)
+    raw = {**base.raw, "aggregation": to_config(rule)}
+    settings = replace(base, aggregation=rule, raw=raw)
     if not settings.method.averages:
         with pytest.raises(ConfigError, match=f"method={method}"):
             run(settings)

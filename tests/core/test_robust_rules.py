@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations, permutations
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,14 +17,25 @@ from flwr.server.strategy.aggregate import aggregate_krum, aggregate_median, agg
 from hypothesis import given
 from hypothesis import strategies as draw
 from scipy.optimize import minimize
-from support.toy import composed, method_at_defaults
+from support.runs import run
+from support.toy import composed, method_at_defaults, toy_settings
 
 from common.choices import CONF
 from common.errors import ConfigError
 from common.numerics import generator
 from common.prototypes import PrototypeSet
-from strategies.core.aggregation import Mean, average
-from strategies.core.robust import GeometricMedian, Krum, Median, StatisticsMedian, TrimmedMean
+from common.settings import RunSettings
+from strategies.core.aggregation import Mean, RuleContext, average
+from strategies.core.robust import (
+    Bucketing,
+    CenteredClipping,
+    GeometricMedian,
+    Krum,
+    Median,
+    RobustRule,
+    StatisticsMedian,
+    TrimmedMean,
+)
 
 State = dict[str, torch.Tensor]
 
@@ -35,8 +48,12 @@ RULES = {
     "multi-krum": Krum(1, keep=None),
     "multi-krum 2 of 3": Krum(2, keep=3),
     "geometric median": GeometricMedian(),
+    "centered clipping": CenteredClipping(),
+    "centered clipping, 3 steps": CenteredClipping(radius=0.7, iterations=3),
+    "bucketing, median": Bucketing(2, Median()),
+    "bucketing, geometric median": Bucketing(2),
 }
-TOLERANCE = dict.fromkeys(RULES, 1e-06) | {"geometric median": 1e-4}
+TOLERANCE = dict.fromkeys(RULES, 1e-06) | {"geometric median": 1e-4, "bucketing, geometric median": 1e-4}
 """Of the general minimiser that the geometric median is compared with, too."""
 every_rule = pytest.mark.parametrize("name", RULES)
 
@@ -66,6 +83,22 @@ def krum_order(rows: Sequence[Sequence[float]], attackers: int) -> list[int]:
     return sorted(range(len(rows)), key=lambda index: scores[index])
 
 
+def clipped_about(
+    centre: Sequence[float], rows: Sequence[Sequence[float]], radius: float, iterations: int
+) -> list[float]:
+    """v <- v + 1/n sum_i (x_i - v) min(1, r / |x_i - v|), where r is ``radius`` times the median of |x_i - v|."""
+    centre = list(centre)
+    for _ in range(iterations):
+        distances = [math.dist(row, centre) for row in rows]
+        longest = radius * statistics.median(distances)
+        step = [0.0] * len(centre)
+        for row, distance in zip(rows, distances, strict=True):
+            for place in range(len(centre)):
+                step[place] += (row[place] - centre[place]) * min(1.0, longest / distance) / len(rows)
+        centre = [number + change for number, change in zip(centre, step, strict=True)]
+    return centre
+
+
 def expected_row(rule: Mean, rows: Sequence[Sequence[float]]) -> list[float]:
     columns = list(zip(*rows, strict=True))
     if isinstance(rule, Median):
@@ -77,6 +110,15 @@ def expected_row(rule: Mean, rows: Sequence[Sequence[float]]) -> list[float]:
         points = np.array(rows)
         best_point = minimize(lambda at: np.linalg.norm(points - at, axis=1).sum(), points.mean(0), tol=1e-12)
         return list(best_point.x)
+    if isinstance(rule, CenteredClipping):
+        return clipped_about([statistics.median(column) for column in columns], rows, rule.radius, rule.iterations)
+    if isinstance(rule, Bucketing):
+        order = torch.randperm(len(rows), generator=generator(0, "bucketing")).tolist()
+        means = []
+        for start in range(0, len(rows), rule.size):
+            members = [rows[index] for index in order[start : start + rule.size]]
+            means.append([statistics.mean(column) for column in zip(*members, strict=True)])
+        return expected_row(rule.rule, means)
     assert isinstance(rule, Krum)
     keep = len(rows) - rule.attackers if rule.keep is None else rule.keep
     best = [rows[index] for index in krum_order(rows, rule.attackers)[:keep]]
@@ -124,7 +166,7 @@ def test_flower_s_own_functions_agree(count: int) -> None:
 # ---- what they do not depend on --------------------------------------------------------------------------------------
 
 
-@every_rule
+@pytest.mark.parametrize("name", [name for name in RULES if "bucketing" not in name])
 def test_the_order_of_the_clients_does_not_matter(name: str) -> None:
     given = states(7)
     found = [RULES[name].combine([given[i] for i in order], [1.0] * 7) for order in list(permutations(range(7)))[::500]]
@@ -173,7 +215,9 @@ def test_totals_are_sums_or_as_many_times_the_rule() -> None:
 # ---- breakdown -------------------------------------------------------------------------------------------------------
 
 BEARS = {"median": (7, 3), "trimmed 1": (7, 1), "trimmed 2": (7, 2), "krum": (7, 1), "krum 2": (7, 2),
-         "multi-krum": (7, 1), "multi-krum 2 of 3": (7, 2), "geometric median": (7, 1)}  # fmt: skip
+         "multi-krum": (7, 1), "multi-krum 2 of 3": (7, 2), "geometric median": (7, 1), "centered clipping": (7, 1),
+         "centered clipping, 3 steps": (7, 1), "bucketing, median": (7, 1),
+         "bucketing, geometric median": (9, 1)}  # fmt: skip
 
 
 @every_rule
@@ -261,10 +305,10 @@ def test_class_means_are_combined_class_by_class(name: str) -> None:
 
 
 KEPT = {"median": 4, "trimmed 1": 6, "trimmed 2": 5, "krum": 1, "krum 2": 1, "multi-krum": 6, "multi-krum 2 of 3": 3,
-        "geometric median": 4}  # fmt: skip
+        "geometric median": 4, "bucketing, median": 6, "bucketing, geometric median": 6}  # fmt: skip
 
 
-@every_rule
+@pytest.mark.parametrize("name", KEPT)
 def test_rows_of_a_hostile_client_are_left_out_of_a_clustering(name: str) -> None:
     sets = row_sets(6)
     swapped = PrototypeSet(100 + sets[0].vectors.flip(0), sets[0].labels, sets[0].weights)
@@ -303,6 +347,104 @@ def test_no_rows_at_all(name: str) -> None:
     assert RULES[name].rows(empty).feature_size == 3
 
 
+# ---- rules that remember or draw -------------------------------------------------------------------------------------
+
+
+def context(memory: dict[str, torch.Tensor], number: int = 1, seed: int = 0) -> RuleContext:
+    sent = {"w": torch.full((3, 2), 0.5), "b": torch.full((4,), -0.5), "n": torch.tensor(0)}
+    return RuleContext(sent, memory, seed, number, "train")
+
+
+def test_the_centre_is_the_sent_model_plus_the_momentum_of_the_last_step() -> None:
+    rule = CenteredClipping(radius=0.8, iterations=2, momentum=0.6)
+    memory: dict[str, torch.Tensor] = {}
+    sent = flat(dict(context({}).sent))
+    last = [0.0] * len(sent)
+    for number in (1, 2, 3):
+        given = states(6, seed=number)
+        found = rule.in_exchange(context(memory, number)).combine_models(given, [1.0] * 6)
+        start = [number + 0.6 * step for number, step in zip(sent, last, strict=True)]
+        expected = clipped_about(start, [flat(state) for state in given], 0.8, 2)
+        assert flat(found) == pytest.approx(expected, abs=1e-6)
+        last = [after - before for after, before in zip(expected, sent, strict=True)]
+
+
+def test_running_statistics_have_a_radius_of_their_own() -> None:
+    given = states(6)
+    variances = [1.0, 20.0, 300.0, 4e3, 5e4, 6e5]
+    far = [{**state, "bn.running_var": torch.tensor([value])} for state, value in zip(given, variances, strict=True)]
+    alone = CenteredClipping().combine(given, [1.0] * 6)
+    together = CenteredClipping().combine(far, [1.0] * 6)
+    assert all(torch.equal(alone[name], together[name]) for name in alone)
+    assert together["bn.running_var"].tolist() == pytest.approx(
+        clipped_about([statistics.median(variances)], [[value] for value in variances], 1.0, 1)
+    )
+
+
+def test_centred_clipping_with_a_large_radius_is_the_mean() -> None:
+    given = states(5)
+    found = CenteredClipping(radius=1e6).in_exchange(context({})).combine_models(given, [9.0] * 5)
+    mean = average(given, [1.0] * 5)
+    assert all(torch.allclose(found[name], mean[name], atol=1e-6) for name in ("w", "b"))
+
+
+def test_rows_far_from_the_class_s_centre_are_moved_towards_it_and_kept() -> None:
+    sets = row_sets(6)
+    swapped = PrototypeSet(100 + sets[0].vectors.flip(0), sets[0].labels, sets[0].weights)
+    found = CenteredClipping().rows([*sets, swapped])
+    assert len(found) == 14
+    assert float(found.vectors.abs().max()) < 10
+    near = CenteredClipping(radius=1e6).rows(sets)
+    assert torch.equal(near.vectors, PrototypeSet.concatenate(sets).vectors)
+
+
+def test_the_groups_follow_from_seed_round_and_exchange() -> None:
+    given = states(8)
+    rule = Bucketing(2, Median())
+    first = rule.in_exchange(context({}, 1)).combine_models(given, [1.0] * 8)
+    again = rule.in_exchange(context({}, 1)).combine_models(given, [1.0] * 8)
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    for other in (context({}, 2), context({}, 1, seed=1)):
+        assert not torch.equal(rule.in_exchange(other).combine_models(given, [1.0] * 8)["w"], first["w"])
+
+
+def test_bucketing_over_centred_clipping_remembers_the_step() -> None:
+    memory: dict[str, torch.Tensor] = {}
+    rule = Bucketing(2, CenteredClipping()).in_exchange(context(memory))
+    found = rule.combine_models(states(8), [1.0] * 8)
+    assert set(memory) == {"train/w", "train/b"}
+    assert torch.equal(memory["train/w"], found["w"] - 0.5)
+
+
+@pytest.mark.parametrize(("size", "rule", "least"), [(2, Median(), 5), (3, Median(), 7), (2, Krum(1), 9)])
+def test_bucketing_needs_as_many_groups_as_its_rule_needs_answers(size: int, rule: RobustRule, least: int) -> None:
+    bucketing = Bucketing(size, rule)
+    assert bucketing.min_answers == least
+    bucketing.combine(states(least), [1.0] * least)
+    with pytest.raises(ValueError, match=f"bucketing needs {least} states; got {least - 1}"):
+        bucketing.combine(states(least - 1), [1.0] * (least - 1))
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [("aggregation=centered_clipping",), ("aggregation=bucketing", "aggregation.rule.iterations=20")],
+    ids=["centred clipping", "bucketing"],
+)
+def test_a_resumed_run_ends_with_the_same_state(overrides: tuple[str, ...], tmp_path: Path) -> None:
+    clients: tuple[str, ...] = ()
+    if "aggregation=bucketing" in overrides:  # which needs five answers
+        clients = ("protocol=dirichlet", "protocol.client_count=5", "protocol.alpha=10", "protocol.least=1")
+
+    def settings(name: str, **more: Any) -> RunSettings:
+        return toy_settings("fpl", tmp_path / name, overrides=(*overrides, *clients), train={"rounds": 4}, **more)
+
+    whole = run(settings("whole"))
+    run(settings("parts"), stop_after=2)
+    assert run(settings("parts", resume=True)).sha256 == whole.sha256
+    mean = toy_settings("fpl", tmp_path / "mean", overrides=clients, train={"rounds": 4})
+    assert run(mean).sha256 != whole.sha256
+
+
 # ---- settings --------------------------------------------------------------------------------------------------------
 
 NOT_AVERAGED = ("adcol", "feddap", "fdse", "fedheal", "fedpall", "fpl_heal", "i2pfl", "single_set")
@@ -335,6 +477,14 @@ def test_a_rule_is_taken_or_refused_by_name(method: str) -> None:
         (
             ["aggregation=krum", "aggregation.attackers=-1"],
             r"attackers=-1: must be greater than or equal to 0",
+        ),
+        (["aggregation=bucketing"], "aggregation=bucketing needs 5 answers a round and 4 clients are asked"),
+        (["aggregation=centered_clipping", "aggregation.momentum=1"], "aggregation.momentum=1: must be less than 1"),
+        (["aggregation=centered_clipping", "aggregation.radius=0"], "aggregation.radius=0: must be greater than 0"),
+        (["aggregation=bucketing", "aggregation.size=1"], "aggregation.size=1: must be greater than or equal to 2"),
+        (
+            ["aggregation=bucketing", "aggregation.rule._target_=strategies.core.aggregation.Mean"],
+            r"aggregation.rule.*RobustRule",
         ),
         (["rounds.outlier_factor=1"], r"rounds.outlier_factor=1: must be greater than 1"),
     ],

@@ -17,6 +17,7 @@ from support.toy import toy_settings
 from common.errors import ConfigError, DataError, EngineError
 from common.settings import RunSettings
 from common.storage import ClientStore
+from server.cli import main
 from server.engines.inline import InlineEngine
 from server.results.run import Run as FinishedRun
 from server.run.checkpoint import Checkpoints
@@ -147,3 +148,22 @@ def test_seconds_of_a_crashed_part_count(tmp_path: Path) -> None:
     finished = Checkpoints(tmp_path / "checkpoint").load()
     assert finished is not None
     assert again.summary["wall_seconds"] >= finished.seconds > found.seconds > 0
+
+
+@pytest.mark.parametrize("kind", ["png", "pdf", "svg"])
+def test_a_full_disk_for_a_figure_is_named_and_an_earlier_figure_stays(
+    kind: str, undisturbed: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with small_disk(tmp_path / "disk", "8k") as change:
+        picture = tmp_path / "disk" / f"accuracy.{kind}"
+        picture.write_bytes(b"the earlier figure")
+        arguments = ["figure", "bars", str(undisturbed.folder), "--output", str(picture)]
+        assert main(arguments) == 1
+        error = capsys.readouterr().err
+        assert f"error: {picture}: No space left on device; free space on that disk" in error
+        assert "Traceback" not in error
+        assert [path.name for path in picture.parent.iterdir()] == [picture.name]
+        assert picture.read_bytes() == b"the earlier figure"
+        change("size=8m")
+        assert main(arguments) == 0
+        assert picture.stat().st_size > 8192
