@@ -24,7 +24,7 @@ from yaml import YAMLError
 
 from common.aliases import ALIASES, settings_meant
 from common.choices import CONF, FOLDERS, choices_of, imports_of, trust, trusted
-from common.errors import ConfigError, nearest
+from common.errors import ConfigError, UnknownKeyError, nearest
 from common.overrides import parse_overrides, quoted_override, unescaped
 from common.regular_files import read_small
 from common.versions import CODE
@@ -352,8 +352,8 @@ def _check_key(item: Override, base: dict[str, Any]) -> None:
             if not (where and difflib.get_close_matches(part, map(str, known), cutoff=0.5)):
                 meant = settings_meant(item.key_or_group, str(item.input_line).partition("=")[2], base)
             if meant:
-                raise ConfigError(f"{item.key_or_group}: no such key; {meant}")
-            raise ConfigError(_no_such_key(part, node, where))
+                raise UnknownKeyError(f"{item.key_or_group}: no such key; {meant}")
+            raise UnknownKeyError(_no_such_key(part, node, where))
         where = f"{where}.{part}".removeprefix(".")
         node = node[part]
 

@@ -16,6 +16,10 @@ class ConfigError(GoldfinchError):
     """A configuration key, type or value that cannot be used."""
 
 
+class UnknownKeyError(ConfigError):
+    """A configuration key that does not exist, although it may exist beside another choice of its group."""
+
+
 class DataError(GoldfinchError):
     """A data set that is missing, damaged or empty."""
 

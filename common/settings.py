@@ -61,6 +61,7 @@ CHANGEABLE_ON_RESUME = ("train.rounds", "train.patience", *_SCORING)
 ADDED_SETTINGS: Mapping[str, Any] = {
     "protocol.validation": 0.0,
     "data.duplicates": "keep",
+    "data.augmentation.normalisation": "fixed",
     "model.freeze": "none",
     "train.schedule": "constant",
     "train.label_smoothing": 0.0,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
@@ -108,6 +108,12 @@ _CROP, _FLIPPED, _MATRIX, _BOX = slice(0, 2), slice(2, 3), slice(3, 9), slice(9,
 _ERASED_AREA = (0.02, 0.33)  # share of the image, as in Zhong et al., "Random Erasing Data Augmentation", AAAI 2020
 _ERASED_RATIO = (0.3, 3.3)  # height over width
 
+Normalisation = Literal["fixed", "image"]
+"""How images are normalised: by ``mean`` and ``std`` of the settings, or each image by its own."""
+
+SMALLEST_DEVIATION = 1 / 255
+"""Smallest standard deviation that an image is divided by, of values in 0..1: one grey level. A flat image is 0."""
+
 
 @checked
 class Augmentation:
@@ -122,6 +128,9 @@ class Augmentation:
         erasing: probability in 0..1 that one rectangle of a sample is erased.
         mean: per channel, of images scaled to 0..1; one value or three.
         std: likewise, > 0.
+        normalisation: ``fixed`` normalises every image by ``mean`` and ``std``. ``image`` subtracts each image's own
+            mean over channels and pixels and divides by its own standard deviation, so that brightness and contrast
+            no longer differ between domains; ``mean`` and ``std`` are then not used.
     """
 
     crop_padding: Annotated[int, Field(ge=0, le=256)] = 0
@@ -130,6 +139,7 @@ class Augmentation:
     erasing: ZeroToOne = 0.0
     mean: tuple[float, ...] = (0.485, 0.456, 0.406)
     std: tuple[Positive, ...] = (0.229, 0.224, 0.225)
+    normalisation: Normalisation = "fixed"
 
     def __post_init__(self) -> None:
         for name, values in (("mean", self.mean), ("std", self.std)):
@@ -168,6 +178,8 @@ class Augmentation:
         return self._normalise(images.float().div_(255))
 
     def _normalise(self, scaled: Tensor) -> Tensor:
+        if self.normalisation == "image":
+            return standardised(scaled)
         mean, std = _constants(self.mean, self.std, scaled.device)
         return scaled.sub_(mean).div_(std)
 
@@ -215,6 +227,16 @@ class Augmentation:
         top, bottom, left, right = parameters[:, _BOX].unsqueeze(2).unbind(1)
         mask = ((rows >= top) & (rows < bottom))[:, :, None] & ((columns >= left) & (columns < right))[:, None, :]
         return normalised.masked_fill_(mask[:, None], 0.0)
+
+
+def standardised(images: Tensor) -> Tensor:
+    """Return float images ``[B, C, H, W]`` in 0..1, each minus its mean and divided by its standard deviation.
+
+    Mean and standard deviation are over channels and pixels. The deviation is at least :data:`SMALLEST_DEVIATION`.
+    """
+    centred = images - images.mean((1, 2, 3), keepdim=True)
+    deviation = centred.square().mean((1, 2, 3), keepdim=True).sqrt()
+    return centred / deviation.clamp_min(SMALLEST_DEVIATION)
 
 
 def _windows(padded: Tensor, corners: Tensor, height: int, width: int) -> Tensor:

@@ -81,6 +81,10 @@ class Digits(DataSource):
         wanted = "; ".join(f"{domain}: {_PLACES[domain][1]}" for domain in self.domains)
         return f"Put the sets there (or in digits/): {wanted}."
 
+    def find_files(self, domain: str) -> None:
+        """See :meth:`DataSource.find_files`."""
+        self._place(domain)
+
     def _read(self, domain: str) -> Domain:
         place = self._place(domain)
         key: list[str | int] = [_VERSION, domain, self.image_size, *_state(place)]

@@ -118,6 +118,21 @@ class DataSource(ABC):
         """This data set by the folder of its files, without augmentation: what domains are read from."""
         return {}
 
+    def check_files(self) -> None:
+        """Check that the files of all domains are where they are expected, without reading them.
+
+        Raises:
+            DataError: they are not; the message says what to put where.
+        """
+        if self.generated:
+            return
+        source = dataclasses.replace(self, augmentation=Augmentation(), root=self._root())
+        for domain in self.domains:
+            source.find_files(domain)
+
+    def find_files(self, domain: str) -> None:  # noqa: B027  # a data set without files has nothing to find
+        """Raise a :class:`DataError` if the files of ``domain`` are not under ``self.root``. By default, do nothing."""
+
     def layout(self) -> str:
         """Return a sentence for error messages that says where to put which files; empty for generated data."""
         return ""

@@ -98,8 +98,9 @@ class Folder(DataSource):
             directory = Path(root) / domain
             if not directory.is_dir():
                 raise DataError(
-                    f"folder: the classes are the union over all domains, but {directory} does not exist; put it "
-                    "there, or name the classes (data.classes=[a,b]) so that every device agrees on the labels"
+                    f"folder: the classes are the union over all domains, but {directory} does not exist; "
+                    f"{_domains_near(domain, Path(root))}. Put it there, or name the classes (data.classes=[a,b]) so "
+                    "that every device agrees on the labels"
                 )
             if self.listing:
                 found.update(name for _, name, _ in _read_list(directory, self.listing))
@@ -131,8 +132,11 @@ class Folder(DataSource):
             for path in _directories(base):
                 if path.name in self.classes:
                     return root
-        close = nearest(domain, [path.name for path in _directories(root)])
-        raise DataError(f"folder: domain {domain!r} is not in {root}; {close}. {self.layout()}")
+        raise DataError(f"folder: domain {domain!r} is not in {root}; {_domains_near(domain, root)}. {self.layout()}")
+
+    def find_files(self, domain: str) -> None:
+        """See :meth:`DataSource.find_files`."""
+        self.directory(domain)
 
     def _read(self, domain: str) -> Domain:
         directory = self.directory(domain)
@@ -216,6 +220,13 @@ def _directories(parent: Path) -> list[Path]:
             continue
         found.append(path)
     return found
+
+
+def _domains_near(domain: str, root: Path) -> str:
+    """Return a sentence that names the folder under ``root`` that is closest to ``domain``, or all folders there."""
+    if not root.is_dir():
+        return f"{root} does not exist"
+    return nearest(domain, [path.name for path in _directories(root)])
 
 
 def _class_name(folder: Path) -> str:

@@ -113,6 +113,10 @@ class ImageFolders(DataSource):
         """Return whether ``name`` is a domain's, ignoring case and separators."""
         return normal_name(name) in map(normal_name, self._names(domain))
 
+    def find_files(self, domain: str) -> None:
+        """See :meth:`DataSource.find_files`."""
+        self.directory(domain)
+
     def _read(self, domain: str) -> Domain:
         directory = self.directory(domain)
         train, test = self._divide(directory, domain)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from common.config import Names, build, check, checked
+from common.data.batches import Normalisation
 from common.data.domain import ImageSize
 from common.data.image_files import Resize
 from common.errors import CheckpointError, ConfigError
@@ -35,6 +36,7 @@ class Description:
         image_size: side of the square images, pixels.
         resize: how images become squares: ``squash``, ``crop`` or ``pad``.
         mean, std: per channel, of images in 0..1; the graphs normalise by them.
+        normalisation: ``fixed``: by ``mean`` and ``std``; ``image``: each image by its own.
         method: the method's name.
         data: ``name``, ``domains`` and ``protocol`` of the training data.
         run: the run's id; devices store their own part of the model under it.
@@ -74,6 +76,7 @@ class Description:
     licence: str = NO_LICENCE
     files: Mapping[str, Any] = field(default_factory=dict)
     resize: Resize = "squash"
+    normalisation: Normalisation = "fixed"
     goldfinch: str = VERSION
     format: int = 1
 

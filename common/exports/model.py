@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from common.config import build
+from common.data.batches import standardised
 from common.errors import CheckpointError, ConfigError, GoldfinchError
 from common.exports.description import DESCRIPTION, Description, read_description
 from common.models.base import Model, shapes_only
@@ -70,6 +71,8 @@ class TrainedModel(nn.Module):
 
     def prepare(self, images: Tensor) -> Tensor:
         """Return ``images [N, 3, S, S]``, float in 0..1, normalised as in training."""
+        if self.description.normalisation == "image":
+            return standardised(images)
         return (images - self.mean) / self.std
 
     def forward(self, images: Tensor) -> dict[str, Tensor]:

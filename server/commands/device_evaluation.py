@@ -102,6 +102,7 @@ def _of_data(description: Description, node: Mapping[str, Any]) -> list[str]:
     given = [override("data.image_size", description.image_size)]
     given.append(override("data.augmentation.mean", list(description.mean)))
     given.append(override("data.augmentation.std", list(description.std)))
+    given.append(override("data.augmentation.normalisation", description.normalisation))
     if "resize" in node:
         given.append(override("data.resize", description.resize))
     if "classes" in node:

@@ -112,6 +112,7 @@ def _of_run(run: Run, client: str | None, data: Sequence[str]) -> Content:
         resize=settings.data.resizing,
         mean=settings.data.augmentation.mean,
         std=settings.data.augmentation.std,
+        normalisation=settings.data.augmentation.normalisation,
         method=method.name,
         data={
             "name": settings.data.name,

@@ -17,7 +17,7 @@ from common.overrides import quoted_override
 from common.regular_files import read_small
 from common.settings import RunSettings, load_settings
 from common.storage import write_bytes, write_json, write_text
-from server.commands.sweep import Job, execute, raise_failures
+from server.commands.sweep import Job, check_data, execute, raise_failures
 from server.plots.figures import bars, convergence, rendered, sensitivity
 from server.reproduction.comparison import Comparison, Line
 from server.reproduction.pages import Picture, pages
@@ -195,6 +195,7 @@ def reproduce(request: Request, console: Console | None = None) -> Path:
     seeds = request.seeds or (reduced and reduced.seeds) or table.seeds
     check_not_in_a_run(request.folder)
     jobs = plan(table, rows, seeds, request.scale, request.folder, request.overrides)
+    check_data([job for job in jobs if not job.finished()])
     console.print(f"{table.name}, scale={request.scale}: {len(rows)} rows, seeds {', '.join(map(str, seeds))}")
     failures: Mapping[Path, str] = {}
     try:

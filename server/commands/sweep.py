@@ -23,7 +23,8 @@ from rich.markup import escape
 
 from common.choices import FOLDERS, choices_of
 from common.config import compose_config, with_tuned
-from common.errors import ConfigError, GoldfinchError
+from common.data.domain import DataSource
+from common.errors import ConfigError, GoldfinchError, UnknownKeyError, some_of
 from common.metrics import PARTIAL, RULES, named_missing
 from common.overrides import parse_overrides, quoted_override, unescaped
 from common.regular_files import read_small
@@ -134,15 +135,43 @@ def plan(arguments: Sequence[str], output: Path) -> tuple[list[Job], dict[str, s
             chosen.append(unescaped(f"{axis.key_or_group}={value}"))
             folder = folder / re.sub(r"[^\w.+-]+", "-", chosen[-1])
         overrides = (*fixed, *chosen, quoted_override("output", folder.absolute()))
-        label, composed = " ".join(chosen) or "run", compose_config(overrides)
+        label = " ".join(chosen) or "run"
+        try:
+            composed = compose_config(overrides)
+        except UnknownKeyError as error:  # a method of the sweep may lack a setting that another one has
+            skipped[label] = str(error)
+            continue
         try:
             jobs.append(Job(overrides, settings_of(composed), label))
         except ConfigError as error:
             skipped[label] = str(error)
     if not jobs:
-        reasons = [f"{label}: {reason}" for label, reason in skipped.items()]
-        raise ConfigError("no run of the sweep is possible:\n  " + "\n  ".join(reasons))
+        raise ConfigError("no run of the sweep is possible:\n  " + "\n  ".join(_reasons(skipped)))
     return jobs, skipped
+
+
+def _reasons(skipped: Mapping[str, str]) -> list[str]:
+    """Return a line for each reason against combinations, with the combinations that it is against."""
+    labels: dict[str, list[str]] = {}
+    for label, reason in skipped.items():
+        labels.setdefault(reason, []).append(label)
+    return [f"{some_of(against, 3)}: {reason}" for reason, against in labels.items()]
+
+
+def check_data(jobs: Sequence[Job]) -> None:
+    """Check once for each data set, before the first run starts, that its files are where they are expected.
+
+    Runs on devices are left out: their data are not on this machine.
+
+    Raises:
+        DataError: files are missing; the message says which, and where to put them.
+    """
+    checked: list[DataSource] = []
+    for job in jobs:
+        data = job.settings.data
+        if job.settings.engine.get("name") != "superlink" and data not in checked:
+            data.check_files()
+            checked.append(data)
 
 
 def all_options(item: str) -> str:
@@ -216,6 +245,7 @@ def sweep(arguments: Sequence[str], output: Path, jobs: int = 1, *, overwrite: b
     check_folder(output, arguments, overwrite=overwrite)
     for label, reason in skipped.items():
         say(f"skipped: {label}: {reason}")
+    check_data(planned)
     say(f"output in {output.absolute()}")
     output.mkdir(parents=True, exist_ok=True)
     _write_record(output, arguments, planned)

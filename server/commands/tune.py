@@ -135,6 +135,7 @@ def plan_search(overrides: Sequence[str], output: Path, trials: int, seeds: Sequ
 
     Raises:
         ConfigError: a setting is not valid, a range holds one value, or ``seeds`` has the search's own seed.
+        DataError: the data set's files are not there.
     """
     own: list[str] = []
     asked: list[str] = []
@@ -158,6 +159,8 @@ def plan_search(overrides: Sequence[str], output: Path, trials: int, seeds: Sequ
             "privacy=gaussian: a search chooses by validation scores, which are exact functions of clients' images; "
             "search with privacy=none on data that need none, then give goldfinch run tuned= and privacy=gaussian"
         )
+    if settings.engine.get("name") != "superlink":
+        settings.data.check_files()
     if settings.seed in seeds:
         raise ConfigError(f"--seeds: {settings.seed} is the seed of the search; the gain needs other seeds")
     space = space_of(settings)

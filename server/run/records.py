@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from common.metrics import COUNTED, ClassTotals, Coverage, RoundScore, best_round, counts_fit, states
 from common.settings import RunSettings
@@ -21,7 +21,10 @@ ONE_CLASS = 0.9
 """Share of a domain's test images that are assigned to one class, from which the model counts as collapsed there."""
 
 EARLY_ROUNDS = 3
-"""Before this round a model may assign all images to one class and recover."""
+"""Before this round a model may assign all images to one class and recover, or be at chance and learn."""
+
+FEW_STEPS = 200
+"""Steps of a client in a whole run, below which more steps are suggested to a run at chance."""
 
 PHASES = ("load", "score", "train", "save")
 """What a device does in an exchange, in this order, with a column of seconds each."""
@@ -55,6 +58,12 @@ class Recorder:
         """The last mean cross-entropy in training of a client of each domain."""
         self._collapsed: set[str] = set()
         """Domains in which the model predicts one class, each reported once."""
+        self._last_counts: dict[str, ClassTotals] = {}
+        """Images by class of each domain in the last score."""
+        self._steps: dict[str, int] = {}
+        """Steps that each client took in its last training."""
+        self._left_out = 0
+        """Updates that were left out because they work against the other clients'."""
         self._skipped = set(history.rounds("round skipped"))
         self._tested = Coverage(settings.test_scorers)
         self._validated = Coverage(settings.validation_scorers)
@@ -136,6 +145,8 @@ class Recorder:
         reductions = outcome.reductions()
         for reply in outcome.admitted:
             row = self._reply_row(reply)
+            if reply.answer.trained:
+                self._steps[reply.client] = reply.answer.steps
             if reply.client in reductions:
                 row["status"] = CLIPPED
                 row["reason"] = reductions[reply.client][:MAX_REASON]
@@ -196,6 +207,7 @@ class Recorder:
         return row | _byte_columns("up", {}, size)
 
     def _write_clipped(self, outcome: Outcome) -> None:
+        self._left_out += len(outcome.opposing)
         for client, reason in outcome.reductions().items():
             factors = {name: round(factor, 6) for name, factor in outcome.clipped.get(client, {}).items()}
             if client in outcome.opposing:
@@ -249,7 +261,7 @@ class Recorder:
             self._report_missing(scored_round, requests, tested, failures)
         if tested:
             self._score_event("score", self._tested.score(scored_round, _entries(tested)))
-            self._tell_metrics(scored_round, outcome)
+            self._last_counts = self._tell_metrics(scored_round, outcome)
         if validated:
             score = self._by_metric(self._validated.score(scored_round, _entries(validated)), outcome)
             self._validation.append(score)
@@ -273,8 +285,12 @@ class Recorder:
         (score,) = scores_by(metric, [validation], totals)
         return score
 
-    def _tell_metrics(self, scored_round: int, outcome: Outcome) -> None:
-        """Tell the listeners of the metrics of each domain, over the counts of all clients that scored it."""
+    def _tell_metrics(self, scored_round: int, outcome: Outcome) -> dict[str, ClassTotals]:
+        """Tell the listeners of the metrics of each domain, over the counts of all clients that scored it.
+
+        Returns:
+            Those counts by domain, without the domains of which a client sent none.
+        """
         totals: dict[str, ClassTotals] = {}
         uncounted: set[str] = set()
         for reply in outcome.admitted:
@@ -290,6 +306,7 @@ class Recorder:
             for domain in sorted(totals.keys() - uncounted):
                 metrics[metric][domain] = totals[domain].metric(metric)
         self.history.tell_metrics(scored_round, metrics)
+        return {domain: counts for domain, counts in totals.items() if domain not in uncounted}
 
     def _has_counts(self, entry: Mapping[str, Any]) -> bool:
         return counts_fit(entry.get("confusion"), self.server.class_count, entry["count"], entry["correct"])
@@ -336,6 +353,30 @@ class Recorder:
             loss=round(loss, 4),
         )
 
+    def warn_if_at_chance(self) -> None:
+        """Report that the last score is no better than predicting one class for every image, and what may help.
+
+        The average over domains is compared with that of the most frequent class of each domain, and counts as better
+        from two of its standard errors on, since a few test images can be predicted by luck.
+        """
+        counts = self._last_counts
+        scores = self.history.round_scores()
+        if not counts or not scores or scores[-1].round < EARLY_ROUNDS:
+            return
+        average, at_most = scores[-1].average, chance(list(counts.values()))
+        if average > at_most.average + 2 * at_most.error:
+            return
+        steps = round(sum(self._steps.values()) / max(1, len(self._steps)))
+        self.history.event(
+            "at chance",
+            round=scores[-1].round,
+            average=round(average, 4),
+            chance=round(at_most.average, 4),
+            images=sum(sum(each.true) for each in counts.values()),
+            steps=steps,
+            remedies=remedies(self.settings, steps, self._left_out),
+        )
+
     def _score_event(self, name: str, score: RoundScore, **more: Any) -> None:
         self.history.event(
             name,
@@ -372,6 +413,56 @@ class Recorder:
             reason = "no client that takes part can score it"
             self.history.event("score missing", round=scored_round, domain=domain, status="unasked", reason=reason)
         self._unscored = unscored
+
+
+class Chance(NamedTuple):
+    """The score of a model that predicts the most frequent class of each domain for all of its images.
+
+    Args:
+        average: over domains, in per cent.
+        error: the standard error of that average for a model that guesses as often right, in percentage points.
+    """
+
+    average: float
+    error: float
+
+
+def chance(counts: Sequence[ClassTotals]) -> Chance:
+    """Return the score at chance.
+
+    Args:
+        counts: images by class of each domain, at least one domain with at least one image.
+    """
+    shares: list[float] = []
+    variance = 0.0
+    for each in counts:
+        share = max(each.true) / sum(each.true)
+        shares.append(share)
+        variance += share * (1 - share) / sum(each.true)
+    return Chance(100 * sum(shares) / len(shares), 100 * math.sqrt(variance) / len(shares))
+
+
+def remedies(settings: RunSettings, steps: int, left_out: int) -> list[str]:
+    """Return the settings that may help a run at chance, each with its reason, the likeliest first.
+
+    Args:
+        settings: the run's settings.
+        steps: a client's steps in a round.
+        left_out: updates that were left out because they work against the other clients'.
+    """
+    found: list[str] = []
+    train = settings.train
+    if settings.data.augmentation.normalisation == "fixed":
+        found.append("data.augmentation.normalisation=image (if domains differ in brightness or contrast)")
+    if steps * train.rounds < FEW_STEPS and settings.method.trains:
+        found.append(f"train.batch_size=8 train.epochs=5 (a client takes {steps} steps in a round)")
+    if train.optimizer == "sgd":
+        found.append("train.optimizer=adam train.learning_rate=0.001")
+    if getattr(settings.model, "norm", None) == "batch":
+        found.append("model.norm=group (batch normalisation's averaged statistics may fit no domain)")
+    if left_out:
+        found.append(f"rounds.opposing=off ({left_out} updates were left out)")
+    return found
 
 
 def one_class(confusion: Sequence[Sequence[int]]) -> tuple[int, float] | None:

@@ -213,6 +213,7 @@ class RoundLoop:
             return
         if spent := self.account.summary(self._samples()):
             self.history.event("privacy spent", round=self.state.round, reason=spent)
+        self.recorder.warn_if_at_chance()
         missing = dict(self._scores()[-1].missing)
         self.history.event("finish", round=self.state.round, sha256=self.state.sha256(), missing=missing)
 

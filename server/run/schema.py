@@ -196,6 +196,7 @@ NEEDED = {
     "late": ("round", "clients"),
     "score missing": ("round", "domain", "status"),
     "collapsed": ("round", "domain", "label", "share", "loss"),
+    "at chance": ("round", "average", "chance", "images", "steps", "remedies"),
     "round done": ("round", "seconds"),
     "round skipped": ("round", "answered", "needed"),
     "stopped": ("round",),

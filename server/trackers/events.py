@@ -138,6 +138,8 @@ def describe(name: str, entry: Mapping[str, Any], rounds: int) -> str:
         return _missing_score_line(entry)
     if name == "collapsed":
         return _collapsed_line(entry)
+    if name == "at chance":
+        return _chance_line(entry)
     if name == "start":
         return f"{entry['method']} on {entry['data']} starts: {_scope(entry)}"
     if name == "resume":
@@ -186,6 +188,16 @@ def _collapsed_line(entry: Mapping[str, Any]) -> str:
         f"{entry['loss']:.2f}). Batch normalisation's averaged statistics may not fit this domain: try "
         "method=fedbn method.refresh_statistics=true, or model.norm=group; see docs/own-domain.md"
     )
+
+
+def _chance_line(entry: Mapping[str, Any]) -> str:
+    line = (
+        f"AT CHANCE after round {entry['round']}: the average of {entry['average']:.1f} % is no better than one class "
+        f"for every image, which gives {entry['chance']:.1f} % ({entry['images']} test images)"
+    )
+    if entry["remedies"]:
+        line += f". Try {'; '.join(entry['remedies'])}; see docs/own-domain.md"
+    return line
 
 
 def _scope(entry: Mapping[str, Any]) -> str:

@@ -300,9 +300,21 @@ def test_a_sweep_runs_what_fits_and_names_the_rest(tmp_path: Path) -> None:
     assert "single_set" in skipped["method=single_set aggregation=median"]
 
 
+def test_a_sweep_skips_methods_that_lack_a_setting_and_names_it(tmp_path: Path) -> None:
+    jobs, skipped = plan(["method=fedavg,fedbn", "method.refresh_statistics=true"], tmp_path)
+    assert [job.label for job in jobs] == ["method=fedbn"]
+    assert "method.refresh_statistics: no such key" in skipped["method=fedavg"]
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
-    [(["method=fedavg,fpll"], "did you mean 'fpl'"), (["seed=-1,-2"], "no run of the sweep is possible")],
+    [
+        (["method=fedavg,fpll"], "did you mean 'fpl'"),
+        (["seed=-1,-2"], "no run of the sweep is possible"),
+        (["method=fedavg,fpl", "train.epoch=2"], "did you mean 'epochs'"),
+        (["seed=0,1,2", "data.image_sizes=16"], "seed=0, seed=1, seed=2: data.image_sizes: no such key"),
+    ],
+    ids=["a choice that does not exist", "values out of range", "a mistyped key", "one reason for all seeds"],
 )
 def test_a_sweep_with_a_mistake_runs_nothing(
     words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -310,6 +322,29 @@ def test_a_sweep_with_a_mistake_runs_nothing(
     assert main(["sweep", *words, "--output", str(tmp_path / "sweep")]) == 1
     assert message in capsys.readouterr().err
     assert not (tmp_path / "sweep").exists()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["sweep", "data=pacs", "method=fedavg,fpl", "seed=0,1"], ["reproduce", "fpl_office", "--scale", "small"]],
+    ids=["sweep", "reproduce"],
+)
+def test_missing_data_are_one_error_before_the_first_run(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GOLDFINCH_DATA", raising=False)
+    assert main([*words, "--output", str(tmp_path / "runs")]) == 1
+    assert capsys.readouterr().err.count("no directory was given") == 1
+    assert not (tmp_path / "runs").exists()
+
+
+def test_files_in_another_folder_than_expected_are_one_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GOLDFINCH_DATA", str(tmp_path))
+    assert main(["sweep", "data=digits", "method=fedavg,fpl", "--output", str(tmp_path / "runs")]) == 1
+    assert "mnist is not in" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
 
 
 def test_a_sweep_shows_how_far_its_runs_are() -> None:

@@ -1,13 +1,16 @@
-"""A model that training fits and that predicts one class in evaluation is reported."""
+"""A model that predicts one class in evaluation is reported, and a run that is no better than chance."""
 
+import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import goldfinch as gf
 from bench.normalisation import write_shapes
+from common.metrics import ClassTotals
 from server.run.history import read_lines
-from server.run.records import one_class
+from server.run.records import chance, one_class
 from server.trackers.events import describe
 
 
@@ -42,3 +45,47 @@ def test_a_run_on_unlike_backgrounds_reports_each_domain_once_and_names_remedies
     text = describe("collapsed", found[0], 4)
     assert "model.norm=group" in text
     assert "method.refresh_statistics=true" in text
+
+
+def shapes_run(folder: Path, *overrides: str, rounds: int = 3) -> gf.Run:
+    write_shapes(folder / "shapes")
+    return gf.run(
+        "model=small", "tuned=none", "train.batch_size=16", *overrides,
+        method="fedavg", data="folder", rounds=rounds, settings={"data.root": folder / "shapes"},
+        output=folder / "run", quiet=True,
+    )  # fmt: skip
+
+
+def at_chance(run: gf.Run) -> list[dict[str, Any]]:
+    return [entry for entry in read_lines(run.folder / "events.jsonl") if entry["event"] == "at chance"]
+
+
+def test_a_run_at_chance_says_so_before_it_finishes_and_names_remedies(tmp_path: Path) -> None:
+    run = shapes_run(tmp_path, "train.local_steps=1", "train.learning_rate=0.0001")
+    (entry,) = at_chance(run)
+    assert (entry["round"], entry["chance"], entry["images"], entry["steps"]) == (3, 25.0, 72, 1)
+    assert entry["average"] == pytest.approx(run.average, abs=1e-3)
+    assert read_lines(run.folder / "events.jsonl")[-1]["event"] == "finish"
+    text = describe("at chance", entry, 3)
+    for part in ("AT CHANCE", "normalisation=image", "train.epochs=5", "train.optimizer=adam", "model.norm=group"):
+        assert part in text
+
+
+def test_a_run_that_learns_is_not_called_at_chance(tmp_path: Path) -> None:
+    run = shapes_run(
+        tmp_path, "data.augmentation.normalisation=image", "train.epochs=8", "train.batch_size=8",
+        "train.optimizer=adam", "train.learning_rate=0.002",
+    )  # fmt: skip
+    assert run.average > 60
+    assert not at_chance(run)
+
+
+def test_one_or_two_rounds_are_too_early_to_be_called_at_chance(tmp_path: Path) -> None:
+    assert not at_chance(shapes_run(tmp_path, "train.local_steps=1", "train.learning_rate=0.0001", rounds=2))
+
+
+def test_chance_is_the_mean_share_of_the_most_frequent_class() -> None:
+    even, uneven = ClassTotals.of([[1, 9], [3, 7]]), ClassTotals.of([[8, 0], [0, 2]])
+    found = chance([even, uneven])
+    assert found.average == pytest.approx(100 * (0.5 + 0.8) / 2)
+    assert found.error == pytest.approx(100 * math.sqrt(0.5 * 0.5 / 20 + 0.8 * 0.2 / 10) / 2)

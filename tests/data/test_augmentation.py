@@ -29,6 +29,24 @@ def test_test_transform_is_the_formula() -> None:
     torch.testing.assert_close(EVERYTHING.test(images), (images.float() / 255 - mean) / std)
 
 
+def test_normalisation_by_image_is_the_formula_and_removes_brightness_and_contrast() -> None:
+    images = noise(4)
+    augmentation = Augmentation(normalisation="image")
+    found = augmentation.test(images)
+    for image, result in zip(images, found, strict=True):
+        values = image.double() / 255
+        expected = (values - values.mean()) / values.std(correction=0)
+        torch.testing.assert_close(result.double(), expected, atol=1e-5, rtol=1e-5)
+    darker = (images // 4 * 2).to(torch.uint8)
+    brighter = darker + 100
+    torch.testing.assert_close(augmentation.test(darker), augmentation.test(brighter), atol=1e-4, rtol=1e-4)
+
+
+def test_an_image_of_one_colour_becomes_zero_by_image_normalisation() -> None:
+    flat = torch.full((2, 3, 8, 8), 200, dtype=torch.uint8)
+    assert Augmentation(normalisation="image").test(flat).abs().max() < 1e-4
+
+
 def test_nothing_switched_on_is_the_test_transform_and_still_draws() -> None:
     images, augmentation = noise(), Augmentation()
     draw = generator(0, "draw")

@@ -56,6 +56,18 @@ def test_images_of_the_users_folder_are_upright(tmp_path: Path) -> None:
     assert image[0, 7].min() == 255
 
 
+@pytest.mark.parametrize("classes", [(), ("cat",)], ids=["classes are found", "classes are named"])
+def test_a_mistyped_domain_is_told_the_nearest_folder(classes: tuple[str, ...], tmp_path: Path) -> None:
+    write_classes(tmp_path / "north", {"cat": 2})
+    source = Folder(root=str(tmp_path), domains=("nort",), classes=classes)
+    if not classes:
+        with pytest.raises(DataError, match="did you mean 'north'"):
+            assert source.class_names
+        return
+    with pytest.raises(DataError, match="did you mean 'north'"):
+        source.load("nort")
+
+
 @pytest.mark.parametrize(
     ("resize", "row"),
     [("squash", [0, 0, 255, 255]), ("crop", [0, 0, 255, 255]), ("pad", [0, 0, 255, 255])],

@@ -20,6 +20,7 @@ from support.toy import DOMAINS, Toy, toy_settings
 from torch import nn
 
 from common import choices
+from common.data.batches import Augmentation
 from common.errors import CheckpointError, ConfigError
 from common.exports import formats, load_model
 from common.exports.formats import FORMATS, READERS, ExportError
@@ -53,6 +54,17 @@ def test_each_file_scores_as_the_run_did(name: str, trained: Run, exported: Path
     assert found == trained.summary["accuracy"]
     assert len(set(found.values())) > 1, "a net that says one thing would pass"
     assert predict(torch.zeros(1, 3, 16, 16)).shape == (1, 4)  # any number of images
+
+
+@pytest.mark.parametrize("name", ["safetensors", "torch", pytest.param("onnx", marks=needs_onnx)])
+def test_an_exported_model_normalises_each_image_as_its_training_did(name: str, tmp_path: Path) -> None:
+    data = Toy(augmentation=Augmentation(normalisation="image"))
+    run(toy_settings("fedavg", tmp_path / "run", data=data))
+    export(tmp_path / "run", tmp_path / "model", [name])
+    assert json.loads((tmp_path / "model" / "model.json").read_text())["normalisation"] == "image"
+    predict = READERS[name](tmp_path / "model" / FORMATS[name])
+    found = {domain: accuracy(predict, domain) for domain in DOMAINS}
+    assert found == Run(tmp_path / "run").summary["accuracy"]
 
 
 def test_executorch_scores_as_the_run_did(trained: Run, tmp_path: Path) -> None:
