@@ -38,7 +38,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "defaults": (),
     "each image normalised by itself": (BY_IMAGE,),
     "more and smaller steps": TRAINING,
-    "both (the page's command)": (BY_IMAGE, *TRAINING),
+    "both, the page's command": (BY_IMAGE, *TRAINING),
 }
 """Settings besides the data, by the name of the table's row."""
 

@@ -1,6 +1,5 @@
 """The user's own images: every directory of class folders, or with a list of images, is a domain."""
 
-import csv
 import logging
 from collections import Counter
 from collections.abc import Sequence
@@ -8,9 +7,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
 
+import torch
+
 from common.config import Fraction, Names, check, checked
+from common.data.batches import Split
 from common.data.domain import DATA_VARIABLE, DataSource, Domain, ImageSize, search_roots
 from common.data.image_files import (
+    HEIF_SUFFIXES,
     SUFFIXES,
     Resize,
     class_folders,
@@ -19,10 +22,10 @@ from common.data.image_files import (
     without_duplicates,
 )
 from common.data.image_folders import Duplicates, Files, per_class_fraction, read_images
+from common.data.listings import TEST_NAMES, SavedSet, decode_saved, is_saved, leading_rows, read_list, saved_sets
 from common.errors import DataError, nearest
 
 _TRAIN_NAMES = ("train",)
-_TEST_NAMES = ("test", "val", "valid", "validation")
 _log = logging.getLogger(__name__)
 _NOT_OURS = (".", "__", "@")
 """Prefixes of folders that programs create: hidden ones, __pycache__, __MACOSX, a file server's @eaDir."""
@@ -34,6 +37,7 @@ class Folder(DataSource):
 
     As a node's data-dir, the root may also be the domain's own directory. Without train and test folders the leading
     ``train_fraction`` of each class, by file name, is train. A domain may lack a class: it has no samples of it.
+    A domain's directory may also be one that ``save_to_disk`` of Hugging Face's ``datasets`` wrote.
 
     Attributes:
         domains: names of the domains; empty: all directories under ``root``, which must then be set.
@@ -44,9 +48,9 @@ class Folder(DataSource):
             ``keep``: all.
         resize: how an image becomes a square: ``squash`` changes its proportions, ``crop`` cuts the longer side,
             ``pad`` adds black to the shorter side.
-        listing: name of a CSV file in each domain's directory that lists its images, instead of class folders; empty:
-            class folders. Its columns are ``path`` (relative to the domain's directory), ``label`` (a class name) and,
-            optionally, ``split`` (``train`` or ``test``).
+        listing: name of a CSV or Parquet file in each domain's directory that lists its images, instead of class
+            folders; empty: class folders. Its columns are ``path`` (relative to the domain's directory), ``label`` (a
+            class name) and, optionally, ``split`` (``train`` or ``test``).
     """
 
     name: ClassVar[str] = "folder"
@@ -103,7 +107,10 @@ class Folder(DataSource):
                     "that every device agrees on the labels"
                 )
             if self.listing:
-                found.update(name for _, name, _ in _read_list(directory, self.listing))
+                found.update(item.label for item in read_list(directory, self.listing))
+                continue
+            if is_saved(directory):
+                found.update(_saved_names(directory))
                 continue
             for base in _bases(directory):
                 found.update(map(_class_name, _directories(base)))
@@ -126,7 +133,7 @@ class Folder(DataSource):
         (root,) = search_roots(self, ())
         if (root / domain).is_dir():
             return root / domain
-        if root.name == domain or (self.listing and (root / self.listing).is_file()):
+        if root.name == domain or is_saved(root) or (self.listing and (root / self.listing).is_file()):
             return root
         for base in _bases(root):
             for path in _directories(base):
@@ -140,6 +147,8 @@ class Folder(DataSource):
 
     def _read(self, domain: str) -> Domain:
         directory = self.directory(domain)
+        if is_saved(directory) and not self.listing:
+            return self._read_saved(domain, directory)
         if self.listing:
             train, test = self._listed(directory)
         else:
@@ -174,22 +183,59 @@ class Folder(DataSource):
         train: Files = []
         test: Files = []
         every: Files = []
-        for path, name, part in _read_list(directory, self.listing):
-            if name not in self.class_names:
-                raise DataError(
-                    f"folder: {directory / self.listing}: {name!r} is no class; {nearest(name, self.class_names)}"
-                )
-            item = (path, self.class_names.index(name))
+        for listed in read_list(directory, self.listing):
+            item = (listed.path, self._label(listed.label, directory / self.listing))
             every.append(item)
-            if part == "train":
+            if listed.part == "train":
                 train.append(item)
-            elif part == "test":
+            elif listed.part == "test":
                 test.append(item)
         if not train and not test:
             return _leading(sorted(every), self.train_fraction)
         if len(train) + len(test) < len(every):
             raise DataError(f"folder: {directory / self.listing}: give every line a split (train or test), or none")
         return train, test
+
+    def _label(self, name: str, place: Path) -> int:
+        """Return the label of a class name that was read from ``place``.
+
+        Raises:
+            DataError: it is none of the classes.
+        """
+        if name not in self.class_names:
+            raise DataError(f"folder: {place}: {name!r} is no class; {nearest(name, self.class_names)}")
+        return self.class_names.index(name)
+
+    def _read_saved(self, domain: str, directory: Path) -> Domain:
+        """Return the domain of a folder that Hugging Face's datasets wrote."""
+        train, test = saved_sets(directory)
+        if test is not None:
+            return Domain(domain, self._whole(train), self._without_duplicates(test, train))
+        whole = self._whole(train)
+        train_rows, test_rows = leading_rows(whole.labels.tolist(), self.train_fraction)
+        if self.duplicates == "drop":
+            digests = train.digests()
+            known = {digests[row] for row in train_rows}
+            test_rows = [row for row in test_rows if digests[row] not in known]
+        return Domain(domain, whole.subset(torch.tensor(train_rows)), whole.subset(torch.tensor(test_rows)))
+
+    def _whole(self, saved: SavedSet) -> Split:
+        labels = [self._label(name, saved.folder) for name in saved.labels()]
+        if not labels:
+            raise DataError(f"folder: {saved.folder} has no images")
+        return Split(decode_saved(saved, self.image_size, self.resize), torch.tensor(labels, dtype=torch.int64))
+
+    def _without_duplicates(self, test: SavedSet, train: SavedSet) -> Split:
+        """Return the test images; with ``duplicates=drop`` without those that are training images byte for byte."""
+        whole = self._whole(test)
+        if self.duplicates == "keep":
+            return whole
+        known = set(train.digests())
+        kept: list[int] = []
+        for row, digest in enumerate(test.digests()):
+            if digest not in known:
+                kept.append(row)
+        return whole.subset(torch.tensor(kept, dtype=torch.int64))
 
     def _check_folders(self, directory: Path) -> None:
         """Check that all images of a domain lie directly in folders of the known classes.
@@ -268,45 +314,21 @@ def _skipped(folders: Sequence[Path]) -> str:
     parts: list[str] = []
     for suffix, count in sorted(counts.items()):
         hint = ""
-        if suffix in (".heic", ".heif", ".avif"):
+        if suffix in HEIF_SUFFIXES:
+            hint = " (pip install 'goldfinch-fl[heif]' reads them, or convert them to JPEG)"
+        elif suffix == ".avif":
             hint = " (convert them to JPEG)"
         parts.append(f"{count} {suffix}{hint}")
     return ", ".join(parts)
 
 
-def _read_list(directory: Path, name: str) -> list[tuple[Path, str, str]]:
-    """Return path, class name and split ("", "train" or "test") of each line of a domain's list.
-
-    Raises:
-        DataError: the list does not exist or cannot be read, lacks a column, or has a line without a path, without a
-            label or with another split.
-    """
-    place = directory / name
-    if not place.is_file():
-        raise DataError(
-            f"folder: {place} does not exist; write it, with the columns path, label and, optionally, split"
-        )
-    found: list[tuple[Path, str, str]] = []
-    try:
-        with place.open(encoding="utf-8-sig", newline="") as stream:
-            lines = csv.DictReader(stream)
-            columns = lines.fieldnames or []
-            missing = [column for column in ("path", "label") if column not in columns]
-            if missing:
-                raise DataError(
-                    f"folder: {place}: no column {', '.join(missing)}; its columns are {', '.join(columns)}"
-                )
-            for line in lines:
-                path, label, part = line["path"] or "", line["label"] or "", line.get("split") or ""
-                if not path or not label or part not in ("", "train", "test"):
-                    raise DataError(
-                        f"folder: {place}, line {lines.line_num}: path {path!r}, label {label!r}, split {part!r}; give "
-                        "a path and a label, and train, test or nothing as the split"
-                    )
-                found.append((directory / path, label, part))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"folder: {place} cannot be read ({error}); save it as CSV in UTF-8") from error
-    return found
+def _saved_names(directory: Path) -> set[str]:
+    """Return the names of the classes of a folder that Hugging Face's datasets wrote."""
+    names: set[str] = set()
+    for saved in saved_sets(directory):
+        if saved is not None:
+            names.update(saved.names or saved.labels())
+    return names
 
 
 def _existing(directory: Path, names: Sequence[str]) -> Path | None:
@@ -318,7 +340,7 @@ def _existing(directory: Path, names: Sequence[str]) -> Path | None:
 
 def _part_folders(directory: Path) -> tuple[Path | None, Path | None]:
     """Return the folders of a domain's train and test images; ``None`` for one that does not exist."""
-    return _existing(directory, _TRAIN_NAMES), _existing(directory, _TEST_NAMES)
+    return _existing(directory, _TRAIN_NAMES), _existing(directory, TEST_NAMES)
 
 
 def _bases(directory: Path) -> list[Path]:

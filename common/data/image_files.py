@@ -6,6 +6,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from functools import lru_cache
 from pathlib import Path
 from typing import BinaryIO, Literal
 
@@ -21,6 +22,9 @@ from common.errors import DataError
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".gif", ".ppm", ".pgm"})
 FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "TIFF", "GIF", "PPM")
 """Formats that are decoded, by content, not by suffix. Pillow would start programs for others: Ghostscript for EPS."""
+
+HEIF_SUFFIXES = frozenset({".heic", ".heif"})
+"""Suffixes of the images that phones take, which are read where pillow-heif is installed (the extra ``heif``)."""
 
 Resize = Literal["squash", "crop", "pad"]
 """How an image becomes a square. ``squash`` changes its proportions. ``crop`` keeps the centre of the longer side.
@@ -67,7 +71,28 @@ def subdirectory(parent: Path, name: str) -> Path | None:
 
 def is_image(path: Path) -> bool:
     """Return whether the file name is that of an image; hidden files, such as those of macOS, are not images."""
-    return path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
+    if path.name.startswith("."):
+        return False
+    suffix = path.suffix.lower()
+    return suffix in SUFFIXES or (suffix in HEIF_SUFFIXES and reads_heif())
+
+
+@lru_cache(maxsize=1)
+def reads_heif() -> bool:
+    """Return whether HEIF images can be read here; if so, Pillow knows the format from the first call on."""
+    try:
+        import pillow_heif
+    except ImportError:
+        return False
+    pillow_heif.register_heif_opener()
+    return True
+
+
+def formats() -> tuple[str, ...]:
+    """Return the formats that are decoded here: :data:`FORMATS`, and HEIF if it can be read."""
+    if reads_heif():
+        return (*FORMATS, "HEIF")
+    return FORMATS
 
 
 def image_files(directory: Path) -> list[Path]:
@@ -240,7 +265,7 @@ def decode_image(
     try:
         if isinstance(source, Path) and not stat.S_ISREG(source.stat().st_mode):
             raise OSError("not a regular file")  # reading a pipe would block
-        with Image.open(source, formats=FORMATS) as image:
+        with Image.open(source, formats=formats()) as image:
             _check_size(image)
             with _one_large_at_a_time if image.width * image.height > LARGE_PIXELS else nullcontext():
                 if upright:

@@ -10,6 +10,7 @@ from data_makers import levels, write_classes, write_image
 from PIL import Image
 
 from common.config import build, compose_config
+from common.data import image_files
 from common.data.folder import Folder
 from common.data.image_files import Resize, decode_image
 from common.errors import DataError
@@ -96,16 +97,20 @@ def test_the_cache_tells_resizings_apart(tmp_path: Path) -> None:
     assert not squashed.equal(padded)
 
 
-def test_files_that_are_not_read_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_files_that_are_not_read_are_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(image_files, "reads_heif", lambda: False)  # as without pillow-heif
     write_classes(tmp_path / "site", {"cat": 2, "dog": 2})
     for name in ("cat/a.heic", "dog/b.HEIC", "dog/notes.txt", "dog/.hidden"):
         (tmp_path / "site" / name).write_bytes(b"")
     with caplog.at_level(logging.WARNING):
         Folder(root=str(tmp_path), image_size=8).load("site")
-    assert "2 .heic (convert them to JPEG), 1 .txt" in caplog.text
+    assert "2 .heic (pip install 'goldfinch-fl[heif]' reads them, or convert them to JPEG), 1 .txt" in caplog.text
 
 
-def test_a_class_of_other_formats_alone_names_them(tmp_path: Path) -> None:
+def test_a_class_of_other_formats_alone_names_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(image_files, "reads_heif", lambda: False)
     write_classes(tmp_path / "site", {"cat": 2})
     (tmp_path / "site" / "dog").mkdir()
     (tmp_path / "site" / "dog" / "a.heic").write_bytes(b"")
