@@ -290,7 +290,8 @@ def test_channels_last_gives_the_same_result(name):
         model.to(memory_format=torch.channels_last)
         result = model(batch.to(memory_format=torch.channels_last))
     for got, wanted in zip(result, expected, strict=True):
-        torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
+        rounding = 1e-5 * max(1.0, float(wanted.abs().max()))  # of sums over fifty layers, in another order
+        torch.testing.assert_close(got, wanted, rtol=1e-4, atol=5 * rounding)
 
 
 def test_bfloat16_autocast_runs():
