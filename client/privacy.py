@@ -21,7 +21,7 @@ from common.data.protocols import ClientSpec, public_split_hash
 from common.errors import ConfigError, PayloadError, PrivacyError
 from common.privacy import GaussianPrivacy, clip_factor, clip_rows, finite, gaussian
 from common.prototypes import PrototypeSet, class_means
-from common.settings import RunSettings
+from common.settings import OWN_METRIC_IS_PRIVATE, RunSettings
 from common.wire.messages import Request
 from strategies.core.method import Method, Upload
 from strategies.core.protection import check_nothing_else, check_scores
@@ -197,13 +197,15 @@ class GaussianDevicePrivacy(DevicePrivacy):
 
         Raises:
             PayloadError: the exchange would send tensors without noise.
-            ConfigError: a score would depend on the client's own images.
+            ConfigError: a score would depend on the client's own images, or has a metric of the user's own.
         """
         if request.train and request.exchange != "train":
             raise PayloadError(
                 f"privacy=gaussian covers the exchange train; {self.method.name}'s {request.exchange} would send "
                 "tensors without noise, so nothing was sent"
             )
+        if self.settings.own_metric.sum_names:
+            raise ConfigError(f"{OWN_METRIC_IS_PRIVATE}; nothing was sent")
         if request.score or request.validate:
             check_scores(self.privacy, self.method, validates=request.validate)
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from client.feature_cache import FeatureCache
+from client.scoring import ScoreCounter
 from common.data.batches import EVALUATION_BATCH, Split, split_batches
 from common.errors import ConfigError
 from common.losses import balanced_weights
@@ -396,11 +397,13 @@ class LocalExchange:
 
     @torch.no_grad()
     def score(self, split: Split) -> dict[str, Any]:
-        """Return samples, correct predictions, mean loss and confusion counts of the model on a test split."""
+        """Return samples, correct predictions, mean loss and counts of the model on a test split.
+
+        See :class:`client.scoring.ScoreCounter`.
+        """
         was_training = self.model.training
         self.model.eval()
-        confusion = torch.zeros(self.class_count, self.class_count, dtype=torch.int64)
-        loss = 0.0
+        counter = ScoreCounter(self.settings)
         known = self._known_features(split)
         for indices in torch.arange(len(split)).split(EVALUATION_BATCH):
             chosen = indices.to(self.device)
@@ -412,16 +415,9 @@ class LocalExchange:
             with self._autocast():
                 features, logits, _ = self.method.compute(self.model, inputs, self)
             scores = self.method.predict(features.float(), logits.float(), self)
-            loss += float(nn.functional.cross_entropy(logits.float(), labels, reduction="sum"))
-            cells = labels * self.class_count + scores.argmax(1)
-            confusion += torch.bincount(cells.cpu(), minlength=self.class_count**2).view_as(confusion)
+            counter.add(scores, logits.float(), labels)
         self.model.train(was_training)
-        return {
-            "count": len(split),
-            "correct": int(confusion.diagonal().sum()),
-            "loss": loss / max(len(split), 1),
-            "confusion": confusion.tolist(),
-        }
+        return counter.result(len(split))
 
     def _autocast(self) -> contextlib.AbstractContextManager[Any]:
         if self.train.precision == "float32":

@@ -21,6 +21,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "engine": ("client.local.local_device",),
     "method": ("strategies",),
     "model": ("common.models",),
+    "own_metric": ("common.own_metric",),
     "privacy": ("common.privacy",),
     "protocol": ("common.data.protocols",),
     "tracker": ("server.trackers",),

@@ -51,6 +51,50 @@ RULES = {
 COUNTED: tuple[Metric, ...] = ("balanced_accuracy", "macro_f1", "worst_class")
 """The metrics that need confusion counts."""
 
+
+@dataclass(frozen=True)
+class Measure:
+    """What a metric's numbers are, for tables and charts.
+
+    Args:
+        label: its name in tables, such as ``macro F1``.
+        unit: ``%``, another unit, or empty.
+        lower_is_better: whether a lower number is better.
+    """
+
+    label: str
+    unit: str = "%"
+    lower_is_better: bool = False
+
+    @property
+    def digits(self) -> int:
+        """Digits after the point in tables."""
+        if self.unit == "%":
+            return 2
+        return 4
+
+    @property
+    def title(self) -> str:
+        """The label with the unit, and a note if lower is better."""
+        text = self.label
+        if self.unit:
+            text += f" in {self.unit}"
+        if self.lower_is_better:
+            text += " (lower is better)"
+        return text
+
+
+MEASURES: dict[str, Measure] = {name: Measure(label) for name, label in METRICS.items()}
+"""The metrics that every run has; see :data:`METRICS`."""
+
+CONFIDENCE_MEASURES: dict[str, Measure] = {
+    "auroc": Measure("AUROC"),
+    "calibration_error": Measure("calibration error", lower_is_better=True),
+    "brier_score": Measure("Brier score", "", lower_is_better=True),
+    "log_loss": Measure("log loss", "nats", lower_is_better=True),
+}
+"""The metrics that a run has with ``rounds.scores=true``; see :class:`common.confidence.ConfidenceCounts`."""
+
 PARTIAL = "†"
 """Mark of a partial score in tables and reports."""
 
@@ -159,11 +203,13 @@ class RoundScore:
         accuracy: by domain, in per cent; never empty.
         missing: the run's domains that this round did not score, or not by all clients that should. A score without
             missing domains is whole; any other is partial, and its average and worst are over fewer domains.
+        lower_is_better: whether the numbers are of a metric of which the lowest is best, instead of accuracies.
     """
 
     round: int
     accuracy: Mapping[str, float]
     missing: Missing = field(default_factory=dict)
+    lower_is_better: bool = False
 
     @property
     def average(self) -> float:
@@ -172,7 +218,9 @@ class RoundScore:
 
     @property
     def worst(self) -> float:
-        """The lowest scored domain's accuracy."""
+        """The lowest scored domain's accuracy; the highest number if lower is better."""
+        if self.lower_is_better:
+            return max(self.accuracy.values())
         return min(self.accuracy.values())
 
     @property
@@ -249,12 +297,18 @@ def states(rounds: Sequence[RoundScore], skipped: Collection[int] = ()) -> list[
 
 
 def best_round(rounds: Sequence[RoundScore]) -> RoundScore | None:
-    """Return the round of the highest average, the earliest of several.
+    """Return the round of the best average, the earliest of several.
 
     A partial score is chosen only if no score is whole: then among those of the most domains.
     """
     whole = [score for score in rounds if not score.missing]
-    return max(whole or rounds, key=lambda score: (len(score.accuracy), score.average), default=None)
+
+    def quality(score: RoundScore) -> tuple[int, float]:
+        if score.lower_is_better:
+            return len(score.accuracy), -score.average
+        return len(score.accuracy), score.average
+
+    return max(whole or rounds, key=quality, default=None)
 
 
 def summarise(
@@ -323,7 +377,7 @@ def _mean(tail: Sequence[RoundScore]) -> RoundScore:
     mean: dict[str, float] = {}
     for domain in sorted(by_domain):
         mean[domain] = sum(by_domain[domain]) / len(by_domain[domain])
-    return RoundScore(tail[-1].round, mean, _missing_of(tail))
+    return RoundScore(tail[-1].round, mean, _missing_of(tail), tail[-1].lower_is_better)
 
 
 def _missing_of(scores: Iterable[RoundScore]) -> dict[str, int | None]:

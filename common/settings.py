@@ -35,8 +35,9 @@ from common.data.domain import DataSource
 from common.data.protocols import Protocol
 from common.data.views import Views
 from common.errors import ConfigError, nearest
-from common.metrics import Metric
+from common.metrics import CONFIDENCE_MEASURES, MEASURES, Measure, Metric
 from common.models.specs import ModelSpec
+from common.own_metric import OwnMetric, check_own_metric
 from common.privacy import GaussianPrivacy, NoPrivacy
 from common.regular_files import read_small
 from common.versions import CODE, code_sha256
@@ -58,6 +59,10 @@ _SCORING = ("rounds.last_rounds", "rounds.evaluate_every", "rounds.test_samples"
 CHANGEABLE_ON_RESUME = ("train.rounds", "train.patience", *_SCORING)
 """Settings that change the result, but not the rounds already done: a run may be resumed with other values."""
 
+OWN_METRIC_IS_PRIVATE = (
+    "privacy=gaussian covers no metric of your own: its sums are exact, and nothing checks what they are computed of"
+)
+
 ADDED_SETTINGS: Mapping[str, Any] = {
     "protocol.validation": 0.0,
     "data.duplicates": "keep",
@@ -68,6 +73,8 @@ ADDED_SETTINGS: Mapping[str, Any] = {
     "train.class_weights": "none",
     "train.patience": None,
     "rounds.metric": "accuracy",
+    "rounds.scores": False,
+    "own_metric._target_": "common.own_metric.NoMetric",
 }
 """Settings that are younger than the first recorded runs, each with the value that changes nothing."""
 
@@ -114,6 +121,8 @@ def read_config(path: Path) -> dict[str, Any]:
     if not _is_record(content):
         raise ConfigError(f"{path} is not a run's configuration")
     for where, name in imports_of(content):
+        if where == "own_metric":  # tables read its values; class_of checks its name before an import
+            continue
         if not trusted(name, where):
             shown = printable(str(name))[:200]
             key = f"{where}._target_"
@@ -276,7 +285,10 @@ class RoundSettings:
         test: whether test sets are scored; a search for settings must not use them.
         metric: what chooses the best round on validation samples (the rule ``validated``); another metric than
             ``accuracy`` is computed for each domain from the confusion counts of its clients' samples together. See
-            :meth:`common.metrics.ClassTotals.metric`.
+            :meth:`common.metrics.ClassTotals.metric`. With ``scores=true`` also ``auroc``, ``calibration_error``,
+            ``brier_score`` or ``log_loss``; with ``own_metric`` also the values of that metric.
+        scores: whether devices count confidences with each score, for AUROC, calibration error, Brier score and log
+            loss. See :class:`common.confidence.ConfidenceCounts`.
         absence: probability, in [0, 1), that a client is absent, drawn for each round; at least one client is present.
         outliers: how an update with a norm above the bound is treated: ``clip`` scales it down to the bound,
             ``refuse`` leaves it out, ``off`` sets no bound. See :mod:`strategies.core.bounds`.
@@ -306,7 +318,8 @@ class RoundSettings:
     evaluate_every: Count = 1
     test_samples: Count | None = None
     test: bool = True
-    metric: Metric = "accuracy"
+    metric: Metric | str = "accuracy"
+    scores: bool = False
     absence: BelowOne = 0.0
     outliers: Literal["clip", "refuse", "off"] = "clip"
     outlier_factor: Annotated[float, Field(gt=1)] = 1.2
@@ -370,6 +383,7 @@ class RunSettings:
         train: rounds and local training.
         rounds: how the server runs rounds.
         aggregation: the server's rule of averaging, a ``strategies.core.aggregation.Mean``.
+        own_metric: a metric of the user's own, which devices compute besides accuracy and loss.
         seed: seed of initialisation, shuffling, augmentation and client sampling, >= 0.
         output: folder that the run writes to; absolute, or relative to the working directory.
         resume: continue from the checkpoint in ``output`` if it exists; ``anyway``: even if clients' data have changed.
@@ -387,6 +401,7 @@ class RunSettings:
     train: TrainSettings
     rounds: RoundSettings
     aggregation: Annotated[Any, AfterValidator(_aggregation)]
+    own_metric: OwnMetric
     seed: Natural
     output: str
     resume: Resume
@@ -466,6 +481,14 @@ class RunSettings:
         return self._clients_by_domain()
 
     @property
+    def further_measures(self) -> dict[str, Measure]:
+        """The metrics that only this run's settings ask for: those of confidences, and those of ``own_metric``."""
+        found: dict[str, Measure] = {}
+        if self.rounds.scores:
+            found |= CONFIDENCE_MEASURES
+        return found | dict(self.own_metric.measures)
+
+    @property
     def scheduled(self) -> bool:
         """Whether what a round does depends on the number of rounds, so that the run cannot be made longer."""
         return bool(self.method.scheduled) or self.train.schedule == "cosine"
@@ -516,11 +539,12 @@ def settings_of(raw: Mapping[str, Any]) -> RunSettings:
     for key in (*groups, "engine", "tracker"):
         if not isinstance(raw.get(key), Mapping):
             raise ConfigError(f"no {key} chosen; add {key}=NAME (see conf/{key}/)")
+    raw = {"own_metric": {"_target_": "common.own_metric.NoMetric"}, **raw}  # which older runs do not have
     if isinstance(raw["data"].get("root"), str):  # relative to the present folder, not to that of a later resume
         raw = {**raw, "data": {**raw["data"], "root": str(Path(raw["data"]["root"]).expanduser().absolute())}}
     targets = {"train": TrainSettings, "rounds": RoundSettings}
     values: dict[str, Any] = {"raw": raw}
-    for key in groups:
+    for key in (*groups, "own_metric"):
         values[key] = build(raw[key], key, targets.get(key))
     for each in fields(RunSettings):
         if each.name not in values:
@@ -531,6 +555,7 @@ def settings_of(raw: Mapping[str, Any]) -> RunSettings:
     settings = construct(RunSettings, values)
     clients = settings.protocol.clients(settings.data)  # the protocol's domains must exist in the data set
     settings.aggregation.check(settings.method.name, settings.method.averages, settings.rounds.sampled(len(clients)))
+    _check_metrics(settings)
     _check_validation(settings)
     _check_smoothing(settings)
     _check_freeze(settings)
@@ -544,6 +569,18 @@ def settings_of(raw: Mapping[str, Any]) -> RunSettings:
             "none besides the image; choose views=randconv, augmented or another of conf/views/, with views.count >= 1"
         )
     return settings
+
+
+def _check_metrics(settings: RunSettings) -> None:
+    check_own_metric(settings.own_metric, settings.data.class_count)
+    if settings.own_metric.sum_names and isinstance(settings.privacy, GaussianPrivacy):
+        raise ConfigError(f"{OWN_METRIC_IS_PRIVATE}; remove own_metric, or choose privacy=none")
+    known = [*MEASURES, *settings.further_measures]
+    metric = settings.rounds.metric
+    if metric in CONFIDENCE_MEASURES and metric not in known:
+        raise ConfigError(f"rounds.metric={metric} needs counts of confidences: set rounds.scores=true, too")
+    if metric not in known:
+        raise ConfigError(f"rounds.metric={printable(metric)[:100]!r}: {nearest(metric, known)}")
 
 
 def _check_validation(settings: RunSettings) -> None:

@@ -17,8 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from common import losses, prototypes
+    from common.config import checked
     from common.errors import GoldfinchError
     from common.exports.model import TrainedModel, load_model
+    from common.metrics import Measure
+    from common.own_metric import OwnMetric
     from common.prototypes import PrototypeSet
     from common.settings import RunSettings, load_settings
     from goldfinch.comparison import compare
@@ -30,8 +33,11 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "common": ["losses", "prototypes"],
+    "common.config": ["checked"],
     "common.errors": ["GoldfinchError"],
     "common.exports.model": ["TrainedModel", "load_model"],
+    "common.metrics": ["Measure"],
+    "common.own_metric": ["OwnMetric"],
     "common.prototypes": ["PrototypeSet"],
     "common.settings": ["RunSettings", "load_settings"],
     "goldfinch.comparison": ["compare"],
@@ -44,9 +50,29 @@ _NAMES = {
 _HOMES: dict[str, str] = {}
 for _module, _names in _NAMES.items():
     _HOMES |= dict.fromkeys(_names, _module)
-__all__ = ["Batch", "ClientContext", "Download", "FlowerStrategy", "GoldfinchError", "Losses", "Method"]
-__all__ += ["PrototypeSet", "Run", "RunSettings", "ServerContext", "TrainedModel", "Update", "Upload", "UploadSpec"]
-__all__ += ["compare", "load_model", "load_run", "load_runs", "load_settings", "losses", "prototypes", "resume"]
+__all__ = ["Batch", "ClientContext", "Download", "FlowerStrategy", "GoldfinchError", "Losses", "Measure", "Method"]
+__all__ += [
+    "OwnMetric",
+    "PrototypeSet",
+    "Run",
+    "RunSettings",
+    "ServerContext",
+    "TrainedModel",
+    "Update",
+    "Upload",
+    "UploadSpec",
+]
+__all__ += [
+    "checked",
+    "compare",
+    "load_model",
+    "load_run",
+    "load_runs",
+    "load_settings",
+    "losses",
+    "prototypes",
+    "resume",
+]
 __all__ += ["run", "sweep", "tune"]
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from common.errors import ConfigError
-from common.metrics import METRICS, RULES, Metric
+from common.metrics import RULES
 from goldfinch.frames import library
 from goldfinch.runs import Run
 
@@ -20,9 +20,9 @@ Values = Literal["text", "mean", "std"]
 
 
 def compare(
-    runs: Sequence[Run], *, rule: str = "final", values: Values = "text", metric: Metric = "accuracy"
+    runs: Sequence[Run], *, rule: str = "final", values: Values = "text", metric: str = "accuracy"
 ) -> pd.DataFrame:
-    """Return scores in per cent: a row per method or setting, a column per domain, averaged over seeds.
+    """Return scores in the metric's unit: a row per method or setting, a column per domain, averaged over seeds.
 
     Runs that were scored on different images or with different networks do not share a table; the first level of the
     index then names the table. ``.attrs["notes"]`` is a list of sentences about missing domains, different code and
@@ -31,7 +31,7 @@ def compare(
     Args:
         runs: finished runs.
         rule: ``final``, ``last_n``, ``best_round`` or ``validated``, as in docs/protocols.md.
-        metric: ``accuracy``, ``balanced_accuracy``, ``macro_f1`` or ``worst_class``.
+        metric: ``accuracy``, ``balanced_accuracy``, ``macro_f1``, ``worst_class``, or another that all runs have.
         values: ``text`` gives ``mean ± standard deviation``; ``mean`` and ``std`` give one of the two as numbers.
 
     Raises:
@@ -39,15 +39,14 @@ def compare(
     """
     from server.results.columns import domain_columns, mark_notes, score_columns
     from server.results.groups import group_runs
-    from server.results.table import OWN_MODELS
+    from server.results.table import OWN_MODELS, check_metric
 
     if rule not in RULES:
         raise ConfigError(f"rule={rule!r}: choose one of {', '.join(RULES)}")
-    if metric not in METRICS:
-        raise ConfigError(f"metric={metric!r}: choose one of {', '.join(METRICS)}")
     scored = [replace(run.records, metric=metric) for run in runs if run.records.scored]
     if not scored:
         raise ConfigError("none of these runs was scored on test images, so there is nothing to compare")
+    check_metric(metric, scored, "metric")
     boards = group_runs(scored)
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     notes: list[str] = []

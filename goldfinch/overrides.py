@@ -10,7 +10,7 @@ from common.errors import ConfigError, nearest
 from common.overrides import quoted_override
 
 KEPT = ["method", "data", "protocol", "model", "engine", "aggregation", "privacy", "views", "experiment", "tracker"]
-KEPT += ["tuned", "seed", "output", "overwrite"]
+KEPT += ["own_metric", "tuned", "seed", "output", "overwrite"]
 TRAIN = ["rounds", "epochs", "batch_size", "learning_rate", "device"]
 SETTINGS = dict(zip(KEPT, KEPT, strict=True)) | {name: f"train.{name}" for name in TRAIN}
 """Keyword arguments, and the settings of ``conf/`` that they stand for."""

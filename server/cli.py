@@ -237,7 +237,7 @@ def _table(
         str,
         option(
             "--metric",
-            text="accuracy (default), balanced_accuracy, macro_f1 or worst_class.",
+            text="accuracy (default), balanced_accuracy, macro_f1, worst_class, or another that the runs have.",
             metavar="METRIC",
             autocompletion=one_of(METRICS),
         ),
@@ -253,7 +253,7 @@ def _table(
 
     suffix = "" if output is None else output.suffix.removeprefix(".").replace("tex", "latex")
     chosen = _known(form or suffix or "rich", FORMATS, "--format")
-    show_table(folders, _known(rule, RULES), chosen, output, _known(metric, METRICS, "--metric"))
+    show_table(folders, _known(rule, RULES), chosen, output, metric)
 
 
 @command("report")

@@ -101,7 +101,7 @@ OWN = ["train.rounds=1", "train.local_steps=1", "rounds.test_samples=8", "train.
 FILE = re.compile(r"`([\w/]+\.(?:py|yaml))`[^`]*```\w+\n(.*?)```", re.DOTALL)
 
 
-@pytest.mark.parametrize("page", ["method", "model", "data-set", "protocol"])
+@pytest.mark.parametrize("page", ["method", "model", "data-set", "protocol", "metric"])
 def test_what_is_added_from_outside_runs_as_the_page_says(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,6 +125,8 @@ def test_what_is_added_from_outside_runs_as_the_page_says(
         words = shlex.split(line, comments=True)[1:]
         assert main([*words, *([*OWN, f"output=out/{number}"] if words[0] == "run" else [])]) == 0, line
     forget("mylib")
+    if page == "metric":
+        assert main(["table", "out", "--metric", "class_f1"]) == 0
 
 
 def weights_of(folder: Path) -> str:

@@ -95,13 +95,19 @@ Few = BeforeValidator(_few)
 
 
 class Score(TypedDict):
-    """A model's score on one domain: samples, correct ones, mean loss, and ``[K][K]`` counts, true class first."""
+    """A model's score on one domain: samples, correct ones, mean loss, and ``[K][K]`` counts, true class first.
+
+    With ``own_metric`` it has the metric's ``sums``, and with ``rounds.scores`` the counts of ``confidence``, see
+    :class:`common.confidence.ConfidenceCounts`. The gate checks both.
+    """
 
     domain: str
     count: Integer
     correct: Integer
     loss: Number
     confusion: NotRequired[Any]
+    sums: NotRequired[Annotated[dict[Name, Number], Few]]
+    confidence: NotRequired[Any]
 
 
 @checked

@@ -115,13 +115,19 @@ def show(run: Run) -> None:
     score = run.round_scores[-1]
     table = Table("domain", title=f"{run.folder}: test images of each client, %", title_justify="left")
     table.box = box.SIMPLE_HEAD
-    for column in ("clients", "images", *METRICS.values()):
+    further = {name: measure for name, measure in run.measures.items() if name not in METRICS}
+    heads = [measure.title.removesuffix(" in %") for measure in further.values()]
+    for column in ("clients", "images", *METRICS.values(), *heads):
         table.add_column(column, justify="right", no_wrap=True)
     for domain in run.domains:
         rows = [row for row in run.scores if row["domain"] == domain]
         totals = run.class_totals.get((score.round, domain))
         images = sum(int(row["count"]) for row in rows)
-        table.add_row(domain, str(len(rows)), str(images), *_metrics(totals))
+        cells = _metrics(totals)
+        for name, measure in further.items():
+            value = run.summary["metrics"][name]["domains"].get(domain)
+            cells.append("-" if value is None else f"{value:.{measure.digits}f}")
+        table.add_row(domain, str(len(rows)), str(images), *cells)
     print_whole(table)
     print(f"records: {run.folder}; goldfinch table and report show them")
 

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from common.config import Search, Tuned, compose_config, printed_values, search_ranges, with_printed, with_tuned
 from common.errors import CheckpointError, ConfigError, GoldfinchError, libraries_of
-from common.metrics import METRICS, named_missing
+from common.metrics import MEASURES, Measure, named_missing
 from common.overrides import quoted_override
 from common.privacy import GaussianPrivacy
 from common.settings import RunSettings, result_settings, settings_of, yaml_of
@@ -161,6 +161,11 @@ def plan_search(overrides: Sequence[str], output: Path, trials: int, seeds: Sequ
         )
     if settings.engine.get("name") != "superlink":
         settings.data.check_files()
+    if measure_of(settings).lower_is_better:
+        raise ConfigError(
+            f"rounds.metric={settings.rounds.metric}: a search looks for the highest score, and of this metric lower "
+            "is better; choose another one for the search"
+        )
     if settings.seed in seeds:
         raise ConfigError(f"--seeds: {settings.seed} is the seed of the search; the gain needs other seeds")
     space = space_of(settings)
@@ -177,6 +182,11 @@ def plan_search(overrides: Sequence[str], output: Path, trials: int, seeds: Sequ
         start = "printed"
     folder = output / settings.choices["data"] / settings.choices["method"]
     return TuningSearch(chosen, settings, folder, trials, start, fixed)
+
+
+def measure_of(settings: RunSettings) -> Measure:
+    """Return the metric that a run's ``rounds.metric`` names."""
+    return {**MEASURES, **settings.further_measures}[settings.rounds.metric]
 
 
 def _with_start(own: Sequence[str], asked: Sequence[str]) -> tuple[list[str], Mapping[str, float]]:
@@ -429,10 +439,12 @@ def write_best(search: TuningSearch, study: Study) -> Path:
     best, ends = study.best_trial, finished_trials(study)
     pruned = sum(trial.state.name == "PRUNED" for trial in ends)
     settings, chosen = search.settings, " ".join(search.overrides)
+    unit = f" {measure_of(settings).unit}".rstrip()
     found = (
         f"{len(ends)} trials ({pruned} broken off) of {settings.train.rounds} rounds with seed {settings.seed}, by "
-        f"validation on {settings.protocol.validation:g} of each client's training samples: {best.value:.2f} %, and "
-        f"{ends[0].value or 0.0:.2f} % with the {search.start} values. No test set was looked at. Settings: {chosen}"
+        f"validation on {settings.protocol.validation:g} of each client's training samples: {best.value:.2f}{unit}, "
+        f"and {ends[0].value or 0.0:.2f}{unit} with the {search.start} values. No test set was looked at. "
+        f"Settings: {chosen}"
     )
     choices, path = settings.choices, search.folder / "best.yaml"
     content = Tuned(choices["method"], choices["data"], found, {**search.fixed, **best.params})
@@ -444,8 +456,7 @@ def write_best(search: TuningSearch, study: Study) -> Path:
 def _draw(search: TuningSearch, ends: Sequence[FrozenTrial]) -> None:
     """Draw the validation score by trial with the best so far, and by each searched setting, as ``trials.png``."""
     space = space_of(search.settings)
-    measure = METRICS[search.settings.rounds.metric]
-    title = f"{search.settings.method.name}: validation {measure} in %, by trial"
+    title = f"{search.settings.method.name}: validation {measure_of(search.settings).title}, by trial"
     figure = new_figure(3.0 * (1 + len(space)), 3.0, title)
     panels = figure.subplots(1, 1 + len(space), sharey=True, squeeze=False)[0]
     scores: list[float] = []

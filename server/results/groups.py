@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from common.data.protocols import combined_hash
-from common.metrics import METRICS, PARTIAL, Metric, named_missing
+from common.metrics import COUNTED, PARTIAL, Measure, named_missing
 from server.results.run import Run, setting_text, varying
 from server.results.seeds import Value
 
@@ -120,7 +120,14 @@ class Group:
         for run in self.runs:
             if rule in run.rules and _lacks(run.rules[rule], column, rule, run.unseen):
                 partial = True
-        return Value.of(values, partial=partial)
+        return Value.of(values, partial=partial, digits=self.measure_of(column).digits)
+
+    def measure_of(self, column: str) -> Measure:
+        """Return the metric of a column: that of the runs, or of their validation samples."""
+        run = self.runs[0]
+        if column == "validation":
+            return run.measures[run.validation_metric]
+        return run.measure
 
     def missing(self, rule: str = "final") -> list[str]:
         """Return a line for each run with a partial score: the domains that it lacks, and since when."""
@@ -196,10 +203,11 @@ class Board:
             found[group.code] = None
         return list(found)
 
-    def by_metric(self, metric: Metric) -> Board | None:
-        """Return the same board with scores by another metric; ``None`` if a run lacks confusion counts."""
-        if not all(run.has_counts for run in self.runs):
-            return None
+    def by_metric(self, metric: str) -> Board | None:
+        """Return the same board with scores by another metric; ``None`` if a run lacks it, or confusion counts."""
+        for run in self.runs:
+            if metric not in run.measures or (metric in COUNTED and not run.has_counts):
+                return None
         groups: list[Group] = []
         for group in self.groups:
             runs = [run.by_metric(metric) for run in group.runs]
@@ -225,7 +233,8 @@ class Board:
         for group in self.groups:
             metric = group.runs[0].validation_metric
             if metric != "accuracy":
-                found.append(f"{group.label}: validation is {METRICS[metric]} (rounds.metric={metric}).")
+                label = group.measure_of("validation").label
+                found.append(f"{group.label}: validation is {label} (rounds.metric={metric}).")
             if group.partition_follows_seed:
                 found.append(f"{group.label}: every seed has a partition of its own.")
             for run in group.duplicates:
@@ -351,8 +360,8 @@ def comparable(groups: Sequence[Group]) -> list[Group]:
 def cells(groups: Sequence[Group], columns: Sequence[str], rule: str) -> list[list[tuple[Value | None, bool]]]:
     """Return each group's value in each of ``columns``, and whether it is the best of its column.
 
-    The best ``spread`` is the lowest. There is a best value only among two or more :func:`comparable` groups, and it is
-    never partial. A value is ``None`` without a score.
+    The best ``spread`` is the lowest, and of a metric of which lower is better the lowest number. There is a best value
+    only among two or more :func:`comparable` groups, and it is never partial. A value is ``None`` without a score.
     """
     rivals = comparable(groups)
     rows: list[list[tuple[Value | None, bool]]] = [[] for _ in groups]
@@ -376,7 +385,7 @@ def _best_mean(rivals: Sequence[Group], column: str, rule: str) -> float:
             means.append(value.mean)
     if not means or len(rivals) < 2:
         return math.nan
-    if column == "spread":
+    if column == "spread" or rivals[0].measure_of(column).lower_is_better:
         return min(means)
     return max(means)
 
@@ -387,15 +396,18 @@ def ranked(groups: Sequence[Group], rule: str = "final") -> list[Group]:
     for group in groups:
         value = group.value("average", rule)
         if value is not None and not value.partial:
-            scored.append((value.mean, group))
+            quality = value.mean
+            if group.measure_of("average").lower_is_better:
+                quality = -quality
+            scored.append((quality, group))
     scored.sort(key=lambda pair: -pair[0])
     return [group for _, group in scored]
 
 
 def best_run(groups: Sequence[Group], rule: str = "final") -> Run | None:
-    """Return the finished run with the highest average in the best group; ``None`` without one.
+    """Return the finished run with the best average in the best group; ``None`` without one.
 
-    The best group is the :func:`comparable` group with the highest average that is not partial. Of equal runs the first
+    The best group is the :func:`comparable` group with the best average that is not partial. Of equal runs the first
     is returned.
     """
     best = comparable(ranked(groups, rule))
@@ -406,10 +418,12 @@ def best_run(groups: Sequence[Group], rule: str = "final") -> Run | None:
     for run in best[0].runs:
         if not run.summary or run.summary["scored"] == EVALUATED or rule not in run.rules:
             continue
-        average = float(run.rules[rule]["average"])
-        if average > highest:
+        quality = float(run.rules[rule]["average"])
+        if run.measure.lower_is_better:
+            quality = -quality
+        if quality > highest:
             found = run
-            highest = average
+            highest = quality
     return found
 
 

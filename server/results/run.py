@@ -18,7 +18,7 @@ from common.data.batches import EVALUATION_BATCH, Split
 from common.data.protocols import ClientSpec, test_subset
 from common.errors import CheckpointError, ConfigError, GoldfinchError, nearest
 from common.exports.model import kept_part, without_training_parts
-from common.metrics import METRICS, ClassTotals, Metric, RoundScore, summarise
+from common.metrics import MEASURES, METRICS, ClassTotals, Measure, RoundScore, summarise
 from common.models.base import Model
 from common.numerics import generator
 from common.regular_files import read_small
@@ -29,6 +29,7 @@ from common.wire.messages import printable
 from server.run.accounting import LEDGER, Ledger, privacy_report, with_conditions
 from server.run.checkpoint import BEST, Checkpoint, Checkpoints
 from server.run.history import class_totals, round_scores, rows_on, scores_by, validation_by
+from server.run.measures import MEASURES_FILE, measures_in, recorded_values, scores_by_values
 from server.run.prototype_log import Page, read_pages
 from server.run.schema import check_events, check_lines, read_lines, read_rows, reading
 from strategies.core.federation import Federation
@@ -44,12 +45,12 @@ class Run:
     Args:
         folder: the run's output folder.
         chosen: the round of the models and prototypes: ``last``, ``best`` by validation, or a round's number.
-        metric: the metric of scores on test images. Metrics besides accuracy are computed from the confusion counts.
+        metric: the metric of scores on test images, one of :attr:`measures`.
     """
 
     folder: Path
     chosen: str = "last"
-    metric: Metric = "accuracy"
+    metric: str = "accuracy"
 
     @classmethod
     def open(cls, folder: Path | str) -> Run:
@@ -196,6 +197,8 @@ class Run:
         accuracies = round_scores(self.scores, self._scorers("test"))
         if self.metric == "accuracy":
             return accuracies
+        if self.metric not in METRICS:
+            return scores_by_values(self.metric, self.measure, accuracies, self._values)
         try:
             return scores_by(self.metric, accuracies, self.class_totals)
         except KeyError as error:
@@ -210,19 +213,59 @@ class Run:
         """Images by class of each round and domain on test images, summed over the clients that scored it."""
         return class_totals(self.confusions)
 
+    @cached_property
+    def measures(self) -> dict[str, Measure]:
+        """The metrics that the run has: those of every run, then those that its settings asked for."""
+        if "metrics" in self.summary:
+            return measures_in(self.summary["metrics"])
+        found: Mapping[str, Mapping[str, Any]] = {}
+        for entry in self._kept_events:
+            if entry["event"] in ("start", "resume"):
+                found = entry.get("measures", {})
+        return measures_in(found)
+
+    @property
+    def measure(self) -> Measure:
+        """The description of the metric of scores on test images.
+
+        Raises:
+            ConfigError: the run does not have the metric.
+        """
+        if self.metric not in self.measures:
+            raise ConfigError(
+                f"{self.folder} has no metric {self.metric}: {nearest(self.metric, self.measures)}; leave the run out, "
+                "or run it again with rounds.scores=true or own_metric="
+            )
+        return self.measures[self.metric]
+
+    @cached_property
+    def _values(self) -> Mapping[tuple[int, str], Mapping[str, float | None]]:
+        """The recorded values of further metrics on test images, by round and domain."""
+        return recorded_values(self.folder / MEASURES_FILE, "test")
+
     @property
     def has_counts(self) -> bool:
-        """Whether every test score has confusion counts, so that the run has every metric."""
+        """Whether every test score has confusion counts, so that the run has every metric of :data:`METRICS`."""
         for score in self.round_scores:
             for domain in score.accuracy:
                 if (score.round, domain) not in self.class_totals:
                     return False
         return True
 
-    def by_metric(self, metric: Metric) -> Run:
+    def by_metric(self, metric: str) -> Run:
         """Return the run with scores by another metric; its files are not read again."""
         found = replace(self, metric=metric)
-        for name in ("config", "options", "summary", "_history", "scores", "events", "class_totals"):
+        for name in (
+            "config",
+            "options",
+            "summary",
+            "_history",
+            "scores",
+            "events",
+            "class_totals",
+            "measures",
+            "_values",
+        ):
             if name in self.__dict__:
                 found.__dict__[name] = self.__dict__[name]  # where cached_property keeps it
         return found
@@ -231,14 +274,16 @@ class Run:
     def validation_scores(self) -> list[RoundScore]:
         """The validation metric per domain of every round, ascending; empty without validation samples."""
         accuracies = round_scores(rows_on("validation", self._history), self._scorers("validation"))
-        return validation_by(self.validation_metric, accuracies, self.folder)
+        return validation_by(self.validation_metric, accuracies, self.folder, self.measures)
 
     @property
-    def validation_metric(self) -> Metric:
+    def validation_metric(self) -> str:
         """What chooses the best round on validation samples, ``rounds.metric``."""
-        metric: Metric = dict(self.config.get("rounds", {})).get("metric", "accuracy")
-        if metric not in METRICS:
-            raise ConfigError(f"{self.config_file}: rounds.metric={printable(str(metric))}; {nearest(metric, METRICS)}")
+        metric = str(dict(self.config.get("rounds", {})).get("metric", "accuracy"))
+        if metric not in MEASURES and metric not in self.measures:
+            raise ConfigError(
+                f"{self.config_file}: rounds.metric={printable(metric)}; {nearest(metric, self.measures)}"
+            )
         return metric
 
     def _scorers(self, kind: str) -> Mapping[str, int] | None:

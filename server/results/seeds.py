@@ -19,26 +19,28 @@ class Value:
         deviation: the sample standard deviation; ``None`` for a single seed.
         partial: whether a score lacks domains of its run, or a run lacks the score. A partial value is marked and has
             no rank.
+        digits: digits after the point in tables.
     """
 
     mean: float
     deviation: float | None
     partial: bool = False
+    digits: int = 2
 
     @classmethod
-    def of(cls, values: Sequence[float], *, partial: bool = False) -> Value | None:
+    def of(cls, values: Sequence[float], *, partial: bool = False, digits: int = 2) -> Value | None:
         """Return mean and deviation of ``values``; ``None`` if there are none."""
         if not values:
             return None
         deviation = None
         if len(values) > 1:
             deviation = statistics.stdev(values)
-        return cls(statistics.fmean(values), deviation, partial)
+        return cls(statistics.fmean(values), deviation, partial, digits)
 
     def __str__(self) -> str:
-        text = f"{self.mean:.2f}"
+        text = f"{self.mean:.{self.digits}f}"
         if self.deviation is not None:
-            text += f" ± {self.deviation:.2f}"
+            text += f" ± {self.deviation:.{self.digits}f}"
         if self.partial:
             text += f" {PARTIAL}"
         return text

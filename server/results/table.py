@@ -9,24 +9,24 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from common.errors import ConfigError
-from common.metrics import METRICS, RULES, Metric
+from common.errors import ConfigError, nearest
+from common.metrics import METRICS, RULES
 from server.results.columns import domain_columns, mark_notes, score_columns, unseen_mark
 from server.results.groups import Board, Group, best_run, cells, group_runs
 from server.results.overrides import export_command
-from server.results.run import find_runs
+from server.results.run import Run, find_runs
 
 OWN_MODELS = "* scored with each client's own model, on its own domain; not ranked with rows of one shared model"
 
 
 def measure(board: Board) -> str:
-    """Return the name of the table's metric."""
-    return METRICS[board.groups[0].runs[0].metric]
+    """Return the name and the unit of the table's metric, such as ``macro F1 in %``."""
+    return board.groups[0].runs[0].measure.title
 
 
 def render(board: Board, rule: str) -> Table:
     """Return the table for the terminal; the best value of each column is bold, see :func:`table_cells`."""
-    title = f"{board.title}: {measure(board)} in %, {RULES[rule].name}"
+    title = f"{board.title}: {measure(board)}, {RULES[rule].name}"
     table = Table(title=escape(title), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     notes = [*mark_notes(board.groups, rule), *board.notes()]
     if has_own_models(board):
@@ -60,7 +60,7 @@ def markdown(board: Board, rule: str) -> str:
     """Return the table in Markdown, with its metric and rule above and its notes below."""
     heads, texts = table_cells(board.groups, rule, "**{}**")
     lines = [
-        f"{board.title}: {measure(board)} in %, {RULES[rule].name}; mean ± standard deviation over seeds.",
+        f"{board.title}: {measure(board)}, {RULES[rule].name}; mean ± standard deviation over seeds.",
         "",
         "| " + " | ".join(["method", "scored", *heads]) + " |",
         "|---|---|" + "---:|" * len(heads),
@@ -112,7 +112,7 @@ def table_cells(
     return [*columns.values(), "rounds", "seeds"], texts
 
 
-def scored_boards(folders: Sequence[str], metric: Metric = "accuracy") -> list[Board]:
+def scored_boards(folders: Sequence[str], metric: str = "accuracy") -> list[Board]:
     """Return the tables of the scored runs in and below ``folders``.
 
     Args:
@@ -120,15 +120,36 @@ def scored_boards(folders: Sequence[str], metric: Metric = "accuracy") -> list[B
         metric: the metric of the scores.
 
     Raises:
-        ConfigError: no run was scored, or a run has no confusion counts that the metric needs.
+        ConfigError: no run was scored, or a run does not have the metric.
     """
     runs = [replace(run, metric=metric) for run in find_runs(folders) if run.scored]
     if not runs:
         raise ConfigError(f"no run in {', '.join(folders)} was scored on test images, so there is nothing to show")
+    check_metric(metric, runs, "--metric")
     return group_runs(runs)
 
 
-def print_table(folders: Sequence[str], rule: str = "final", metric: Metric = "accuracy") -> None:
+def check_metric(metric: str, runs: Sequence[Run], option: str) -> None:
+    """Check that every run has a metric.
+
+    Args:
+        metric: the metric's name.
+        runs: the runs.
+        option: how the user named it, for messages.
+
+    Raises:
+        ConfigError: no run knows the metric, or one of them lacks it.
+    """
+    known = dict(METRICS)
+    for run in runs:
+        known |= dict.fromkeys(run.measures, "")
+    if metric not in known:
+        raise ConfigError(f"{option} {metric}: {nearest(metric, known)}")
+    for run in runs:
+        _ = run.measure  # raises if the run lacks it
+
+
+def print_table(folders: Sequence[str], rule: str = "final", metric: str = "accuracy") -> None:
     """Print the tables of the runs in and below ``folders``, one per data set, protocol and model.
 
     Raises:

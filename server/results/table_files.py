@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import writing
-from common.metrics import PARTIAL, RULES, Metric
+from common.metrics import PARTIAL, RULES
 from common.storage import write_text
 from common.wire.messages import printable
 from server.results.columns import domain_columns, mark_notes, summary_columns
@@ -47,7 +47,7 @@ LATEX_CHARACTERS = {
 }
 
 
-def show_table(folders: Sequence[str], rule: str, form: str, output: Path | None, metric: Metric = "accuracy") -> None:
+def show_table(folders: Sequence[str], rule: str, form: str, output: Path | None, metric: str = "accuracy") -> None:
     """Print the table of the runs in and below ``folders``, or write it to a file.
 
     Args:
@@ -92,7 +92,7 @@ def latex(board: Board, rule: str) -> str:
     The best value of a column is in ``\textbf``.
     """
     heads, texts = table_cells(board.groups, rule, "\0{}\1", spread=True)
-    title = f"{board.title}: {measure(board)} in %, {RULES[rule].name}, mean ± deviation over seeds"
+    title = f"{board.title}: {measure(board)}, {RULES[rule].name}, mean ± deviation over seeds"
     caption = [title, *mark_notes(board.groups, rule), *board.notes()]
     if has_own_models(board):
         caption.append(OWN_MODELS)
@@ -123,9 +123,9 @@ def _latex_text(text: str) -> str:
 def records(boards: Sequence[Board], rule: str) -> list[dict[str, Any]]:
     """Return one record per row of the tables and column of scores.
 
-    Each has ``table``, ``method``, ``column``, ``metric``, ``mean`` and ``std`` in per cent, ``seeds`` (their number),
-    ``partial``, ``best`` and ``rounds``. ``std`` is ``None`` for one seed. ``best`` is whether the value is the best of
-    its column.
+    Each has ``table``, ``method``, ``column``, ``metric``, ``mean`` and ``std`` in the metric's unit, ``seeds`` (their
+    number), ``partial``, ``best`` and ``rounds``. ``std`` is ``None`` for one seed. ``best`` is whether the value is
+    the best of its column.
     """
     found: list[dict[str, Any]] = []
     for board in boards:

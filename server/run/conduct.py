@@ -21,6 +21,7 @@ from server.run.accounting import check_accountant
 from server.run.checkpoint import Checkpoints
 from server.run.engine import Engine
 from server.run.history import PARTS, History
+from server.run.measures import MEASURES_FILE, described, recorded_values, scores_by_values
 from server.run.rounds import RoundLoop
 from server.run.schema import stream_rows
 from server.trackers.base import tracker_settings, tracking
@@ -234,6 +235,7 @@ def summary_of(settings: RunSettings, rounds: RoundLoop, seconds: float) -> dict
         "unseen": list(settings.unseen_domains),
         "scores": rules,
         **({"validation": _validation(best, settings.rounds.metric)} if best else {}),
+        **_further(history),
         "state_sha256": rounds.state.sha256(),
         "bytes": bytes_total(stream_rows(folder / "activity.csv")),
         "bytes_by_part": bytes_by_part(stream_rows(folder / "activity.csv")),
@@ -245,6 +247,23 @@ def summary_of(settings: RunSettings, rounds: RoundLoop, seconds: float) -> dict
         "processor": processor(),
         "versions": package_versions(),
     }
+
+
+def _further(history: History) -> dict[str, Any]:
+    """Return the entry ``metrics``: what ``rounds.scores`` and ``own_metric`` came to in the last scored round."""
+    if not history.measures:
+        return {}
+    accuracies = history.round_scores()
+    values = recorded_values(history.folder / MEASURES_FILE, "test")
+    found = described(history.measures)
+    for metric, entry in found.items():
+        entry |= {"domains": {}, "average": None, "worst": None}
+        scores = scores_by_values(metric, history.measures[metric], accuracies, values)
+        if scores and scores[-1].round == accuracies[-1].round:
+            score = scores[-1]
+            entry |= {"domains": dict(score.accuracy), "average": score.average, "worst": score.worst}
+            entry["missing"] = dict(score.missing)
+    return {"metrics": found}
 
 
 def _early_stop(settings: RunSettings, rounds: RoundLoop) -> dict[str, Any]:

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import ConfigError
-from common.metrics import COUNTED, ClassTotals, Coverage, Metric, RoundScore
+from common.metrics import COUNTED, MEASURES, ClassTotals, Coverage, Measure, RoundScore
 from common.storage import write_text
+from server.run.measures import MEASURES_FILE, recorded_values, scores_by_values
 from server.run.prototype_log import Confusions, PrototypeLog
 from server.run.schema import read_lines, read_rows, stream_rows
 from server.trackers.events import Listener
@@ -21,7 +22,10 @@ SCORES = (
     *("round", "client", "client_domain", "domain", "scored_on", "count", "correct", "accuracy", "loss"),
     *COUNTED,
 )
-"""Columns of ``history.csv``; ``scored_on`` is ``test`` or ``validation``. A metric without counts is empty."""
+"""Columns of ``history.csv``; ``scored_on`` is ``test`` or ``validation``. A metric without counts is empty.
+
+Columns of ``rounds.scores`` and ``own_metric`` follow, where the run has them.
+"""
 
 VALIDATION_COUNTS = "validation_confusion.jsonl"
 """File of the confusion counts on validation samples, which only some values of ``rounds.metric`` need."""
@@ -68,6 +72,7 @@ class History:
       and the reason of a failure or refusal.
     - ``events.jsonl``: one line per event of the run.
     - ``validation_confusion.jsonl``: the confusion counts on validation samples, if ``metric`` needs them.
+    - ``metrics.jsonl``: the values of ``rounds.scores`` and ``own_metric`` by domain, if the run has them.
     - ``confusion.jsonl`` and ``prototypes/``: see :mod:`server.run.prototype_log`.
 
     Listeners are told of every event and, as ``scores`` and ``activity``, of every row, and as ``metrics`` of each
@@ -82,6 +87,7 @@ class History:
             :class:`common.metrics.Coverage`.
         validators: the same of validation samples.
         metric: what a score on validation samples is.
+        measures: the metrics that the run has besides :data:`common.metrics.MEASURES`.
     """
 
     def __init__(
@@ -93,22 +99,26 @@ class History:
         *,
         scorers: Mapping[str, int] | None = None,
         validators: Mapping[str, int] | None = None,
-        metric: Metric = "accuracy",
+        metric: str = "accuracy",
+        measures: Mapping[str, Measure] | None = None,
     ) -> None:
         self.folder, self.metric = folder, metric
+        self.measures = dict(measures or {})
+        self._columns = (*SCORES, *self.measures)
         self._scorers, self._validators = scorers, validators
         self.listeners = list(listeners)
         folder.mkdir(parents=True, exist_ok=True)
-        _reopen(folder / "history.csv", SCORES, scores_until)
+        _reopen(folder / "history.csv", self._columns, scores_until)
         _reopen(folder / "activity.csv", ACTIVITY, keep_until)
         self._latest: list[dict[str, Any]] = []  # the present round's activity; all others are on the disk alone
         self.confusions = Confusions(folder / "confusion.jsonl", scores_until)
         self.validation_confusions: Confusions | None = None
         counts = folder / VALIDATION_COUNTS
-        if metric == "accuracy":
-            counts.unlink(missing_ok=True)  # of an earlier run in this folder
-        else:
+        if metric in COUNTED:
             self.validation_confusions = Confusions(counts, scores_until)
+        else:
+            counts.unlink(missing_ok=True)  # of an earlier run in this folder
+        self._reopen_measures(scores_until)
         self.prototype_log = PrototypeLog(folder / "prototypes", keep_until)
         self._keep_events(keep_until, scores_until)
 
@@ -125,6 +135,25 @@ class History:
                     kept.append(f"{json.dumps(entry)}\n")
         write_text(path, "".join(kept))
 
+    def _reopen_measures(self, scores_until: int) -> None:
+        """Drop the values of rounds after ``scores_until``, or the file if this run has none."""
+        path = self.folder / MEASURES_FILE
+        if not self.measures:
+            path.unlink(missing_ok=True)
+            return
+        kept: list[str] = []
+        if scores_until >= 0 and path.exists():
+            for line in read_lines(path):
+                if line["round"] <= scores_until:
+                    kept.append(f"{json.dumps(line)}\n")
+        write_text(path, "".join(kept))
+
+    def add_measures(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        """Append lines of ``metrics.jsonl``."""
+        with (self.folder / MEASURES_FILE).open("a") as stream:
+            for line in lines:
+                stream.write(json.dumps(line) + "\n")
+
     def event(self, name: str, **content: Any) -> None:
         """Append an event and tell the listeners."""
         entry = {"event": name, "time": round(time.time(), 3), **content}
@@ -138,11 +167,11 @@ class History:
 
     def add_scores(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Append rows of ``history.csv``; listeners get those of test images."""
-        _append(self.folder / "history.csv", SCORES, rows)
-        self._tell("scores", {"rows": rows_on("test", rows)})
+        _append(self.folder / "history.csv", self._columns, rows)
+        self._tell("scores", {"rows": rows_on("test", rows), "measures": list(self.measures)})
 
     def tell_metrics(self, number: int, metrics: Mapping[str, Mapping[str, float]]) -> None:
-        """Tell the listeners of a round's metrics on test images: per cent by domain, by the metric's name."""
+        """Tell the listeners of a round's metrics on test images: values by domain, by the metric's name."""
         self._tell("metrics", {"round": number, "metrics": metrics})
 
     def add_activity(self, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -176,7 +205,7 @@ class History:
         Accuracy counts each client of a domain once; other metrics are of its clients' samples together.
         """
         accuracies = round_scores(rows_on("validation", stream_rows(self.folder / "history.csv")), self._validators)
-        return validation_by(self.metric, accuracies, self.folder)
+        return validation_by(self.metric, accuracies, self.folder, self.measures)
 
     def rounds(self, event: str) -> list[int]:
         """The rounds of all events of that name, such as ``round done``."""
@@ -274,19 +303,25 @@ def scores_by(
     return found
 
 
-def validation_by(metric: Metric, accuracies: list[RoundScore], folder: Path) -> list[RoundScore]:
+def validation_by(
+    metric: str, accuracies: list[RoundScore], folder: Path, measures: Mapping[str, Measure]
+) -> list[RoundScore]:
     """Return the validation scores of a run by its metric.
 
     Args:
         metric: the run's ``rounds.metric``.
         accuracies: the scores by accuracy.
         folder: the run's folder.
+        measures: the metrics that the run has besides :data:`common.metrics.MEASURES`.
 
     Raises:
-        ConfigError: the metric needs confusion counts, and they are missing.
+        ConfigError: the metric needs confusion counts or values, and they are missing.
     """
     if metric == "accuracy" or not accuracies:
         return accuracies
+    if metric not in MEASURES:
+        values = recorded_values(folder / MEASURES_FILE, "validation")
+        return scores_by_values(metric, measures[metric], accuracies, values)
     path = folder / VALIDATION_COUNTS
     try:
         return scores_by(metric, accuracies, class_totals(read_lines(path)))

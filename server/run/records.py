@@ -7,13 +7,14 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from common.metrics import COUNTED, ClassTotals, Coverage, RoundScore, best_round, counts_fit, states
+from common.metrics import COUNTED, MEASURES, ClassTotals, Coverage, RoundScore, best_round, counts_fit, states
 from common.settings import RunSettings
 from common.wire.messages import CLIPPED, Request, completed_status, request_text
 from common.wire.payload import Payload, encoded_size
 from server.run.accounting import PrivacyAccount
 from server.run.engine import MAX_REASON, Failure
 from server.run.history import PARTS, History, scores_by
+from server.run.measures import FurtherMeasures, scores_by_values
 from strategies.core.federation import Federation, Outcome, Reply
 from strategies.core.method import ServerContext
 
@@ -64,6 +65,9 @@ class Recorder:
         """Steps that each client took in its last training."""
         self._left_out = 0
         """Updates that were left out because they work against the other clients'."""
+        self._further = FurtherMeasures(settings, history.event)
+        self._values: dict[tuple[str, str], dict[str, float | None]] = {}
+        """The last further values of each domain, by ``test`` or ``validation`` and the domain."""
         self._skipped = set(history.rounds("round skipped"))
         self._tested = Coverage(settings.test_scorers)
         self._validated = Coverage(settings.validation_scorers)
@@ -257,6 +261,7 @@ class Recorder:
                         scored_round, reply.client, reply.answer.validation, self.server.class_count
                     )
         self.history.add_scores([*tested, *validated])
+        self._write_values(scored_round, outcome)
         if self.settings.rounds.test:
             self._report_missing(scored_round, requests, tested, failures)
         if tested:
@@ -264,6 +269,8 @@ class Recorder:
             self._last_counts = self._tell_metrics(scored_round, outcome)
         if validated:
             score = self._by_metric(self._validated.score(scored_round, _entries(validated)), outcome)
+            if score is None:
+                return
             self._validation.append(score)
             metric = self.settings.rounds.metric
             named = {"metric": metric} if metric != "accuracy" else {}
@@ -271,11 +278,41 @@ class Recorder:
             if self._best() is score:
                 self.federation.best = scored_round
 
-    def _by_metric(self, validation: RoundScore, outcome: Outcome) -> RoundScore:
-        """Return the score on validation samples by ``rounds.metric``."""
+    def _write_values(self, scored_round: int, outcome: Outcome) -> None:
+        """Write the values of ``rounds.scores`` and ``own_metric``, of all clients that scored a domain together."""
+        self._values = {}
+        if not self._further.measures:
+            return
+        by_domain: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+        for reply in outcome.admitted:
+            for entry in reply.answer.scores:
+                by_domain.setdefault(("test", entry["domain"]), []).append(entry)
+            if reply.answer.validation is not None:
+                key = "validation", reply.answer.validation["domain"]
+                by_domain.setdefault(key, []).append(reply.answer.validation)
+        lines: list[dict[str, Any]] = []
+        for (scored_on, domain), entries in sorted(by_domain.items()):
+            values = self._further.values(scored_round, entries)
+            self._values[scored_on, domain] = values
+            line = {"round": scored_round, "domain": domain, "scored_on": scored_on, "values": values}
+            sums = self._further.sums(entries)
+            if sums:
+                line["sums"] = {name: value for name, value in sums.items() if math.isfinite(value)}
+            lines.append(line)
+        self.history.add_measures(lines)
+
+    def _by_metric(self, validation: RoundScore, outcome: Outcome) -> RoundScore | None:
+        """Return the score on validation samples by ``rounds.metric``; ``None`` if it is defined in no domain."""
         metric = self.settings.rounds.metric
         if metric == "accuracy":
             return validation
+        if metric not in MEASURES:
+            values: dict[tuple[int, str], Mapping[str, float | None]] = {}
+            for (scored_on, domain), found in self._values.items():
+                if scored_on == "validation":
+                    values[validation.round, domain] = found
+            scores = scores_by_values(metric, self._further.measures[metric], [validation], values)
+            return scores[0] if scores else None
         totals: dict[tuple[int, str], ClassTotals] = {}
         for reply in outcome.admitted:
             entry = reply.answer.validation
@@ -305,6 +342,10 @@ class Recorder:
             metrics[metric] = {}
             for domain in sorted(totals.keys() - uncounted):
                 metrics[metric][domain] = totals[domain].metric(metric)
+        for (scored_on, domain), values in self._values.items():
+            for name, value in values.items():
+                if scored_on == "test" and value is not None:
+                    metrics.setdefault(name, {})[domain] = value
         self.history.tell_metrics(scored_round, metrics)
         return {domain: counts for domain, counts in totals.items() if domain not in uncounted}
 
@@ -316,6 +357,9 @@ class Recorder:
         if self._has_counts(entry):
             totals = ClassTotals.of(entry["confusion"])
             metrics = {metric: round(totals.metric(metric), 4) for metric in COUNTED}
+        for metric, value in self._further.values(number, [entry]).items():
+            if value is not None:
+                metrics[metric] = round(value, 6)
         return metrics | {
             "round": number,
             "client": reply.client,

@@ -91,6 +91,7 @@ def _history(settings: RunSettings, listeners: Sequence[Listener], keep_until: i
         scorers=settings.test_scorers,
         validators=settings.validation_scorers,
         metric=settings.rounds.metric,
+        measures=settings.further_measures,
     )
 
 

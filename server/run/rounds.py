@@ -22,6 +22,7 @@ from common.wire.payload import Payload
 from server.run.accounting import PrivacyAccount
 from server.run.checkpoint import BEST, Checkpoint, Checkpoints
 from server.run.engine import ENOUGH, Engine, Failure
+from server.run.measures import described
 from server.run.records import Recorder
 from server.run.resume import ResumeCheck, best_of, open_run, take_over
 from server.trackers.events import Listener
@@ -130,6 +131,9 @@ class RoundLoop:
         if self.trained:
             event = "resume"
             best["best"] = best_of(self.history.round_scores())
+        recorded: dict[str, Any] = {}
+        if self.settings.further_measures:
+            recorded["measures"] = described(self.settings.further_measures)
         self.history.event(
             event,
             round=self.state.round,
@@ -142,6 +146,7 @@ class RoundLoop:
             validation=self.settings.validation_scorers,
             unseen=list(self.settings.unseen_domains),
             **best,
+            **recorded,
         )
         for reason in self.account.warnings(self._samples()):
             self.history.event("privacy warning", round=self.state.round, reason=reason)

@@ -12,7 +12,6 @@ from pydantic import BeforeValidator, Field, Json, TypeAdapter, ValidationError
 from typing_extensions import TypedDict  # pydantic takes typing's own from Python 3.12 on
 
 from common.errors import ConfigError
-from common.metrics import Metric
 from common.regular_files import check_regular
 from common.wire.messages import MAX_CLASSES, ClassCounts, Integer, Number, Text, printable
 
@@ -67,6 +66,33 @@ class Confusion(TypedDict):
     count: list[Integer]
 
 
+class MeasuresLine(TypedDict):
+    """A line of ``metrics.jsonl``."""
+
+    round: Integer
+    domain: Text
+    scored_on: Literal["test", "validation"]
+    values: dict[Text, Finite | None]
+    sums: NotRequired[dict[Text, Finite]]
+
+
+class MeasureShape(TypedDict):
+    """The description of a metric, see :class:`common.metrics.Measure`."""
+
+    label: Text
+    unit: Text
+    lower_is_better: bool
+
+
+class FinalMeasure(MeasureShape):
+    """A metric that only some runs have, by domain and over domains, in the last scored round."""
+
+    domains: dict[Text, Finite]
+    average: Finite | None
+    worst: Finite | None
+    missing: NotRequired[Missing]
+
+
 class Event(TypedDict):
     """A line of ``events.jsonl``. Fields that are shown are checked for their type; other fields are free."""
 
@@ -83,7 +109,8 @@ class Event(TypedDict):
     accuracy: NotRequired[dict[str, Finite]]
     average: NotRequired[Finite]
     worst: NotRequired[Finite]
-    metric: NotRequired[Metric]
+    metric: NotRequired[Text]
+    measures: NotRequired[dict[Text, MeasureShape]]
     missing: NotRequired[Missing]
     test: NotRequired[dict[str, Integer]]
     validation: NotRequired[dict[str, Integer]]
@@ -112,7 +139,7 @@ class Validation(TypedDict):
     round: Integer
     average: Finite
     missing: NotRequired[Missing]
-    metric: NotRequired[Metric]
+    metric: NotRequired[Text]
 
 
 class EarlyStop(TypedDict):
@@ -162,6 +189,7 @@ class Summary(TypedDict):
     average: Finite | None
     worst: Finite | None
     validation: NotRequired[Validation]
+    metrics: NotRequired[dict[Text, FinalMeasure]]
     privacy: NotRequired[Privacy]
     state_sha256: Text
     bytes: dict[Literal["up", "down"], Integer]
@@ -178,6 +206,7 @@ SHAPES: dict[str, TypeAdapter[Any]] = {
     "activity.csv": TypeAdapter(list[ActivityRow]),
     "confusion.jsonl": TypeAdapter(list[Confusion]),
     "validation_confusion.jsonl": TypeAdapter(list[Confusion]),
+    "metrics.jsonl": TypeAdapter(list[MeasuresLine]),
     "events.jsonl": TypeAdapter(list[Event]),
     "summary.json": TypeAdapter(list[Summary]),
 }
@@ -191,6 +220,7 @@ NEEDED = {
     "registered": ("client", "domain", "class_counts"),
     "registration refused": ("client", "reason"),
     "missing": ("clients",),
+    "metric failed": ("round", "reason"),
     "code changed": ("reason",),
     "data changed": ("reason",),
     "late": ("round", "clients"),

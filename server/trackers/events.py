@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from common.errors import kind_of, some_of
-from common.metrics import METRICS, named_missing
+from common.metrics import CONFIDENCE_MEASURES, METRICS, named_missing
 from common.settings import RunSettings
 
 Listener = Callable[[str, Mapping[str, Any]], None]
@@ -19,6 +19,7 @@ LINES = {
     "code changed": "code changed since the rounds that are done: {reason}",
     "data changed": "data changed since the rounds that are done: {reason}",
     "missing": "going on without {clients}",
+    "metric failed": "round {round}: your own metric has no value: {reason}",
     "late": "round {round}: enough have answered; late: {clients}",
     "registration refused": "{client} was not admitted: {reason}",
     "privacy warning": "privacy: {reason}",
@@ -167,9 +168,16 @@ def _score_line(entry: Mapping[str, Any], rounds: int) -> str:
 
 def _validation_line(entry: Mapping[str, Any], rounds: int) -> str:
     measure = "validation"
+    average = f"{entry['average']:5.1f}"
     if "metric" in entry:
-        measure += f" {METRICS.get(entry['metric'], entry['metric'])}"
-    return f"round {entry['round']:>3}/{rounds}  {measure} {entry['average']:5.1f}{partial_note(entry)}"
+        metric = str(entry["metric"])
+        label = METRICS.get(metric, metric)
+        if metric in CONFIDENCE_MEASURES:
+            label = CONFIDENCE_MEASURES[metric].label
+        measure += f" {label}"
+        if metric not in METRICS:  # it may have another unit than per cent
+            average = f"{entry['average']:.4g}"
+    return f"round {entry['round']:>3}/{rounds}  {measure} {average}{partial_note(entry)}"
 
 
 def _missing_score_line(entry: Mapping[str, Any]) -> str:

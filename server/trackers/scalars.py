@@ -26,8 +26,10 @@ def scalars(name: str, entry: Mapping[str, Any]) -> list[Scalar]:
     """Return the numbers of an event, or of the rows of ``scores`` and ``activity``; empty for all other events.
 
     - ``scores``: ``accuracy/<domain>/<client>`` in per cent and ``test_loss/<domain>/<client>`` of every row; where
-      confusion counts are recorded, also ``balanced_accuracy/...``, ``macro_f1/...`` and ``worst_class/...``.
-    - ``metrics``: ``summary/<metric>/<domain>`` in per cent of the same three, over all clients that scored the domain.
+      confusion counts are recorded, also ``balanced_accuracy/...``, ``macro_f1/...`` and ``worst_class/...``;
+      likewise each metric of ``rounds.scores`` and ``own_metric``.
+    - ``metrics``: ``summary/<metric>/<domain>`` of the same three in per cent, and of those of ``rounds.scores`` and
+      ``own_metric`` in their units, over all clients that scored the domain.
     - ``activity``: ``train_loss/<term>/<client>``, ``seconds/<phase>/<client>`` and ``bytes/<way>/<client>`` of every
       row.
     - ``score``: ``summary/accuracy/<domain>``, ``summary/average``, ``summary/worst`` and ``summary/missing_domains``,
@@ -42,7 +44,7 @@ def scalars(name: str, entry: Mapping[str, Any]) -> list[Scalar]:
         entry: the event's content.
     """
     if name == "scores":
-        return _scores(entry["rows"])
+        return _scores(entry["rows"], (*METRICS, *entry.get("measures", ())))
     if name == "activity":
         return _activity(entry["rows"])
     if name == "metrics":
@@ -62,13 +64,13 @@ def scalars(name: str, entry: Mapping[str, Any]) -> list[Scalar]:
     return [Scalar(tag, number, float(value)) for tag, value in values.items()]
 
 
-def _scores(rows: Sequence[Mapping[str, Any]]) -> list[Scalar]:
+def _scores(rows: Sequence[Mapping[str, Any]], metrics: Sequence[str]) -> list[Scalar]:
     found = []
     for row in rows:
         number = int(row["round"])
         place = f"{row['domain']}/{row['client']}"
-        for metric in METRICS:
-            if row.get(metric, "") != "":  # empty without confusion counts
+        for metric in metrics:
+            if row.get(metric, "") != "":  # empty without confusion counts, or where it is not defined
                 found.append(Scalar(f"{metric}/{place}", number, float(row[metric])))
         found.append(Scalar(f"test_loss/{place}", number, float(row["loss"])))
     return found

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from common.errors import PayloadError
-from common.metrics import counts_fit
+from common.metrics import COUNTED, counts_fit
 from common.numerics import generator
 from common.settings import RunSettings
 from common.storage import AnswerStore, GlobalState, under_prefix, with_prefix
@@ -344,7 +344,13 @@ class Federation:
         if client in self._answered:
             raise PayloadError(f"{client} has answered already in round {self.server.round}")
         if self._gate is None:
-            self._gate = Gate(self.method.expects(self.server), self.server, self._asked_to_train)
+            self._gate = Gate(
+                self.method.expects(self.server),
+                self.server,
+                self._asked_to_train,
+                sum_names=self.settings.own_metric.sum_names,
+                confidence=self.settings.rounds.scores,
+            )
         if self.settings.rounds.transport != "float32":
             payload = self.answer_store.keep(cast_up(payload, self.settings.rounds.transport))
         update = self._gate.admit(request, answer, payload, self._clients[client])
@@ -376,7 +382,7 @@ class Federation:
             count = answer.validation["count"]
             raise PayloadError(f"the validation counts {count} images; {registered} were registered")
         metric = self.settings.rounds.metric
-        if answer.validation is not None and metric != "accuracy":
+        if answer.validation is not None and metric in COUNTED:
             entry = answer.validation
             if not counts_fit(entry.get("confusion"), self.server.class_count, entry["count"], entry["correct"]):
                 raise PayloadError(

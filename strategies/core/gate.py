@@ -10,9 +10,10 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from common.confidence import read_confidence
 from common.errors import PayloadError, some_of
 from common.prototypes import PrototypeSet
-from common.wire.messages import Answer, Request
+from common.wire.messages import Answer, Request, Score
 from common.wire.payload import Payload
 from strategies.core.method import Client, ServerContext, Shape, Update, UploadSpec, tensor_specs
 
@@ -44,12 +45,16 @@ class Gate:
         server: the exchange: names, shapes and dtypes of the shared state, feature size and classes.
         asked: clients that are asked for updates, >= 1.
         max_norm: largest accepted L2 norm of a floating-point tensor.
+        sum_names: the sums that each score must have, those of the run's ``own_metric``.
+        confidence: whether each score must have counts of confidences.
     """
 
     expected: UploadSpec
     server: ServerContext
     asked: int = 1
     max_norm: float = 1e8
+    sum_names: tuple[str, ...] = ()
+    confidence: bool = False
 
     def admit(self, request: Request, answer: Answer, payload: Payload, client: Client) -> Update | None:
         """Check a reply and return its update; ``None`` if the client was only asked for scores.
@@ -131,6 +136,22 @@ class Gate:
                 raise PayloadError(f"the score of {entry['domain']} claims {correct} correct of {count}")
             if not 0 <= loss <= MAX_LOSS:
                 raise PayloadError(f"the score of {entry['domain']} has loss {loss}")
+            self._check_counts(entry)
+
+    def _check_counts(self, entry: Score) -> None:
+        """Check that a score has the sums and the counts of confidences that the run asks for, and no others."""
+        sums = entry.get("sums", {})
+        if set(sums) != set(self.sum_names):
+            found, wanted = some_of(sorted(sums), 3), some_of(sorted(self.sum_names), 3)
+            raise PayloadError(f"the score of {entry['domain']} has the sums [{found}]; asked for were [{wanted}]")
+        if not self.confidence:
+            if "confidence" in entry:
+                raise PayloadError(f"the score of {entry['domain']} has counts of confidences that were not asked for")
+            return
+        try:
+            read_confidence(entry.get("confidence"), self.server.class_count, entry["count"], entry["correct"])
+        except ValueError as error:
+            raise PayloadError(f"the score of {entry['domain']}: {error}") from error
 
     def _check_prototypes(self, prototypes: PrototypeSet | None, client: Client) -> PrototypeSet:
         """Check the prototype set; return it, or an empty one if none is expected."""

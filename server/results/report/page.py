@@ -19,6 +19,7 @@ from server.results.overrides import export_command, repeat_command
 from server.results.report import plots, results
 from server.results.report.activation_maps import activation_maps
 from server.results.run import Run, find_runs
+from server.results.table import measure
 from server.results.templates import templates
 
 HERE = Path(__file__).resolve().parent
@@ -83,7 +84,7 @@ def render(boards: Sequence[Board], *, tsne: bool = False, images: bool = False)
         content["images"] = activation_maps(boards)
     page = templates(HERE)
     page.globals.update(draw=draw, columns=columns, drawn=drawn, plots=plots, results=results, groups=groups)
-    page.globals.update(repeat_command=repeat_command, export_command=export_command)
+    page.globals.update(measure=measure, repeat_command=repeat_command, export_command=export_command)
     return page.get_template("page.html").render(content)
 
 

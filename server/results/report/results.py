@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from common.metrics import COUNTED, METRICS, RULES, ScoreRule
+from common.metrics import COUNTED, RULES, ScoreRule
 from common.text import duration, listing, size
 from common.wire.messages import CLIPPED, trained
 from server.results.columns import cell_marks, score_columns
@@ -105,13 +105,18 @@ def rules_of(boards: Sequence[Board]) -> dict[str, ScoreRule]:
 
 
 def metric_boards(board: Board) -> list[tuple[str, Board]]:
-    """Return the board with its scores by each other metric, after the metric's name; none without confusion counts."""
+    """Return the board with its scores by each other metric that all its runs have, after the metric's name.
+
+    Metrics of confusion counts are left out if a run lacks such counts.
+    """
     found: list[tuple[str, Board]] = []
-    for metric in COUNTED:
+    measures = board.groups[0].runs[0].measures
+    for metric in (*COUNTED, *measures):
         other = board.by_metric(metric)
-        if other is not None:
-            found.append((METRICS[metric], other))
-    return found
+        if other is None or metric == "accuracy" or metric in [known for known, _ in found]:
+            continue
+        found.append((metric, other))
+    return [(measures[metric].label, other) for metric, other in found]
 
 
 def score_heads(board: Board) -> list[str]:

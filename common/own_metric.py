@@ -1,0 +1,160 @@
+"""A metric of the user's own: devices count sums, the server adds them up and computes the metric."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from common.config import checked
+from common.errors import ConfigError, PayloadError
+from common.metrics import CONFIDENCE_MEASURES, METRICS, Measure
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MAX_SUMS = 50
+"""Most sums of a metric, which is also the most entries of a mapping in a message."""
+
+MAX_MEASURES = 20
+"""Most values of a metric."""
+
+NAME = re.compile(r"[a-z][a-z0-9_]{0,49}")
+"""How sums and values are named: they become columns and parts of settings."""
+
+TAKEN = frozenset(
+    {*METRICS, *CONFIDENCE_MEASURES, "round", "client", "client_domain", "domain", "scored_on", "count", "correct"}
+    | {"loss", "average", "worst", "spread", "validation"}
+)
+"""Names of the metrics that exist, and of the columns of ``history.csv`` and of tables."""
+
+
+@checked
+class OwnMetric:
+    """The base of a metric of the user's own. See docs/add-a-metric.md.
+
+    A device calls :meth:`sums` for each batch of images that it scores, and sends the sums over the batches. The server
+    adds the sums of all clients that scored a domain and calls :meth:`values` with the result. So a metric is that of
+    all images together, whichever clients hold them, as long as it is a function of sums over images.
+
+    Attributes:
+        sum_names: the names that :meth:`sums` returns, 1 to 50.
+        measures: what :meth:`values` returns, by name: a label, a unit, and whether lower is better.
+    """
+
+    sum_names: ClassVar[tuple[str, ...]] = ()
+    measures: ClassVar[Mapping[str, Measure]] = {}
+
+    def sums(self, probabilities: Tensor, labels: Tensor) -> Mapping[str, float | Tensor]:
+        """Return the sums of a batch, by the names in :attr:`sum_names`; finite numbers, or tensors of one element.
+
+        Args:
+            probabilities: float32 ``[N, K]``, the probability of each class for each image.
+            labels: int64 ``[N]``, the true classes.
+        """
+        raise NotImplementedError
+
+    def values(self, sums: Mapping[str, float]) -> Mapping[str, float]:
+        """Return the values by the names in :attr:`measures`. A value may be left out where it is not defined.
+
+        Args:
+            sums: the sums over all clients that scored a domain, NumPy float64: a division by zero is not an error,
+                and a value that is then not finite counts as not defined.
+        """
+        raise NotImplementedError
+
+
+@checked
+class NoMetric(OwnMetric):
+    """No metric of your own: scores are accuracy, loss, and what follows from confusion counts."""
+
+
+def count_sums(metric: OwnMetric, probabilities: Tensor, labels: Tensor) -> dict[str, float]:
+    """Return the sums of a batch as floats.
+
+    Raises:
+        PayloadError: the metric returned other names than it declares, or a value that is not a finite number.
+    """
+    found = dict(metric.sums(probabilities, labels))
+    name = type(metric).__name__
+    if set(found) != set(metric.sum_names):
+        raise PayloadError(f"{name}.sums returned {sorted(found)}; it declares {sorted(metric.sum_names)} in sum_names")
+    sums: dict[str, float] = {}
+    for key in metric.sum_names:
+        try:
+            sums[key] = float(found[key])
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise PayloadError(f"{name}.sums: {key} is not a number: {error}") from error
+        if not math.isfinite(sums[key]):
+            raise PayloadError(f"{name}.sums: {key} is {sums[key]} and must be finite")
+    return sums
+
+
+def values_of(metric: OwnMetric, sums: Mapping[str, float]) -> dict[str, float | None]:
+    """Return the metric's values; ``None`` for one that is not defined, since it is left out or not finite.
+
+    Raises:
+        ConfigError: :meth:`OwnMetric.values` raised another error than one of arithmetic, or returned other names.
+    """
+    name = type(metric).__name__
+    try:
+        with np.errstate(all="ignore"):
+            found = dict(metric.values({key: np.float64(value) for key, value in sums.items()}))
+    except ArithmeticError:  # such as a division of Python's own numbers by zero
+        found = {}
+    except Exception as error:
+        raise ConfigError(f"{name}.values: {type(error).__name__}: {error}") from error
+    unknown = sorted(set(found) - set(metric.measures))
+    if unknown:
+        raise ConfigError(f"{name}.values returned {unknown}; it declares {sorted(metric.measures)} in measures")
+    values: dict[str, float | None] = {}
+    for key in metric.measures:
+        value = found.get(key)
+        values[key] = None
+        if isinstance(value, int | float) and math.isfinite(value):
+            values[key] = float(value)
+    return values
+
+
+def check_own_metric(metric: OwnMetric, class_count: int) -> None:
+    """Check a metric's declarations and try it on one image of each class, before a run begins.
+
+    Raises:
+        ConfigError: a declaration is wrong, or the trial failed; the message names what to correct.
+    """
+    if isinstance(metric, NoMetric):
+        return
+    name = type(metric).__name__
+    for what, names, largest in (
+        ("sum_names", list(metric.sum_names), MAX_SUMS),
+        ("measures", list(metric.measures), MAX_MEASURES),
+    ):
+        if not 1 <= len(set(names)) == len(names) <= largest:
+            raise ConfigError(f"own_metric: {name}.{what} must have 1 to {largest} different names; got {names}")
+        for each in names:
+            if not isinstance(each, str) or not NAME.fullmatch(each):
+                raise ConfigError(f"own_metric: {name}.{what} has {each!r}; a name is like class_f1")
+    for key, measure in metric.measures.items():
+        if key in TAKEN:
+            raise ConfigError(f"own_metric: {name}.measures has {key}, which is taken; choose another name")
+        if not isinstance(measure, Measure):
+            raise ConfigError(f"own_metric: {name}.measures[{key!r}] must be a Measure; got {measure!r:.100}")
+    _try(metric, class_count)
+
+
+def _try(metric: OwnMetric, class_count: int) -> None:
+    import torch
+
+    probabilities = torch.full((class_count, class_count), 1 / class_count)
+    try:
+        values_of(metric, count_sums(metric, probabilities, torch.arange(class_count)))
+    except (ConfigError, PayloadError) as error:
+        raise ConfigError(f"own_metric: {error}") from error
+    except Exception as error:
+        raise ConfigError(
+            f"own_metric: {type(metric).__name__}.sums fails on {class_count} images of {class_count} classes: "
+            f"{type(error).__name__}: {error}"
+        ) from error

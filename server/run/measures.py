@@ -1,0 +1,134 @@
+"""The metrics that a run's settings ask for besides accuracy and those of confusion counts, computed on the server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from common.confidence import ConfidenceCounts
+from common.errors import ConfigError
+from common.metrics import MEASURES, Measure, RoundScore
+from common.own_metric import values_of
+from common.settings import RunSettings
+from server.run.schema import read_lines
+
+MEASURES_FILE = "metrics.jsonl"
+"""One line per round, scored domain, and test images or validation samples: ``values`` by metric, and ``sums``."""
+
+
+class FurtherMeasures:
+    """Computes the values of ``rounds.scores`` and ``own_metric`` from the scores that devices sent.
+
+    Args:
+        settings: the run's settings.
+        tell: called with an event's name and content, once if ``own_metric`` fails on the server.
+    """
+
+    def __init__(self, settings: RunSettings, tell: Callable[..., None]) -> None:
+        self.measures = settings.further_measures
+        self.own_metric = settings.own_metric
+        self.class_count: int = settings.data.class_count
+        self.scores: bool = settings.rounds.scores
+        self._tell = tell
+        self._failed = False
+
+    def values(self, number: int, entries: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
+        """Return the values of scores of one domain together; ``None`` for one that is not defined.
+
+        Args:
+            number: the scored round.
+            entries: the scores, as the gate accepted them; at least one.
+        """
+        found: dict[str, float | None] = {}
+        if self.scores:
+            counts = ConfidenceCounts.empty(self.class_count)
+            for entry in entries:
+                counts = counts.plus(ConfidenceCounts(**entry["confidence"]))
+            found |= counts.values()
+        if self.own_metric.sum_names:
+            found |= self._own_values(number, self.sums(entries))
+        return found
+
+    def sums(self, entries: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+        """Return the sums of ``own_metric`` over scores; empty without such a metric."""
+        total = dict.fromkeys(self.own_metric.sum_names, 0.0)
+        for entry in entries:
+            for name in total:
+                total[name] += float(entry["sums"][name])
+        return total
+
+    def _own_values(self, number: int, sums: Mapping[str, float]) -> dict[str, float | None]:
+        try:
+            return values_of(self.own_metric, sums)
+        except ConfigError as error:
+            if not self._failed:
+                self._failed = True
+                self._tell("metric failed", round=number, reason=str(error), sums=dict(sums))
+            return dict.fromkeys(self.own_metric.measures)
+
+
+def described(measures: Mapping[str, Measure]) -> dict[str, dict[str, Any]]:
+    """Return metrics as containers that JSON can write; see :func:`measures_in`."""
+    return {name: asdict(measure) for name, measure in measures.items()}
+
+
+def measures_in(content: Mapping[str, Mapping[str, Any]]) -> dict[str, Measure]:
+    """Return the metrics of a record, with those that every run has."""
+    found = dict(MEASURES)
+    for name, each in content.items():
+        found[name] = Measure(str(each["label"]), str(each["unit"]), bool(each["lower_is_better"]))
+    return found
+
+
+def recorded_values(path: Path, scored_on: str) -> dict[tuple[int, str], Mapping[str, float | None]]:
+    """Return the values in ``metrics.jsonl`` by round and domain.
+
+    Args:
+        path: the file.
+        scored_on: ``test`` or ``validation``.
+
+    Raises:
+        ConfigError: the file is missing or damaged.
+    """
+    if not path.exists():
+        raise ConfigError(f"{path} is missing, which holds the run's metrics: restore it, or take --metric accuracy")
+    found: dict[tuple[int, str], Mapping[str, float | None]] = {}
+    for line in read_lines(path):
+        if line["scored_on"] == scored_on:
+            found[int(line["round"]), str(line["domain"])] = line["values"]
+    return found
+
+
+def scores_by_values(
+    metric: str,
+    measure: Measure,
+    accuracies: Iterable[RoundScore],
+    values: Mapping[tuple[int, str], Mapping[str, float | None]],
+) -> list[RoundScore]:
+    """Return the scores of the same rounds by a metric that was recorded as values.
+
+    A domain in which the metric is not defined counts as missing. A round in which it is defined nowhere is left out.
+
+    Args:
+        metric: the metric's name.
+        measure: its description.
+        accuracies: the scores by accuracy.
+        values: see :func:`recorded_values`.
+    """
+    found: list[RoundScore] = []
+    latest: dict[str, int] = {}
+    for score in accuracies:
+        numbers: dict[str, float] = {}
+        missing = dict(score.missing)
+        for domain in score.accuracy:
+            value = values.get((score.round, domain), {}).get(metric)
+            if value is None:
+                missing[domain] = latest.get(domain)
+                continue
+            numbers[domain] = value
+            latest[domain] = score.round
+        if numbers:
+            found.append(RoundScore(score.round, numbers, missing, measure.lower_is_better))
+    return found

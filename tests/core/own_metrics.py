@@ -1,0 +1,99 @@
+"""Metrics of a user's own, as docs/add-a-metric.md has them; and wrong ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+from torch import Tensor
+
+import goldfinch as gf
+
+
+@gf.checked
+class ClassF1(gf.OwnMetric):
+    """F1 of one class, and the Brier score."""
+
+    label: int = 0
+
+    sum_names = ("found", "true", "predicted", "squares", "images")
+    measures: ClassVar[Mapping[str, gf.Measure]] = {
+        "class_f1": gf.Measure("F1 of one class"),
+        "brier": gf.Measure("Brier score of my own", unit="", lower_is_better=True),
+    }
+
+    def sums(self, probabilities: Tensor, labels: Tensor) -> Mapping[str, float | Tensor]:
+        true = labels == self.label
+        predicted = probabilities.argmax(1) == self.label
+        errors = probabilities.double().clone()
+        errors[range(len(labels)), labels] -= 1
+        return {
+            "found": (true & predicted).sum(),
+            "true": true.sum(),
+            "predicted": predicted.sum(),
+            "squares": errors.square().sum(),
+            "images": len(labels),
+        }
+
+    def values(self, sums: Mapping[str, float]) -> Mapping[str, float]:
+        return {
+            "class_f1": 200 * sums["found"] / (sums["true"] + sums["predicted"]),
+            "brier": sums["squares"] / sums["images"],
+        }
+
+
+@gf.checked
+class Wrong(gf.OwnMetric):
+    """A metric with the mistake that ``kind`` names."""
+
+    kind: str = ""
+
+    sum_names = ("images",)
+    measures: ClassVar[Mapping[str, gf.Measure]] = {"mine": gf.Measure("mine")}
+
+    def sums(self, probabilities: Tensor, labels: Tensor) -> Mapping[str, Any]:
+        if self.kind == "other sums":
+            return {"images": 1, "more": 2}
+        if self.kind == "no number":
+            return {"images": probabilities}
+        if self.kind == "not finite":
+            return {"images": np.inf}
+        if self.kind == "raises":
+            return {"images": probabilities[len(labels)].sum()}
+        return {"images": len(labels)}
+
+    def values(self, sums: Mapping[str, float]) -> Mapping[str, Any]:
+        if self.kind == "other values":
+            return {"yours": 1.0}
+        if self.kind == "raises later" and sums["images"] > 10:
+            raise KeyError("nothing")
+        return {"mine": sums["images"]}
+
+
+@gf.checked
+class TakenName(Wrong):
+    """A metric that is named as another one."""
+
+    measures: ClassVar[Mapping[str, gf.Measure]] = {"macro_f1": gf.Measure("mine")}
+
+
+@gf.checked
+class OddName(Wrong):
+    """A metric with a name that is no column."""
+
+    measures: ClassVar[Mapping[str, gf.Measure]] = {"my score": gf.Measure("mine")}
+
+
+@gf.checked
+class NoSums(Wrong):
+    """A metric without sums."""
+
+    sum_names = ()
+
+
+@gf.checked
+class NoMeasure(Wrong):
+    """A metric described by text."""
+
+    measures: ClassVar[Mapping[str, gf.Measure]] = {"mine": "mine"}  # type: ignore[dict-item]  # the mistake

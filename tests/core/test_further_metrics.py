@@ -1,0 +1,512 @@
+"""A metric of the user's own, and scores of confidence: counted on devices, added up, recorded, shown, chosen by."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from own_metrics import ClassF1, Wrong
+from sklearn.metrics import f1_score, log_loss, roc_auc_score
+from support.runs import TouchedEngine, run
+from support.toy import CLASSES, DOMAINS, toy_settings
+
+import goldfinch as gf
+from client.scoring import ScoreCounter
+from common.choices import trust
+from common.confidence import ConfidenceCounts, count_confidence, read_confidence
+from common.config import to_config
+from common.data.protocols import Allocation
+from common.errors import ConfigError, PayloadError
+from common.metrics import CONFIDENCE_MEASURES, RoundScore, best_round
+from common.own_metric import check_own_metric, count_sums, values_of
+from common.settings import RunSettings, load_settings
+from common.wire.messages import Request
+from common.wire.payload import Payload
+from server.cli import main
+from server.commands.evaluate import measures
+from server.results.groups import group_runs
+from server.results.report.page import render
+from server.results.run import Run, find_runs
+from server.run.schema import read_lines
+from server.trackers.scalars import scalars
+from strategies.core.gate import Gate
+
+OWN = "own_metrics.ClassF1"
+
+
+def measured(output: Path, *overrides: str, method: str = "fedavg", **more: Any) -> RunSettings:
+    """Settings of a run with a metric of the user's own and confidences."""
+    trust([OWN, "own_metrics.Wrong"])
+    chosen = (f"own_metric={OWN}", "own_metric.label=1", "rounds.scores=true", *overrides)
+    return toy_settings(method, output, overrides=chosen, **more)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two runs of FedAvg and one of FedProx, with every metric."""
+    folder = tmp_path_factory.mktemp("further")
+    for seed in (0, 1):
+        run(measured(folder / f"fedavg-{seed}", "protocol.validation=0.2", seed=seed))
+    run(measured(folder / "fedprox", "protocol.validation=0.2", method="fedprox", hyper={"mu": 0.1}))
+    return folder
+
+
+# ---- confidences -----------------------------------------------------------------------------------------------------
+
+
+def drawn(images: int, classes: int, seed: int, sharpness: float) -> tuple[torch.Tensor, torch.Tensor]:
+    draws = np.random.default_rng(seed)
+    labels = torch.from_numpy(np.concatenate([np.arange(classes), draws.integers(0, classes, images - classes)]))
+    scores = torch.from_numpy(draws.normal(0, sharpness, (images, classes))).float()
+    scores[torch.arange(images), labels] += sharpness / 2
+    return scores, labels
+
+
+@hypothesis_settings(deadline=None, max_examples=40)
+@given(st.integers(2, 6), st.integers(12, 80), st.integers(0, 99), st.sampled_from([0.01, 0.5, 2.0, 20.0]))
+def test_scores_of_confidence_are_scikit_learn_s(classes: int, images: int, seed: int, sharpness: float) -> None:
+    scores, labels = drawn(images, classes, seed, sharpness)
+    counts = count_confidence(scores, labels)
+    probabilities = scores.double().softmax(1).numpy()
+    truth = np.eye(classes)[labels.numpy()]
+    values = counts.values()
+    area = counts.auroc()
+    assert area is not None
+    exact = 100 * roc_auc_score(truth, probabilities, average="macro")
+    assert abs(area[0] - exact) <= area[1] + 1e-9, "farther off than the resolution that is stated"
+    assert values["brier_score"] == pytest.approx(((probabilities - truth) ** 2).sum(1).mean())
+    assert values["log_loss"] == pytest.approx(log_loss(labels, probabilities, labels=list(range(classes))), rel=1e-6)
+    exactly = measures(torch.from_numpy(probabilities), labels)
+    assert values["calibration_error"] == pytest.approx(exactly["calibration_error"])
+    sent = json.loads(json.dumps(counts.as_dict()))
+    correct = int((scores.argmax(1) == labels).sum())
+    assert read_confidence(sent, classes, images, correct) == counts
+
+
+def test_the_areas_of_sharp_and_of_even_models_are_near_the_exact_ones() -> None:
+    for sharpness, worst in ((0.05, 25.0), (0.5, 2.5), (3.0, 0.5)):
+        scores, labels = drawn(2000, 10, 0, sharpness)
+        area = count_confidence(scores, labels).auroc()
+        assert area is not None
+        exact = 100 * roc_auc_score(labels, scores.double().softmax(1).numpy(), multi_class="ovr")
+        assert area[1] < worst
+        assert abs(area[0] - exact) < worst / 4
+
+
+def test_counts_of_parts_add_up_to_those_of_the_whole() -> None:
+    scores, labels = drawn(60, 4, 3, 2.0)
+    whole = count_confidence(scores, labels)
+    parts = ConfidenceCounts.empty(4)
+    for chosen in torch.arange(60).split(17):
+        parts = parts.plus(count_confidence(scores[chosen], labels[chosen]))
+    assert (parts.positive, parts.negative, parts.count, parts.correct) == (
+        whole.positive,
+        whole.negative,
+        whole.count,
+        whole.correct,
+    )
+    assert parts.values() == pytest.approx(whole.values())
+
+
+def test_what_has_no_value_has_none() -> None:
+    assert set(ConfidenceCounts.empty(3).values().values()) == {None}
+    scores, _ = drawn(12, 3, 0, 1.0)
+    one_class = count_confidence(scores, torch.zeros(12, dtype=torch.int64))
+    assert one_class.values()["auroc"] is None
+    assert one_class.values()["brier_score"] is not None
+    certain = count_confidence(torch.tensor([[0.0, -torch.inf]]), torch.tensor([1]))
+    assert certain.values()["log_loss"] == pytest.approx(52 * np.log(2))
+    with pytest.raises(ValueError, match="not finite"):
+        count_confidence(torch.tensor([[0.0, torch.nan]]), torch.tensor([1]))
+
+
+def spoiled(change: str, value: dict[str, Any]) -> Any:
+    """Counts of four images of two classes with one thing wrong."""
+    if change == "no counts":
+        return None
+    if change == "another name":
+        return {**value, "more": 1}
+    if change == "a class too few":
+        value["positive"].pop()
+    if change == "a bin too few":
+        value["negative"][0].pop()
+    if change == "a negative count":
+        value["count"][0] -= 1
+        value["count"][1] += 1
+    if change == "a half image":
+        value["positive"][0][0] = 0.5
+    if change == "more correct than the score":
+        value["correct"][-1] += 1
+    if change == "an image of no class":
+        value["positive"][0][0] += 1
+        value["negative"][0][0] -= 1
+    if change == "confidences of other bins":
+        value["confidence"] = [sum(value["confidence"]), *[0.0] * 14]
+    if change == "an error below zero":
+        value["squared_error"] = -1.0
+    if change == "an endless loss":
+        value["log_loss"] = float("inf")
+    if change == "a loss in words":
+        value["log_loss"] = "little"
+    return value
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *("no counts", "another name", "a class too few", "a bin too few", "a negative count", "a half image"),
+        *("more correct than the score", "an image of no class", "confidences of other bins", "an error below zero"),
+        *("an endless loss", "a loss in words"),
+    ],
+)
+def test_counts_that_cannot_be_are_refused(change: str) -> None:
+    scores, labels = torch.tensor([[2.0, 0.0]] * 4), torch.tensor([0, 0, 0, 1])
+    value = count_confidence(scores, labels).as_dict()
+    assert read_confidence(value, 2, 4, 3)
+    with pytest.raises(ValueError, match=r".+"):
+        read_confidence(spoiled(change, value), 2, 4, 3)
+
+
+# ---- on the device ---------------------------------------------------------------------------------------------------
+
+
+def test_a_device_counts_what_is_asked_for_and_nothing_else(tmp_path: Path) -> None:
+    scores, labels = drawn(30, CLASSES, 0, 2.0)
+    plain = ScoreCounter(toy_settings("fedavg", tmp_path))
+    plain.add(scores, scores, labels)
+    assert set(plain.result(30)) == {"count", "correct", "loss", "confusion"}
+    counter = ScoreCounter(measured(tmp_path))
+    for chosen in torch.arange(30).split(11):
+        counter.add(scores[chosen], scores[chosen], labels[chosen])
+    found = counter.result(30)
+    assert found["sums"] == pytest.approx(count_sums(ClassF1(label=1), scores.softmax(1), labels))
+    for name, value in plain.result(30).items():
+        assert found[name] == (pytest.approx(value) if name == "loss" else value)
+    expected = 100 * f1_score(labels, scores.argmax(1), labels=[1], average=None)[0]
+    assert values_of(ClassF1(label=1), found["sums"])["class_f1"] == pytest.approx(expected)
+
+
+# ---- a whole run -----------------------------------------------------------------------------------------------------
+
+
+def test_asking_for_metrics_changes_no_state_and_no_other_score(tmp_path: Path, folder: Path) -> None:
+    plain = run(toy_settings("fedavg", tmp_path, overrides=("protocol.validation=0.2",)))
+    summary = json.loads((folder / "fedavg-0/summary.json").read_text())
+    assert summary["state_sha256"] == plain.sha256
+    assert summary["scores"] == plain.summary["scores"]
+    assert "metrics" not in plain.summary
+    assert not (tmp_path / "metrics.jsonl").exists()
+    assert "auroc" not in (tmp_path / "history.csv").read_text()
+
+
+def test_every_record_has_the_metrics(folder: Path) -> None:
+    names = {*CONFIDENCE_MEASURES, "class_f1", "brier"}
+    with (folder / "fedavg-0/history.csv").open(newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    lines = read_lines(folder / "fedavg-0/metrics.jsonl")
+    assert len(lines) == len(rows) == 3 * 2 * len(DOMAINS), "rounds 0 to 2, test and validation"
+    for line, row in zip(sorted(lines, key=key_of), sorted(rows, key=key_of), strict=True):
+        assert set(line["values"]) == names
+        for name, value in line["values"].items():
+            assert (row[name] == "") == (value is None)
+            if value is not None:
+                assert float(row[name]) == pytest.approx(value, abs=1e-5)
+        assert line["sums"]["images"] == int(row["count"])
+        assert line["values"]["brier"] == pytest.approx(line["values"]["brier_score"], rel=1e-5)
+    summary = json.loads((folder / "fedavg-0/summary.json").read_text())
+    assert set(summary["metrics"]) == names
+    record = gf.load_run(folder / "fedavg-0").records
+    for name, entry in summary["metrics"].items():
+        score = record.by_metric(name).round_scores[-1]
+        assert entry["domains"] == pytest.approx(dict(score.accuracy))
+        assert entry["average"] == pytest.approx(score.average)
+        choose = max if entry["lower_is_better"] else min
+        assert entry["worst"] == choose(entry["domains"].values())
+
+
+def key_of(entry: Mapping[str, Any]) -> tuple[int, str, str]:
+    return int(entry["round"]), entry["domain"], entry["scored_on"]
+
+
+@pytest.mark.parametrize("metric", ["class_f1", "brier", "auroc"])
+def test_a_table_of_the_metric_is_that_of_the_records(
+    metric: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["table", str(folder), "--metric", metric, "--format", "json"]) == 0
+    (table,) = json.loads(capsys.readouterr().out)["tables"]
+    assert table["metric"] == metric
+    means: dict[str, float] = {}
+    for row, names in zip(table["rows"], (["fedavg-0", "fedavg-1"], ["fedprox"]), strict=True):
+        found: list[float] = []
+        for name in names:
+            entry = json.loads((folder / name / "summary.json").read_text())["metrics"][metric]
+            found.append(entry["average"])
+        means[row["method"]] = row["scores"]["average"]["mean"]
+        assert means[row["method"]] == pytest.approx(np.mean(found))
+    best = min(means.values()) if metric == "brier" else max(means.values())
+    for row in table["rows"]:
+        assert row["scores"]["average"]["best"] == (abs(means[row["method"]] - best) < 1e-9)
+    assert main(["table", str(folder), "--metric", metric]) == 0
+    shown = capsys.readouterr().out
+    assert {"class_f1": "F1 of one class in %,", "auroc": "AUROC in %,"}.get(metric, "(lower is better)") in shown
+    frame = gf.compare(gf.load_runs(folder), metric=metric, values="mean")
+    assert sorted(frame["average"]) == pytest.approx(sorted(means.values()))
+
+
+def test_the_report_has_a_table_of_each_metric(folder: Path) -> None:
+    page = render(group_runs(find_runs([str(folder)])))
+    for title in ("F1 of one class in %", "Brier score of my own (lower is better)", "AUROC in %", "log loss in nats"):
+        assert f"{title}" in page
+
+
+def test_trackers_get_the_metrics_by_client_and_by_domain(tmp_path: Path) -> None:
+    done = run(measured(tmp_path))
+    tags: dict[str, float] = {}
+    for name, entry in done.events:
+        for scalar in scalars(name, entry):
+            tags[scalar.tag] = scalar.value
+    final = done.summary["metrics"]
+    for metric in ("class_f1", "brier", "auroc", "log_loss"):
+        for domain, value in final[metric]["domains"].items():
+            assert tags[f"summary/{metric}/{domain}"] == pytest.approx(value)
+            assert tags[f"{metric}/{domain}/{domain}-0"] == pytest.approx(value, abs=1e-5)
+
+
+@pytest.mark.parametrize("metric", ["class_f1", "brier", "log_loss"])
+def test_the_metric_chooses_the_round(metric: str, tmp_path: Path) -> None:
+    more: dict[str, Any] = {"train": {"rounds": 4}, "data": None}
+    done = run(measured(tmp_path / "run", "protocol.validation=0.3", f"rounds.metric={metric}", **more))
+    scores = [score for score in Run(tmp_path / "run").validation_scores if score.round and not score.missing]
+    assert len(scores) == 4
+    averages = {score.round: score.average for score in scores}
+    lower = metric != "class_f1"
+    choose = min if lower else max
+    chosen = choose(averages, key=lambda number: averages[number])
+    assert done.summary["validation"] == {
+        "round": chosen,
+        "average": pytest.approx(averages[chosen]),
+        "missing": {},
+        "metric": metric,
+    }
+    assert done.summary["scores"]["validated"]["round"] == chosen
+    again = replace(measured(tmp_path / "run", "protocol.validation=0.3", f"rounds.metric={metric}", **more))
+    assert again.identity == json.loads((tmp_path / "run/summary.json").read_text())["identity"]
+
+
+def test_a_resumed_run_has_the_records_of_an_uninterrupted_one(tmp_path: Path) -> None:
+    more: dict[str, Any] = {"train": {"rounds": 4}}
+    overrides = ("protocol.validation=0.3", "rounds.metric=brier")
+    whole = run(measured(tmp_path / "whole", *overrides, **more))
+    run(measured(tmp_path / "again", *overrides, **more), stop_after=2)
+    again = run(measured(tmp_path / "again", *overrides, resume=True, **more))
+    assert again.sha256 == whole.sha256
+    for name in ("metrics.jsonl", "history.csv"):
+        assert (tmp_path / "again" / name).read_text() == (tmp_path / "whole" / name).read_text()
+    for key in ("scores", "metrics", "validation"):
+        assert again.summary[key] == whole.summary[key]
+
+
+def test_clients_of_one_domain_count_together(tmp_path: Path) -> None:
+    """Every client of FedBN scores its own model; the metric of a domain is of all its images together."""
+    settings = measured(tmp_path, method="fedbn")
+    protocol = Allocation(counts={"bright": 2, "dark": 2, "noisy": 1}, fraction=0.4)
+    raw = {**settings.raw, "protocol": to_config(protocol)}
+    settings = replace(settings, protocol=protocol, raw=raw)
+    engine = TouchedEngine(settings)
+    run(settings, engine)
+    sums: dict[str, dict[str, float]] = {}
+    last = max(item.request.round for item in engine.messages)
+    for item in engine.messages:
+        if item.reply is None or item.request.round != last:
+            continue
+        for entry in item.reply.answer.scores:
+            total = sums.setdefault(entry["domain"], dict.fromkeys(ClassF1.sum_names, 0.0))
+            for name, value in entry["sums"].items():
+                total[name] += value
+    assert len(sums) == len(DOMAINS)
+    assert sums["bright"]["images"] == 2 * sums["noisy"]["images"] == 32.0
+    lines = {line["domain"]: line for line in read_lines(tmp_path / "metrics.jsonl")}
+    for domain, total in sums.items():
+        assert lines[domain]["sums"] == pytest.approx(total)
+        assert lines[domain]["values"] == pytest.approx(lines[domain]["values"] | values_of(ClassF1(label=1), total))
+
+
+# ---- mistakes --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("TakenName", "measures has macro_f1, which is taken"),
+        ("OddName", "'my score'; a name is like class_f1"),
+        ("NoSums", "sum_names must have 1 to 50 different names"),
+        ("NoMeasure", "must be a Measure"),
+        ("Wrong own_metric.kind='other sums'", r"returned \['images', 'more'\]; it declares \['images'\]"),
+        ("Wrong own_metric.kind='no number'", "images is not a number"),
+        ("Wrong own_metric.kind='not finite'", "images is inf and must be finite"),
+        ("Wrong own_metric.kind='raises'", "Wrong.sums fails on 10 images of 10 classes: IndexError"),
+        ("Wrong own_metric.kind='other values'", r"Wrong.values returned \['yours'\]"),
+        ("Absent", "has no attribute 'Absent'"),
+    ],
+    ids=[
+        "taken",
+        "odd name",
+        "no sums",
+        "no measure",
+        "other sums",
+        "no number",
+        "infinite",
+        "raises",
+        "values",
+        "absent",
+    ],
+)
+def test_a_wrong_metric_is_refused_before_the_run(name: str, reason: str) -> None:
+    cls, _, kind = name.partition(" ")
+    words = [f"own_metric=own_metrics.{cls}"]
+    if kind:
+        words.append(kind)
+    with pytest.raises(ConfigError, match=reason):
+        load_settings(words)
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["rounds.metric=auroc"], "set rounds.scores=true, too"),
+        (["rounds.metric=brier"], "rounds.metric='brier': "),
+        (["rounds.metric=macro_f2"], "did you mean 'macro_f1'|choices: accuracy"),
+        ([f"own_metric={OWN}", "privacy=gaussian"], "covers no metric of your own"),
+    ],
+    ids=["no confidences", "no own metric", "a slip", "privacy"],
+)
+def test_a_choice_that_cannot_be_is_refused(words: list[str], reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        load_settings(["protocol.validation=0.1", *words])
+
+
+def test_a_metric_that_fails_on_the_server_is_reported_once_and_the_run_goes_on(tmp_path: Path) -> None:
+    trust(["own_metrics.Wrong"])
+    overrides = ("own_metric=own_metrics.Wrong", "own_metric.kind='raises later'")
+    done = run(toy_settings("fedavg", tmp_path, overrides=overrides))
+    told = [entry for name, entry in done.events if name == "metric failed"]
+    assert len(told) == 1
+    assert "Wrong.values: KeyError: 'nothing'" in told[0]["reason"]
+    assert done.summary["metrics"]["mine"]["domains"] == {}
+    assert len(done.averages()) == 3
+    assert main(["table", str(tmp_path)]) == 0
+
+
+@pytest.mark.parametrize("change", ["no sums", "another sum", "no number", "no confidences", "other confidences"])
+def test_the_gate_refuses_other_counts_than_were_asked_for(change: str, tmp_path: Path) -> None:
+    def edit(request: Request, payload: Payload) -> Payload:
+        if request.client != "dark-0" or not payload.header["scores"]:
+            return payload
+        entry = dict(payload.header["scores"][0])
+        if change == "no sums":
+            del entry["sums"]
+        if change == "another sum":
+            entry["sums"] = {**entry["sums"], "more": 1.0}
+        if change == "no number":
+            entry["sums"] = {**entry["sums"], "images": float("nan")}
+        if change == "no confidences":
+            del entry["confidence"]
+        if change == "other confidences":
+            entry["confidence"] = {**entry["confidence"], "squared_error": 1e6}
+        return replace(payload, header={**payload.header, "scores": [entry]})
+
+    settings = measured(tmp_path)
+    done = run(settings, TouchedEngine(settings, edit=edit))
+    refused = [row for row in done.rows("activity.csv") if row["status"] == "refused"]
+    assert {row["client"] for row in refused} == {"dark-0"}
+    assert len(refused) == 3
+    assert done.summary["missing"] == {"dark": None}
+
+
+def test_sums_that_were_not_asked_for_are_refused(tmp_path: Path) -> None:
+    def edit(request: Request, payload: Payload) -> Payload:
+        scores = [{**entry, "sums": {"secret": 1.0}} for entry in payload.header["scores"]]
+        return replace(payload, header={**payload.header, "scores": scores})
+
+    settings = toy_settings("fedavg", tmp_path, rounds={"quorum": 0.1})
+    with pytest.raises(gf.GoldfinchError):
+        run(settings, TouchedEngine(settings, edit=edit))
+    with (tmp_path / "activity.csv").open(newline="") as stream:
+        reasons = {row["reason"] for row in csv.DictReader(stream)}
+    assert all("has the sums [secret]; asked for were []" in reason for reason in reasons)
+
+
+def test_a_private_device_refuses_a_metric_of_the_server_s(tmp_path: Path) -> None:
+    from client.device import Device
+    from client.ledger import Ledger
+    from common.data.protocols import ClientSpec
+    from common.storage import ClientStore
+
+    private = toy_settings("fedavg", tmp_path, overrides=("privacy=gaussian", "privacy.update_clip=1.0"))
+    engine = TouchedEngine(private)
+    run(private, engine)
+    settings = replace(private, own_metric=ClassF1())
+    device = Device(
+        settings,
+        ClientSpec("bright", 0),
+        lambda name: ClientStore(tmp_path / name),
+        simulated=True,
+        ledger=Ledger(tmp_path / "ledger"),
+    )
+    (item, *_) = [each for each in engine.messages if each.request.client == "bright-0"]
+    with pytest.raises(ConfigError, match="covers no metric of your own"):
+        device.answer(item.request, item.message)
+
+
+def test_of_a_metric_of_which_lower_is_better_the_lowest_is_best_and_the_highest_worst() -> None:
+    scores = [RoundScore(number, {"a": value, "b": 1.0}, {}, True) for number, value in ((1, 3.0), (2, 2.0), (3, 4.0))]
+    best = best_round(scores)
+    assert best is not None
+    assert best.round == 2
+    assert best.worst == 2.0
+
+
+def test_a_table_of_a_metric_that_a_run_lacks_names_the_run(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(toy_settings("fedavg", tmp_path / "plain"))
+    assert main(["table", str(folder), str(tmp_path), "--metric", "auroc"]) == 1
+    told = capsys.readouterr().err
+    assert str(tmp_path / "plain") in told
+    assert "rounds.scores=true" in told
+    (folder / "fedavg-1/metrics.jsonl").rename(tmp_path / "moved")
+    try:
+        assert main(["table", str(folder), "--metric", "auroc"]) == 1
+        assert "metrics.jsonl is missing" in capsys.readouterr().err
+    finally:
+        (tmp_path / "moved").rename(folder / "fedavg-1/metrics.jsonl")
+
+
+def test_a_record_is_read_without_importing_the_metric(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import common.choices
+
+    monkeypatch.setattr(common.choices, "_OWN_NAMES", {"support.toy.Toy"})
+    assert main(["table", str(folder), "--metric", "class_f1"]) == 0
+    assert "F1 of one class" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="imported only if you name it"):
+        _ = Run(folder / "fedavg-0").settings
+
+
+def test_a_metric_is_checked_alone() -> None:
+    check_own_metric(ClassF1(), 4)
+    with pytest.raises(PayloadError, match="images is inf"):
+        count_sums(Wrong(kind="not finite"), torch.ones(2, 2), torch.zeros(2, dtype=torch.int64))
+    assert values_of(ClassF1(), dict.fromkeys(ClassF1.sum_names, 0.0)) == {"class_f1": None, "brier": None}
+    assert Gate.__dataclass_fields__["sum_names"].default == ()
