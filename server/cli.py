@@ -203,21 +203,46 @@ def _compare(
     methods: Annotated[
         str, option("--methods", text="The methods; * is all; FedAvg is always among them.", metavar="A,B")
     ] = "",
-    trials: Trials = 20,
+    trials: Annotated[
+        int | None,
+        option("--trials", text="Trials of a search; 20 by default, 8 with --rules strict.", metavar="N", min=1),
+    ] = None,
     seeds: TestSeeds = "0,1,2",
     output: Output = None,
     jobs: Jobs = 1,
+    rules: Annotated[
+        str,
+        option("--rules", text="usual (default) or strict, also written rules=strict; see docs/strict-rules.md."),
+    ] = "usual",
+    scores: Annotated[
+        str, option("--scores", text="strict: in_domain, leave_one_out or both (default).", metavar="A,B")
+    ] = "in_domain,leave_one_out",
+    studies: Annotated[int, option("--studies", text="strict: tuning studies; 3 by default.", min=1)] = 3,
+    runs: Annotated[int, option("--runs", text="strict: final runs of each method; 5 by default.", min=1)] = 5,
+    records: Annotated[
+        Path | None, option("--records", text="strict: the folder of the records; --output by default.", metavar="DIR")
+    ] = None,
 ) -> None:
     """Tune all methods alike, then rank them on fresh seeds.
 
     goldfinch compare --methods fedavg,fpl data=glyphs --trials 20 --seeds 0,1,2 --output DIR
-    KEY=VALUE  as of goldfinch tune
+    goldfinch compare rules=strict --methods fedavg,fpl data=glyphs views=none weighting=uniform --output DIR
+    KEY=VALUE  as of goldfinch tune; strict: also views=A,B and weighting=uniform,samples
     """
-    from server.commands.compare import compare
     from server.commands.sweep import default_output
 
+    _known(rules, ("usual", "strict"), "--rules")
     folder = output or default_output("compare", [f"methods={methods}", *overrides])
-    compare(items_of(methods), overrides, folder, trials, seeds_of(seeds), jobs)
+    if rules == "usual":
+        from server.commands.compare import compare
+
+        compare(items_of(methods), overrides, folder, trials or 20, seeds_of(seeds), jobs)
+        return
+    from server.commands.strict import compare_strictly, request_of
+
+    compare_strictly(
+        request_of(items_of(methods), overrides, folder, records, items_of(scores), studies, trials or 8, runs)
+    )
 
 
 @command("table")

@@ -167,17 +167,25 @@ class Command(TyperCommand):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """As click does, but a setting that is an option of this command is refused with the option's name.
 
+        ``rules=strict`` is accepted and means ``--rules strict``: it is written next to settings in papers and pages.
+
         Raises:
             ConfigError: an argument such as ``trials=20``, where the command has ``--trials``.
         """
         options = {name for parameter in self.params for name in parameter.opts}
+        given: list[str] = []
         for argument in args:
+            if argument.startswith("rules=") and "--rules" in options:
+                given += ["--rules", argument.removeprefix("rules=")]
+            else:
+                given.append(argument)
+        for argument in given:
             key, equals, value = argument.partition("=")
             if equals and f"--{key}" in options:
                 flag = next(parameter for parameter in self.params if f"--{key}" in parameter.opts)
                 written = f"--{key}" if getattr(flag, "is_flag", False) else f"--{key} {value or 'VALUE'}"
                 raise ConfigError(f"goldfinch {self.name}: {argument} is an option here, no setting: write {written}")
-        return super().parse_args(ctx, args)
+        return super().parse_args(ctx, given)
 
     def get_help(self, ctx: click.Context) -> str:
         """Return the help. Typer escapes brackets for rich's markup, which is not used here."""
