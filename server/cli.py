@@ -385,6 +385,49 @@ def _figure(
     )
 
 
+@command("board")
+def _board(
+    action: Annotated[str, words("ACTION", autocompletion=one_of(("show", "submit")))],
+    folders: Annotated[list[str], words("DIR...")],
+    output: Annotated[Path, option("--output", text="show: the page; board.html by default.", metavar="FILE")] = Path(
+        "board.html"
+    ),
+    markdown: Annotated[
+        Path | None, option("--markdown", text="show: also write this page of Markdown.", metavar="FILE")
+    ] = None,
+    records: Annotated[
+        Path | None, option("--records", text="submit: the folder of the boards' records.", metavar="DIR")
+    ] = None,
+    source: Annotated[str, option("--by", text="submit: who ran the rows.", metavar="NAME")] = "",
+    methods: Annotated[
+        str, option("--methods", text="submit: the rows; by default all that the board lacks.", metavar="A,B")
+    ] = "",
+    rescore: Annotated[
+        bool,
+        option("--rescore/--no-rescore", text="submit: score each model again (default); needs the data here."),
+    ] = True,
+) -> None:
+    """Show boards of strict comparisons, or add somebody's rows.
+
+    goldfinch board show docs/results/board --output board.html
+    goldfinch board submit RUNS --records docs/results/board --by NAME
+    ACTION  show or submit
+    DIR     show: folders of records; submit: the --output of goldfinch compare rules=strict
+    """
+    from server.commands import board
+
+    _known(action, ("show", "submit"), "goldfinch board")
+    if action == "show":
+        board.show(folders, output, markdown)
+        return
+    if records is None:
+        raise ConfigError("goldfinch board submit: add --records DIR, the folder of the boards' records")
+    for folder in folders:
+        for taken in board.submit(Path(folder), records, source, items_of(methods), rescore=rescore):
+            print(f"added {taken}")
+    print(f"next: goldfinch board show {records}")
+
+
 @command("doctor")
 def _doctor(
     server: Annotated[

@@ -23,7 +23,7 @@ from common.config import compose_config
 from common.errors import ConfigError, EngineError, libraries_of, nearest
 from common.metrics import named_missing
 from common.overrides import quoted_override
-from common.settings import RunSettings, result_settings, settings_of
+from common.settings import RunSettings, settings_of
 from server.commands.sweep import all_options
 from server.commands.tune import (
     PARTITION,
@@ -38,6 +38,7 @@ from server.engines.inline import InlineEngine
 from server.results.board.record import (
     IN_DOMAIN,
     LEFT_OUT,
+    STUDY_SEED,
     BoardRecord,
     Case,
     FinalRun,
@@ -45,7 +46,9 @@ from server.results.board.record import (
     Rules,
     Study,
     Trial,
+    differing_settings,
     read_record,
+    shared_settings,
     write_record,
 )
 from server.run.conduct import run_federation, run_lock
@@ -55,9 +58,6 @@ if TYPE_CHECKING:
     import optuna
 
 BASE = "fedavg"
-STUDY_SEED = 1000
-"""Seed of the runs and the partition of the first study; the others count up from it. Final runs have seeds from 0."""
-
 UNPRUNED = 5
 """Complete trials of a study before one may be ended early."""
 
@@ -200,7 +200,6 @@ def compare_strictly(request: StrictRequest) -> list[Path]:
         ConfigError: a setting is not valid or is set by the rules; a record in the folder is of another board; or a
             run could not start.
     """
-    _check(request)
     with libraries_of("tune", "goldfinch compare --rules strict"):
         import optuna
     optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -208,8 +207,7 @@ def compare_strictly(request: StrictRequest) -> list[Path]:
     say = plain_printer(console)
     paths: list[Path] = []
     with run_lock(request.records, "board"):
-        for views, weighting in itertools.product(request.views, request.weightings):
-            path, board, entrants = _plan(request, views, weighting)
+        for path, board, entrants in plan_boards(request):
             paths.append(path)
             for name, reason in board.left_out.items():
                 say(f"{board.name}: left out: {name}: {reason}")
@@ -246,6 +244,19 @@ def _check_choices(name: str, items: Sequence[str], choices: Sequence[str]) -> N
 
 
 # ---- the plan --------------------------------------------------------------------------------------------------------
+
+
+def plan_boards(request: StrictRequest) -> list[tuple[Path, BoardRecord, list[Entrant]]]:
+    """Return the path of each board's record, the record with all rows, and what is to be run. Nothing is written.
+
+    Raises:
+        ConfigError: see :func:`compare_strictly`.
+    """
+    _check(request)
+    found: list[tuple[Path, BoardRecord, list[Entrant]]] = []
+    for views, weighting in itertools.product(request.views, request.weightings):
+        found.append(_plan(request, views, weighting))
+    return found
 
 
 def _plan(request: StrictRequest, views: str, weighting: Weighting) -> tuple[Path, BoardRecord, list[Entrant]]:
@@ -323,19 +334,6 @@ def _continued(path: Path, board: BoardRecord) -> BoardRecord:
     return known
 
 
-def shared_settings(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that all rows of a board must share, by ``a.b.c`` keys.
-
-    These are all settings that change a result, without those of the method, the learning rate, which is searched, the
-    seed, and the protocol's list of clients that are left out.
-    """
-    found: dict[str, Any] = {}
-    for key, value in result_settings(raw, ("seed",)).items():
-        if not key.startswith("method.") and key not in ("train.learning_rate", "protocol.leave_out"):
-            found[key] = value
-    return found
-
-
 def _cases(request: StrictRequest, board: BoardRecord) -> list[str]:
     """Return the names of the cases.
 
@@ -369,8 +367,7 @@ def _entrant(
     output = request.output / board.name / method / case.replace(":", "-")
     settings = settings_of(compose_config(overrides))
     if case == IN_DOMAIN:
-        shared = shared_settings(settings.raw)
-        differ = [key for key in sorted({*shared, *board.shared}) if shared.get(key) != board.shared.get(key)]
+        differ = differing_settings(shared_settings(settings.raw), board.shared)
         if differ:
             raise ConfigError(f"it needs other settings than the other rows: {', '.join(differ)}")
     entrant = Entrant(method, case, board, overrides, settings, output)

@@ -16,7 +16,7 @@ from support.scripts import ROOT
 import server.cli
 from common.overrides import overrides_in, split_overrides
 from common.settings import load_settings
-from server.commands import reproduce, sweep
+from server.commands import reproduce, strict, sweep
 from server.commands.program import items_of, seeds_of
 
 PAGES = [
@@ -46,6 +46,7 @@ NOT_COMPOSED = {
 
 NO_SETTINGS = {
     *(
+        "board",
         "certificates",
         "dismiss",
         "doctor",
@@ -112,6 +113,12 @@ def check_goldfinch(name: str, given: dict[str, Any], folder: Path) -> None:
         sweep.plan(overrides, folder)
     elif name == "tune" and overrides:
         load_settings(overrides)
+    elif name == "compare" and given["methods"] and given["rules"] == "strict":
+        numbers = (given["studies"], given["trials"] or 8, given["runs"])
+        scores = items_of(given["scores"])
+        request = strict.request_of(items_of(given["methods"]), overrides, folder, None, scores, *numbers)
+        for _, board, entrants in strict.plan_boards(request):
+            assert len({entrant.method for entrant in entrants}) > 1, board.left_out
     elif name == "compare" and given["methods"]:
         for method in items_of(given["methods"]):
             load_settings([f"method={method}", *overrides])

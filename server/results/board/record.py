@@ -14,7 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from common.errors import ConfigError
 from common.regular_files import read_small
-from common.storage.files import write_text
+from common.settings import result_settings
+from common.storage import write_text
 
 FORMAT = 1
 """The version of the file's layout."""
@@ -24,6 +25,9 @@ IN_DOMAIN = "in_domain"
 
 LEFT_OUT = "leave_out:"
 """The beginning of the name of a case in which one domain has no client; the score is that of this domain."""
+
+STUDY_SEED = 1000
+"""Seed of the runs and the partition of the first study; the others count up from it. Final runs have seeds from 0."""
 
 Percent = Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -163,6 +167,15 @@ class Row(_Part):
     source: str = "board"
     cases: dict[str, Case] = {}
 
+    @property
+    def begun(self) -> bool:
+        """Whether any trial was run."""
+        for case in self.cases.values():
+            for study in case.studies:
+                if study.trials:
+                    return True
+        return False
+
 
 class Rules(_Part):
     """The numbers of the rules; docs/strict-rules.md explains them.
@@ -248,6 +261,22 @@ def differing_settings(one: Mapping[str, Any], other: Mapping[str, Any]) -> list
     for key in sorted({*one, *other}):
         if one.get(key) != other.get(key):
             found.append(key)
+    return found
+
+
+def shared_settings(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that all rows of a board must share, by ``a.b.c`` keys.
+
+    These are all settings that change a result, without those of the method, the learning rate, which is searched, the
+    seed, and the protocol's list of domains that are left out.
+
+    Args:
+        raw: a run's settings, nested as in ``conf/``.
+    """
+    found: dict[str, Any] = {}
+    for key, value in result_settings(raw, ("seed",)).items():
+        if not key.startswith("method.") and key not in ("train.learning_rate", "protocol.leave_out"):
+            found[key] = value
     return found
 
 

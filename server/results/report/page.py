@@ -63,8 +63,8 @@ def render(boards: Sequence[Board], *, tsne: bool = False, images: bool = False)
         runs += board.named_runs
     policy = [
         "default-src 'none'",
-        f"style-src {_hash(style)}",
-        f"script-src {_hash(script)}",
+        f"style-src {content_hash(style)}",
+        f"script-src {content_hash(script)}",
         "img-src data:",
         "base-uri 'none'",
         "form-action 'none'",
@@ -88,6 +88,6 @@ def render(boards: Sequence[Board], *, tsne: bool = False, images: bool = False)
     return page.get_template("page.html").render(content)
 
 
-def _hash(content: str) -> str:
+def content_hash(content: str) -> str:
     """Return a script's or style's hash as a content security policy names it."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"
