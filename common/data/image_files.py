@@ -37,6 +37,16 @@ up to half a GiB while it is decoded."""
 LARGE_PIXELS = 2**22
 """Pixels above which an image is decoded while no other large one is, so that threads do not multiply its memory."""
 
+MAX_EXPANSION = 2**12
+"""Decoded bytes for each byte of a large image's file. PNG, JPEG and GIF stay below it. The strips of a TIFF may all be
+the same bytes, and a WebP of one colour has next to none."""
+
+MAX_SCANS = 100
+"""Scans of a JPEG. A progressive one of a camera or a program has about ten; each is a pass over all pixels."""
+
+SCAN_BLOCK = 2**20
+"""Bytes of a JPEG that are searched for scans at a time."""
+
 TIFF_COMPRESSIONS = frozenset({
     "raw", "tiff_raw_16", "tiff_lzw", "jpeg", "tiff_jpeg", "tiff_adobe_deflate", "tiff_deflate", "packbits",
 })  # fmt: skip
@@ -259,14 +269,16 @@ def decode_image(
         upright: turn the image as its EXIF orientation says.
 
     Raises:
-        DataError: the file is no regular file, no image of :data:`FORMATS`, truncated, has too many pixels, or is a
-            TIFF of a compression or with tiles that are not decoded.
+        DataError: the file is no regular file, no image of :data:`FORMATS`, truncated, has too many pixels, would take
+            far longer to decode than images of its size do, or is a TIFF of a compression or with tiles that are not
+            decoded.
     """
     try:
         if isinstance(source, Path) and not stat.S_ISREG(source.stat().st_mode):
             raise OSError("not a regular file")  # reading a pipe would block
         with Image.open(source, formats=formats()) as image:
             _check_size(image)
+            _check_work(image, source)
             with _one_large_at_a_time if image.width * image.height > LARGE_PIXELS else nullcontext():
                 if upright:
                     ImageOps.exif_transpose(image, in_place=True)
@@ -301,6 +313,47 @@ def _check_size(image: Image.Image) -> None:
     width, height = (int(image.tag_v2.get(tag, 1)) for tag in TILE_SIZES)
     if width * height > MAX_PIXELS:
         raise OSError(f"tiles of {width} x {height} pixels; at most {MAX_PIXELS} are decoded")
+
+
+def _check_work(image: Image.Image, source: Path | BinaryIO) -> None:
+    """Check how much there is to decode in relation to the file.
+
+    A limit on the time would refuse an image on a slow device and take it on a fast one. Limits on the work bound the
+    time as well, and all devices agree.
+
+    Raises:
+        OSError: a large image is far larger than its file, or a JPEG has too many scans.
+    """
+    if isinstance(source, Path):
+        with source.open("rb") as stream:
+            _check_stream(image, stream)
+        return
+    position = source.tell()
+    try:
+        _check_stream(image, source)
+    finally:
+        source.seek(position)
+
+
+def _check_stream(image: Image.Image, stream: BinaryIO) -> None:
+    size = stream.seek(0, os.SEEK_END)
+    pixels = image.width * image.height
+    decoded = pixels * len(image.getbands())
+    if pixels > LARGE_PIXELS and decoded > MAX_EXPANSION * size:
+        raise OSError(f"its {size} bytes decode to {decoded}, more than {MAX_EXPANSION} times as many; save it as PNG")
+    if image.format == "JPEG" and _scans(stream) > MAX_SCANS:
+        raise OSError(f"a JPEG of more than {MAX_SCANS} scans; save it again")
+
+
+def _scans(stream: BinaryIO) -> int:
+    """Return how often a JPEG has the marker of a scan; a preview inside it counts as well."""
+    stream.seek(0)
+    count = 0
+    last = b""
+    while block := stream.read(SCAN_BLOCK):
+        count += (last + block).count(b"\xff\xda")
+        last = block[-1:]
+    return count
 
 
 def _rgb(image: Image.Image) -> Image.Image:

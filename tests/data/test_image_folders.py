@@ -7,6 +7,7 @@ import sys
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -236,6 +237,28 @@ def _large_tiles(path: Path) -> None:
     path.write_bytes(b"II*\0" + struct.pack("<IH", 8, len(tags)) + entries + struct.pack("<I", 0))
 
 
+def _shared_strips(path: Path) -> None:
+    """A TIFF of 8,192 x 8,192 pixels in 2.7 kB: all 128 strips are the same bytes."""
+    side, rows, strips = 8192, 64, 128
+    data = zlib.compress(bytes(rows * side * 3), 9)
+    bits = 8 + 2 + 12 * 9 + 4
+    offsets, lengths, strip = bits + 6, bits + 6 + 4 * strips, bits + 6 + 8 * strips
+    tags = [
+        (256, 1, side), (257, 1, side), (258, 3, bits), (259, 1, 8), (262, 1, 2),
+        (273, strips, offsets), (277, 1, 3), (278, 1, rows), (279, strips, lengths),
+    ]  # fmt: skip
+    entries = b"".join(struct.pack("<HHII", tag, 3 if tag == 258 else 4, count, value) for tag, count, value in tags)
+    arrays = struct.pack("<3H", 8, 8, 8) + struct.pack("<I", strip) * strips + struct.pack("<I", len(data)) * strips
+    path.write_bytes(b"II*\0" + struct.pack("<IH", 8, len(tags)) + entries + bytes(4) + arrays + data)
+
+
+def _many_scans(path: Path) -> None:
+    """A progressive JPEG whose last scan is repeated: each is a pass over all pixels and takes 16 bytes."""
+    Image.new("L", (256, 256)).save(path, format="JPEG", progressive=True)
+    content = path.read_bytes()[:-2]
+    path.write_bytes(content + 100 * content[content.rindex(b"\xff\xda") :] + b"\xff\xd9")
+
+
 @pytest.mark.parametrize(
     ("spoil", "reason"),
     [
@@ -244,14 +267,39 @@ def _large_tiles(path: Path) -> None:
         (_many_pixels, "9000 x 9000 pixels; at most"),
         (_lzma, "TIFF compression lzma; save it as PNG"),
         (_large_tiles, "tiles of 40000 x 40000 pixels; at most"),
+        (_shared_strips, "its 2699 bytes decode to 201326592, more than 4096 times as many; save it as PNG"),
+        (_many_scans, "a JPEG of more than 100 scans; save it again"),
     ],
-    ids=["PostScript by the name of PNG", "pipe", "more pixels than memory", "slow TIFF", "large tiles"],
+    ids=[
+        "PostScript by the name of PNG",
+        "pipe",
+        "more pixels than memory",
+        "slow TIFF",
+        "large tiles",
+        "the same strip again and again",
+        "scan after scan",
+    ],
 )
 def test_what_is_no_ordinary_image_is_not_decoded(tmp_path: Path, spoil: Callable[[Path], None], reason: str) -> None:
     path = write_image(tmp_path / "image.png", 3)
     spoil(path)
     with pytest.raises(DataError, match=reason):
         decode_image(path, 8, "image.png")
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [("PNG", {}), ("JPEG", {}), ("JPEG", {"progressive": True}), ("GIF", {}), ("TIFF", {"compression": "tiff_lzw"})],
+    ids=["PNG", "JPEG", "progressive JPEG", "GIF", "TIFF"],
+)
+def test_a_large_image_of_one_colour_is_decoded(kind: str, options: dict[str, Any], tmp_path: Path) -> None:
+    """No file of these formats is smaller in relation to its pixels."""
+    path = tmp_path / "image"
+    Image.new("RGB", (2100, 2100), (200, 100, 50)).save(path, format=kind, **options)
+    with path.open("rb") as stream:
+        from_stream = decode_image(stream, 8, "image")
+    assert np.array_equal(decode_image(path, 8, "image"), from_stream)
+    assert np.abs(from_stream.astype(int) - [200, 100, 50]).max() <= 3
 
 
 def test_a_large_16_bit_image_takes_half_a_gibibyte_at_most(tmp_path: Path) -> None:
