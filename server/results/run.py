@@ -475,7 +475,12 @@ class Run:
         return tuple(self.settings.protocol.test_domains(self.settings.data))
 
     def shared_model(self) -> tuple[Model, dict[str, Tensor]]:
-        """Return the net that classifies, with initial weights, and the shared weights of the chosen round."""
+        """Return the net that classifies, with initial weights, and the shared weights of the chosen round.
+
+        Raises:
+            CheckpointError: they are not weights of this net.
+        """
+        self.federation.check_fits(self.checkpoint.state)
         model = without_training_parts(self.federation.new_model())
         return model, _selected(self.method.scored_weights(self.checkpoint.state), model)
 

@@ -119,6 +119,7 @@ class RoundLoop:
         self.history, self.resume_check = start.history, start.check
         self.trained = start.checkpoint is not None
         if start.checkpoint is not None:
+            self.federation.check_fits(start.checkpoint.state)
             self.state = start.checkpoint.state
             self.run_id = start.checkpoint.run
             self.earlier_seconds = start.checkpoint.seconds

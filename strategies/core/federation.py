@@ -16,7 +16,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from common.errors import PayloadError
+from common.errors import CheckpointError, PayloadError, some_of
 from common.metrics import COUNTED, counts_fit
 from common.numerics import generator
 from common.settings import RunSettings
@@ -26,6 +26,7 @@ from common.wire.payload import Payload, cast_down, cast_up
 from strategies.core.aggregation import Mean, RuleContext, cap_samples, limit_samples
 from strategies.core.agreement import Agreement, Opposition
 from strategies.core.bounds import Bounds, Excess
+from strategies.core.exchange import tensor_specs
 from strategies.core.gate import Gate
 from strategies.core.method import Client, Method, ServerContext, Update, build_model, feature_size
 from strategies.core.protection import check_protects
@@ -181,6 +182,21 @@ class Federation:
     def initial_state(self) -> GlobalState:
         """Return the global state before the first round, a pure function of the settings and the seed."""
         return self.method.initial_state(self.server.shared, self.server)
+
+    def check_fits(self, state: GlobalState) -> None:
+        """Check that a checkpoint's model is the run's.
+
+        Raises:
+            CheckpointError: a tensor is missing, is not one of the model's, or has another shape or dtype.
+        """
+        expected = tensor_specs(self.initial_state().weights)
+        found = tensor_specs(state.weights)
+        differ = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
+        if differ:
+            raise CheckpointError(
+                f"the checkpoint's model is not the one that the settings describe: {some_of(differ, 5)} "
+                "is missing or has another shape; start again with overwrite=true"
+            )
 
     # ---- requests ----------------------------------------------------------------------------------------------------
 

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import pytest
+import torch
 from PIL import Image
+from support.faults import small_disk
 
 from common import choices
 from server.cli import main
 from server.commands.program import TRACEBACK
+from server.run.checkpoint import Checkpoint, Checkpoints
 
 TINY = ["train.rounds=1", "train.local_steps=1", "protocol.samples=8", "rounds.test_samples=8", "data.domains=[sketch]"]
 LIMIT = 120
@@ -193,6 +199,89 @@ def test_a_damaged_folder_of_another_kind_gives_a_message(
         if command == "evaluate":
             words = ["evaluate", "FOLDER", "data=glyphs", "data.domains=[sketch]"]
         check(put_in(words, FOLDER=folder, IMAGE=image), capsys)
+
+
+def _rewritten(checkpoint: Checkpoint, **facts: Any) -> Checkpoint:
+    return dataclasses.replace(checkpoint, **facts)
+
+
+def _reshaped(checkpoint: Checkpoint) -> Checkpoint:
+    weights = {name: tensor[..., None] for name, tensor in checkpoint.state.weights.items()}
+    return dataclasses.replace(checkpoint, state=dataclasses.replace(checkpoint.state, weights=weights))
+
+
+def _short(checkpoint: Checkpoint) -> Checkpoint:
+    weights = dict(checkpoint.state.weights)
+    weights.popitem()
+    return dataclasses.replace(checkpoint, state=dataclasses.replace(checkpoint.state, weights=weights))
+
+
+def _odd_memory(checkpoint: Checkpoint) -> Checkpoint:
+    return dataclasses.replace(checkpoint, memory={name: torch.zeros(3, 3) for name in checkpoint.memory})
+
+
+HOSTILE: dict[str, Callable[[Checkpoint], Checkpoint]] = {
+    "no run": partial(_rewritten, run=[]),
+    "seconds that are text": partial(_rewritten, seconds="x"),
+    "rounds that are a list": partial(_rewritten, rounds=[1]),
+    "a seed that is text": partial(_rewritten, seed="x"),
+    "other shapes": _reshaped,
+    "a missing tensor": _short,
+    "guards' memory of other shapes": _odd_memory,
+}
+"""Checkpoints whose checksums fit, as somebody who wants to harm the reader writes them."""
+
+
+@pytest.mark.parametrize("command", ["resume", "export"])
+@pytest.mark.parametrize("change", HOSTILE.values(), ids=HOSTILE)
+def test_a_hostile_checkpoint_gives_a_message(
+    change: Callable[[Checkpoint], Checkpoint],
+    command: str,
+    original: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(original, folder)
+    checkpoints = Checkpoints(folder / "checkpoint")
+    good = checkpoints.load()
+    assert good is not None
+    checkpoints.replace(change(good))
+    words = ["resume", str(folder), "--quiet", "train.rounds=2"]
+    if command == "export":
+        words = ["export", str(folder), "--to", str(tmp_path / "model")]
+    error = check(words, capsys)
+    if change in (_reshaped, _short):
+        assert error, "the network does not fit, which must not pass in silence"
+        assert not (tmp_path / "model" / "model.json").exists()
+
+
+READ_ONLY = {
+    "run": ["run", "--quiet", "method=fpl", *TINY, "output=DISK/new"],
+    "resume": ["resume", "DISK/run", "--quiet", "train.rounds=2"],
+    "sweep": ["sweep", "method=fedavg", "seed=0", *TINY, "--output", "DISK/sweep"],
+    "tune": [*TUNE, "--trials", "1", "--seeds=", "--output", "DISK/tune"],
+    "compare": [*COMPARE, "--trials", "1", "--seeds", "0", "--output", "DISK/compare"],
+    "figure": ["figure", "bars", "DISK/run"],
+    "report": ["report", "DISK/run"],
+    "export": ["export", "DISK/run", "--to", "DISK/model"],
+    "certificates": ["certificates", "DISK/keys", "--host", "localhost"],
+}
+
+
+def test_a_read_only_disk_gives_a_message(original: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with small_disk(tmp_path / "disk", "64m") as change:
+        disk = tmp_path / "disk"
+        shutil.copytree(original, disk / "run")
+        before = sorted(disk.rglob("*"))
+        change("ro")
+        for words in READ_ONLY.values():
+            status = main([word.replace("DISK", str(disk)) for word in words])
+            error = capsys.readouterr().err
+            assert status == 1, words
+            assert "Read-only file system" in error, words
+            assert "Traceback" not in error
+        assert sorted(disk.rglob("*")) == before
 
 
 SETTINGS = {
