@@ -37,7 +37,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -166,8 +166,13 @@ class LightNode:
             request.run, request.method, request.round, request.exchange, request.client,
             SAMPLES, self.client.class_counts, request.train, scores, {}, 1, {}, 0, "light", 0,
         )  # fmt: skip
-        result = answer_to_fit_res(Payload(payload.weights if request.train else {}, header=header_of(answer)))
+        weights = self.trained(payload.weights) if request.train else {}
+        result = answer_to_fit_res(Payload(weights, header=header_of(answer)))
         return Message(fitres_to_recorddict(result, keep_input=True), reply_to=message)
+
+    def trained(self, weights: Mapping[str, Any]) -> Mapping[str, Any]:
+        """What the node makes of the model that it was sent: nothing else."""
+        return weights
 
     def _send(self, reply: Message) -> None:
         run = reply.metadata.run_id

@@ -5,6 +5,8 @@ folder that it is given, virtual environments and data included, and a simulatio
 working directory before the app's.
 """
 
+from __future__ import annotations
+
 import contextlib
 import json
 import os
@@ -43,12 +45,14 @@ dependencies = []
 publisher = "goldfinch"
 
 [tool.flwr.app.components]
-serverapp = "server.app:app"
+serverapp = "{serverapp}"
 clientapp = "client.app:app"
 
 [tool.flwr.app.config]
-overrides = ""
-"""
+{config}"""
+
+SERVER_APP = "server.app:app"
+"""The ServerApp that runs the rounds."""
 
 MAX_LINES = 60
 """Lines of an error's message that are passed on: a client's traceback fits, a longer list is in the log only."""
@@ -92,10 +96,19 @@ class SuperLinkSettings:
     Args:
         name: ``superlink``.
         connection: name of the connection in Flower's ``config.toml``; ``None`` is its default.
+        connections: names of several connections, whose SuperLinks serve one run together (:mod:`server.relay`);
+            ``None`` for one SuperLink.
+        listen: with ``connections``, ``host:port`` on which this process waits for the SuperLinks' relays; port 0 lets
+            the system choose one.
+        advertised: with ``connections``, ``host:port`` by which the SuperLinks' machines reach this process; ``None``
+            is ``listen``.
     """
 
     name: str
     connection: str | None = None
+    connections: tuple[str, ...] | None = None
+    listen: str = "127.0.0.1:0"
+    advertised: str | None = None
 
 
 def run_on_ray(
@@ -151,15 +164,20 @@ def run_on_superlink(settings: RunSettings, overrides: Sequence[str], listeners:
         EngineError: the run failed; the reason is in the message.
     """
     options: SuperLinkSettings = build(settings.engine, "engine", SuperLinkSettings)
-    home = Path(os.environ.get("FLWR_HOME", Path.home() / ".flwr"))
+    home = flower_home()
     check_connection(home / "config.toml", options.connection)
     with tempfile.TemporaryDirectory(prefix="goldfinch-", ignore_cleanup_errors=True) as neutral:
         environment = flower_environment(home)
         submit(settings, overrides, options.connection, environment, Path(neutral), {}, listeners, outlives=True)
 
 
-def check_connection(path: Path, name: str | None) -> None:
-    """Check that a connection leads to a SuperLink that is running already.
+def flower_home() -> Path:
+    """Return the folder of Flower's configuration, which need not exist."""
+    return Path(os.environ.get("FLWR_HOME", Path.home() / ".flwr"))
+
+
+def check_connection(path: Path, name: str | None) -> str:
+    """Check that a connection leads to a SuperLink that is running already. Return the SuperLink's address.
 
     Without such a connection, ``flwr run`` starts a SuperLink, simulates on this machine, and leaves it running.
 
@@ -182,7 +200,7 @@ def check_connection(path: Path, name: str | None) -> None:
     if isinstance(connection, dict):
         address = connection.get("address")
     if isinstance(address, str) and address and not address.startswith(":local"):
-        return
+        return address
     found = "names no SuperLink"
     if address:
         found = f"is Flower's local simulation, {address}"
@@ -223,23 +241,8 @@ def submit(
         KeyboardInterrupt: this program was interrupted. With ``outlives``, the message says how to follow the run.
     """
     app = write_bundle(neutral / "goldfinch")
-    folder = neutral / "cwd"  # Flower's commands read an argument that names a folder here as an app
-    folder.mkdir(exist_ok=True)
-    run_config = neutral / "run.toml"  # a file, because Flower's parser of command-line values fails on nested quotes
-    overrides_text = json.dumps(_remote_overrides(settings, overrides), ensure_ascii=False)
-    run_config.write_text(f"overrides = {overrides_text}\n", encoding="utf-8")
-    target = []
-    if connection:
-        target.append(connection)
-    command = ["run", str(app), *target, "--run-config", str(run_config)]
-    if federation:
-        options = " ".join(f"{key}={value}" for key, value in federation.items())
-        command += ["--federation-config", options]
-    printed = _call(command, environment, folder)
-    answer = answer_in(printed, NO_JSON)
-    if "run-id" not in answer:
-        raise EngineError(f"flwr run was refused: {answer.get('error-message') or printed.strip()}")
-    run = SubmittedRun(str(answer["run-id"]), target, environment, folder)
+    run_config = {"overrides": remote_overrides(settings, overrides)}
+    run = start_run(app, run_config, connection, environment, neutral, federation)
     log = settings.output_folder / "logs" / "flower.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -250,7 +253,7 @@ def submit(
     except KeyboardInterrupt as error:
         if not outlives:
             raise
-        names = shlex.join([run.identity, *target])
+        names = shlex.join([run.identity, *run.target])
         raise type(error)(
             f"no longer watching; the run goes on: flwr log {names} --stream follows it, flwr stop {names} ends it"
         ) from None
@@ -262,7 +265,47 @@ def submit(
     raise EngineError(f"the run ended as {status}: {cause}\n(Flower's own output is in {log})")
 
 
-def _remote_overrides(settings: RunSettings, overrides: Sequence[str]) -> str:
+def start_run(
+    app: Path,
+    run_config: Mapping[str, str],
+    connection: str | None,
+    environment: Mapping[str, str],
+    neutral: Path,
+    federation: Mapping[str, object],
+) -> SubmittedRun:
+    """Submit an app to a SuperLink, and return its run.
+
+    Args:
+        app: the app's folder, see :func:`write_bundle`.
+        run_config: values of the app's configuration.
+        connection: name of the connection in Flower's ``config.toml``; ``None`` is its default.
+        environment: environment of Flower's programs.
+        neutral: a folder for the programs' files.
+        federation: Flower's federation options.
+
+    Raises:
+        EngineError: the SuperLink does not answer, or refuses the run.
+    """
+    folder = neutral / "cwd"  # Flower's commands read an argument that names a folder here as an app
+    folder.mkdir(exist_ok=True)
+    path = neutral / "run.toml"  # a file, because Flower's parser of command-line values fails on nested quotes
+    lines = [f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in run_config.items()]
+    path.write_text("".join(lines), encoding="utf-8")
+    target = []
+    if connection:
+        target.append(connection)
+    command = ["run", str(app), *target, "--run-config", str(path)]
+    if federation:
+        options = " ".join(f"{key}={value}" for key, value in federation.items())
+        command += ["--federation-config", options]
+    printed = _call(command, environment, folder)
+    answer = answer_in(printed, NO_JSON)
+    if "run-id" not in answer:
+        raise EngineError(f"flwr run was refused: {answer.get('error-message') or printed.strip()}")
+    return SubmittedRun(str(answer["run-id"]), target, environment, folder)
+
+
+def remote_overrides(settings: RunSettings, overrides: Sequence[str]) -> str:
     """Return the overrides for the run's other processes, quoted for a shell.
 
     Paths are absolute, because those processes have other working folders.
@@ -278,7 +321,7 @@ def _remote_overrides(settings: RunSettings, overrides: Sequence[str]) -> str:
     return shlex.join([*overrides, *paths])
 
 
-def write_bundle(folder: Path) -> Path:
+def write_bundle(folder: Path, serverapp: str = SERVER_APP, keys: Sequence[str] = ("overrides",)) -> Path:
     """Copy the app's packages and a minimal ``pyproject.toml`` to ``folder``, and return it.
 
     Choices of the user's own folders (:func:`common.config.search`) are copied to ``conf/``, so that every process of
@@ -287,6 +330,8 @@ def write_bundle(folder: Path) -> Path:
 
     Args:
         folder: a folder that does not exist yet.
+        serverapp: the app's ServerApp, ``module:name``.
+        keys: the keys of the app's configuration, which are empty texts by default.
     """
     folder.mkdir(parents=True)
     for package in CODE:
@@ -296,7 +341,9 @@ def write_bundle(folder: Path) -> Path:
             continue
         for path in choices_of(group.name, FOLDERS[1:]).values():
             shutil.copy(path, folder / "conf" / group.name)
-    (folder / "pyproject.toml").write_text(PYPROJECT.format(version=VERSION))
+    config = "".join(f'{key} = ""\n' for key in keys)
+    content = PYPROJECT.format(version=VERSION, serverapp=serverapp, config=config)
+    (folder / "pyproject.toml").write_text(content)
     return folder
 
 
