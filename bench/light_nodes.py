@@ -4,6 +4,7 @@
     python bench/light_nodes.py --nodes 100 500 --secure                 # TLS, signed calls, enrolled keys
     python bench/light_nodes.py --nodes 100 500 --proxy                  # and through nginx, as docker/ has it
     python bench/light_nodes.py --nodes 100 --store memory               # the SuperLink's store, sqlite by default
+    python bench/light_nodes.py --nodes 500 --superlinks 2 --proxy       # two SuperLinks and proxies under one server
     python bench/light_nodes.py --nodes 30 --vanish 0.1                  # a tenth of the nodes leaves in every round
     python bench/light_nodes.py --nodes 200 --against ../earlier         # this checkout and another one, in turn
     python bench/light_nodes.py --dry-run                                # three nodes, writes nothing
@@ -16,6 +17,10 @@ and SuperLink are those of a deployment. FedAvg with the small net of 136,730 pa
 A round is from the end of the one before to its own end; the first two, in which nodes register, do not count.
 Processor seconds are those of the SuperLink, the server process, the proxy and all nodes over these rounds, memory is
 the most they held. ``faults`` are calls of nodes that failed and were made again; what the logs say of them is printed.
+
+With ``--superlinks`` the nodes are divided among several SuperLinks, each with its own proxy and relay, and the rounds
+run in ``goldfinch run``: ``server`` is that process, ``relays`` are those at the SuperLinks; processor seconds and
+memory of several processes of a kind are added.
 
 With ``--vanish`` nodes stop without a farewell when a round begins, as devices do that lose power, and two rounds later
 other nodes play their clients. With ``--secure`` those have the same keys, which the SuperLink refuses until their last
@@ -76,6 +81,7 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from measuring import arguments, start
 from meter import Meter, wrong
 from support.federation import start_proxy
+from support.shards import connections, shared, start_run, write_home
 
 from common.settings import RunSettings, load_settings
 from common.versions import code_sha256
@@ -388,47 +394,95 @@ def registration_of(settings: RunSettings, client: str, domain: str) -> Registra
     )  # fmt: skip
 
 
+class Place:
+    """A SuperLink of the measurement, with its proxy, and the clients whose nodes connect to it.
+
+    Args:
+        folder: everything of its processes.
+        clients: the clients' ids.
+        options: those of the command line.
+    """
+
+    def __init__(self, folder: Path, clients: list[str], options: argparse.Namespace) -> None:
+        self.secure, self.proxied = options.secure, options.proxy
+        names: dict[str, dict[str, object]] = {client: {} for client in clients} if options.secure else {}
+        self.deployment = LightDeployment(folder, names, secure=options.secure, **store_of(options))
+        self.clients = clients
+        self.proxy: int | None = None
+        self.address = ""
+
+    def start(self, stack: contextlib.ExitStack) -> None:
+        """Start the SuperLink, and the proxy if there is one; ``stack`` stops them."""
+        stack.enter_context(self.deployment)
+        self.address = self.deployment.address
+        if self.proxied:
+            child, self.address = start_proxy(self.deployment)
+            self.proxy = child.process.pid
+
+    @property
+    def link(self) -> int:
+        """The SuperLink's process."""
+        return self.deployment.children["superlink"].process.pid
+
+    def connect(self, client: Registration) -> LightNode:
+        """A new node that plays a client."""
+        if not self.secure:
+            return LightNode(self.address, None, generate_key_pairs(), client, registered=False)
+        files = self.deployment.certificates
+        private: Any = load_ssh_private_key(files.node_key(client.client).read_bytes(), None)
+        key = (private, private.public_key())
+        return LightNode(self.address, str(files.operator / "ca.crt"), key, client, registered=True)
+
+
 def one(nodes: int, rounds: int, options: argparse.Namespace) -> dict[str, Any]:
     """A run of ``rounds`` rounds that count."""
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="light-nodes-")))
         output = folder / "run"
-        settings, chosen = settings_of(nodes, rounds + SKIPPED, output, options.override)
+        names = [f"link{number}" for number in range(options.superlinks)]
+        several = [connections(names)] if options.superlinks > 1 else []
+        settings, chosen = settings_of(nodes, rounds + options.skip, output, [*several, *options.override])
         specs = settings.protocol.clients(settings.data)
-        names: dict[str, dict[str, object]] = {spec.id: {} for spec in specs} if options.secure else {}
-        deployment = stack.enter_context(
-            LightDeployment(folder / "flower", names, secure=options.secure, **store_of(options))
-        )
-        proxy, address = start_proxy(deployment) if options.proxy else (None, deployment.address)
+        parts = shared([spec.id for spec in specs], options.superlinks)
+        places = [Place(folder / name, part, options) for name, part in zip(names, parts, strict=True)]
+        for place in places:
+            place.start(stack)
+        owners = {client: place for place in places for client in place.clients}
 
         def connect(client: Registration) -> LightNode:
-            if not options.secure:
-                return LightNode(address, None, generate_key_pairs(), client, registered=False)
-            files = deployment.certificates
-            private: Any = load_ssh_private_key(files.node_key(client.client).read_bytes(), None)
-            key = (private, private.public_key())
-            return LightNode(address, str(files.operator / "ca.crt"), key, client, registered=True)
+            return owners[client.client].connect(client)
 
         light = [connect(registration_of(settings, spec.id, spec.domain)) for spec in specs]
-        prepare_output(settings)
-        link = deployment.children["superlink"].process.pid
-        events = output / "events.jsonl"
+        links = [place.link for place in places]
+        proxies = [place.proxy for place in places if place.proxy]
         printed = io.StringIO()
-        with (
-            Meter(link, proxy.process.pid if proxy else None) as meter,
-            LightNodes(light, options.threads) as there,
-            Vanishing(there, events, options.vanish, connect) as vanishing,
-            contextlib.redirect_stdout(printed),
-        ):
-            deployment.run(settings, chosen, [plain_lines(settings)])
-        print(printed.getvalue(), *wrong(folder / "flower" / "logs"), sep="\n", file=sys.stderr)
-        found = found_in(output, meter, rounds)
+        there = stack.enter_context(LightNodes(light, options.threads))
+        vanishing = stack.enter_context(Vanishing(there, output / "events.jsonl", options.vanish, connect))
+        if several:
+            home = write_home(
+                folder / "home", {name: place.deployment for name, place in zip(names, places, strict=True)}
+            )
+            log = folder / "log.txt"
+            process = start_run(home, chosen, log)
+            stack.callback(process.kill)
+            with Meter(links, proxies, process.pid) as meter:
+                code = process.wait()
+            printed.write(log.read_text())
+            if code:
+                raise RuntimeError(f"the run ended with {code}:\n{printed.getvalue()}")
+        else:
+            prepare_output(settings)
+            with Meter(links, proxies) as meter, contextlib.redirect_stdout(printed):
+                places[0].deployment.run(settings, chosen, [plain_lines(settings)])
+        logs = [line for place in places for line in wrong(place.deployment.folder / "logs")]
+        print(printed.getvalue(), *logs, sep="\n", file=sys.stderr)
+        found = found_in(output, meter, rounds, options.skip)
         found["faults"] = there.faults
         if options.vanish:
             found["refusals"] = len(vanishing.refusals)
             found["vanished"] = vanishing.vanished / rounds
-            found["lines"] = len(printed.getvalue().splitlines()) / (rounds + SKIPPED)
-            found["activity"] = (output / "activity.csv").stat().st_size / (rounds + SKIPPED)
+            found["lines"] = len(printed.getvalue().splitlines()) / (rounds + options.skip)
+            found["activity"] = (output / "activity.csv").stat().st_size / (rounds + options.skip)
         return found
 
 
@@ -439,10 +493,10 @@ def store_of(options: argparse.Namespace) -> dict[str, Store]:
     return {"store": options.store}
 
 
-def found_in(output: Path, meter: Meter, rounds: int) -> dict[str, Any]:
+def found_in(output: Path, meter: Meter, rounds: int, skip: int) -> dict[str, Any]:
     """What was measured in the rounds that count."""
     events = [json.loads(line) for line in (output / "events.jsonl").read_text().splitlines()]
-    ends = [event["time"] for event in events if event["event"] in ENDS][SKIPPED - 1 :]
+    ends = [event["time"] for event in events if event["event"] in ENDS][skip - 1 :]
     lost = sum(event["event"] in ("client lost", "client failed", "client refused") for event in events)
     skipped = sum(event["event"] == "round skipped" for event in events)
     found = {}
@@ -460,6 +514,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=1, help="runs of each variant, in turn")
     parser.add_argument("--threads", type=int, default=8, help="nodes at work at the same time")
     parser.add_argument("--store", choices=("sqlite", "memory"), default="sqlite", help="of the SuperLink")
+    parser.add_argument("--superlinks", type=int, default=1, help="under one server")
+    parser.add_argument("--skip", type=int, default=SKIPPED, help="first rounds that do not count, at least one")
     parser.add_argument("--vanish", type=float, default=0.0, help="share of the nodes that vanishes in every round")
     parser.add_argument("--override", action="append", default=[], help="of the run, such as rounds.oversample=1.3")
     parser.add_argument("--secure", action="store_true")
@@ -468,6 +524,8 @@ def main() -> None:
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     options.secure = options.secure or options.proxy
+    if options.superlinks > 1 and options.vanish:
+        parser.error("--vanish is for one SuperLink")
     if options.one:
         print(json.dumps(one(options.one, options.rounds, options)), flush=True)
         return
@@ -485,6 +543,8 @@ def main() -> None:
         shape = f"nodes={nodes} secure={options.secure} proxy={options.proxy}"
         if options.store != "sqlite":
             shape += f" store={options.store}"
+        if options.superlinks > 1:
+            shape += f" superlinks={options.superlinks}"
         if options.vanish:
             shape += f" vanish={options.vanish:g}"
         shape = " ".join([shape, *options.override])
@@ -504,6 +564,7 @@ def run(nodes: int, checkout: Path, options: argparse.Namespace) -> dict[str, An
     """One run in a process of its own that imports from ``checkout``."""
     command = [sys.executable, __file__, "--one", str(nodes), "--rounds", str(options.rounds)]
     command += ["--threads", str(options.threads), "--store", options.store, "--vanish", str(options.vanish)]
+    command += ["--superlinks", str(options.superlinks), "--skip", str(options.skip)]
     for override in options.override:
         command += ["--override", override]
     command += [f"--{name}" for name in ("secure", "proxy") if getattr(options, name)]

@@ -8,15 +8,22 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 
 class Meter:
-    """Processor seconds and memory of a SuperLink, of the server process it starts and of a proxy, twice a second."""
+    """Processor seconds and memory of SuperLinks, of the server processes they start and of proxies, twice a second.
 
-    def __init__(self, link: int, proxy: int | None = None) -> None:
-        self.link, self.proxy = link, proxy
+    Args:
+        links: the SuperLinks' processes.
+        proxies: the proxies' processes.
+        coordinator: the process that runs the rounds; the SuperLinks' own are relays then. ``None``: there is one
+            SuperLink, whose own process runs the rounds.
+    """
+
+    def __init__(self, links: Sequence[int], proxies: Sequence[int] = (), coordinator: int | None = None) -> None:
+        self.links, self.proxies, self.coordinator = links, proxies, coordinator
         self.seen: list[tuple[float, dict[str, float]]] = []
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -32,15 +39,28 @@ class Meter:
     def _run(self) -> None:
         while not self._end.wait(0.5):
             with contextlib.suppress(OSError, IndexError, ValueError):
-                found = dict(self._of("superlink", self.link))
-                for pid in descendants(self.link):
-                    if "flwr-serverapp" in Path(f"/proc/{pid}/cmdline").read_text():
-                        found |= dict(self._of("server", pid))
-                for pid in [self.proxy, *descendants(self.proxy)] if self.proxy else ():
-                    for name, value in self._of("proxy", pid):
-                        found[name] = found.get(name, 0.0) + value
+                found = self._look()
                 found["nodes processor"] = time.process_time()
                 self.seen.append((time.time(), found))
+
+    def _look(self) -> dict[str, float]:
+        """What all processes have used and hold now, by kind; those of one kind are added."""
+        kinds: list[tuple[str, int]] = []
+        server = "server" if self.coordinator is None else "relays"
+        for link in self.links:
+            kinds.append(("superlink", link))
+            for pid in descendants(link):
+                if "flwr-serverapp" in Path(f"/proc/{pid}/cmdline").read_text():
+                    kinds.append((server, pid))
+        if self.coordinator is not None:
+            kinds.append(("server", self.coordinator))
+        for proxy in self.proxies:
+            kinds += [("proxy", pid) for pid in [proxy, *descendants(proxy)]]
+        found: dict[str, float] = {}
+        for kind, pid in kinds:
+            for name, value in self._of(kind, pid):
+                found[name] = found.get(name, 0.0) + value
+        return found
 
     def _of(self, name: str, pid: int) -> Iterator[tuple[str, float]]:
         words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

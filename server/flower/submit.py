@@ -106,7 +106,7 @@ class SuperLinkSettings:
 
     name: str
     connection: str | None = None
-    connections: tuple[str, ...] | None = None
+    connections: Sequence[str] | None = None
     listen: str = "127.0.0.1:0"
     advertised: str | None = None
 

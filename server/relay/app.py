@@ -36,6 +36,9 @@ from server.relay.worker import ConnectionLost, RelayWorker, watch_superlink
 START_SECONDS, PATIENCE_SECONDS = 240.0, 60.0
 """Seconds to reach the coordinator for the first time, and again after a connection broke."""
 
+QUIET_SECONDS = 10.0
+"""Seconds in which a failed connection is not reported: the coordinator has to read the log first."""
+
 PAUSE_SECONDS = 1.0
 """Seconds between two attempts to connect."""
 
@@ -147,7 +150,8 @@ class Link:
                 deadline = self.worker.heard + PATIENCE_SECONDS
             if time.monotonic() > deadline:
                 raise EngineError(f"the coordinator at {self.address} cannot be reached: {problem}")
-            print(f"no connection to the coordinator at {self.address}: {problem}", flush=True)
+            if time.monotonic() > max(began, self.worker.heard) + QUIET_SECONDS:
+                print(f"no connection to the coordinator at {self.address}: {problem}", flush=True)
             time.sleep(PAUSE_SECONDS)
         self._channel.close()
         if self.worker.ended:

@@ -151,6 +151,7 @@ class Shard:
         self._connection: Connection | None = None
         self._since = time.monotonic()
         self._is_ready = False
+        self._is_connected = False
         self._lists = 0
         self._listing: list[NodeInfo] = []
         self._listed = 0
@@ -166,13 +167,13 @@ class Shard:
 
     @property
     def ready(self) -> bool:
-        """Whether a relay is connected."""
+        """Whether a relay has connected and is not lost; its connection may be broken for a while."""
         return self._is_ready
 
     @property
     def away(self) -> float:
         """Seconds since a relay was connected or, before that, expected; 0 while it is."""
-        if self._is_ready:
+        if self._is_connected:
             return 0.0
         return time.monotonic() - self._since
 
@@ -180,6 +181,7 @@ class Shard:
         """Expect a new relay, which knows nothing of an earlier one's messages."""
         with self.changed:
             self.problem = ""
+            self._is_ready = False
             self._since = time.monotonic()
 
     def connect(self, connection: Connection) -> None:
@@ -188,7 +190,9 @@ class Shard:
             if self._connection is not None:
                 self._connection.close()
             self._connection = connection
+            self._is_connected = False
             self._parts.clear()
+            self._listing = []
             connection.send(lambda: Frame("welcome"))
 
     def disconnect(self, connection: Connection) -> None:
@@ -197,7 +201,7 @@ class Shard:
         with self.changed:
             if self._connection is connection:
                 self._connection = None
-                self._is_ready = False
+                self._is_connected = False
                 self._since = time.monotonic()
             self.changed.notify_all()
 
@@ -207,9 +211,11 @@ class Shard:
             if self._connection is not None:
                 self._connection.close()
             self._connection = None
+            self._is_connected = False
             self._is_ready = False
             self._since = time.monotonic()
             self._nodes = []
+            self._listed = self._lists
             self._batches.clear()
             self._parts.clear()
             for identity in self._awaited:
@@ -229,11 +235,11 @@ class Shard:
     def ask_for_nodes(self) -> int:
         """Ask which nodes are online. Return the number of the question; 0 without a relay."""
         with self.changed:
-            if self._connection is None or not self._is_ready:
+            if not self._is_ready:
                 return 0
             self._lists += 1
             number = self._lists
-            self._connection.send(lambda: Frame("list", {"number": number}))
+            self._send(_list_frame(number))
             return number
 
     def nodes(self, number: int, deadline: float) -> list[NodeInfo]:
@@ -254,17 +260,21 @@ class Shard:
             return list(self._nodes)
 
     def push(self, batch: Batch) -> bool:
-        """Send messages. Return whether a relay is connected."""
+        """Send messages, over the next connection if the present one is broken. Return whether there is a relay."""
         with self.changed:
-            connection = self._connection
-            if connection is None or not self._is_ready or batch.run != self.run:
+            if not self._is_ready or batch.run != self.run:
                 return False
             self._last_batch += 1
             number = self._last_batch
             self._batches[number] = batch
             self._awaited.update(batch.identities)
-            connection.send(lambda: Frame("push", {"batch": number}, batch.body))
+            self._send(_push_frame(number, batch))
             return True
+
+    def _send(self, make: Callable[[], Frame]) -> None:
+        """Send a frame if a relay is connected; the caller holds the lock."""
+        if self._connection is not None and self._is_connected:
+            self._connection.send(make)
 
     # ---- from the nodes ----------------------------------------------------------------------------------------------
 
@@ -300,7 +310,7 @@ class Shard:
         if frame.kind == "hello":
             self._take_hello(connection, frame)
             return
-        if frame.kind not in handlers or not self._is_ready:
+        if frame.kind not in handlers or not self._is_connected:
             raise FrameError(f"the relay of {self.name} sent {frame.kind!r} at the wrong time")
         handlers[frame.kind](connection, frame)
 
@@ -322,8 +332,11 @@ class Shard:
             self.task = frame.number("task")
             self.insecure = frame.fields.get("insecure") is True
             self._is_ready = True
+            self._is_connected = True
             for number, batch in self._batches.items():
                 connection.send(_push_frame(number, batch))
+            if self._listed < self._lists:
+                connection.send(_list_frame(self._lists))
             self.changed.notify_all()
 
     def _take_nodes(self, _: Connection, frame: Frame) -> None:
@@ -394,6 +407,10 @@ class Shard:
         self._received[message] = received
         self._stored += received.size
         self.changed.notify_all()
+
+
+def _list_frame(number: int) -> Callable[[], Frame]:
+    return lambda: Frame("list", {"number": number})
 
 
 def _push_frame(number: int, batch: Batch) -> Callable[[], Frame]:

@@ -276,6 +276,7 @@ class Keeper:
         self.folder = folder
         self.problem = ""
         self.is_first = True
+        self.was_lost = False
         self.thread = threading.Thread(target=self._run, daemon=True)
         self._processes = Processes(folder / "cwd", relays.logs)
         self._submission: Submission | None = None
@@ -294,6 +295,7 @@ class Keeper:
                     return
                 if not self.is_first:
                     pause = MIN_RETRY_SECONDS
+                    self.was_lost = True
                     self.relays.notify(f"SuperLink {self.shard.name} is lost: {problem}")
                 self._give_up(submission, problem)
             if self.is_first:
@@ -327,24 +329,25 @@ class Keeper:
                     submission.known = True
             if self.shard.problem:
                 return self.shard.problem
-            if self.shard.ready:
-                if not was_ready and not self.is_first:
-                    self.relays.notify(f"SuperLink {self.shard.name} is back")
+            if self.shard.ready and not was_ready:
                 was_ready = True
+                if self.was_lost:
+                    self.relays.notify(f"SuperLink {self.shard.name} is back")
+            if self.shard.away == 0.0:
                 continue
             if was_ready and self.shard.away > RECONNECT_SECONDS:
                 return "its relay is not connected any more"
             if not was_ready and time.monotonic() - submission.began > START_SECONDS:
                 return f"its relay has not connected to {self.relays.coordinator.address} within {START_SECONDS:g} s"
             if submission.child.process.poll() is not None:
-                return f"its relay ended; the end of its log ({submission.child.log}):\n{submission.child.tail(5)}"
+                return f"its relay ended, see {submission.child.log.name}"
         return ""
 
     def _give_up(self, submission: Submission, problem: str) -> None:
         """Forget the relay, and stop its run if that goes on."""
         self.relays.coordinator.forget(self.shard)
-        self.problem = problem
-        self.shard.lose(f"SuperLink {self.shard.name} was lost: {problem.splitlines()[0]}")
+        self.problem = f"{problem}\n{submission.child.tail(5)}\n(see {submission.child.log})"
+        self.shard.lose(f"SuperLink {self.shard.name} was lost: {problem}")
         self._processes.stop(1.0)
         self._stop_run(submission.run)
 
