@@ -268,8 +268,15 @@ class Shard:
             number = self._last_batch
             self._batches[number] = batch
             self._awaited.update(batch.identities)
-            self._send(_push_frame(number, batch))
+            if len(self._batches) == 1:
+                self._send(_push_frame(number, batch))
             return True
+
+    def _push_next(self) -> None:
+        """Send the first batch that is not confirmed, if there is one; the caller holds the lock."""
+        for number, batch in self._batches.items():
+            self._send(_push_frame(number, batch))
+            return
 
     def _send(self, make: Callable[[], Frame]) -> None:
         """Send a frame if a relay is connected; the caller holds the lock."""
@@ -333,8 +340,7 @@ class Shard:
             self.insecure = frame.fields.get("insecure") is True
             self._is_ready = True
             self._is_connected = True
-            for number, batch in self._batches.items():
-                connection.send(_push_frame(number, batch))
+            self._push_next()
             if self._listed < self._lists:
                 connection.send(_list_frame(self._lists))
             self.changed.notify_all()
@@ -363,7 +369,8 @@ class Shard:
 
     def _take_pushed(self, _: Connection, frame: Frame) -> None:
         with self.changed:
-            self._batches.pop(frame.number("batch"), None)
+            if self._batches.pop(frame.number("batch"), None) is not None:
+                self._push_next()
             for identity in frame.texts("refused"):
                 self._finish(identity, Received("", problem="its SuperLink did not accept the message"))
 

@@ -10,7 +10,7 @@ hello      relay           ``code`` (hash of its code), ``run`` and ``task`` (Fl
 welcome    coordinator     the connection is accepted
 list       coordinator     ``number``: asks which nodes are online
 nodes      relay           ``number``, ``last``; body: Flower's ``GetNodesResponse``, at most 2,000 nodes a frame
-push       coordinator     ``batch``; body: Flower's ``PushAppMessagesRequest``, at most 256 messages
+push       coordinator     ``batch``; body: Flower's ``PushAppMessagesRequest``, at most 64 messages
 need       relay           ``batch``, ``objects``: ids of the objects that the SuperLink does not have yet
 object     coordinator     ``batch``, ``object``, ``last``; body: the object
 pushed     relay           ``batch``, ``refused``: ids of messages that the SuperLink did not accept
@@ -51,8 +51,8 @@ MAX_FRAME_BYTES = 16 * 2**20
 
 MAX_BODY_BYTES = MAX_FRAME_BYTES - 2**20
 MAX_HEADER_BYTES = 2**20 - 4
-MAX_BATCH = 256
-"""Messages in one ``push``."""
+MAX_BATCH = 64
+"""Messages in one ``push``. Flower gives each upload 180 seconds, so one batch is pushed after the other."""
 
 MAX_NODES = 2000
 """Nodes in one ``nodes``."""

@@ -241,8 +241,10 @@ class RelayWorker:
         number = frame.number("batch")
         identity = frame.text("object")
         batch = self._batches.get(number)
-        if batch is None or identity not in batch.missing:
-            raise FrameError("the coordinator sent an object that was not asked for")
+        if batch is None:
+            raise FrameError("the coordinator sent an object of no batch")
+        if identity not in batch.missing:
+            return
         request = PushObjectRequest(
             node=self.grid.node,
             run_id=self.run,
@@ -250,8 +252,13 @@ class RelayWorker:
             object_content=frame.body,
             session_id=batch.session,
         )
-        self.grid._runtime_client.PushObject(request)
-        batch.missing.remove(identity)
+        response = self.grid._runtime_client.PushObject(request)
+        if response.stored:
+            batch.missing.remove(identity)
+        else:  # the upload took too long; Flower has deleted its messages, and replies to them with errors
+            batch.missing.clear()
+            self._continue(number)
+            return
         if frame.fields.get("last"):
             self._continue(number)
 

@@ -82,10 +82,6 @@ class LocalRelay:
         for thread in self.threads:
             thread.join(10)
 
-    def cut(self) -> None:
-        """The present connection breaks."""
-        self.link._call.cancel()  # type: ignore[union-attr]
-
 
 class Relayed:
     """Several SuperLinks under one coordinator."""
@@ -107,6 +103,11 @@ class Relayed:
         while not condition():
             assert time.monotonic() < end, "it did not happen"
             time.sleep(0.01)
+
+    def wait_for_nodes(self) -> None:
+        """Until the nodes of all SuperLinks are listed."""
+        count = sum(len(grid.world.nodes) for grid in self.grids)
+        self.wait(lambda: len(list(self.grid.get_nodes())) == count, 60)
 
     def close(self) -> None:
         self.coordinator.close()
