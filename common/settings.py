@@ -10,12 +10,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 from pydantic import AfterValidator, Field
 
-from common.choices import imports_of, trust, trusted
+from common.choices import imports_of, trust
 from common.config import (
     AtLeastTwo,
     BelowOne,
@@ -39,152 +36,12 @@ from common.metrics import CONFIDENCE_MEASURES, MEASURES, Measure, Metric
 from common.models.specs import ModelSpec
 from common.own_metric import OwnMetric, check_own_metric
 from common.privacy import GaussianPrivacy, NoPrivacy
-from common.regular_files import read_small
+from common.run_config import CHANGEABLE_ON_RESUME, SCORING_SETTINGS, flat, result_settings
 from common.versions import CODE, code_sha256
-from common.wire.messages import printable
-
-LOCATION_KEYS = ("output", "resume", "overwrite", "data.root", "choices", "experiment", "tracker")
-"""Settings, and groups of them, of a run's folders and trackers, or that repeat others."""
-
-NOT_THE_RESULT = (
-    *(*LOCATION_KEYS, "engine", "train.device"),
-    *("rounds.deadline", "rounds.registration", "rounds.failures", "rounds.checkpoints", "rounds.memory"),
-)
-"""Settings, and groups of them, that do not change a run's results."""
-
-MAX_CONFIG_LENGTH = 100_000
-"""Characters of the longest ``config.yaml`` that is read; those of our runs have about 3,000."""
-
-_SCORING = ("rounds.last_rounds", "rounds.evaluate_every", "rounds.test_samples", "rounds.test")
-CHANGEABLE_ON_RESUME = ("train.rounds", "train.patience", *_SCORING)
-"""Settings that change the result, but not the rounds already done: a run may be resumed with other values."""
 
 OWN_METRIC_IS_PRIVATE = (
     "privacy=gaussian covers no metric of your own: its sums are exact, and nothing checks what they are computed of"
 )
-
-ADDED_SETTINGS: Mapping[str, Any] = {
-    "protocol.validation": 0.0,
-    "data.duplicates": "keep",
-    "data.augmentation.normalisation": "fixed",
-    "model.freeze": "none",
-    "train.schedule": "constant",
-    "train.label_smoothing": 0.0,
-    "train.class_weights": "none",
-    "train.patience": None,
-    "rounds.metric": "accuracy",
-    "rounds.scores": False,
-    "own_metric._target_": "common.own_metric.NoMetric",
-}
-"""Settings that are younger than the first recorded runs, each with the value that changes nothing."""
-
-
-def flat(settings: Mapping[str, Any], without: Sequence[str] = (), prefix: str = "") -> dict[str, Any]:
-    """Return nested settings by ``a.b.c`` keys; lists stay values.
-
-    Args:
-        settings: nested mappings.
-        without: keys of settings, and of groups of them, to leave out.
-        prefix: the key of ``settings`` itself, with a dot at its end.
-    """
-    found: dict[str, Any] = {}
-    for key, value in settings.items():
-        name = f"{prefix}{key}"
-        if name in without:
-            continue
-        if isinstance(value, Mapping):
-            found |= flat(value, without, f"{name}.")
-        else:
-            found[name] = value
-    return found
-
-
-def yaml_of(raw: Mapping[str, Any]) -> str:
-    """Return the composed configuration as the text of a ``config.yaml``."""
-    return OmegaConf.to_yaml(OmegaConf.create(dict(raw)))
-
-
-def read_config(path: Path) -> dict[str, Any]:
-    """Return the content of a run's ``config.yaml``. No class that it names is imported here.
-
-    Raises:
-        ConfigError: the file cannot be read, is no run's configuration, or names a class that may not be imported
-            (:func:`common.choices.trusted`).
-    """
-    try:
-        text = read_small(path)
-        if len(text) > MAX_CONFIG_LENGTH or _has_aliases(text):
-            raise ValueError("it is too large, or refers to parts of itself, which no run writes")
-        content: Any = OmegaConf.to_container(OmegaConf.create(text))
-    except (OSError, ValueError, RecursionError, OmegaConfBaseException, yaml.YAMLError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from error
-    if not _is_record(content):
-        raise ConfigError(f"{path} is not a run's configuration")
-    for where, name in imports_of(content):
-        if where == "own_metric":  # tables read its values; class_of checks its name before an import
-            continue
-        if not trusted(name, where):
-            shown = printable(str(name))[:200]
-            key = f"{where}._target_"
-            if where == "engine":
-                key = "engine.device"
-            raise ConfigError(
-                f"{path}: {key}={shown} is not one of Goldfinch's own, and a class that only a folder names is not "
-                f"imported. If it is yours, name it yourself: goldfinch resume {path.parent} {key}={shown}, or "
-                f"goldfinch --own {shown} table, report, figure ..., or --config-dir with the folder that names it"
-            )
-    return {str(key): value for key, value in content.items()}
-
-
-def _has_aliases(text: str) -> bool:
-    """Return whether a YAML text refers to parts of itself, which can make a short text a huge object."""
-    if "*" not in text:
-        return False
-    return any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text))
-
-
-def _is_record(content: Any) -> bool:
-    """Return whether ``content`` has all entries that are read from a run's configuration without further checks."""
-    if not isinstance(content, dict):
-        return False
-    for group in ("method", "data", "protocol", "model", "train", "rounds", "choices"):
-        if not isinstance(content.get(group), dict):
-            return False
-    for number in (content.get("seed"), content["train"].get("rounds"), content["rounds"].get("last_rounds")):
-        if not isinstance(number, int):
-            return False
-    names = [content["method"].get("_target_"), *content["choices"]]
-    names += filter(None, content["choices"].values())
-    for name in names:
-        if not isinstance(name, str) or printable(name) != name:
-            return False
-    return isinstance(content["data"].get("domains"), list | None)
-
-
-def differing(raw: Mapping[str, Any], path: Path) -> list[str]:
-    """Return the settings that change the rounds already done and differ from the ``config.yaml`` at ``path``."""
-    if not path.exists():
-        return []
-    written: Any = OmegaConf.to_container(OmegaConf.create(yaml_of(raw)))
-    before = result_settings(read_config(path), CHANGEABLE_ON_RESUME)
-    now = result_settings(written, CHANGEABLE_ON_RESUME)
-    found: list[str] = []
-    for key in sorted(before | now):
-        if before.get(key) != now.get(key):
-            found.append(key)
-    return found
-
-
-def result_settings(raw: Mapping[str, Any], without: Sequence[str] = ()) -> dict[str, Any]:
-    """Return every setting that changes a run's results, by ``a.b.c`` keys, without those that ``without`` names."""
-    found = flat(raw, (*NOT_THE_RESULT, *without))
-    if found.get("train.schedule", "constant") != "step":  # no other schedule reads them
-        found.pop("train.step_rounds", None)
-        found.pop("train.step_factor", None)
-    for key, neutral in ADDED_SETTINGS.items():  # left out, so that older runs keep their identity
-        if key in found and found[key] == neutral:
-            found.pop(key)
-    return found
 
 
 @checked
@@ -429,7 +286,7 @@ class RunSettings:
         """16 hex digits over the settings that change which scores a run has, but not its state."""
         found: dict[str, Any] = {}
         for key, value in flat(self.raw).items():
-            if key in _SCORING:
+            if key in SCORING_SETTINGS:
                 found[key] = value
         return hashlib.sha256(json.dumps(found, sort_keys=True, default=str).encode()).hexdigest()[:16]
 

@@ -130,3 +130,11 @@ def processor() -> dict[str, str]:
         if variable in os.environ:
             facts[variable] = os.environ[variable]
     return facts
+
+
+def combined_hash(hashes: Mapping[str, str]) -> str:
+    """Return the SHA-256 (hex) over all clients' split hashes by client id, independent of their order."""
+    digest = hashlib.sha256()
+    for client, value in sorted(hashes.items()):
+        digest.update(f"{client}={value}\n".encode())
+    return digest.hexdigest()

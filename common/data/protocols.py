@@ -2,7 +2,7 @@
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated, Literal, TypeVar
@@ -425,14 +425,6 @@ def test_subset(split: Split, samples: int | None, domain: str) -> Split:
         return split
     order = torch.randperm(len(split), generator=generator(0, "test subset", domain))
     return split.subset(order[:samples].sort().values)
-
-
-def combined_hash(hashes: Mapping[str, str]) -> str:
-    """Return the SHA-256 (hex) over all clients' split hashes by client id, independent of their order."""
-    digest = hashlib.sha256()
-    for client, value in sorted(hashes.items()):
-        digest.update(f"{client}={value}\n".encode())
-    return digest.hexdigest()
 
 
 def _once(domain: Domain, key: str, make: Callable[[], T]) -> T:

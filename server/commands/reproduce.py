@@ -11,12 +11,12 @@ from typing import Any, cast, get_args
 
 from rich.console import Console
 
-from common.data.protocols import combined_hash
 from common.errors import ConfigError, nearest
 from common.overrides import quoted_override
 from common.regular_files import read_small
 from common.settings import RunSettings, load_settings
 from common.storage import write_bytes, write_json, write_text
+from common.versions import combined_hash
 from server.commands.sweep import Job, check_data, execute, raise_failures
 from server.plots.figures import bars, convergence, rendered, sensitivity
 from server.reproduction.comparison import Comparison, Line

@@ -20,7 +20,8 @@ from common.errors import CheckpointError, ConfigError, GoldfinchError, librarie
 from common.metrics import MEASURES, Measure, named_missing
 from common.overrides import quoted_override
 from common.privacy import GaussianPrivacy
-from common.settings import RunSettings, result_settings, settings_of, yaml_of
+from common.run_config import result_settings, yaml_of
+from common.settings import RunSettings, settings_of
 from common.storage import write_text
 from server.commands.sweep import Job, Progress, execute, raise_failures, run_subprocess
 from server.plots.figures import COLOURS, new_figure, plain, save

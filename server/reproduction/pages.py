@@ -9,9 +9,8 @@ from typing import Any
 
 from markupsafe import Markup
 
-from common.data.protocols import combined_hash
 from common.metrics import PARTIAL, RULES, named_missing
-from common.versions import package_versions
+from common.versions import combined_hash, package_versions
 from server.reproduction.comparison import Column, Comparison, Line
 from server.reproduction.verdict import Order
 from server.results.templates import templates

@@ -22,8 +22,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from common.data.protocols import combined_hash
 from common.metrics import COUNTED, PARTIAL, Measure, named_missing
+from common.versions import combined_hash
 from server.results.run import Run, setting_text, varying
 from server.results.seeds import Value
 

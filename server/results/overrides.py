@@ -9,7 +9,7 @@ from common.choices import choices_of
 from common.config import compose_config
 from common.errors import ConfigError, GoldfinchError
 from common.overrides import escaped, quoted_override
-from common.settings import LOCATION_KEYS, flat
+from common.run_config import LOCATION_KEYS, flat
 from server.results.run import Run
 
 _NO_NAME = r"^\d|[^\w-]"

@@ -1,4 +1,8 @@
-"""Read a run's folder: its files, what they record, its models and its data. All other code reads runs through it."""
+"""Read a run's folder: its files, what they record, its models and its data. All other code reads runs through it.
+
+torch takes seconds to import, and a table is shown without it. So this module imports torch, and what needs it, in the
+methods that return settings, models or data.
+"""
 
 from __future__ import annotations
 
@@ -7,33 +11,32 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from omegaconf import OmegaConf
-from torch import Tensor, nn
 
 from common.config import build
-from common.data.batches import EVALUATION_BATCH, Split
-from common.data.protocols import ClientSpec, test_subset
 from common.errors import CheckpointError, ConfigError, GoldfinchError, nearest
-from common.exports.model import kept_part, without_training_parts
 from common.metrics import MEASURES, METRICS, ClassTotals, Measure, RoundScore, summarise
-from common.models.base import Model
-from common.numerics import generator
 from common.regular_files import read_small
-from common.settings import RunSettings, read_config, result_settings, settings_of
-from common.storage import folder_name
+from common.run_config import read_config, result_settings
 from common.versions import hash_of_files
 from common.wire.messages import printable
-from server.run.accounting import LEDGER, Ledger, privacy_report, with_conditions
-from server.run.checkpoint import BEST, Checkpoint, Checkpoints
 from server.run.history import class_totals, round_scores, rows_on, scores_by, validation_by
 from server.run.measures import MEASURES_FILE, measures_in, recorded_values, scores_by_values
-from server.run.prototype_log import Page, read_pages
 from server.run.schema import check_events, check_lines, read_lines, read_rows, reading
-from strategies.core.federation import Federation
-from strategies.core.method import Method
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from common.data.batches import Split
+    from common.data.protocols import ClientSpec
+    from common.models.base import Model
+    from common.settings import RunSettings
+    from server.run.checkpoint import Checkpoint
+    from server.run.prototype_log import Page
+    from strategies.core.federation import Federation
+    from strategies.core.method import Method
 
 
 @dataclass(frozen=True)
@@ -132,6 +135,8 @@ class Run:
     @cached_property
     def pages(self) -> Sequence[Page]:
         """The prototypes of the rounds that were kept."""
+        from server.run.prototype_log import read_pages
+
         return read_pages(self.folder / "prototypes")
 
     # ---- what they record ------------------------------------------------------------------------------------------
@@ -342,6 +347,8 @@ class Run:
     @cached_property
     def privacy(self) -> Mapping[str, Any] | None:
         """What the run has released, as in ``summary.json`` or so far; ``None`` without differential privacy."""
+        from server.run.accounting import LEDGER, Ledger, privacy_report, with_conditions
+
         if "privacy" in self.summary:
             return with_conditions(self.summary["privacy"])
         if not (self.folder / LEDGER).exists():
@@ -422,6 +429,8 @@ class Run:
     @cached_property
     def settings(self) -> RunSettings:
         """The run's settings as objects."""
+        from common.settings import settings_of
+
         return settings_of({**self.config, "output": str(self.folder)})
 
     @property
@@ -437,6 +446,8 @@ class Run:
             CheckpointError: there is no such checkpoint.
             ConfigError: ``best`` was chosen, but the run keeps no best round; or the choice is not valid.
         """
+        from server.run.checkpoint import BEST, Checkpoints
+
         kept = Checkpoints(self.folder / "checkpoint")
         if self.chosen.isdigit():
             return kept.at(int(self.chosen))
@@ -457,11 +468,15 @@ class Run:
     @property
     def has_best(self) -> bool:
         """Whether the run kept the best round by validation."""
+        from server.run.checkpoint import BEST, Checkpoints
+
         return bool(Checkpoints(self.folder / BEST).series.numbers())
 
     @cached_property
     def federation(self) -> Federation:
         """The server's half of the method, which makes the model."""
+        from strategies.core.federation import Federation
+
         return Federation(self.settings)
 
     @cached_property
@@ -480,6 +495,8 @@ class Run:
         Raises:
             CheckpointError: they are not weights of this net.
         """
+        from common.exports.model import without_training_parts
+
         self.federation.check_fits(self.checkpoint.state)
         model = without_training_parts(self.federation.new_model())
         return model, _selected(self.method.scored_weights(self.checkpoint.state), model)
@@ -511,6 +528,9 @@ class Run:
         Raises:
             CheckpointError: it is not in the run's folder.
         """
+        from common.exports.model import kept_part
+        from common.storage import folder_name
+
         after = (self.checkpoint.state.round + 1) * len(self.method.exchanges)
         return kept_part(self.folder / "clients" / self.checkpoint.run / folder_name(client), after)
 
@@ -523,6 +543,8 @@ class Run:
 
     def test_split(self, domain: str) -> Split:
         """Return the images of a domain that were scored."""
+        from common.data.protocols import test_subset
+
         split: Split = self.settings.protocol.test_split(self.settings.data.load(domain))
         return test_subset(split, self.settings.rounds.test_samples, domain)
 
@@ -538,6 +560,10 @@ class Run:
 
     def sample(self, domain: str, count: int) -> Split:
         """Return at most ``count`` test images of a domain, classes in turn; every call returns the same."""
+        import torch
+
+        from common.numerics import generator
+
         split = self.test_split(domain)
         order = torch.randperm(len(split), generator=generator(0, "figure", domain))
         labels = split.labels[order]
@@ -547,15 +573,19 @@ class Run:
             turn[members] = torch.arange(len(members))
         return split.subset(order[torch.argsort(turn, stable=True)][:count])
 
-    @torch.no_grad()
     def features(self, model: Model, split: Split) -> tuple[Tensor, Tensor]:
         """Return features ``[N, D]`` and logits ``[N, K]`` of a split's images, prepared as for testing."""
+        import torch
+
+        from common.data.batches import EVALUATION_BATCH
+
         augmentation = self.settings.data.augmentation
         features, logits = [], []
-        for images in split.images.split(EVALUATION_BATCH):
-            found = model(augmentation.test(images))
-            features.append(found[0])
-            logits.append(found[1])
+        with torch.no_grad():
+            for images in split.images.split(EVALUATION_BATCH):
+                found = model(augmentation.test(images))
+                features.append(found[0])
+                logits.append(found[1])
         return torch.cat(features), torch.cat(logits)
 
 

@@ -11,7 +11,6 @@ from typing import Any
 
 from common.errors import writing
 from common.metrics import PARTIAL, RULES
-from common.storage import write_text
 from common.wire.messages import printable
 from server.results.columns import domain_columns, mark_notes, summary_columns
 from server.results.groups import Board, cells
@@ -69,6 +68,8 @@ def show_table(folders: Sequence[str], rule: str, form: str, output: Path | None
     if output is None:
         print(text, end="")
         return
+    from common.storage import write_text  # imports torch
+
     with writing(output, "another --output"):
         write_text(output, text)
     print(f"wrote {output}")

@@ -13,7 +13,8 @@ from typing import Any
 from common.errors import DISK_ADVICE, ConfigError, EngineError, writing
 from common.metrics import RoundScore, best_round, peak_bytes, states, summarise
 from common.regular_files import read_small
-from common.settings import RunSettings, yaml_of
+from common.run_config import yaml_of
+from common.settings import RunSettings
 from common.storage import write_json, write_text
 from common.versions import package_versions, processor
 from common.wire.messages import CLIPPED, trained_count

@@ -1,5 +1,7 @@
 """What happened in a run: every client x domain x round row, every exchange, every event, appended as it happens."""
 
+from __future__ import annotations
+
 import csv
 import io
 import json
@@ -8,15 +10,16 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from common.errors import ConfigError
 from common.metrics import COUNTED, MEASURES, ClassTotals, Coverage, Measure, RoundScore
-from common.storage import write_text
 from server.run.measures import MEASURES_FILE, recorded_values, scores_by_values
-from server.run.prototype_log import Confusions, PrototypeLog
 from server.run.schema import read_lines, read_rows, stream_rows
 from server.trackers.events import Listener
+
+if TYPE_CHECKING:  # imports torch, which the readers of records do without
+    from server.run.prototype_log import Confusions
 
 SCORES = (
     *("round", "client", "client_domain", "domain", "scored_on", "count", "correct", "accuracy", "loss"),
@@ -107,6 +110,8 @@ class History:
         self._columns = (*SCORES, *self.measures)
         self._scorers, self._validators = scorers, validators
         self.listeners = list(listeners)
+        from server.run.prototype_log import Confusions, PrototypeLog
+
         folder.mkdir(parents=True, exist_ok=True)
         _reopen(folder / "history.csv", self._columns, scores_until)
         _reopen(folder / "activity.csv", ACTIVITY, keep_until)
@@ -124,6 +129,8 @@ class History:
 
     def _keep_events(self, keep_until: int, scores_until: int) -> None:
         """Drop the events of rounds after ``keep_until``, and scores of rounds after ``scores_until``."""
+        from common.storage import write_text
+
         path = self.folder / "events.jsonl"
         kept: list[str] = []
         if keep_until >= 0 and path.exists():
@@ -146,6 +153,8 @@ class History:
             for line in read_lines(path):
                 if line["round"] <= scores_until:
                     kept.append(f"{json.dumps(line)}\n")
+        from common.storage import write_text
+
         write_text(path, "".join(kept))
 
     def add_measures(self, lines: Sequence[Mapping[str, Any]]) -> None:
@@ -338,6 +347,8 @@ def _reopen(path: Path, columns: Sequence[str], keep_until: int) -> None:
     rows: list[Mapping[str, Any]] = []
     if keep_until >= 0:
         rows += [row for row in read_rows(path) if int(row["round"]) <= keep_until]
+    from common.storage import write_text
+
     stream = io.StringIO()
     writer = csv.DictWriter(stream, columns, lineterminator="\n", extrasaction="ignore")
     writer.writeheader()

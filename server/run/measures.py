@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from common.confidence import ConfidenceCounts
 from common.errors import ConfigError
 from common.metrics import MEASURES, Measure, RoundScore
 from common.own_metric import values_of
-from common.settings import RunSettings
 from server.run.schema import read_lines
+
+if TYPE_CHECKING:  # imports torch
+    from common.settings import RunSettings
 
 MEASURES_FILE = "metrics.jsonl"
 """One line per round, scored domain, and test images or validation samples: ``values`` by metric, and ``sums``."""

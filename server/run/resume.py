@@ -11,7 +11,8 @@ from typing import Any
 from common.errors import CheckpointError
 from common.metrics import RoundScore
 from common.regular_files import read_small
-from common.settings import RunSettings, differing, yaml_of
+from common.run_config import differing, yaml_of
+from common.settings import RunSettings
 from common.storage import write_json, write_text
 from common.versions import code_files, package_versions
 from common.wire.messages import Registration, printable

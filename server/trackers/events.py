@@ -1,13 +1,17 @@
 """A run's events: the type of their listeners, and their text for people."""
 
+from __future__ import annotations
+
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from common.errors import kind_of, some_of
 from common.metrics import CONFIDENCE_MEASURES, METRICS, named_missing
-from common.settings import RunSettings
+
+if TYPE_CHECKING:  # imports torch, which the text of an event does without
+    from common.settings import RunSettings
 
 Listener = Callable[[str, Mapping[str, Any]], None]
 """Called with an event's name and content."""

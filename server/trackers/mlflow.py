@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from common.config import checked
-from common.settings import RunSettings, flat
+from common.run_config import flat
+from common.settings import RunSettings
 from server.trackers.base import ScalarTracker, Tracker, TrackerSettings
 from server.trackers.scalars import Scalar
 

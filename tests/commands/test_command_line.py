@@ -17,7 +17,8 @@ import typer
 from omegaconf import OmegaConf
 
 from common.choices import CONF
-from common.settings import load_settings, yaml_of
+from common.run_config import yaml_of
+from common.settings import load_settings
 from server import cli
 from server.cli import main
 from server.commands import demo as demo_module
@@ -373,3 +374,26 @@ def test_a_table_of_a_run_that_was_stopped_names_report_and_resume(
     message = capsys.readouterr().err
     assert "goldfinch report" in message
     assert "goldfinch resume" in message
+
+
+@pytest.mark.parametrize("form", ["rich", "csv", "latex"])
+def test_a_table_is_shown_without_importing_torch(form: str, tmp_path: Path) -> None:
+    assert main(["run", "--quiet", *TINY, "method=fedavg", f"output={tmp_path / 'run'}"]) == 0
+    command = (
+        "import sys; from server.cli import main; "
+        f"code = main(['table', {str(tmp_path / 'run')!r}, '--format', {form!r}]); "
+        "sys.exit(code or ('torch' in sys.modules and 'torch was imported'))"
+    )
+    done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert "average" in done.stdout
+
+
+@pytest.mark.parametrize("words", [["list"], ["list", "method"], ["report", "--help"], ["table", "--help"]])
+def test_lists_and_help_do_not_import_torch(words: list[str]) -> None:
+    command = (
+        f"import sys; from server.cli import main; code = main({words!r}); "
+        "sys.exit(code or ('torch' in sys.modules and 'torch was imported'))"
+    )
+    done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 0, done.stderr

@@ -19,7 +19,8 @@ from rich.console import Console
 from common.choices import CONF
 from common.config import Search, build, compose_config, printed_values, search_ranges, with_tuned
 from common.errors import CheckpointError, ConfigError
-from common.settings import flat, load_settings
+from common.run_config import flat
+from common.settings import load_settings
 from server.cli import main
 from server.commands import compare, sweep, tune
 from server.commands.sweep import Job

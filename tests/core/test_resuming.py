@@ -16,7 +16,8 @@ from support.toy import ChangedToy, toy_settings
 
 from common.data.domain import _load
 from common.errors import CheckpointError, ConfigError
-from common.settings import RunSettings, load_settings, read_config
+from common.run_config import read_config
+from common.settings import RunSettings, load_settings
 from common.versions import code_files, package_versions
 from server.cli import main
 from server.engines.inline import InlineEngine

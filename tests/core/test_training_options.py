@@ -19,7 +19,8 @@ from client.trainer import LossScale, choose_device
 from common.choices import CONF
 from common.errors import CheckpointError, ConfigError
 from common.losses import balanced_weights, cross_entropy
-from common.settings import ADDED_SETTINGS, RunSettings, TrainSettings, load_settings
+from common.run_config import ADDED_SETTINGS
+from common.settings import RunSettings, TrainSettings, load_settings
 from server.commands.sweep import Job
 from server.results.groups import all_groups
 from server.results.run import Run

@@ -23,7 +23,8 @@ from common.data.office_home import OfficeHome
 from common.data.pacs import PACS
 from common.data.vlcs import VLCS
 from common.errors import DataError
-from common.settings import load_settings, result_settings
+from common.run_config import result_settings
+from common.settings import load_settings
 
 OFFICE_CLASSES = OfficeCaltech().class_names
 # Images per class of the complete Office-Caltech-10, in the order of the class names; totals 1123, 958, 295, 157.

@@ -15,11 +15,11 @@ from common.data.protocols import (
     Dirichlet,
     OneClientPerDomain,
     Protocol,
-    combined_hash,
     share,
     split_hash,
 )
 from common.errors import ConfigError, DataError
+from common.versions import combined_hash
 
 OFFICE = OfficeCaltech()
 GLYPHS = Glyphs()

@@ -6,7 +6,8 @@ import dataclasses
 
 import pytest
 
-from common.settings import load_settings, yaml_of
+from common.run_config import yaml_of
+from common.settings import load_settings
 from server.results.overrides import overrides_of
 from server.results.run import Run
 
