@@ -30,6 +30,7 @@ from server.results.overrides import overrides_of
 from server.results.run import Run
 
 COMMANDS: dict[str, click.Command] = typer.main.get_command(cli.app).commands  # type: ignore[attr-defined]
+ROOT = Path(__file__).resolve().parents[2]
 TINY = ["train.rounds=2", "train.local_steps=1", "protocol.samples=24", "rounds.test_samples=8"]
 
 
