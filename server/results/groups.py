@@ -33,6 +33,9 @@ MAX_LABEL_SETTINGS = 4
 MAX_DIFFERENCES = 8
 """Differing settings that are listed below a table; the report lists all of them."""
 
+MANY_ROWS = 6
+"""Rows of a table from which on its notes count the rows with a value that more than two of them have."""
+
 PARTITION_SEED = "protocol.partition_seed"
 BOARD_SETTINGS = ("data.image_size", "data.domains", "data.duplicates", "rounds.test_samples", "rounds.test")
 """Settings that decide which images are scored."""
@@ -228,7 +231,7 @@ class Board:
             rows: list[str] = []
             for code in self.codes:
                 labels = [group.label for group in self.groups if group.code == code]
-                rows.append(f"{code}: {', '.join(labels)}")
+                rows.append(f"{code}: {self._named(labels)}")
             found.append(f"Rows were run by different code: {'; '.join(rows)}.")
         for group in self.groups:
             metric = group.runs[0].validation_metric
@@ -263,9 +266,15 @@ class Board:
                 rows.setdefault(value, []).append(group.label)
             values: list[str] = []
             for value, labels in rows.items():
-                values.append(f"{value} ({', '.join(labels)})")
+                values.append(f"{value} ({self._named(labels)})")
             found.append(f"{key} {', '.join(values)}")
         return found
+
+    def _named(self, labels: Sequence[str]) -> str:
+        """Return the labels of rows; their number if they are more than two of many rows."""
+        if len(self.groups) > MANY_ROWS and len(labels) > 2:
+            return f"{len(labels)} rows"
+        return ", ".join(labels)
 
 
 def group_runs(runs: Sequence[Run], name: Callable[[Run], str] | None = None) -> list[Board]:
@@ -284,9 +293,21 @@ def group_runs(runs: Sequence[Run], name: Callable[[Run], str] | None = None) ->
     for key, board in boards.items():
         for members in rows[key].values():
             board.groups += map(_group, _by_partition(members))
+        board.groups = _by_method(board.groups)
         _label(board.groups, name or _option_name)
     found = list(boards.values())
     _tell_boards_apart(found, [_settings_of_board(board.runs[0]) for board in found])
+    return found
+
+
+def _by_method(groups: Sequence[Group]) -> list[Group]:
+    """Return the groups with those of one method next to each other, methods in the order of their first group."""
+    methods: dict[str, list[Group]] = {}
+    for group in groups:
+        methods.setdefault(group.runs[0].method_name, []).append(group)
+    found: list[Group] = []
+    for members in methods.values():
+        found += members
     return found
 
 

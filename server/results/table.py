@@ -1,8 +1,11 @@
 """Tables of runs: accuracy per domain, average and worst, mean and standard deviation over seeds."""
 
+import shlex
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from rich import box
 from rich.console import Console
@@ -12,7 +15,7 @@ from rich.table import Table
 from common.errors import ConfigError, nearest
 from common.metrics import METRICS, RULES
 from server.results.columns import domain_columns, mark_notes, score_columns, unseen_mark
-from server.results.groups import Board, Group, best_run, cells, group_runs
+from server.results.groups import MANY_ROWS, Board, Group, best_run, cells, group_runs
 from server.results.overrides import export_command
 from server.results.run import Run, find_runs
 
@@ -155,11 +158,38 @@ def print_table(folders: Sequence[str], rule: str = "final", metric: str = "accu
     Raises:
         ConfigError: there is nothing to show.
     """
-    for board in scored_boards(folders, metric):
+    boards = scored_boards(folders, metric)
+    for board in boards:
         print_whole(render(board, rule))
         best = best_run(board.groups, rule)
         if best is not None:
             print(f"export the best model: {export_command(best)}\n")
+    if sum(len(board.groups) for board in boards) > MANY_ROWS:
+        for folder in folders:
+            print(smaller_tables(Path(folder), boards), end="")
+
+
+def smaller_tables(folder: Path, boards: Sequence[Board]) -> str:
+    """Return a text that names the folders directly in ``folder`` which hold several of the runs; else an empty one.
+
+    Args:
+        folder: a folder with runs below it.
+        boards: the tables that were shown.
+    """
+    place = folder.resolve()
+    counts: Counter[str] = Counter()
+    for board in boards:
+        for run in board.runs:
+            below = run.folder.resolve()
+            if place in below.parents:
+                counts[below.relative_to(place).parts[0]] += 1
+    several = [(name, count) for name, count in counts.items() if count > 1]
+    if len(counts) < 2 or not several:
+        return ""
+    lines = [f"{folder} holds runs of {len(counts)} folders. A table of one of them:\n"]
+    for name, count in several:
+        lines.append(f"  {shlex.join(['goldfinch', 'table', str(folder / name)])}   # {count} runs\n")
+    return "".join(lines)
 
 
 def print_whole(table: Table) -> None:

@@ -11,7 +11,7 @@ from common.errors import ConfigError
 from server.results.groups import all_groups, best_run, group_runs
 from server.results.overrides import export_command
 from server.results.run import Run, find_runs
-from server.results.table import markdown, render
+from server.results.table import markdown, render, smaller_tables
 
 
 def entry(average: float, seed: int = 0, method: str = "fpl", data: str = "toy", **settings: Any) -> Run:
@@ -125,3 +125,32 @@ def test_what_holds_no_run_is_refused(tmp_path: Path) -> None:
         find_runs([str(tmp_path / "nowhere")])
     with pytest.raises(ConfigError, match=r"no config\.yaml with summary\.json"):
         find_runs([str(tmp_path)])
+
+
+def test_rows_of_one_method_stand_together() -> None:
+    runs = [entry(50.0, method="fpl"), entry(51.0, method="fedavg"), entry(52.0, **{"method.temperature": 0.5})]
+    (board,) = group_runs(runs)
+    assert [row.runs[0].method_name for row in board.groups] == ["fpl", "fpl", "fedavg"]
+
+
+def test_notes_of_long_tables_count_the_rows_of_common_values() -> None:
+    rates = [0.01] * 7 + [0.05]
+    runs = []
+    for place, rate in enumerate(rates):
+        runs.append(entry(50.0 + place, method=f"method{place}", **{"train.learning_rate": rate}))
+    (board,) = group_runs(runs)
+    (difference,) = board.differences()
+    assert difference == "train.learning_rate 0.01 (7 rows), 0.05 (method7)"
+    board.groups = board.groups[5:]
+    assert board.differences() == ["train.learning_rate 0.01 (method5, method6), 0.05 (method7)"]
+
+
+def test_a_table_of_many_folders_names_those_that_hold_several_runs(tmp_path: Path) -> None:
+    runs = [entry(50.0, seed, "fedavg") for seed in (0, 1)] + [entry(60.0)]
+    for run, place in zip(runs, ("sweep one/a", "sweep one/b", "first"), strict=True):
+        vars(run)["folder"] = tmp_path / place
+    boards = group_runs(runs)
+    text = smaller_tables(tmp_path, boards)
+    assert text.splitlines()[0].endswith("holds runs of 2 folders. A table of one of them:")
+    assert text.splitlines()[1:] == [f"  goldfinch table '{tmp_path / 'sweep one'}'   # 2 runs"]
+    assert smaller_tables(tmp_path / "sweep one", boards) == "", "each of its folders holds one run"
