@@ -38,6 +38,7 @@ from common.own_metric import OwnMetric, check_own_metric
 from common.privacy import GaussianPrivacy, NoPrivacy
 from common.run_config import CHANGEABLE_ON_RESUME, SCORING_SETTINGS, flat, result_settings
 from common.versions import CODE, code_sha256
+from common.wire.messages import printable
 
 OWN_METRIC_IS_PRIVATE = (
     "privacy=gaussian covers no metric of your own: its sums are exact, and nothing checks what they are computed of"
