@@ -83,7 +83,7 @@ docs: $(STAMP) ## the documentation as a searchable site in outputs/site; needs 
 	@echo "wrote outputs/site/index.html"
 
 lock: $(STAMP) ## write requirements.txt anew from pyproject.toml, for every platform, keeping the pins that still fit
-	{ head -1 requirements.txt; $(BIN)/uv pip compile --quiet pyproject.toml $(foreach extra,$(subst $(comma), ,$(EXTRAS)) docs,--extra $(extra)) \
+	{ head -1 requirements.txt; $(BIN)/uv pip compile --quiet pyproject.toml $(foreach extra,$(subst $(comma), ,$(EXTRAS)) docs timm heif arrow,--extra $(extra)) \
 	  --universal --python-version 3.11 --no-annotate --no-header --constraint requirements.txt; } >requirements.new
 	mv requirements.new requirements.txt
 
