@@ -191,6 +191,23 @@ class Run:
             rows[domain] = {metric: metric_of(counts, metric) for metric in METRICS}
         return library().DataFrame.from_dict(rows, orient="index")
 
+    def recall(self, round_number: int | None = None) -> pd.DataFrame:
+        """Return the recall of each class in per cent: a row per class, a column per domain; NaN without test images.
+
+        Args:
+            round_number: the scored round; ``None`` is the last.
+
+        Raises:
+            ConfigError: no confusion counts were recorded for a domain of the run in that round.
+        """
+        columns: dict[str, Any] = {}
+        for domain in self.records.domains:
+            counts = self.confusion(domain, round_number).to_numpy()
+            images = counts.sum(1)
+            columns[domain] = 100 * counts.diagonal() / images.astype(float).clip(1)
+            columns[domain][images == 0] = float("nan")
+        return library().DataFrame(columns, index=self.records.class_names)
+
     # ---- figure, report, model -------------------------------------------------------------------------------------
 
     def plot(self) -> Figure:

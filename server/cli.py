@@ -267,6 +267,7 @@ def _table(
             autocompletion=one_of(METRICS),
         ),
     ] = "accuracy",
+    classes: Annotated[bool, option("--classes", text="Show the recall of each class by domain instead.")] = False,
     output: Annotated[Path | None, option("--output", text="Write to a file; its suffix is the format.")] = None,
 ) -> None:
     """Show runs side by side, averaged over seeds.
@@ -274,10 +275,15 @@ def _table(
     DIR  run folders, or folders with runs below them
     csv and json hold numbers, latex needs the package booktabs
     """
-    from server.results.table_files import FORMATS, show_table
+    from server.results.table_files import FORMATS, show_classes, show_table
 
     suffix = "" if output is None else output.suffix.removeprefix(".").replace("tex", "latex")
     chosen = _known(form or suffix or "rich", FORMATS, "--format")
+    if classes:
+        if metric != "accuracy":
+            raise ConfigError(f"--classes shows recall, and --metric {metric} another metric: choose one of the two")
+        show_classes(folders, _known(rule, RULES), chosen, output)
+        return
     show_table(folders, _known(rule, RULES), chosen, output, metric)
 
 

@@ -12,6 +12,14 @@ from typing import Any
 from common.errors import writing
 from common.metrics import PARTIAL, RULES
 from common.wire.messages import printable
+from server.results.classes import (
+    LOWEST,
+    ClassTable,
+    class_records,
+    markdown_classes,
+    render_classes,
+    required_class_tables,
+)
 from server.results.columns import domain_columns, mark_notes, summary_columns
 from server.results.groups import Board, cells
 from server.results.seeds import Value
@@ -21,6 +29,7 @@ from server.results.table import (
     markdown,
     measure,
     print_table,
+    print_whole,
     scored_boards,
     starred_label,
     table_cells,
@@ -43,6 +52,7 @@ LATEX_CHARACTERS = {
     "±": r"$\pm$",
     PARTIAL: r"$^\dagger$",
     "°": r"$^\circ$",
+    LOWEST: r"$\downarrow$",
 }
 
 
@@ -64,7 +74,10 @@ def show_table(folders: Sequence[str], rule: str, form: str, output: Path | None
         return
     if form == "rich":  # a file has no colours
         form = "md"
-    text = rendered_table(scored_boards(folders, metric), rule, form)
+    _write(rendered_table(scored_boards(folders, metric), rule, form), output)
+
+
+def _write(text: str, output: Path | None) -> None:
     if output is None:
         print(text, end="")
         return
@@ -73,6 +86,42 @@ def show_table(folders: Sequence[str], rule: str, form: str, output: Path | None
     with writing(output, "another --output"):
         write_text(output, text)
     print(f"wrote {output}")
+
+
+def show_classes(folders: Sequence[str], rule: str, form: str, output: Path | None) -> None:
+    """Print the recall of each class by domain, a table for each row of the table of scores, or write it to a file.
+
+    Args:
+        folders: run folders, or folders with runs below them.
+        rule: how runs are scored; not ``last_n``.
+        form: one of :data:`FORMATS`.
+        output: the file; ``None`` prints.
+
+    Raises:
+        ConfigError: there is nothing to show, or the file cannot be written.
+    """
+    tables = required_class_tables(scored_boards(folders), rule)
+    if form == "rich" and output is None:
+        for table in tables:
+            print_whole(render_classes(table))
+        return
+    _write(_rendered_classes(tables, rule, form), output)
+
+
+def _rendered_classes(tables: Sequence[ClassTable], rule: str, form: str) -> str:
+    if form == "csv":
+        return _csv(class_records(tables))
+    if form == "json":
+        return json.dumps({"rule": rule, "recalls": class_records(tables)}, indent=2) + "\n"
+    if form == "latex":
+        return "\n".join([_latex_classes(table) for table in tables])
+    return "\n\n".join([markdown_classes(table) for table in tables]) + "\n"
+
+
+def _latex_classes(table: ClassTable) -> str:
+    caption = ". ".join([f"{table.title}, mean ± deviation over seeds", table.explanation, *table.notes])
+    rows = [[row.name, *row.texts("\0{}\1"), str(row.images)] for row in table.rows]
+    return _latex_table(caption, ["class", *table.heads, "images"], rows)
 
 
 def rendered_table(boards: Sequence[Board], rule: str, form: str) -> str:
@@ -97,16 +146,23 @@ def latex(board: Board, rule: str) -> str:
     caption = [title, *mark_notes(board.groups, rule), *board.notes()]
     if has_own_models(board):
         caption.append(OWN_MODELS)
+    rows: list[list[str]] = []
+    for group, row in zip(board.groups, texts, strict=True):
+        rows.append([starred_label(group), *row])
+    return _latex_table(". ".join(caption), ["method", *heads], rows)
+
+
+def _latex_table(caption: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [
         r"\begin{table}",
-        rf"  \caption{{{_latex_text('. '.join(caption))}}}",
-        rf"  \begin{{tabular}}{{l{'r' * len(heads)}}}",
+        rf"  \caption{{{_latex_text(caption)}}}",
+        rf"  \begin{{tabular}}{{l{'r' * (len(heads) - 1)}}}",
         r"    \toprule",
-        _latex_row(["method", *heads]),
+        _latex_row(heads),
         r"    \midrule",
     ]
-    for group, row in zip(board.groups, texts, strict=True):
-        lines.append(_latex_row([starred_label(group), *row]))
+    for row in rows:
+        lines.append(_latex_row(row))
     lines += [r"    \bottomrule", r"  \end{tabular}", r"\end{table}", ""]
     return "\n".join(lines)
 

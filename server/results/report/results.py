@@ -2,13 +2,15 @@
 
 import datetime
 import json
+import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from common.metrics import COUNTED, RULES, ScoreRule
 from common.text import duration, listing, size
 from common.wire.messages import CLIPPED, trained
+from server.results.classes import ClassRow, ClassTable, class_tables
 from server.results.columns import cell_marks, score_columns
 from server.results.groups import Board, Group, cells, comparable, ranked
 from server.results.run import Run
@@ -24,6 +26,8 @@ STATES = {
     "unfinished": "has not finished",
 }
 MAX_METHODS_IN_TITLE = 4
+MAX_CLASSES_SHOWN = 100
+"""Classes in a table of recall."""
 
 
 def title(boards: Sequence[Board]) -> str:
@@ -117,6 +121,49 @@ def metric_boards(board: Board) -> list[tuple[str, Board]]:
             continue
         found.append((metric, other))
     return [(measures[metric].label, other) for metric, other in found]
+
+
+class Recalls(NamedTuple):
+    """A table of recall by class on the page.
+
+    Args:
+        board: the board of the row.
+        table: the whole table.
+        rows: the classes that are shown.
+        notes: what a partial score lacks, and how many classes are left out.
+    """
+
+    board: Board
+    table: ClassTable
+    rows: list[ClassRow]
+    notes: list[str]
+
+
+def recalls(boards: Sequence[Board]) -> list[Recalls]:
+    """Return the recall by class and domain after the last round, of each row with confusion counts.
+
+    Of more than :data:`MAX_CLASSES_SHOWN` classes those with the lowest average are shown.
+    """
+    found: list[Recalls] = []
+    for board in boards:
+        for table in class_tables(board, "final"):
+            rows, notes = list(table.rows), list(table.notes)
+            if len(rows) > MAX_CLASSES_SHOWN:
+                rows.sort(key=_average_recall)
+                rows = rows[:MAX_CLASSES_SHOWN]
+                notes.append(
+                    f"The {MAX_CLASSES_SHOWN} classes with the lowest average of {len(table.rows)}; "
+                    "goldfinch table --classes shows all"
+                )
+            found.append(Recalls(board, table, rows, notes))
+    return found
+
+
+def _average_recall(row: ClassRow) -> float:
+    value = row.cells[-2]
+    if value is None:
+        return math.inf
+    return value.mean
 
 
 def score_heads(board: Board) -> list[str]:

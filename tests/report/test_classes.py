@@ -1,0 +1,208 @@
+"""Recall by class and domain: in the terminal, in files, in the report, in Python."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sklearn.metrics import recall_score
+from support.runs import run
+from support.toy import CLASSES, DOMAINS, Toy, toy_settings
+
+import goldfinch as gf
+from server.cli import main
+from server.results.classes import LOWEST, class_tables
+from server.results.groups import group_runs
+from server.results.report import results
+from server.results.report.page import render
+from server.results.run import find_runs
+
+NAMES = list(Toy().class_names)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("classes")
+    for seed in (0, 1):
+        run(toy_settings("fedavg", folder / f"fedavg-{seed}", seed=seed, train={"rounds": 3}))
+    run(toy_settings("fedprox", folder / "fedprox", hyper={"mu": 0.1}, train={"rounds": 3}))
+    return folder
+
+
+def recalls(record: gf.Run, domain: str) -> list[float]:
+    """The recall of each class by scikit-learn, from the images of the last round one by one."""
+    counts = record.confusion(domain).to_numpy()
+    true = np.repeat(np.arange(CLASSES), counts.sum(1))
+    predicted = np.concatenate([np.repeat(np.arange(CLASSES), line) for line in counts])
+    return list(100 * recall_score(true, predicted, labels=range(CLASSES), average=None, zero_division=0))
+
+
+def rows_of(text: str) -> dict[tuple[str, str, str], dict[str, str]]:
+    """The records of a CSV by method, class and column."""
+    return {(row["method"], row["class"], row["column"]): row for row in csv.DictReader(io.StringIO(text))}
+
+
+def test_the_recalls_are_scikit_learn_s_over_seeds(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["table", str(folder), "--classes", "--format", "csv"]) == 0
+    rows = rows_of(capsys.readouterr().out)
+    assert len(rows) == 2 * CLASSES * (len(DOMAINS) + 2)
+    for method, seeds in (("fedavg", ["fedavg-0", "fedavg-1"]), ("fedprox", ["fedprox"])):
+        expected = np.array([[recalls(gf.load_run(folder / seed), domain) for domain in DOMAINS] for seed in seeds])
+        label = next(name for name, _, _ in rows if name.startswith(method))
+        for number, name in enumerate(NAMES):
+            for place, domain in enumerate(DOMAINS):
+                row = rows[label, name, domain]
+                assert float(row["mean"]) == pytest.approx(expected[:, place, number].mean())
+                if len(seeds) > 1:
+                    assert float(row["std"]) == pytest.approx(expected[:, place, number].std(ddof=1))
+            assert float(rows[label, name, "average"]["mean"]) == pytest.approx(expected[:, :, number].mean())
+            assert float(rows[label, name, "worst"]["mean"]) == pytest.approx(expected.min(1)[:, number].mean())
+            assert rows[label, name, "average"]["images"] == str(16 // CLASSES * len(DOMAINS))
+        for column in (*DOMAINS, "average", "worst"):
+            values = [float(rows[label, name, column]["mean"]) for name in NAMES]
+            marked = [rows[label, name, column]["lowest"] == "True" for name in NAMES]
+            differ = min(values) < max(values)
+            assert marked == [differ and value == min(values) for value in values]
+
+
+def test_the_terminal_marks_the_lowest_and_says_what_the_mark_is(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["table", str(folder / "fedprox"), "--classes"]) == 0
+    shown = capsys.readouterr().out
+    told = " ".join(shown.split())  # titles and notes are as wide as the table
+    assert "fedprox: recall by class in %, last round" in told
+    assert f"{LOWEST} is the lowest of a column" in told
+    (board,) = group_runs(find_runs([str(folder / "fedprox")]))
+    (table,) = class_tables(board, "final")
+    lines = shown.splitlines()
+    for row in table.rows:
+        (line,) = [line for line in lines if line.strip().startswith(row.name)]
+        assert line.split()[len(row.name.split()) :] == " ".join([*row.texts(), str(row.images)]).split()
+
+
+@pytest.mark.parametrize("form", ["md", "latex", "json"])
+def test_every_format_has_every_class(form: str, folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "classes.txt"
+    assert main(["table", str(folder), "--classes", "--format", form, "--output", str(path)]) == 0
+    text = path.read_text()
+    for name in NAMES:
+        assert text.count(name) >= 2
+    if form == "json":
+        assert len(json.loads(text)["recalls"]) == 2 * CLASSES * (len(DOMAINS) + 2)
+    if form == "latex":
+        assert text.count(r"\begin{tabular}{lrrrrrr}") == 2
+        assert r"$\downarrow$}" in text
+    if form == "md":
+        assert f"{LOWEST}**" in text
+
+
+def test_the_rule_chooses_the_round(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["table", str(folder / "fedprox"), "--classes", "--rule", "best_round", "--format", "csv"]) == 0
+    rows = rows_of(capsys.readouterr().out)
+    record = gf.load_run(folder / "fedprox")
+    best = record.records.rules["best_round"]["round"]
+    frame = record.recall(best)
+    for (_, name, column), row in rows.items():
+        if column in DOMAINS:
+            assert float(row["mean"]) == pytest.approx(frame.loc[name, column])
+
+
+def test_python_has_the_recalls_too(folder: Path) -> None:
+    record = gf.load_run(folder / "fedavg-0")
+    frame = record.recall()
+    assert list(frame.index) == NAMES
+    for domain in DOMAINS:
+        assert list(frame[domain]) == pytest.approx(recalls(record, domain))
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--rule", "last_n"], "choose --rule final, best_round, validated"),
+        (["--metric", "macro_f1"], "choose one of the two"),
+        (["--rule", "validated"], "has no confusion counts of best round by validation score"),
+    ],
+    ids=["a mean of rounds", "another metric", "no such round"],
+)
+def test_what_has_no_recalls_says_so(
+    words: list[str], told: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["table", str(folder), "--classes", *words]) == 1
+    assert told in capsys.readouterr().err
+
+
+def test_a_run_without_counts_is_named(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(folder / "fedprox", tmp_path / "run")
+    (tmp_path / "run/confusion.jsonl").unlink()
+    assert main(["table", str(tmp_path), "--classes"]) == 1
+    assert f"{tmp_path / 'run'} has no confusion counts" in capsys.readouterr().err
+
+
+def without_domain(folder: Path, domain: str) -> None:
+    """Make the last score of a recorded run partial, as if nobody had scored a domain."""
+    summary = json.loads((folder / "summary.json").read_text())
+    score = summary["scores"]["final"]
+    del score["accuracy"][domain]
+    score["missing"] = {domain: 2}
+    (folder / "summary.json").write_text(json.dumps(summary))
+
+
+def test_a_missing_domain_makes_the_values_over_domains_partial(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(folder / "fedprox", tmp_path / "run")
+    without_domain(tmp_path / "run", "dark")
+    lines = (tmp_path / "run/confusion.jsonl").read_text().splitlines()
+    kept = [line for line in lines if not (json.loads(line)["round"] == 3 and json.loads(line)["domain"] == "dark")]
+    (tmp_path / "run/confusion.jsonl").write_text("\n".join(kept) + "\n")
+    assert main(["table", str(tmp_path), "--classes"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "† partial, not ranked: fedprox: seed 0: without dark (last scored in round 2)" in shown
+    (board,) = group_runs(find_runs([str(tmp_path)]))
+    (table,) = class_tables(board, "final")
+    place = table.heads.index("dark")
+    for row in table.rows:
+        assert row.texts()[place] == "-"
+        assert row.texts()[-1].endswith("†")
+        assert row.texts()[-2].endswith("†")
+        assert row.lowest[-2:] == [False, False]
+
+
+def test_a_class_without_test_images_has_no_recall(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder / "fedprox", tmp_path / "run")
+    changed: list[str] = []
+    for text in (tmp_path / "run/confusion.jsonl").read_text().splitlines():
+        line = json.loads(text)
+        line["true"] = [max(label, 1) for label in line["true"]]
+        changed.append(json.dumps(line))
+    (tmp_path / "run/confusion.jsonl").write_text("\n".join(changed) + "\n")
+    (board,) = group_runs(find_runs([str(tmp_path)]))
+    (table,) = class_tables(board, "final")
+    assert table.rows[0].texts() == ["-"] * (len(DOMAINS) + 2)
+    assert table.rows[0].images == 0
+    assert table.rows[1].images == 2 * 4 * len(DOMAINS)
+    assert gf.load_run(tmp_path / "run").recall().iloc[0].isna().all()
+
+
+def test_the_report_has_a_table_for_each_row_and_marks_the_lowest(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    boards = group_runs(find_runs([str(folder)]))
+    page = render(boards)
+    assert page.count("Recall by class: ") == 2
+    for table in class_tables(boards[0], "final"):
+        for row in table.rows:
+            for text, lowest in zip(row.texts(), row.lowest, strict=True):
+                assert (f'<td class="bad">{text}</td>' if lowest else f"<td>{text}</td>") in page
+    monkeypatch.setattr(results, "MAX_CLASSES_SHOWN", 2)
+    (first, _) = results.recalls(boards)
+    assert len(first.rows) == 2
+    averages = sorted(row.cells[-2].mean for row in first.table.rows if row.cells[-2] is not None)
+    assert [row.cells[-2].mean for row in first.rows if row.cells[-2] is not None] == averages[:2]
+    assert "The 2 classes with the lowest average of 4" in first.notes[-1]
