@@ -164,7 +164,8 @@ class Device:
         for domain in request.score:
             self._test_data(domain)
         store, position = self._store(request.run), self._position(request)
-        local = self._install(cast_up(message, self.settings.rounds.transport), request, split, store, position)
+        received = cast_up(message, self.settings.rounds.transport)
+        local = self._install(received, request, split, validation, store, position)
         clock.lap("load")
         scores, validated = self._score(local, request, validation)
         clock.lap("score")
@@ -242,7 +243,7 @@ class Device:
             raise PayloadError(f"{self.method.name} has no exchange {request.exchange!r}: {self.method.exchanges}")
 
     def _install(
-        self, message: Payload, request: Request, split: Split, store: ClientStore, position: int
+        self, message: Payload, request: Request, split: Split, validation: Split, store: ClientStore, position: int
     ) -> LocalExchange:
         """Load the received shared state and the client's own state into the model."""
         kept = self._on_device(store.load(position))
@@ -287,6 +288,7 @@ class Device:
             device=self.torch_device,
             data_root=self.data_root,
             cache=self._feature_cache(model, initial),
+            validation=validation,
         )
 
     def _on_device(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -18,7 +18,7 @@ from common.losses import balanced_weights
 from common.numerics import generator
 from common.prototypes import ClassSums, PrototypeSet, class_means
 from common.settings import RunSettings, TrainSettings
-from strategies.core.method import Batch, Client, Method, Phase, Trained, build_model, feature_size
+from strategies.core.method import Batch, Client, Measured, Method, Phase, Trained, build_model, feature_size
 
 INITIAL_SCALE = 2.0**16
 GROWTH_STEPS = 2000
@@ -122,6 +122,7 @@ class LocalExchange:
         exchange: name of the exchange.
         data_root: folder of this device's data; ``None`` takes the configured one.
         cache: holds features under the backbone that ``model`` has; ``None`` computes them for every batch.
+        validation: the client's validation samples, on ``device``; ``None`` or empty if there are none.
     """
 
     def __init__(
@@ -141,8 +142,10 @@ class LocalExchange:
         device: torch.device,
         data_root: str | None = None,
         cache: FeatureCache | None = None,
+        validation: Split | None = None,
     ) -> None:
         self.settings, self.method, self.model, self.client, self.split = settings, method, model, client, split
+        self.validation = validation
         self.weights, self.prototypes, self.extra, self.kept = weights, prototypes, extra, kept
         self.round, self.rounds, self.exchange = round_number, settings.train.rounds, exchange
         self.seed, self.device, self.data_root = settings.seed, device, data_root
@@ -418,6 +421,14 @@ class LocalExchange:
             counter.add(scores, logits.float(), labels)
         self.model.train(was_training)
         return counter.result(len(split))
+
+    def validate(self) -> Measured:
+        """See :meth:`strategies.core.method.ClientContext.validate`."""
+        split = self.split
+        if self.validation is not None and len(self.validation):
+            split = self.validation
+        found = self.score(split)
+        return Measured(found["count"], found["correct"], found["loss"])
 
     def _autocast(self) -> contextlib.AbstractContextManager[Any]:
         if self.train.precision == "float32":

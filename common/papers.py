@@ -51,6 +51,7 @@ NAMES: Mapping[str, str] = {
     "fedavg": "FedAvg",
     "fedbn": "FedBN",
     "feddap": "FedDAP",
+    "feddg_ga": "FedDG-GA",
     "feddyn": "FedDyn",
     "fedgca": "FedGCA",
     "fedheal": "FedHEAL",
@@ -170,6 +171,15 @@ PAPERS: Mapping[str, tuple[Paper, ...]] = {
             "CVPR",
             2026,
             "arXiv:2604.06795",
+        ),
+    ),
+    "feddg_ga": (
+        Paper(
+            "Federated Domain Generalization with Generalization Adjustment",
+            ("Ruipeng Zhang", "Qinwei Xu", "Jiangchao Yao", "Ya Zhang", "Qi Tian", "Yanfeng Wang"),
+            "CVPR",
+            2023,
+            "OpenReview:9Bnhplqp-E",
         ),
     ),
     "feddyn": (

@@ -11,7 +11,7 @@ from common.numerics import generator
 from common.prototypes import PrototypeSet
 from common.settings import TrainSettings
 from strategies.core.aggregation import Mean
-from strategies.core.exchange import Batch, Client
+from strategies.core.exchange import Batch, Client, Measured
 
 
 class ClientContext(Protocol):
@@ -76,6 +76,12 @@ class ClientContext(Protocol):
         Rows are in the order of the split. If ``augmented`` > 0, features are averaged over this number of augmented
         views of each sample. In ``training_mode`` batches are shuffled and normalised with their own statistics, and
         the running statistics are updated.
+        """
+
+    def validate(self) -> Measured:
+        """Score the model as it is on the client's validation samples, without training; it is left unchanged.
+
+        Without ``protocol.validation`` it is scored on the client's training samples, not augmented.
         """
 
     def prepare(self, images: Tensor, draws: torch.Generator | None = None) -> Tensor:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -76,6 +76,20 @@ class Batch:
         if smoothing is None:
             smoothing = self.label_smoothing
         return cross_entropy(self.logits, self.labels, smoothing, self.class_weights)
+
+
+class Measured(NamedTuple):
+    """How the model does on a client's own samples.
+
+    Args:
+        samples: their number, >= 1.
+        correct: of them, those that the model assigns to their class.
+        loss: mean cross-entropy; not finite if the model has diverged.
+    """
+
+    samples: int
+    correct: int
+    loss: float
 
 
 @dataclass

@@ -23,6 +23,7 @@ from strategies.core.exchange import (
     Client,
     Download,
     Losses,
+    Measured,
     Phase,
     PrototypeMode,
     Shape,

@@ -447,7 +447,7 @@ def test_a_resumed_run_ends_with_the_same_state(overrides: tuple[str, ...], tmp_
 
 # ---- settings --------------------------------------------------------------------------------------------------------
 
-NOT_AVERAGED = ("adcol", "feddap", "fdse", "fedheal", "fedpall", "fpl_heal", "i2pfl", "single_set")
+NOT_AVERAGED = ("adcol", "feddap", "feddg_ga", "fdse", "fedheal", "fedpall", "fpl_heal", "i2pfl", "single_set")
 
 
 def test_a_method_says_whether_its_server_averages() -> None:

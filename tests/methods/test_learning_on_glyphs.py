@@ -29,6 +29,7 @@ LEAST = {
     "fedplcc": 80,
     "fccl_plus": 80,
     "scaffold": 75,
+    "feddg_ga": 75,
     "fedheal": 75,
     "fpl_heal": 75,
     "i2pfl": 70,

@@ -45,6 +45,7 @@ FIXED = {
     "discriminator": size(Discriminator(FEATURES, len(DOMAINS)).state_dict().values()),
     "public": 4 * PUBLIC_ROWS * CLASSES + 4 * PUBLIC_ROWS * (PUBLIC_BATCH - 1) + 8,  # logits, similarities, fingerprint
     "domain rows": (len(DOMAINS) * CLASSES - 1) * (ROW + 8),  # the noisy domain lacks a class; with each row its domain
+    "measured": 3 * 8,
     "mask": sum((tensor.numel() + 7) // 8 for tensor in FLOATS),
     "counts": 4 * sum(tensor.numel() for tensor in FLOATS) + 8,
     "synthetic": 50 * CLASSES * (4 * FEATURES + 8),  # features and labels, fifty of each class
@@ -59,6 +60,7 @@ UP = {
     ("fedapc", "train"): ["state", "class means"],
     ("fedbn", "train"): ["without norm layers"],
     ("feddap", "train"): ["state", "class means"],
+    ("feddg_ga", "train"): ["state", "measured"],
     ("feddyn", "train"): ["state"],
     ("fedgca", "train"): ["state"],
     ("fedheal", "train"): ["state", "mask"],
@@ -88,6 +90,7 @@ DOWN = UP | {
     ("fccl_plus", "collaborate"): ["public"],
     ("fdse", "train"): ["split state", "erasers of all"],
     ("feddap", "train"): ["state", "domain rows"],
+    ("feddg_ga", "train"): ["state"],
     ("feddyn", "train"): ["state", "parameters"],  # the mean of the client models, which is scored
     ("fedgca", "train"): ["state", "parameters"],
     ("fedheal", "train"): ["state"],

@@ -116,6 +116,7 @@ def test_the_own_row_of_every_table_composes_to_checked_settings(name: str, scal
         ("fedgca_pacs", 10, 50, 5, 32, 0.9),
         ("fedheal_office", 20, 200, 10, 16, 0.9),
         ("fedheal_digits", 20, 200, 10, 64, 0.9),
+        ("feddg_ga_pacs", 3, 40, 5, 16, 0.9),
         ("i2pfl_office", 10, 100, 10, 32, 0.9),
         ("i2pfl_pacs", 10, 100, 10, 16, 0.9),
         ("fedpall_office", 4, 100, 10, 32, 0.0),
