@@ -39,6 +39,8 @@ ADDED_SETTINGS: Mapping[str, Any] = {
     "data.duplicates": "keep",
     "data.augmentation.normalisation": "fixed",
     "model.freeze": "none",
+    "model.features": 128,
+    "model.width": 64,
     "train.schedule": "constant",
     "train.label_smoothing": 0.0,
     "train.class_weights": "none",

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from common.config import Search, checked
 from common.errors import PayloadError
-from common.storage.state import GlobalState
+from common.storage import GlobalState
 from strategies.core.aggregation import cap_shares
 from strategies.core.method import (
     Averaging,

@@ -13,7 +13,7 @@ from support.runs import run
 from support.toy import toy_settings
 
 from common.errors import PayloadError
-from common.storage.state import tensors_sha256
+from common.storage import tensors_sha256
 from strategies.core.aggregation import Mean
 from strategies.core.exchange import Measured
 from strategies.core.method import Trained

@@ -58,6 +58,22 @@ def multiply_adds(model: Model, size: int) -> int:
     return total
 
 
+@pytest.mark.parametrize(
+    ("spec", "features"),
+    [(Small(features=512), 512), (ResNet10(width=32), 256), (ResNet10(width=16, initialisation="kaiming"), 128)],
+    ids=["small with 512 features", "half of ResNet-10", "a quarter of ResNet-10"],
+)
+def test_other_widths_have_features_and_start_from_their_seed(spec: ModelSpec, features: int) -> None:
+    model, same, other = spec.build(5, 32, 0), spec.build(5, 32, 0), spec.build(5, 32, 1)
+    found, logits = model(images(3, 32))
+    assert found.shape == (3, features)
+    assert logits.shape == (3, 5)
+    assert model.feature_size == features
+    name = "backbone.conv1.weight"
+    assert torch.equal(model.state_dict()[name], same.state_dict()[name])
+    assert not torch.equal(model.state_dict()[name], other.state_dict()[name])
+
+
 def test_choices_are_all_there():
     expected = {"small", "resnet10", "resnet10_plvm", "resnet18", "resnet50", "digit_cnn", "digit_cnn_gap"}
     assert set(CHOICES) >= expected | {"fedbn_digit"}
@@ -78,6 +94,8 @@ def test_choices_are_all_there():
         (FedBNDigit(), 28, 10, 14_219_210),
         (AlexNet(), 256, 10, 12_974_154),  # FDSE (second-hand)
         (Small(), 32, 10, 136_730),
+        (Small(features=512), 32, 10, 362_522),
+        (ResNet10(width=32), 32, 10, 1_228_970),
     ],
 )
 def test_parameter_counts(spec, size, classes, count):
