@@ -55,7 +55,8 @@ REGISTRATION = {
 PAYLOAD = {"header", "weights", "prototypes", "extra"}
 
 REFUSED = {
-    **dict.fromkeys(("fedpall", "rucr", "scaffold", "adcol", "fccl_plus", "feddg_ga", "fedheal", "fpl_heal"), "also sends"),
+    **dict.fromkeys(("fedpall", "rucr", "scaffold", "adcol", "fccl_plus"), "also sends"),
+    **dict.fromkeys(("feddg_ga", "fedheal", "fpl_heal"), "also sends"),
     **dict.fromkeys(("fedplvm", "fedplcc", "fedapc"), "prototypes of its own"),
     **dict.fromkeys(("fdse", "fedbn", "fedrep", "single_set"), "exact functions of its training images"),
 }
