@@ -55,8 +55,8 @@ class FedDGGA(Averaging):
     In round t client k measures its trained model: ``b_k``. At the beginning of round t+1 it measures the average that
     it has received: ``e_k``. The generalisation gap is ``g_k = e_k - b_k``. The server moves the shares before it
     averages, ``a_k <- clip(a_k + sign (step_size / C) (1 - (t-1) / R) g_k / max_j |g_j|, 0, 1)``, and scales them so
-    that their sum stays. The sign is -1 for accuracy and +1 for loss, so a client that loses by averaging gains
-    weight. With ``centred`` the mean gap is subtracted first, the step is not divided by C, and shares are clipped at 0 only.
+    that their sum stays. The sign is -1 for accuracy and +1 for loss: a client that loses by averaging gains weight.
+    With ``centred`` the mean gap is subtracted first, the step is not divided by C, and shares are clipped at 0 only.
 
     Measurements are on the client's validation samples. Set ``protocol.validation=0.1``, as in ``experiment=
     feddg_ga_pacs``; without it they are on its training samples, where the gap is larger. A client that was not in
