@@ -14,7 +14,8 @@ of its own, signs its calls, sends heartbeats, looks for messages every three se
 and pushes every part of its answer; but it answers at once, with the model it was sent, and starts no process. Server
 and SuperLink are those of a deployment. FedAvg with the small net of 136,730 parameters.
 
-A round is from the end of the one before to its own end; the first two, in which nodes register, do not count.
+A round is from the end of the one before to its own end; the first two do not count, unless ``--skip`` says otherwise.
+Nodes register before the first.
 Processor seconds are those of the SuperLink, the server process, the proxy and all nodes over these rounds, memory is
 the most they held. ``faults`` are calls of nodes that failed and were made again; what the logs say of them is printed.
 
@@ -496,7 +497,9 @@ def store_of(options: argparse.Namespace) -> dict[str, Store]:
 def found_in(output: Path, meter: Meter, rounds: int, skip: int) -> dict[str, Any]:
     """What was measured in the rounds that count."""
     events = [json.loads(line) for line in (output / "events.jsonl").read_text().splitlines()]
-    ends = [event["time"] for event in events if event["event"] in ENDS][skip - 1 :]
+    starts = [event["time"] for event in events if event["event"] == "start"]
+    ends = [event["time"] for event in events if event["event"] in ENDS]
+    ends = [*starts, *ends][skip:]
     lost = sum(event["event"] in ("client lost", "client failed", "client refused") for event in events)
     skipped = sum(event["event"] == "round skipped" for event in events)
     found = {}
@@ -515,7 +518,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=8, help="nodes at work at the same time")
     parser.add_argument("--store", choices=("sqlite", "memory"), default="sqlite", help="of the SuperLink")
     parser.add_argument("--superlinks", type=int, default=1, help="under one server")
-    parser.add_argument("--skip", type=int, default=SKIPPED, help="first rounds that do not count, at least one")
+    parser.add_argument("--skip", type=int, default=SKIPPED, help="first rounds that do not count")
     parser.add_argument("--vanish", type=float, default=0.0, help="share of the nodes that vanishes in every round")
     parser.add_argument("--override", action="append", default=[], help="of the run, such as rounds.oversample=1.3")
     parser.add_argument("--secure", action="store_true")

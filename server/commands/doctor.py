@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import partial
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 
@@ -22,6 +23,7 @@ from common.errors import ConfigError, EngineError, GoldfinchError
 from common.settings import load_settings
 from common.text import counted
 from common.versions import package_versions, shadows
+from server.flower.processes import connections, flower_home
 
 OK, NOTE, FAIL = "ok", "note", "FAIL"
 GIB = 2**30
@@ -122,7 +124,7 @@ def _this_machine() -> list[Finding]:
     findings += [_flower_version(versions), _cpu(), *_cuda()]
     for name in PROGRAMS:
         findings.append(_program(name))
-    findings += [_path(), _run_time_installation(), _local_superlink(), _node_port(), *_shadows()]
+    findings += [_path(), _run_time_installation(), _local_superlink(), *_connections(), _node_port(), *_shadows()]
     findings += [_shared_memory(), _disk(), _memory(), _configuration(), _client_app(), _data_folder()]
     for path in sorted((CONF / "data").glob("*.yaml")):
         findings.append(_data(path.stem))
@@ -205,6 +207,20 @@ def _local_superlink() -> Finding:
     result = "Flower's local SuperLink is running; simulations import code from where it was started"
     remedy = "if that is another checkout, stop it: pkill -TERM -f 'flower-superlink --insecure --simulation'"
     return Finding(f"port {port}", result, remedy, NOTE)
+
+
+def _connections() -> list[Finding]:
+    """Check whether the SuperLinks in Flower's ``config.toml`` accept connections, as ``engine=superlink`` needs."""
+    findings = []
+    for name, address in connections(flower_home() / "config.toml").items():
+        parts = urlsplit(f"//{address}")
+        try:
+            with socket.create_connection((parts.hostname or "", parts.port or 0), timeout=2.0):
+                findings.append(Finding(f"connection {name}", f"the SuperLink at {address} accepts connections"))
+        except (OSError, ValueError) as error:
+            remedy = "start it, if a run is to use it (docs/deploy.md)"
+            findings.append(Finding(f"connection {name}", f"no SuperLink at {address}: {error}", remedy, NOTE))
+    return findings
 
 
 def _node_port() -> Finding:

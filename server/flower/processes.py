@@ -12,6 +12,7 @@ import ssl
 import subprocess
 import sys
 import time
+import tomllib
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -63,6 +64,33 @@ def flower_environment(home: Path, **more: str) -> dict[str, str]:
     environment["PATH"] = os.pathsep.join([programs, os.environ.get("PATH", "")])
     environment.update(more)
     return environment
+
+
+def flower_home() -> Path:
+    """Return the folder of Flower's configuration, which need not exist."""
+    return Path(os.environ.get("FLWR_HOME", Path.home() / ".flwr"))
+
+
+def connections(path: Path) -> dict[str, str]:
+    """Return the addresses of the SuperLinks in Flower's ``config.toml`` by name, without Flower's simulations.
+
+    Args:
+        path: the file. One that is missing or cannot be read has none.
+    """
+    try:
+        entries = tomllib.loads(path.read_text(encoding="utf-8")).get("superlink", {})
+    except (OSError, ValueError):
+        return {}
+    found: dict[str, str] = {}
+    if not isinstance(entries, dict):
+        return found
+    for name, entry in entries.items():
+        address = None
+        if isinstance(entry, dict):
+            address = entry.get("address")
+        if isinstance(address, str) and address and not address.startswith(":"):
+            found[name] = address
+    return found
 
 
 def program(name: str) -> str:

@@ -28,7 +28,7 @@ from common.errors import ConfigError, EngineError
 from common.overrides import quoted_override
 from common.settings import RunSettings
 from common.versions import CODE, VERSION
-from server.flower.processes import answer_in, ask_flower, flower_environment, program
+from server.flower.processes import answer_in, ask_flower, flower_environment, flower_home, program
 from server.flower.superlink import CONNECTION, SimulationLink, simulation_link
 from server.trackers.events import Listener
 
@@ -169,11 +169,6 @@ def run_on_superlink(settings: RunSettings, overrides: Sequence[str], listeners:
     with tempfile.TemporaryDirectory(prefix="goldfinch-", ignore_cleanup_errors=True) as neutral:
         environment = flower_environment(home)
         submit(settings, overrides, options.connection, environment, Path(neutral), {}, listeners, outlives=True)
-
-
-def flower_home() -> Path:
-    """Return the folder of Flower's configuration, which need not exist."""
-    return Path(os.environ.get("FLWR_HOME", Path.home() / ".flwr"))
 
 
 def check_connection(path: Path, name: str | None) -> str:

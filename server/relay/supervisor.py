@@ -16,12 +16,11 @@ from common.config import build
 from common.errors import ConfigError, EngineError, GoldfinchError, writing
 from common.settings import RunSettings
 from server.engines.flower import FlowerEngine
-from server.flower.processes import Child, Processes, ask_flower, flower_environment, program
+from server.flower.processes import Child, Processes, ask_flower, flower_environment, flower_home, program
 from server.flower.submit import (
     SubmittedRun,
     SuperLinkSettings,
     check_connection,
-    flower_home,
     remote_overrides,
     start_run,
     write_bundle,

@@ -1,10 +1,12 @@
 """engine=superlink needs a SuperLink that somebody started: Flower's local simulation in its place is refused."""
 
+import socket
 from pathlib import Path
 
 import pytest
 
 from common.errors import ConfigError
+from server.commands import doctor
 from server.flower.submit import check_connection
 
 LOCAL = '[superlink]\ndefault = "local"\n\n[superlink.local]\naddress = ":local:"\n'
@@ -32,6 +34,18 @@ def test_a_connection_without_a_superlink_is_refused(
         path.write_text(text)
     with pytest.raises(ConfigError, match=words):
         check_connection(path, name)
+
+
+def test_doctor_tells_which_superlinks_accept_connections(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
+    assert doctor._connections() == []
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        here = f'[superlink.here]\naddress = "127.0.0.1:{server.getsockname()[1]}"\n'
+        (tmp_path / "config.toml").write_text(LOCAL + here + '[superlink.gone]\naddress = "127.0.0.1:1"\n')
+        found = {finding.subject: finding.state for finding in doctor._connections()}
+    assert found == {"connection here": doctor.OK, "connection gone": doctor.NOTE}
 
 
 @pytest.mark.parametrize("default", [True, False], ids=["by default", "by name"])
