@@ -44,7 +44,7 @@ def test_doctor_tells_which_superlinks_accept_connections(tmp_path: Path, monkey
         server.listen()
         here = f'[superlink.here]\naddress = "127.0.0.1:{server.getsockname()[1]}"\n'
         (tmp_path / "config.toml").write_text(LOCAL + here + '[superlink.gone]\naddress = "127.0.0.1:1"\n')
-        found = {finding.subject: finding.state for finding in doctor._connections()}
+        found = {finding.name: finding.state for finding in doctor._connections()}
     assert found == {"connection here": doctor.OK, "connection gone": doctor.NOTE}
 
 
