@@ -96,6 +96,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = own_first(list(sys.argv[1:] if arguments is None else arguments))
     try:
         return typer.main.get_command(app).main(given, prog_name="goldfinch", standalone_mode=False) or 0
+    except click.NoSuchOption as error:
+        word = error.option_name.lstrip("-")
+        if word in [known.name or known.callback.__name__ for known in app.registered_commands]:
+            error.possibilities = []
+            error.message = f"No such option '{error.option_name}', but there is a command: goldfinch {word}"
+        error.show()
+        return error.exit_code
     except click.ClickException as error:
         error.show()
         return error.exit_code
@@ -413,7 +420,7 @@ def _board(
         option("--rescore/--no-rescore", text="submit: score each model again (default); needs the data here."),
     ] = True,
 ) -> None:
-    """Show boards of strict comparisons, or add somebody's rows.
+    """Show boards of strict comparisons, or add others' rows.
 
     goldfinch board show docs/results/board --output board.html
     goldfinch board submit RUNS --records docs/results/board --by NAME

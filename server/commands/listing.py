@@ -41,7 +41,9 @@ def description(path: Path) -> str:
         purpose = comment.pop(0).partition("  ")[2]
         if purpose:
             comment = [purpose]
-    found = " ".join([line for line in comment if not line.startswith("goldfinch ")]).strip(" ()")
+    found = " ".join([line for line in comment if not line.startswith("goldfinch ")]).strip()
+    if found.startswith("(") and found.endswith(")"):
+        found = found[1:-1]
     target = re.search(r"^_target_: ([\w.]+)\.(\w+)$", text, re.MULTILINE)
     if not found and target:
         found = _docstring(target[1], target[2])

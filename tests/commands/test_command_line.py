@@ -398,3 +398,18 @@ def test_lists_and_help_do_not_import_torch(words: list[str]) -> None:
     )
     done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_command_that_is_written_as_an_option_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--list"]) == 2
+    message = capsys.readouterr().err
+    assert "there is a command: goldfinch list" in message
+    assert "--quiet" not in message
+
+
+def test_a_description_keeps_its_last_bracket(tmp_path: Path) -> None:
+    place = tmp_path / "a.yaml"
+    place.write_text("# goldfinch run experiment=a  the global mean (G) or the unbiased one (U)\n")
+    assert description(place) == "the global mean (G) or the unbiased one (U)"
+    place.write_text("# goldfinch run experiment=a\n# (all in brackets)\n")
+    assert description(place) == "all in brackets"

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from common.errors import ConfigError
 from common.regular_files import read_small
-from common.settings import result_settings
+from common.run_config import result_settings
 from common.storage import write_text
 
 FORMAT = 1

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from common.errors import ConfigError, DataError, GoldfinchError
-from common.settings import flat
+from common.run_config import flat
 from server.results.board.record import (
     IN_DOMAIN,
     LEFT_OUT,
