@@ -98,10 +98,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return typer.main.get_command(app).main(given, prog_name="goldfinch", standalone_mode=False) or 0
     except click.NoSuchOption as error:
         word = error.option_name.lstrip("-")
-        if word in [known.name or known.callback.__name__ for known in app.registered_commands]:
-            error.possibilities = []
-            error.message = f"No such option '{error.option_name}', but there is a command: goldfinch {word}"
-        error.show()
+        if word in [known.name for known in app.registered_commands]:
+            text = f"No such option '{error.option_name}', but there is a command: goldfinch {word}"
+            click.UsageError(text, error.ctx).show()
+        else:
+            error.show()
         return error.exit_code
     except click.ClickException as error:
         error.show()
