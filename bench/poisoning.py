@@ -3,6 +3,7 @@
     python bench/poisoning.py           # every run that bench/results/poisoning.csv does not hold yet, then the table
     python bench/poisoning.py --table   # the table of what is there
     python bench/poisoning.py --methods fpl --federations "1 of 5" --seeds 0   # a part of it
+    python bench/poisoning.py --classifier  # each client's cosine to the others in the classifier's weights
     python bench/poisoning.py --dry-run  # one attacked run of two rounds on few images; writes nothing
 
 A federation of clients of different domains trains for 15 rounds. Hostile clients, drawn by the seed, train honestly
@@ -13,13 +14,14 @@ is the shipped code. Runs are inline, in this process, on one thread.
 
 from __future__ import annotations
 
+import math
 import statistics
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,7 @@ from common.data.batches import Split
 from common.numerics import generator
 from common.prototypes import PrototypeSet
 from common.settings import RunSettings, load_settings
+from common.storage import GlobalState
 from common.wire.messages import Registration, Request
 from common.wire.payload import Payload
 from server.engines.inline import InlineEngine
@@ -41,6 +44,10 @@ from server.run.conduct import prepare_output
 from server.run.engine import Admit, Failure, Reply
 from server.run.history import read_rows
 from server.run.rounds import RoundLoop
+from strategies.core.agreement import Agreement, Opposition
+from strategies.core.context import ServerContext
+from strategies.core.exchange import Update
+from strategies.core.federation import Federation
 
 RESULTS = Path(__file__).parent / "results" / "poisoning.csv"
 SEEDS = (0, 1, 2)
@@ -76,7 +83,19 @@ DEFENCES: dict[str, tuple[str, ...]] = {
     "trimmed_mean": ("rounds.opposing=off", "aggregation=trimmed_mean"),
     "multi_krum": ("rounds.opposing=off", "aggregation=multi_krum"),
     "geometric_median": ("aggregation=geometric_median",),
+    "centered_clipping": ("aggregation=centered_clipping",),
+    "bucketing": ("aggregation=bucketing",),
+    "uniform": ("method.weighting=uniform",),
+    "server_images": ("method.weighting=uniform",),
 }
+"""Overrides of each defence. ``server_images`` is a prototype, :class:`ServerImages`, and no part of Goldfinch."""
+
+IMAGES_PER_CLASS = 2
+"""Images of each class and domain that the server of the prototype holds."""
+
+STAYS, WORSE = 0.8, 1.0
+"""Of the prototype: share of a client's suspicion that stays, and the suspicion above which it is left out, in nats."""
+
 ROUNDS, LATE = 15, 10
 AT_THE_BOUND = 1000.0
 LITTLE = 1.5
@@ -121,6 +140,91 @@ class Outcome:
     torch: str
     commit: str
     when: str
+
+
+@dataclass
+class ServerImages(Agreement):
+    """The comparison of directions, and a test on images that the server holds (the idea of Zeno, Xie et al., 2019).
+
+    The server has :data:`IMAGES_PER_CLASS` training images of each class and domain, which the client may have as well.
+    It compares the loss of the model that a client sends with that of the model that the client was sent, on images of
+    the client's domain, with the statistics of these images. The increase adds to the client's suspicion, a decrease
+    lowers it. Above :data:`WORSE` the update is left out, as long as fewer than half are.
+    """
+
+    federation: Federation = field(kw_only=True)
+    suspicion: dict[str, float] = field(default_factory=dict)
+    images: dict[str, Split] = field(default_factory=dict)
+
+    def find(self, updates: Sequence[Update], state: GlobalState, server: ServerContext) -> dict[str, Opposition]:
+        """Return the updates to leave out, by client id."""
+        found = super().find(updates, state, server)
+        if not updates or not updates[0].weights:
+            return found
+        for update in updates:
+            client = update.client.id
+            before = self._loss(state.weights, update.client.domain)
+            increase = self._loss(update.weights, update.client.domain) - before
+            if math.isnan(increase):
+                increase = math.inf
+            self.suspicion[client] = max(0.0, STAYS * self.suspicion.get(client, 0.0) + increase)
+            if self.suspicion[client] > WORSE and client not in found and len(found) + 1 < len(updates) / 2:
+                found[client] = Opposition(0.0, 0.0, 0.0)
+        return found
+
+    @torch.no_grad()
+    def _loss(self, weights: Mapping[str, Tensor], domain: str) -> float:
+        """Return the cross-entropy of a model on the server's images of a domain."""
+        settings = self.federation.settings
+        if domain not in self.images:
+            self.images[domain] = some_of_each_class(settings.data.load(domain).train, settings.data.class_count)
+        split = self.images[domain]
+        model = self.federation.new_model()
+        model.load_state_dict({**model.state_dict(), **weights})
+        _, logits = model.train()(settings.data.augmentation.test(split.images))
+        return float(torch.nn.functional.cross_entropy(logits, split.labels))
+
+
+@dataclass
+class ClassifierDirections(Agreement):
+    """The comparison of directions, which also prints that of the classifier's weights alone; it leaves out no more.
+
+    A row of the classifier's weights belongs to a class. What is common to all rows is subtracted first, and the
+    others' directions have length 1 before they are added.
+    """
+
+    hostile: frozenset[str] = field(kw_only=True)
+
+    def find(self, updates: Sequence[Update], state: GlobalState, server: ServerContext) -> dict[str, Opposition]:
+        """Print each client's cosine to the others."""
+        if updates and updates[0].weights:
+            directions: list[Tensor] = []
+            for update in updates:
+                step = (update.weights[CLASSIFIER] - state.weights[CLASSIFIER]).double()
+                step = (step - step.mean(0)).flatten()
+                directions.append(step / torch.linalg.vector_norm(step).clamp_min(1e-30))
+            total = torch.stack(directions).sum(0)
+            words: list[str] = []
+            for update, direction in zip(updates, directions, strict=True):
+                others = total - direction
+                cosine = float(direction @ others / torch.linalg.vector_norm(others).clamp_min(1e-30))
+                mark = "*" * (update.client.id in self.hostile)
+                words.append(f"{mark}{update.client.id} {cosine:.2f}")
+            print(server.round, ", ".join(words), flush=True)
+        return super().find(updates, state, server)
+
+
+CLASSIFIER = "head.weight"
+
+
+def some_of_each_class(split: Split, class_count: int) -> Split:
+    """Return :data:`IMAGES_PER_CLASS` images of each class, always the same."""
+    draws = torch.Generator().manual_seed(999)
+    chosen: list[int] = []
+    for label in range(class_count):
+        members = (split.labels == label).nonzero().flatten()
+        chosen += members[torch.randperm(len(members), generator=draws)[:IMAGES_PER_CLASS]].tolist()
+    return split.subset(torch.tensor(chosen))
 
 
 Key = tuple[str, str, str, str, int]
@@ -294,7 +398,8 @@ def flip_labels(device: object, class_count: int) -> None:
 def run(federation: str, method: str, attack: str, defence: str, seed: int, more: Sequence[str] = ()) -> Outcome:
     """Run one attacked federation and return its row."""
     count, overrides = FEDERATIONS[federation]
-    chosen = [f"method={method}", f"seed={seed}", f"train.rounds={ROUNDS}", *METHODS[method], *DEFENCES[defence], *more]
+    chosen = [f"method={method}", f"seed={seed}", f"train.rounds={ROUNDS}", *METHODS[method]]
+    chosen += [*DEFENCES.get(defence, ()), *more]
     if defence in ("trimmed_mean", "multi_krum"):
         chosen.append(f"aggregation.attackers={count}")
     started = time.process_time()
@@ -303,6 +408,10 @@ def run(federation: str, method: str, attack: str, defence: str, seed: int, more
         prepare_output(settings)
         engine = HostileEngine(settings, attack, count)
         rounds = RoundLoop(settings, engine)
+        if defence == "server_images":
+            rounds.federation.agreement = ServerImages(settings.seed, federation=rounds.federation)
+        if defence == "classifier":
+            rounds.federation.agreement = ClassifierDirections(settings.seed, hostile=frozenset(engine.hostile))
         rounds.run()
         engine.close()
         rows = read_rows(Path(folder) / "activity.csv")
@@ -389,6 +498,7 @@ def dry_run() -> None:
 def main() -> None:
     """Run what is missing, then print the table."""
     options = arguments(__doc__)
+    options.add_argument("--classifier", action="store_true", help="print cosines of the classifier's weights")
     options.add_argument("--table", action="store_true", help="only print the table of the rows that are there")
     options.add_argument("--results", type=Path, default=RESULTS)
     options.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
@@ -400,6 +510,11 @@ def main() -> None:
     torch.set_num_threads(1)
     if chosen.dry_run:
         dry_run()
+        return
+    if chosen.classifier:
+        for attack in ("none", "label flip", "noise", "sign flip"):
+            print(attack)
+            run("1 of 5", "fedavg", attack, "classifier", 0, ("train.rounds=7",))
         return
     outcomes = load(chosen.results)
     done = {key_of(outcome) for outcome in outcomes}
