@@ -63,8 +63,9 @@ def test_a_crash_on_the_way_leaves_the_old_file(broken: str, tmp_path: Path, mon
         monkeypatch.setattr(files.os, "fsync", fail)
     else:
         monkeypatch.setattr(Path, "replace", fail)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(OSError, match="No space left") as caught:
         write_bytes(target, b"new")
+    assert caught.value.filename == str(target)
     monkeypatch.undo()
     assert target.read_bytes() == b"old"
     assert leftovers(tmp_path) == ["state"]
