@@ -35,7 +35,7 @@ from common.regular_files import MAX_TENSOR_FILE, check_regular
 
 
 MODEL_PREFIX = "model/"
-"""Prefix of the names of a model's unshared part in a client's own state."""
+"""Prefix, in a client's own state, of the model's tensors that are not shared, such as FedBN's batch norm layers."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,7 +176,7 @@ DTYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-"""Names of the dtypes in the safetensors format, in the order of its tensors; those of one dtype are in name order."""
+"""The safetensors name of each dtype. A file has its tensors in the order of this table, those of one dtype by name."""
 
 MAX_NAME_BYTES = 200
 """Longest name of a client or domain; file systems allow 255 bytes, and indices and suffixes are added."""
@@ -192,7 +192,10 @@ def check_run_id(run: object) -> str:
         ValueError: it is not an id, for example a path.
     """
     if not isinstance(run, str) or not RUN_ID.fullmatch(run):
-        raise ValueError(f"the run's id {str(run)[:50]!r} is not one: letters, digits, - and _ are allowed")
+        raise ValueError(
+            f"{str(run)[:50]!r} is not a valid run id: it has up to 100 letters, digits, - and _, and begins with a "
+            "letter or digit"
+        )
     return run
 
 
@@ -410,10 +413,11 @@ class Series:
 
 
 KEPT_VERSIONS = 3
-"""Rounds whose versions are kept. The server may go back to its last checkpoint: one round, and the current one."""
+"""Rounds of which a device keeps versions: the current one, the one before, from which a resumed run goes on, and one
+in reserve."""
 
 CLIENT_STATE = "state"
-"""Kind of the series of versions."""
+"""First part of the names of a client's files: ``state-000007.safetensors``."""
 
 
 def client_stores(folder: Path, client: str, per_round: int) -> Callable[[str], ClientStore]:
@@ -423,7 +427,10 @@ def client_stores(folder: Path, client: str, per_round: int) -> Callable[[str], 
 
 
 class ClientStore:
-    """Versions as files in one folder that only this user may read; a damaged newest version is skipped.
+    """A client's own tensors (the unshared part of its model, and the method's local ones), one version per exchange.
+
+    Each version is a file that only this user may read. Its number, the *position*, is that of the exchange in the run:
+    the round times the exchanges per round, plus the index in the round. A damaged newest version is skipped.
 
     Args:
         folder: the client's own folder, created on the first save.
@@ -444,7 +451,7 @@ class ClientStore:
     def save(self, position: int, tensors: Mapping[str, Tensor], best_before: int = 0) -> None:
         """Write the version of ``position``, and delete later versions: the server went back to an earlier round.
 
-        Besides the last versions, the newest one before ``best_before`` is kept: it is that of the best round.
+        The newest version before ``best_before`` is never deleted: it is that of the round with the best validation.
 
         Raises:
             DataError: the disk is full or cannot be written; the version before stays.
@@ -497,7 +504,7 @@ class AnswerStore:
         self._lock = Lock()  # engines keep replies from several threads
 
     def clear(self) -> None:
-        """Forget the replies of the last exchange, and delete files that a killed process left while writing them."""
+        """Count bytes from 0 for a new exchange, and delete files that a killed process left while writing them."""
         self._held = 0
         for path in self.folder.glob(f"{ANSWER_PREFIX}*"):
             path.unlink(missing_ok=True)

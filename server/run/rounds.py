@@ -81,7 +81,7 @@ class RoundLoop:
 
     @property
     def server(self) -> ServerContext:
-        """What the method's server half may use in the present exchange."""
+        """The context of the method's functions on the server in the present exchange."""
         return self.federation.server
 
     @property
@@ -153,7 +153,7 @@ class RoundLoop:
             self.history.event("privacy warning", round=self.state.round, reason=reason)
 
     def _train(self) -> bool:
-        """Run the rounds that are left; return whether the run was not stopped between them."""
+        """Run the remaining rounds; return False if the run was stopped before its last round, otherwise True."""
         if not self.method.trains:
             self.trained = True
             self._save()
@@ -237,7 +237,7 @@ class RoundLoop:
         return f"{self.history.commonest_trouble()}; all reasons are in {self.history.folder / 'activity.csv'}; {kept}"
 
     def seconds(self) -> float:
-        """Wall seconds so far; of earlier parts, what their last checkpoint counted."""
+        """Wall seconds of this process, plus those in the checkpoint that the run was resumed from."""
         return self.earlier_seconds + time.perf_counter() - self._started
 
     # ---- checkpoints and privacy -------------------------------------------------------------------------------------
@@ -306,7 +306,10 @@ class RoundLoop:
     # ---- one round -------------------------------------------------------------------------------------------------
 
     def _round(self, number: int) -> bool:
-        """Run one round; return whether it was held. If it was not, only the state's round number changes."""
+        """Run one round; return whether enough updates arrived to aggregate them.
+
+        Otherwise the round is skipped: the state stays as it is, and only its round number advances.
+        """
         before = self.state
         started = time.perf_counter()
         self._register(0.0)
@@ -347,7 +350,7 @@ class RoundLoop:
     def _check_reasons_differ(self, number: int) -> None:
         """Stop a run in which every client raised the same error: further rounds would be the same.
 
-        One of several clients may have a problem of its own, so two must have been asked where there are two.
+        One client's error may be its own fault, so at least two clients must have failed, or the only one.
 
         Raises:
             EngineError: with the traceback that they share.
@@ -361,13 +364,12 @@ class RoundLoop:
         if len(reasons) != 1 or len(failures) < min(2, len(self.registry.expected)):
             return
         lines = [line for line in failures[0].traceback.splitlines() if line.strip()]
-        raise EngineError(
-            f"in round {number} every client that was asked raised the same: {reasons.pop()}\n  "
-            + "\n  ".join(["It would in every round, so the run stops; resume=true goes on.", *lines[-MAX_LINES:]])
-        )
+        advice = "Every further round would fail the same way, so the run stops. Fix the cause; resume=true continues."
+        message = [f"in round {number} every client that was asked raised the same: {reasons.pop()}", advice]
+        raise EngineError("\n  ".join([*message, *lines[-MAX_LINES:]]))
 
     def _due(self, number: int) -> bool:
-        """Whether round ``number`` is scored: every ``evaluate_every`` rounds, and the last if it scores its result."""
+        """Whether round ``number`` is scored: every ``evaluate_every`` rounds, and the last if scored itself."""
         if self.method.scores_new_state and number == self.settings.train.rounds:
             return True
         return (number - 1) % self.settings.rounds.evaluate_every == 0
@@ -387,7 +389,7 @@ class RoundLoop:
 
         Args:
             participants: clients that are asked to train, or to score if ``enough`` is 0.
-            enough: updates after which the exchange closes; 0 asks for scores alone.
+            enough: updates after which the exchange closes; 0 if clients are only asked to score.
         """
         message = self.federation.message(self.state)
         requests = self.federation.requests(self.run_id, participants, train=enough > 0)
@@ -406,7 +408,7 @@ class RoundLoop:
         best_before = self.federation.best
         self.recorder.record(message, requests, replies, outcome, failures)
         if self.federation.best != best_before and not self.method.scores_new_state:
-            self.best_checkpoint.replace(self._checkpoint())  # of the state that was scored, before it is replaced
+            self.best_checkpoint.replace(self._checkpoint())  # self.state is still the one that clients scored
         return outcome
 
     def _ask(

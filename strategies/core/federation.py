@@ -74,7 +74,8 @@ class Outcome:
     Args:
         state: the next global state; the one before if the exchange was skipped or only asked for scores.
         admitted: accepted replies, by client id.
-        updates: their updates, by client id, as they were aggregated: with the samples that they count for.
+        updates: the updates that were aggregated, sorted by client id. Their numbers of samples are those that count:
+            ``rounds.largest_client`` and ``rounds.largest_share`` limit them.
         refused: clients whose replies were not accepted, with the reasons.
         clipped: by client id, the factors in (0, 1) by which parts of its update were scaled.
         opposing: by client id, why its update was left out; its scores count.
@@ -119,12 +120,14 @@ class Federation:
 
     Attributes:
         registry: the clients.
-        server: what the method's server half may use in the current exchange; a new object for each exchange.
-        bounds: how long updates may be.
-        agreement: which updates work against the others.
+        server: the context of the method's functions on the server (``download``, ``expects``, ``aggregate`` ...); a
+            new object for each exchange.
+        bounds: limits on the L2 norm of updates.
+        agreement: finds updates that work against the others.
         rule_memory: what the aggregation rule remembers from one exchange to the next.
         answer_store: where replies wait until the exchange closes.
-        best: the round that is best by validation so far, whose own state devices keep; -1 if there is none.
+        best: number of the round with the best validation score so far; -1 if there is none. Requests contain it, so
+            that devices keep their own state of that round.
 
     Raises:
         ConfigError: the method cannot be combined with the aggregation rule or with the privacy settings.
@@ -276,19 +279,21 @@ class Federation:
     # ---- replies -----------------------------------------------------------------------------------------------------
 
     def close(self, state: GlobalState, replies: Sequence[Reply], refused: int = 0, enough: int = 0) -> Outcome:
-        """Check an exchange's replies and aggregate them; the only way, for every engine and for Flower's own server.
+        """Check an exchange's replies and aggregate them. Every engine and Flower's own server aggregate through it.
 
-        In this order: the gate accepts or refuses each reply; updates that are too long are scaled down or refused
-        (``rounds.outliers``); updates that work against the others' are left out (``rounds.opposing``);
+        In this order: the gate accepts or refuses each reply; updates with an L2 norm above the bound are scaled down
+        or refused (``rounds.outliers``); updates that work against the others' are left out (``rounds.opposing``);
         no client counts for too many samples (``rounds.largest_share``); the aggregation rule
-        receives the number of refused replies; if as many updates are left as :meth:`needed` says, they are aggregated.
-        The guards remember the exchange even if it is skipped.
+        is told how many replies were refused or left out, because it may count them among the attackers that it
+        tolerates; if as many updates are left as :meth:`needed` says, they are aggregated. ``bounds`` and ``agreement``
+        remember the exchange even if too few updates are left.
 
         Args:
             state: the state that :meth:`message` was made from.
             replies: the replies that arrived, in any order.
             refused: replies that arrived and could not be read.
-            enough: updates after which the exchange was closed; 0 if it waited for all clients.
+            enough: updates after which the exchange was closed (``rounds.oversample``); 0 if it waited for all,
+                or if no client was asked to train.
         """
         admitted, updates, refusals = self._accept(replies)
         updates, too_long, clipped = self._bound(state, updates)
@@ -301,7 +306,7 @@ class Federation:
         updates = cap_samples(updates, self.server.clients, self.settings.rounds.largest_share)
         aggregation = self.settings.aggregation.after_refusals(refused + len(refusals) + len(opposing), len(updates))
         needed, by = 0, ""
-        asked = self._asked_to_train - len(opposing)  # a client that is left out cannot make the round fail
+        asked = self._asked_to_train - len(opposing)  # or one that is left out would cost the quorum
         if enough:
             asked = min(asked, enough)
         if asked:
@@ -388,9 +393,9 @@ class Federation:
             domain, count = entry["domain"], entry["count"]
             known = self._test_counts.get((answer.client, domain), count)
             if count != known:
-                raise PayloadError(f"the score of {domain} counts {count} images; earlier ones counted {known}")
+                raise PayloadError(f"the score on {domain} is over {count} test images; earlier ones were over {known}")
             if count > limit:
-                raise PayloadError(f"the score of {domain} counts {count} images; at most {limit} are accepted")
+                raise PayloadError(f"the score on {domain} is over {count} test images; at most {limit} are accepted")
             counts[answer.client, domain] = count
         self._test_counts |= counts
         registered = self.registry.registrations[answer.client].validation
@@ -402,7 +407,8 @@ class Federation:
             entry = answer.validation
             if not counts_fit(entry.get("confusion"), self.server.class_count, entry["count"], entry["correct"]):
                 raise PayloadError(
-                    f"the validation has no confusion counts that fit; rounds.metric={metric} needs them"
+                    "the validation score's confusion counts are missing or contradict its numbers of images and "
+                    f"correct ones; rounds.metric={metric} is computed from them"
                 )
 
     def _bound(

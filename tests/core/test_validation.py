@@ -382,7 +382,9 @@ def test_a_metric_needs_counts_that_fit(tmp_path: Path) -> None:
     settings = validating("fedavg", tmp_path / "run", rounds_={"metric": "macro_f1"})
     done = run(settings, TouchedEngine(settings, edit=without))
     reasons = {row["reason"] for row in done.rows("activity.csv") if row["status"] == "refused"}
-    assert reasons == {"the validation has no confusion counts that fit; rounds.metric=macro_f1 needs them"}
+    (reason,) = reasons
+    assert "confusion counts" in reason
+    assert "rounds.metric=macro_f1" in reason
 
 
 def test_a_metric_without_validation_samples_is_refused_and_the_default_changes_no_identity() -> None:
