@@ -438,6 +438,15 @@ def _call(arguments: Sequence[str], environment: Mapping[str, str], folder: Path
     return result.stdout
 
 
+RAY_TIMED_OUT = "The current node timed out during startup"
+"""What Ray prints if its processes do not start in time; Flower's last error does not repeat it."""
+
+RAY_IS_LATE = (
+    "Ray did not start within its 30 s, as on a machine that is busy or short of memory: end other programs and run the "
+    "command again, or take engine=inline, which gives the same result"
+)
+
+
 def cause_of(log: Path) -> str:
     """Return the last error in Flower's output that has a reason, with the indented lines of its message.
 
@@ -463,6 +472,8 @@ def cause_of(log: Path) -> str:
             return "\n".join(message)
         is_part_of_another = line.startswith((" ", "["))
         if "Error: " in bare and not is_part_of_another:
+            if any(RAY_TIMED_OUT in each for each in lines[:index]):
+                return RAY_IS_LATE
             return bare
     return ""
 

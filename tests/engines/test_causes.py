@@ -48,6 +48,20 @@ def test_what_holds_no_error_has_no_cause(tmp_path: Path, text: str) -> None:
     assert cause_of(tmp_path / "nowhere.log") == ""
 
 
+def test_ray_that_did_not_start_in_time_is_told_with_remedies(tmp_path: Path) -> None:
+    log = tmp_path / "flower.log"
+    late = "Exception: The current node timed out during startup. This could happen because some of the raylet failed\n"
+    crashed = "RuntimeError: Simulation Runtime crashed.\n"
+    log.write_text(late + crashed)
+    found = cause_of(log)
+    assert "Ray did not start" in found
+    assert "engine=inline" in found
+    log.write_text(late + TRACE)
+    assert cause_of(log).startswith("only 0 of 2 clients registered"), "Goldfinch's own error tells more"
+    log.write_text(crashed)
+    assert cause_of(log) == crashed.strip()
+
+
 def test_other_programs_errors_are_one_line(tmp_path: Path) -> None:
     log = tmp_path / "flower.log"
     log.write_text("ValueError: no such thing\nbye\n")
