@@ -442,8 +442,8 @@ RAY_TIMED_OUT = "The current node timed out during startup"
 """What Ray prints if its processes do not start in time; Flower's last error does not repeat it."""
 
 RAY_IS_LATE = (
-    "Ray did not start within its 30 s, as on a machine that is busy or short of memory: end other programs and run the "
-    "command again, or take engine=inline, which gives the same result"
+    "Ray did not start within its 30 s, as on a machine that is busy or short of memory: end other programs and run "
+    "the command again, or take engine=inline, which gives the same result"
 )
 
 
