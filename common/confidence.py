@@ -183,6 +183,36 @@ def count_confidence(scores: Tensor, labels: Tensor) -> ConfidenceCounts:
     )
 
 
+def exact_auroc(probabilities: Tensor, labels: Tensor) -> float | None:
+    """Return the area under the ROC curve in per cent, one class against the rest, of all images at once.
+
+    The result is the mean over the classes that have images and do not have all of them (Hand and Till, 2001, for one
+    class: the share of pairs of an image of the class and another one that are in the right order; a tie is a half).
+
+    Args:
+        probabilities: ``[N, K]``.
+        labels: int64 ``[N]``.
+
+    Returns:
+        ``None`` if no class has an area.
+    """
+    import torch
+
+    areas: list[float] = []
+    for label in range(probabilities.shape[1]):
+        own = labels == label
+        hits, others = int(own.sum()), int((~own).sum())
+        if not hits or not others:
+            continue
+        _, place, sizes = torch.unique(probabilities[:, label], return_inverse=True, return_counts=True)
+        last = sizes.cumsum(0).double()
+        ranks = (last - (sizes.double() - 1) / 2)[place]  # equal probabilities share the mean of their ranks
+        areas.append(100 * (float(ranks[own].sum()) - hits * (hits + 1) / 2) / (hits * others))
+    if not areas:
+        return None
+    return statistics.fmean(areas)
+
+
 def read_confidence(value: Any, class_count: int, total: int, correct: int) -> ConfidenceCounts:
     """Return the counts that a device sent, if they can be those of its score.
 

@@ -10,22 +10,31 @@ from rich import box
 from rich.table import Table
 from torch import Tensor
 
+from common.confidence import count_confidence, exact_auroc
 from common.config import build, compose_config
 from common.data.domain import Domain
 from common.errors import ConfigError, nearest, writing
 from common.exports.description import Description
 from common.exports.formats import in_batches
 from common.exports.model import load_model
+from common.metrics import CONFIDENCE_MEASURES, MEASURES
 from common.storage import write_json
 from server.results.table import print_whole
 
 Part = Literal["test", "train", "all"]
 PARTS = ("test", "train", "all")
-BINS = 15
-"""Number of equal bins of confidence in the calibration error (Guo et al., ICML 2017)."""
+SHOWN = {
+    "accuracy": "accuracy",
+    "confidence": "confidence",
+    "calibration_error": "calibration error",
+    "auroc": "AUROC",
+    "brier_score": "Brier score",
+    "log_loss": "log loss",
+}
+"""The scores in the table, and the heads of their columns."""
 
 
-def measures(probabilities: Tensor, labels: Tensor) -> dict[str, float]:
+def measures(probabilities: Tensor, labels: Tensor) -> dict[str, float | None]:
     """Return the scores of predictions.
 
     Args:
@@ -33,18 +42,20 @@ def measures(probabilities: Tensor, labels: Tensor) -> dict[str, float]:
         labels: ``[N]`` int64.
 
     Returns:
-        ``count``, and in per cent ``accuracy``, mean ``confidence`` in the predicted class, and the expected
-        ``calibration_error``: the difference between these two in each bin of confidence, averaged over images.
+        ``count``, and in per cent ``accuracy``, mean ``confidence`` in the predicted class, ``calibration_error`` and
+        ``auroc``, which is exact here; and ``brier_score`` and ``log_loss``. See
+        :class:`common.confidence.ConfidenceCounts`. ``auroc`` is ``None`` if all images are of one class.
     """
-    confidence, predicted = probabilities.double().max(1)
-    correct = (predicted == labels).double()
-    place = (confidence * BINS).ceil().long().clamp(1, BINS) - 1
-    gaps = torch.zeros(BINS, dtype=torch.float64).index_add(0, place, confidence - correct).abs()
+    counts = count_confidence(probabilities.double().log(), labels)
+    values = counts.values()
     return {
         "count": len(labels),
-        "accuracy": 100 * float(correct.sum()) / len(labels),
-        "confidence": 100 * float(confidence.sum()) / len(labels),
-        "calibration_error": 100 * float(gaps.sum()) / len(labels),
+        "accuracy": 100 * sum(counts.correct) / len(labels),
+        "confidence": 100 * sum(counts.confidence) / len(labels),
+        "calibration_error": values["calibration_error"],
+        "auroc": exact_auroc(probabilities, labels),
+        "brier_score": values["brier_score"],
+        "log_loss": values["log_loss"],
     }
 
 
@@ -127,9 +138,9 @@ def _by_class(names: Sequence[str], shares: Tensor) -> dict[str, float | None]:
 
 
 def _show(found: Mapping[str, Any], names: Sequence[str]) -> None:
-    title = f"{found['model']}: {found['part']} images, %"
+    title = f"{found['model']}: {found['part']} images, %; Brier score from 0 to 2, log loss in nats"
     scores = Table("domain", title=title, title_justify="left", box=box.SIMPLE_HEAD)
-    for column in ("images", "accuracy", "confidence", "calibration error"):
+    for column in ("images", *SHOWN.values()):
         scores.add_column(column, justify="right", no_wrap=True)
     rows = dict(found["domains"])
     if len(rows) > 1:
@@ -138,7 +149,10 @@ def _show(found: Mapping[str, Any], names: Sequence[str]) -> None:
         head = name
         if not row.get("trained_on", True):
             head = f"{name} (no client had it)"
-        values = [f"{row[key]:.2f}" for key in ("accuracy", "confidence", "calibration_error")]
+        values: list[str] = []
+        for key in SHOWN:
+            digits = {**MEASURES, **CONFIDENCE_MEASURES}.get(key, MEASURES["accuracy"]).digits
+            values.append("-" if row[key] is None else f"{row[key]:.{digits}f}")
         scores.add_row(head, str(row["count"]), *values)
     title = "rows: true class, columns: predicted class"
     confusion = Table("class", title=title, title_justify="left", box=box.SIMPLE_HEAD)

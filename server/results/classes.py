@@ -80,8 +80,8 @@ class ClassTable:
     def explanation(self) -> str:
         """What the numbers and the mark are."""
         return (
-            f"Recall in %: test images of the class that are recognised. {LOWEST} is the lowest of a column, "
-            "- a class without test images"
+            f"The share of the test images of a class that are recognised; {LOWEST} is the lowest of a column, - a "
+            "class without test images"
         )
 
 

@@ -233,6 +233,12 @@ class Board:
                 labels = [group.label for group in self.groups if group.code == code]
                 rows.append(f"{code}: {self._named(labels)}")
             found.append(f"Rows were run by different code: {'; '.join(rows)}.")
+        resolution = max(run.resolution for run in self.runs)
+        if resolution:
+            label = self.groups[0].measure_of("average").label
+            found.append(
+                f"{label} is binned: after the last round it differs from the exact one by at most {resolution:.2f}."
+            )
         for group in self.groups:
             metric = group.runs[0].validation_metric
             if metric != "accuracy":

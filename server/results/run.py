@@ -243,6 +243,11 @@ class Run:
             )
         return self.measures[self.metric]
 
+    @property
+    def resolution(self) -> float:
+        """How far a value of the metric after the last round may be from the exact one; 0 if it is not binned."""
+        return float(dict(self.summary.get("metrics", {})).get(self.metric, {}).get("resolution", 0.0))
+
     @cached_property
     def _values(self) -> Mapping[tuple[int, str], Mapping[str, float | None]]:
         """The recorded values of further metrics on test images, by round and domain."""

@@ -22,7 +22,7 @@ from server.run.accounting import check_accountant
 from server.run.checkpoint import Checkpoints
 from server.run.engine import Engine
 from server.run.history import PARTS, History
-from server.run.measures import MEASURES_FILE, described, recorded_values, scores_by_values
+from server.run.measures import MEASURES_FILE, described, largest_resolution, recorded_values, scores_by_values
 from server.run.rounds import RoundLoop
 from server.run.schema import stream_rows
 from server.trackers.base import tracker_settings, tracking
@@ -257,6 +257,9 @@ def _further(history: History) -> dict[str, Any]:
     accuracies = history.round_scores()
     values = recorded_values(history.folder / MEASURES_FILE, "test")
     found = described(history.measures)
+    resolutions: dict[str, float] = {}
+    if accuracies:
+        resolutions = largest_resolution(history.folder / MEASURES_FILE, accuracies[-1].round)
     for metric, entry in found.items():
         entry |= {"domains": {}, "average": None, "worst": None}
         scores = scores_by_values(metric, history.measures[metric], accuracies, values)
@@ -264,6 +267,8 @@ def _further(history: History) -> dict[str, Any]:
             score = scores[-1]
             entry |= {"domains": dict(score.accuracy), "average": score.average, "worst": score.worst}
             entry["missing"] = dict(score.missing)
+            if metric in resolutions:
+                entry["resolution"] = resolutions[metric]
     return {"metrics": found}
 
 

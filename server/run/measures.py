@@ -17,7 +17,11 @@ if TYPE_CHECKING:  # imports torch
     from common.settings import RunSettings
 
 MEASURES_FILE = "metrics.jsonl"
-"""One line per round, scored domain, and test images or validation samples: ``values`` by metric, and ``sums``."""
+"""One line per round, scored domain, and test images or validation samples.
+
+It has the ``values`` by metric, the ``sums`` of ``own_metric``, and the ``resolution`` of binned metrics: how far a
+value may be from the exact one.
+"""
 
 
 class FurtherMeasures:
@@ -36,6 +40,22 @@ class FurtherMeasures:
         self._tell = tell
         self._failed = False
 
+    def confidence(self, entries: Sequence[Mapping[str, Any]]) -> ConfidenceCounts:
+        """Return the counts of confidences over scores."""
+        counts = ConfidenceCounts.empty(self.class_count)
+        for entry in entries:
+            counts = counts.plus(ConfidenceCounts(**entry["confidence"]))
+        return counts
+
+    def resolution(self, entries: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+        """Return how far binned metrics of scores may be from the exact ones, by metric; empty without such metrics."""
+        if not self.scores:
+            return {}
+        area = self.confidence(entries).auroc()
+        if area is None:
+            return {}
+        return {"auroc": area[1]}
+
     def values(self, number: int, entries: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
         """Return the values of scores of one domain together; ``None`` for one that is not defined.
 
@@ -45,10 +65,7 @@ class FurtherMeasures:
         """
         found: dict[str, float | None] = {}
         if self.scores:
-            counts = ConfidenceCounts.empty(self.class_count)
-            for entry in entries:
-                counts = counts.plus(ConfidenceCounts(**entry["confidence"]))
-            found |= counts.values()
+            found |= self.confidence(entries).values()
         if self.own_metric.sum_names:
             found |= self._own_values(number, self.sums(entries))
         return found
@@ -100,6 +117,16 @@ def recorded_values(path: Path, scored_on: str) -> dict[tuple[int, str], Mapping
     for line in read_lines(path):
         if line["scored_on"] == scored_on:
             found[int(line["round"]), str(line["domain"])] = line["values"]
+    return found
+
+
+def largest_resolution(path: Path, number: int) -> dict[str, float]:
+    """Return how far a value of a round on test images may be from the exact one, by metric that is binned."""
+    found: dict[str, float] = {}
+    for line in read_lines(path):
+        if line["scored_on"] == "test" and int(line["round"]) == number:
+            for metric, resolution in line.get("resolution", {}).items():
+                found[metric] = max(found.get(metric, 0.0), resolution)
     return found
 
 

@@ -298,6 +298,9 @@ class Recorder:
             sums = self._further.sums(entries)
             if sums:
                 line["sums"] = {name: value for name, value in sums.items() if math.isfinite(value)}
+            resolution = self._further.resolution(entries)
+            if resolution:
+                line["resolution"] = resolution
             lines.append(line)
         self.history.add_measures(lines)
 

@@ -74,6 +74,7 @@ class MeasuresLine(TypedDict):
     scored_on: Literal["test", "validation"]
     values: dict[Text, Finite | None]
     sums: NotRequired[dict[Text, Finite]]
+    resolution: NotRequired[dict[Text, Finite]]
 
 
 class MeasureShape(TypedDict):
@@ -91,6 +92,7 @@ class FinalMeasure(MeasureShape):
     average: Finite | None
     worst: Finite | None
     missing: NotRequired[Missing]
+    resolution: NotRequired[Finite]
 
 
 class Event(TypedDict):

@@ -16,10 +16,11 @@ from PIL import Image
 from support.runs import run
 from support.toy import DOMAINS, Toy, toy_settings
 
+from common.confidence import CALIBRATION_BINS
 from common.errors import ConfigError
 from common.exports import load_model
 from server.cli import main
-from server.commands.evaluate import BINS, evaluate, measures
+from server.commands.evaluate import evaluate, measures
 from server.commands.export import export
 from server.results.run import Run
 
@@ -147,8 +148,9 @@ def test_calibration_error_is_the_mean_gap_by_bins() -> None:
     probabilities = torch.stack([sure, *([(1 - sure) / 3] * 3)], 1)
     found = measures(probabilities, torch.tensor([0 if good else 1 for good in right]))
     expected = 0.0
-    for low in range(BINS):
-        inside = [place for place, value in enumerate(sure.tolist()) if low / BINS < value <= (low + 1) / BINS]
+    bins = CALIBRATION_BINS
+    for low in range(bins):
+        inside = [place for place, value in enumerate(sure.tolist()) if low / bins < value <= (low + 1) / bins]
         gap = sum(float(sure[place]) for place in inside) - sum(right[place] for place in inside)
         expected += abs(gap) / len(sure)
     assert (found["count"], found["accuracy"]) == (5, pytest.approx(60))
