@@ -246,6 +246,12 @@ def _compare(
 
         compare(items_of(methods), overrides, folder, trials or 20, seeds_of(seeds), jobs)
         return
+    if jobs != 1:
+        raise ConfigError(
+            "--jobs: strict comparisons do one run after another; docs/strict-rules.md says how to use more"
+        )
+    if seeds != "0,1,2":
+        raise ConfigError(f"--seeds {seeds}: the strict rules set the seeds; --runs N asks for the seeds 0 to N - 1")
     from server.commands.strict import compare_strictly, request_of
 
     compare_strictly(

@@ -331,6 +331,7 @@ def _continued(path: Path, board: BoardRecord) -> BoardRecord:
             f"{path} holds a board with other settings ({', '.join(differ[:5])}): choose another --records folder, or "
             f"repeat the command that made it: {known.command}"
         )
+    known.command = board.command
     return known
 
 
@@ -589,8 +590,7 @@ def run_final(entrant: Entrant, seed: int) -> FinalRun:
     search, study = entrant.search(number), entrant.record.studies[number]
     if study.best is None:
         raise ConfigError(f"study {number} of {entrant.method} has chosen no setting")
-    kept = [item for item in search.overrides if not item.startswith("seed=")]
-    chosen = [*kept, *overrides_for(study.best.values), f"seed={seed}"]
+    chosen = last_of_each((*search.overrides, *overrides_for(study.best.values), f"seed={seed}"))
     folder = entrant.output / f"seed-{seed}"
     place = [quoted_override("output", folder.absolute()), "overwrite=true"]
     settings = settings_of(compose_config([*chosen, *place]))
@@ -614,6 +614,16 @@ def run_final(entrant: Entrant, seed: int) -> FinalRun:
         command=shlex.join(["goldfinch", "run", *chosen]),
         log=watcher.lines,
     )
+
+
+def last_of_each(overrides: Sequence[str]) -> list[str]:
+    """Return the overrides without those whose key is overridden again by a later one."""
+    last: dict[str, str] = {}
+    for item in overrides:
+        key = item.partition("=")[0]
+        last.pop(key, None)  # a later override also comes later in the order
+        last[key] = item
+    return list(last.values())
 
 
 def _result_line(entrant: Entrant) -> str:

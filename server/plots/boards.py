@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from server.plots.figures import legend, line_style, new_figure, plain
 from server.results.board.table import DISTANCES, Overall
@@ -21,7 +22,8 @@ def critical_difference_figure(overall: Overall) -> Figure:
     bars = len(overall.groups)
     figure = new_figure(7.2, 1.3 + 0.24 * rows + 0.14 * bars, "")
     axes = figure.add_subplot()
-    axes.set_xlim(0.4, count + 0.6)
+    margin = 0.2 * (count - 1) + 0.1
+    axes.set_xlim(1 - margin, max(count + margin, 1.1 + overall.difference))
     axes.set_ylim(-(bars * 0.35 + rows * 0.6 + 0.4), 1.6)
     axes.set_axis_off()
     axes.plot([1, count], [0, 0], color="black", linewidth=1)
@@ -37,10 +39,10 @@ def critical_difference_figure(overall: Overall) -> Figure:
     for index, (name, rank) in enumerate(overall.ranks.items()):
         left = index < rows
         place = index
-        end, align = 0.6, "left"
+        end, align = 1 - margin, "left"
         if not left:
             place = count - 1 - index
-            end, align = count + 0.4, "right"
+            end, align = count + margin, "right"
         low = -(bars * 0.35 + 0.6 * (place + 1))
         axes.plot([rank, rank, end], [0, low, low], color="#777777", linewidth=0.8)
         axes.text(end, low + 0.06, f"{name} ({rank:.2f})", ha=align, va="bottom", fontsize=8)
@@ -54,6 +56,7 @@ def profile_figure(overall: Overall) -> Figure:
     for index, name in enumerate(overall.ranks):
         shares = [100 * share for share in overall.profile[name]]
         axes.step(DISTANCES, shares, where="post", label=name, markersize=4, linewidth=1.5, **line_style(index))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("points from the best method")
     axes.set_ylabel("data sets, %")
     axes.set_ylim(-3, 103)

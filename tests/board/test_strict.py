@@ -6,11 +6,14 @@ import json
 import shlex
 import shutil
 import statistics
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 from support.boards import TINY, strict_command
+from support.scripts import ROOT
 
 from common.errors import ConfigError
 from common.settings import load_settings
@@ -134,6 +137,42 @@ def _count_calls(monkeypatch: pytest.MonkeyPatch, name: str, done: list[str]) ->
     monkeypatch.setattr(strict, name, counted)
 
 
+@pytest.mark.slow
+def test_a_killed_comparison_loses_one_trial_at_most(strict_runs: Path, tmp_path: Path) -> None:
+    """SIGKILL after the second trial; then the same command ends with the record of a comparison without a kill."""
+    folder = tmp_path / "killed"
+    words = strict_command(folder, "fedproto", "--scores", "in_domain")
+    path = folder / f"{NAME}.json"
+    with subprocess.Popen([sys.executable, "-m", "server.cli", *words], cwd=ROOT, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        for number, _ in enumerate(process.stdout):
+            if number == 1:
+                process.kill()
+                break
+    before = read_record(path).rows["fedavg"].cases[IN_DOMAIN].studies
+    assert sum(len(study.trials) for study in before) in (2, 3)
+    assert main(words) == 0
+    assert results(read_record(path)) == results(record_in(strict_runs))
+
+
+def results(record: BoardRecord) -> dict[str, object]:
+    """All that a record holds of its rows, without times, and without bytes: a reply's header holds seconds as text."""
+    made = record.model_copy(deep=True)
+    for row in made.rows.values():
+        for case in row.cases.values():
+            for run in case.runs:
+                run.seconds, run.bytes = 0.0, {}
+            for study in case.studies:
+                for each in study.trials:
+                    each.seconds = 0.0
+    return made.model_dump(include={"rows"})
+
+
+def test_the_overrides_of_a_command_are_each_there_once() -> None:
+    words = ["a=1", "b=2", "a=3", "protocol=x", "protocol.samples=4"]
+    assert strict.last_of_each(words) == ["b=2", "a=3", "protocol=x", "protocol.samples=4"]
+
+
 def test_a_domain_that_is_left_out_has_studies_of_its_own(tmp_path: Path) -> None:
     words = strict_command(tmp_path / "loo", "fedavg", "--scores", "leave_one_out", "--studies", "1", "--trials", "1")
     assert main([*words, "--runs", "1"]) == 0
@@ -249,6 +288,8 @@ def test_the_chosen_trial_is_the_best_complete_one_by_its_last_round() -> None:
         (["--scores", "seen"], "--scores seen"),
         (["--runs", "1"], "--runs 1"),
         (["rules=severe"], "--rules severe"),
+        (["--jobs", "2"], "--jobs"),
+        (["--seeds", "7,8"], "--seeds 7,8"),
         (["views=blurred"], "blurred"),
         (["protocol=dirichlet"], "leave_one_out"),
     ],

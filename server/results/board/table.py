@@ -438,6 +438,8 @@ def _overall_lines(each: Overall) -> list[str]:
     shown = (0, 2, 5, 10)
     heads = [f"within {points} points" for points in shown]
     lines = [f"## Over data sets: {each.title}", "", overall_note(each), ""]
+    if each.difference is None:
+        return lines
     lines += [f"| method | average rank | {' | '.join(heads)} |", f"|---|---:|{'---:|' * len(shown)}"]
     for name, rank in each.ranks.items():
         shares = [f"{100 * each.profile[name][DISTANCES.index(points)]:.0f} %" for points in shown]
