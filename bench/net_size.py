@@ -40,18 +40,29 @@ METHODS: Mapping[str, tuple[str, ...]] = {
 }
 """With the papers' printed values, as in the tables that this page is about."""
 
+DATA = ("data=office_caltech", "data.image_size=32", "protocol=fpl_office")
 COMMON = (
-    "data=office_caltech", "data.image_size=32", "protocol=fpl_office", "rounds=papers", "train.rounds=6",
-    "train.epochs=3", "train.batch_size=16", "train.device=cpu", "engine=inline", "tuned=none",
-    "rounds.evaluate_every=1000",
+    "rounds=papers", "train.rounds=6", "train.epochs=3", "train.batch_size=16", "train.device=cpu", "engine=inline",
+    "tuned=none", "rounds.evaluate_every=1000",
 )  # fmt: skip
+TINY = ("data=glyphs", "protocol=glyphs_uneven", "rounds.test_samples=20", "train.rounds=1", "train.epochs=1")
+"""What --dry-run runs instead: data that every machine has."""
 
 
-def measure(network: str, method: str, seed: int, more: Sequence[str] = ()) -> dict[str, object]:
-    """Run one federation and return its row: accuracy in per cent after the last round."""
-    chosen = [*COMMON, *NETWORKS[network], *METHODS[method], f"seed={seed}"]
+def measure(network: str, method: str, seed: int, data: Sequence[str] = DATA) -> dict[str, object]:
+    """Run one federation and return its row: accuracy in per cent after the last round.
+
+    Args:
+        network: a key of NETWORKS.
+        method: a key of METHODS.
+        seed: the run's seed.
+        data: settings of data and protocol, and others that replace those of COMMON.
+    """
+    replaced = {setting.partition("=")[0] for setting in data}
+    common = [setting for setting in COMMON if setting.partition("=")[0] not in replaced]
+    chosen = [*common, *data, *NETWORKS[network], *METHODS[method], f"seed={seed}"]
     with tempfile.TemporaryDirectory() as folder:
-        run = gf.run(*chosen, f"output={folder}/run", *more, quiet=True)
+        run = gf.run(*chosen, f"output={folder}/run", quiet=True)
         scores = {domain: round(value, 2) for domain, value in run.accuracy.items()}
         average, state = round(run.average, 2), run.sha256
     where = environment(torch.device("cpu"))
@@ -108,7 +119,7 @@ def main() -> None:
     chosen = options.parse_args()
     torch.set_num_threads(1)
     if chosen.dry_run:
-        print(measure("small, 512 features", "FPL", 0, ["train.rounds=1", "train.epochs=1"]))
+        print(measure("small, 512 features", "FPL", 0, TINY))
         return
     for seed, network, method in product(SEEDS, chosen.networks, METHODS):
         done = {(row["network"], row["method"], row["seed"]) for row in read_all(RESULTS)}

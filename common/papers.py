@@ -44,6 +44,7 @@ class Paper:
 
 NAMES: Mapping[str, str] = {
     "adcol": "ADCOL",
+    "combined": "Combined",
     "fccl_plus": "FCCL+",
     "fdse": "FDSE",
     "fedadg": "FedADG",
@@ -100,6 +101,29 @@ FPL = Paper(
     "doi:10.1109/CVPR52729.2023.01565",
 )
 
+FEDBN = Paper(
+    "FedBN: Federated Learning on Non-IID Features via Local Batch Normalization",
+    ("Xiaoxiao Li", "Meirui Jiang", "Xiaofei Zhang", "Michael Kamp", "Qi Dou"),
+    "ICLR",
+    2021,
+    "arXiv:2102.07623",
+)
+
+FEDDYN = Paper(
+    "Federated Learning Based on Dynamic Regularization",
+    (
+        "Durmus Alp Emre Acar",
+        "Yue Zhao",
+        "Ramon Matas Navarro",
+        "Matthew Mattina",
+        "Paul N. Whatmough",
+        "Venkatesh Saligrama",
+    ),
+    "ICLR",
+    2021,
+    "arXiv:2111.04263",
+)
+
 PAPERS: Mapping[str, tuple[Paper, ...]] = {
     "adcol": (
         Paper(
@@ -110,6 +134,7 @@ PAPERS: Mapping[str, tuple[Paper, ...]] = {
             "PMLR:v202/li23j",
         ),
     ),
+    "combined": (FPL, FEDDYN, FEDBN),
     "fccl_plus": (
         Paper(
             "Generalizable Heterogeneous Federated Cross-Correlation and Instance Similarity Learning",
@@ -155,15 +180,7 @@ PAPERS: Mapping[str, tuple[Paper, ...]] = {
             "arXiv:1602.05629",
         ),
     ),
-    "fedbn": (
-        Paper(
-            "FedBN: Federated Learning on Non-IID Features via Local Batch Normalization",
-            ("Xiaoxiao Li", "Meirui Jiang", "Xiaofei Zhang", "Michael Kamp", "Qi Dou"),
-            "ICLR",
-            2021,
-            "arXiv:2102.07623",
-        ),
-    ),
+    "fedbn": (FEDBN,),
     "feddap": (
         Paper(
             "FedDAP: Domain-Aware Prototype Learning for Federated Learning under Domain Shift",
@@ -182,22 +199,7 @@ PAPERS: Mapping[str, tuple[Paper, ...]] = {
             "OpenReview:9Bnhplqp-E",
         ),
     ),
-    "feddyn": (
-        Paper(
-            "Federated Learning Based on Dynamic Regularization",
-            (
-                "Durmus Alp Emre Acar",
-                "Yue Zhao",
-                "Ramon Matas Navarro",
-                "Matthew Mattina",
-                "Paul N. Whatmough",
-                "Venkatesh Saligrama",
-            ),
-            "ICLR",
-            2021,
-            "arXiv:2111.04263",
-        ),
-    ),
+    "feddyn": (FEDDYN,),
     "fedgca": (
         Paper(
             "FedGCA: Global Consistent Augmentation Based Single-Source Federated Domain Generalization",
@@ -379,7 +381,7 @@ PAPERS: Mapping[str, tuple[Paper, ...]] = {
     "single_set": (FEDPALL,),
 }
 """The papers of each option of ``conf/method/``; of SingleSet, a baseline without one of its own, that of its
-table; of FPL+HEAL those of its two parts."""
+table; of FPL+HEAL and Combined those of their parts."""
 
 
 def cited(method: str) -> str:

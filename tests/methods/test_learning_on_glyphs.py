@@ -30,6 +30,7 @@ LEAST = {
     "fccl_plus": 80,
     "scaffold": 75,
     "feddg_ga": 75,
+    "combined": 80,
     "fedheal": 75,
     "fpl_heal": 75,
     "i2pfl": 70,

@@ -17,6 +17,7 @@ OUT_OF_RANGE = {
     "adcol": "divergence=-0.1",
     "fccl_plus": "public_batch=1 public_batch=15 correlation=-1.0 similarity_temperature=0.0",
     "fdse": "split=3 consistency=-1.0 similarity_temperature=0.0 depth_growth=-0.1",
+    "combined": "alpha=-0.1 contrast=-1.0 temperature=0.0",
     "fedadg": "adversarial_epochs=-1 weight=1.0 rate=0.0 smoothing=1.0 condition=0.0 noise_size=0",
     "fedapc": "temperature=0.0 contrast=-1.0 prototype_views=-1",
     "feddap": "temperature=0.0 fusion_temperature=0.0 alignment=-1.0 contrast=-1.0",
@@ -43,6 +44,7 @@ OUT_OF_RANGE = {
 
 OTHERS = {
     "adcol": "divergence=1.0 discriminator_mode=eval feature_mode=eval",
+    "combined": "local_normalisation=true alpha=0.1 contrast=0.0 temperature=1.0",
     "fccl_plus": "public_mode=train public_rate_end=0.1 correlation=0.0 similarity=0.0 distillation=0.0 "
     "distillation_temperature=1.0 off_diagonal=1.0 teacher_mode=train weighting=uniform",
     "fdse": "split=1 consistency=1.0 similarity_temperature=0.01 depth_growth=2.0 consensus=mean form=printed form=kl "
