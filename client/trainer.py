@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from client.feature_cache import FeatureCache
 from client.scoring import ScoreCounter
@@ -330,10 +329,6 @@ class LocalExchange:
             parameter.requires_grad_(chosen and not (frozen and name.startswith("backbone.")))
             parameter.grad = None
         self.model.train()
-        if phase.freeze_statistics:
-            for layer in self.model.modules():
-                if isinstance(layer, _BatchNorm) and not any(item.requires_grad for item in layer.parameters()):
-                    layer.eval()
         trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         if not trained:
             raise ConfigError(

@@ -199,7 +199,6 @@ def cluster_prototypes(
     prototypes: PrototypeSet,
     *,
     level: int | None = None,
-    weighted_mean: bool = False,
     clustering: Clustering = "finch-clust",
 ) -> PrototypeSet:
     """FINCH clusters of each class's rows, each cluster reduced to its mean (FPL Eq. 4; FedPLVM; FINCH* of FedPLCC).
@@ -211,7 +210,6 @@ def cluster_prototypes(
         prototypes: rows to cluster, class by class.
         level: FINCH level, 0 the finest; ``None`` the coarsest level that still has two clusters or more (or the only
             one). A level beyond the last is the last.
-        weighted_mean: cluster vector = weighted mean of its members instead of the plain mean.
         clustering: the implementation of FINCH, see :func:`common.prototypes.partition`.
     """
     vectors: list[Tensor] = []
@@ -224,15 +222,9 @@ def cluster_prototypes(
         clusters = partition(rows, level=level, clustering=clustering)
         for cluster in range(int(clusters.max()) + 1):
             members = clusters == cluster
-            mass = row_weights[members].double()
-            chosen = rows[members].double()
-            if weighted_mean and float(mass.sum()) > 0:
-                mean = (chosen * mass[:, None]).sum(0) / mass.sum()
-            else:
-                mean = chosen.mean(0)
-            vectors.append(mean.float())
+            vectors.append(rows[members].double().mean(0).float())
             labels.append(label)
-            weights.append(mass.sum().float())
+            weights.append(row_weights[members].double().sum().float())
     if not vectors:
         return PrototypeSet.empty(prototypes.feature_size, prototypes.vectors.device)
     device = prototypes.vectors.device

@@ -62,15 +62,12 @@ class ADCOL(SingleSet):
 
     Args:
         divergence: m, >= 0 (FedPall's table: 0.1 on Office-10 and PACS, 0.3 on Digits).
-        discriminator_mode: batch norm of D on the device uses the statistics of the batch (``train``, as in FedPall's
-            code), or the running ones.
         feature_mode: the pass that collects features after training: augmented batches with their own batch-norm
             statistics (``train``, as in FedPall's code), or plain images in evaluation mode.
         server_training: how the server trains D.
     """
 
     divergence: Annotated[NonNegative, Search(0.01, 1.0)] = 0.1
-    discriminator_mode: Literal["train", "eval"] = "train"
     feature_mode: Literal["train", "eval"] = "train"
     server_training: NetTraining = field(default_factory=NetTraining)
 
@@ -78,7 +75,7 @@ class ADCOL(SingleSet):
         """Return cross-entropy, and how far D is from uniform on the batch's features."""
         terms = {"cross_entropy": batch.cross_entropy()}
         if self.divergence:
-            net = received_discriminator(NET, local, training_mode=self.discriminator_mode == "train")
+            net = received_discriminator(NET, local)
             terms["divergence"] = self.divergence * uniform_divergence(net(batch.features))
         return Losses(terms)
 

@@ -54,7 +54,6 @@ class FedDAP(Averaging):
         fusion: ``similarity``, or the plain ``mean`` of the clients of a domain (ablation).
         prototype_mode: running means over the last local epoch (released code), or a pass of the trained model over
             all local samples (second-hand, the paper's description).
-        others_only: CPCL leaves the rows of the own domain out (the code); otherwise it contrasts with all rows.
         keep_missing: keep the last row of a class and domain that no participant reported; the code makes all rows
             again in every round.
     """
@@ -68,7 +67,6 @@ class FedDAP(Averaging):
     contrast: Annotated[NonNegative, Search(0.01, 10.0)] = 1.0
     fusion: Literal["similarity", "mean"] = "similarity"
     prototype_mode: Literal["last_epoch_running", "post_eval"] = "last_epoch_running"
-    others_only: bool = True
     keep_missing: bool = False
 
     @property
@@ -92,12 +90,9 @@ class FedDAP(Averaging):
         return Losses(terms)
 
     def _rows(self, local: ClientContext) -> tuple[PrototypeSet, PrototypeSet]:
-        """Return the rows of the own domain, and the rows that CPCL contrasts with."""
+        """Return the rows of the own domain, and those of the others, with which CPCL contrasts as in the code."""
         is_own = local.extra[ROW_DOMAINS] == domain_number(local.client.domain)
-        contrasted = local.prototypes
-        if self.others_only:
-            contrasted = chosen_rows(local.prototypes, ~is_own)
-        return chosen_rows(local.prototypes, is_own), contrasted
+        return chosen_rows(local.prototypes, is_own), chosen_rows(local.prototypes, ~is_own)
 
     # ---- on the server ---------------------------------------------------------------------------------------------
 

@@ -44,8 +44,6 @@ class FedGCA(FedDyn):
             random weights makes every client predict its commonest class. ``kl``, the text, rewards equal views only.
         predictions: use CP.
         maps: use CAM.
-        with_global: the received model's views belong to the mean; without them the local ones agree among themselves.
-        detach_mean: m is a constant target. The paper does not define this.
     """
 
     fedavg_at: ClassVar[Mapping[str, Any] | None] = {"alpha": 0.0, "beta": 0.0, "weighting": "samples"}
@@ -56,8 +54,6 @@ class FedGCA(FedDyn):
     form: Literal["bce", "kl"] = "bce"
     predictions: bool = True
     maps: bool = True
-    with_global: bool = True
-    detach_mean: bool = True
 
     @property
     def _uses_maps(self) -> bool:
@@ -111,9 +107,7 @@ class FedGCA(FedDyn):
     def _consistency(self, own: Tensor, others: Tensor, views: int, form: Literal["bce", "kl"]) -> Tensor:
         """:func:`multi_view_consistency` of distributions ``[V*B, N]``, view-major."""
         own, others = own.unflatten(0, (views, -1)), others.unflatten(0, (views, -1))
-        if not self.with_global:
-            others = others[:0]
-        return multi_view_consistency(own, others, form, detach_mean=self.detach_mean)
+        return multi_view_consistency(own, others, form)
 
 
 def attention(model: nn.Module, maps: Tensor, labels: Tensor) -> Tensor:
@@ -125,20 +119,17 @@ def attention(model: nn.Module, maps: Tensor, labels: Tensor) -> Tensor:
 # ---- its loss --------------------------------------------------------------------------------------------------------
 
 
-def multi_view_consistency(
-    local: Tensor, global_: Tensor, form: Literal["bce", "kl"] = "bce", *, detach_mean: bool = True
-) -> Tensor:
+def multi_view_consistency(local: Tensor, global_: Tensor, form: Literal["bce", "kl"] = "bce") -> Tensor:
     """Return FedGCA Eq. 2: every view's distribution held to the mean over the views of both models.
 
-    The sum over views, averaged over the batch. Used twice: over classes (CP) and, with ``form="kl"``, over the pixels
-    of class activation maps (CAM).
+    The sum over views, averaged over the batch. The mean is a constant target; the paper does not define this. Used
+    twice: over classes (CP) and, with ``form="kl"``, over the pixels of class activation maps (CAM).
 
     Args:
         local: ``[V, B, K]`` probabilities of the model in training, one slice per view.
         global_: ``[V', B, K]`` probabilities of the frozen global model; a constant.
         form: ``bce`` as printed, ``-sum_c p log m + (1 - p) log(1 - m)``, which alone drives views to one-hot; ``kl``
             as the text says, ``KL(p || m)``.
-        detach_mean: the mean distribution is a constant target. The paper does not define this.
     """
     if form not in ("bce", "kl"):
         raise ValueError(f"form must be bce or kl; got {form!r}")
@@ -146,9 +137,7 @@ def multi_view_consistency(
         raise ValueError(f"views must be [V, B, K]; got {tuple(local.shape)} and {tuple(global_.shape)}")
     local = local.to(working_dtype(local))
     mean = (local.sum(0) + global_.detach().to(local.dtype).sum(0)) / (len(local) + len(global_))
-    mean = mean.clamp(PROBABILITY_FLOOR, 1.0 - PROBABILITY_FLOOR)
-    if detach_mean:
-        mean = mean.detach()
+    mean = mean.clamp(PROBABILITY_FLOOR, 1.0 - PROBABILITY_FLOOR).detach()
     if form == "bce":
         values = -(local * mean.log() + (1.0 - local) * (-mean).log1p())
     else:

@@ -69,7 +69,6 @@ class FedPall(SingleSet):
         divergence: mu, weight of the KL term, >= 0. Office-10, PACS: 0.1; Digits: 0.3 (the paper says 0.7).
         denominator: InfoNCE over ``all`` classes; over the ``negatives`` only (Eq. 7); or over all with prototypes that
             are not normalised there (``raw``, released; their lengths are at most 1).
-        amplifier_mode: batch norm of the amplifier on the device: batch statistics (released), or running ones.
         swap_classifier: whether clients take over the global classifier.
         server_training: how the server trains classifier and amplifier.
     """
@@ -85,7 +84,6 @@ class FedPall(SingleSet):
     contrast: Annotated[NonNegative, Search(0.01, 1.0)] = 0.1
     divergence: Annotated[NonNegative, Search(0.01, 1.0)] = 0.1
     denominator: Literal["all", "negatives", "raw"] = "all"
-    amplifier_mode: Literal["train", "eval"] = "train"
     swap_classifier: bool = True
     server_training: NetTraining = field(default_factory=NetTraining)
 
@@ -106,7 +104,7 @@ class FedPall(SingleSet):
         if self.contrast and len(local.prototypes):
             terms["contrast"] = self.contrast * self._contrast(batch, local.prototypes)
         if self.divergence:
-            net = received_discriminator(AMPLIFIER, local, training_mode=self.amplifier_mode == "train")
+            net = received_discriminator(AMPLIFIER, local)
             order: Literal["prediction_first", "uniform_first"] = "uniform_first"
             if self.fidelity == "paper":
                 order = "prediction_first"

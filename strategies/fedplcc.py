@@ -5,7 +5,7 @@ Learning with Convergent Clusters.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 from common.config import NonNegative, Positive, Search, Share, checked
 from common.losses import PrototypeTerms, prototype_losses
@@ -33,9 +33,6 @@ class FedPLCC(SentClusters):
         correction: lambda_2 >= 0 (ten times lambda_1).
         fraction: phi, share of the class's rows in the correction, in (0, 1].
         weighted: rows count by their share; ``False`` is Table V's "w=1".
-        weighted_mean: a cluster's vector is the weighted mean of its rows. The paper only adds weights up.
-        cross_entropy_reduce: Eq. 5 prints the cross-entropy as a sum over the data. With lambda_1 of 1 to 100 next to
-            it only the mean makes sense, which is the default; ``sum`` is the sum over the batch.
     """
 
     fedavg_at: ClassVar[Mapping[str, Any] | None] = {"contrast": 0.0, "correction": 0.0}
@@ -46,14 +43,14 @@ class FedPLCC(SentClusters):
     correction: Annotated[NonNegative, Search(0.1, 1000.0)] = 1000.0
     fraction: Share = 0.5
     weighted: bool = True
-    weighted_mean: bool = False
-    cross_entropy_reduce: Literal["mean", "sum"] = "mean"
 
     def loss(self, batch: Batch, local: ClientContext) -> Losses:
-        """Return cross-entropy + weighted contrast + correction; only cross-entropy before there are prototypes."""
+        """Return cross-entropy + weighted contrast + correction; only cross-entropy before there are prototypes.
+
+        Eq. 5 prints the cross-entropy as a sum over the data. With lambda_1 of 1 to 100 next to it only the mean makes
+        sense, which is taken.
+        """
         value = batch.cross_entropy()
-        if self.cross_entropy_reduce == "sum":
-            value = value * len(batch.labels)
         if not len(local.prototypes) or not (self.contrast or self.correction):
             return Losses({"cross_entropy": value})
         wanted = PrototypeTerms(
@@ -76,6 +73,4 @@ class FedPLCC(SentClusters):
     ) -> PrototypeSet:
         """Cluster the uploaded rows of each class with FINCH*; weights then sum to 1 per class."""
         rows = server.aggregation.rows([update.prototypes for update in updates])
-        return normalise_weights(
-            cluster_prototypes(rows, level=self.level, clustering=self.clustering, weighted_mean=self.weighted_mean)
-        )
+        return normalise_weights(cluster_prototypes(rows, level=self.level, clustering=self.clustering))

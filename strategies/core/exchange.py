@@ -116,18 +116,15 @@ class Losses:
 
 @dataclass(frozen=True)
 class Phase:
-    """A part of local training in which only some parameters train.
+    """A part of local training in which only some parameters train. Batch norm updates its statistics in every part.
 
     Args:
         epochs: local epochs, >= 1.
         trainable: returns whether the parameter with a name trains; ``None`` trains all.
-        freeze_statistics: whether frozen batch-norm layers normalise with their running statistics and do not update
-            them; otherwise they update them as other layers do.
     """
 
     epochs: int
     trainable: Callable[[str], bool] | None = None
-    freeze_statistics: bool = False
 
 
 @dataclass(frozen=True, eq=False)

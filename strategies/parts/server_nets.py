@@ -164,11 +164,11 @@ def new_discriminator(name: str, server: ServerContext) -> Discriminator:
         return Discriminator(server.feature_size, server.client_count)
 
 
-def received_discriminator(name: str, local: ClientContext, *, training_mode: bool) -> Discriminator:
+def received_discriminator(name: str, local: ClientContext) -> Discriminator:
     """Return the net that the server sent under ``name``, built once per exchange.
 
-    Gradients pass through it, but it does not train. In ``training_mode`` its batch norm uses the statistics of the
-    batch, otherwise the running ones.
+    Gradients pass through it, but it does not train. Its batch norm uses the statistics of the batch, as in FedPall's
+    released code.
     """
 
     def make() -> Discriminator:
@@ -176,7 +176,7 @@ def received_discriminator(name: str, local: ClientContext, *, training_mode: bo
             net = Discriminator(local.feature_size, local.client.client_count)
         received = under_prefix(f"{name}/", local.extra)
         net.load_state_dict({key: tensor.clone() for key, tensor in received.items()}, assign=True)
-        return net.train(training_mode).requires_grad_(False)
+        return net.train().requires_grad_(False)
 
     return local.cached(f"received {name}", make)
 

@@ -223,14 +223,6 @@ def test_clusters_are_means_with_the_mass_of_their_members() -> None:
     assert float(found.weights.sum()) == float(entries.weights.sum())
 
 
-def test_weighted_cluster_means() -> None:
-    entries = rows_of((0, [0.0, 1.0], 3), (0, [0.0, 5.0], 1))
-    assert cluster_prototypes(entries, weighted_mean=True).vectors.tolist() == [[0.0, 2.0]]
-    assert cluster_prototypes(entries).vectors.tolist() == [[0.0, 3.0]]
-    nothing = rows_of((0, [0.0, 1.0], 0), (0, [0.0, 5.0], 0))
-    assert cluster_prototypes(nothing, weighted_mean=True).vectors.tolist() == [[0.0, 3.0]]
-
-
 def test_the_order_of_classes_and_the_others_rows_do_not_matter() -> None:
     entries = random_set(40)
     alone = [

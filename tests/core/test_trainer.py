@@ -139,15 +139,15 @@ class TwoPhases(FedAvg):
 
     def phases(self, epochs: int) -> tuple[Phase, ...]:
         return (
-            Phase(1, lambda name: name.startswith("head."), freeze_statistics=True),
+            Phase(1, lambda name: name.startswith("head.")),
             Phase(2, lambda name: name.startswith("backbone.")),
         )
 
     def step(self, local: ClientContext, images: Tensor, labels: Tensor) -> Losses:
-        before = {name: tensor.clone() for name, tensor in local.model.state_dict().items()}
+        before = {name: tensor.clone() for name, tensor in local.model.named_parameters()}
         losses = super().step(local, images, labels)
         part, still = ("head.", "backbone.") if local.phase == 0 else ("backbone.", "head.")
-        after = local.model.state_dict()
+        after = dict(local.model.named_parameters())
         assert all(torch.equal(after[name], before[name]) for name in after if name.startswith(still))
         assert any(not torch.equal(after[name], before[name]) for name in after if name.startswith(part))
         return losses

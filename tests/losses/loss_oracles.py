@@ -176,7 +176,7 @@ def model_contrast(features, positive, negative, temperature):
     return total(losses) / len(losses)
 
 
-def multi_view_consistency(local, global_, form, detach_mean):
+def multi_view_consistency(local, global_, form):
     losses = []
     for i in range(local.shape[1]):
         for k in range(local.shape[2]):
@@ -186,7 +186,7 @@ def multi_view_consistency(local, global_, form, detach_mean):
                 mean = torch.tensor(1e-7, dtype=torch.float64)
             if float(mean.detach()) > 1 - 1e-7:
                 mean = torch.tensor(1 - 1e-7, dtype=torch.float64)
-            mean = mean.detach() if detach_mean else mean
+            mean = mean.detach()
             for v in range(len(local)):
                 p = local[v, i, k]
                 if form == "bce":

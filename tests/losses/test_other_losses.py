@@ -103,7 +103,7 @@ def test_multi_view_consistency_of_certain_views():
     for form in ("bce", "kl"):
         agree(
             lambda p, form=form: fedgca.multi_view_consistency(p, certain, form),
-            lambda p, form=form: oracle.multi_view_consistency(p, certain, form, True),
+            lambda p, form=form: oracle.multi_view_consistency(p, certain, form),
             certain,
             check=False,
         )

@@ -57,7 +57,7 @@ def expected_terms(features, rows, method):
             alignment = alignment + 1 - cosine(z, rows[label, OWN])
         every, positive = [], []
         for (c, domain), row in rows.items():
-            if domain == OWN and method.others_only:
+            if domain == OWN:
                 continue
             every.append(torch.exp(cosine(z, row) / method.temperature))
             if c == label:
@@ -68,10 +68,9 @@ def expected_terms(features, rows, method):
     return method.alignment * alignment / count, method.contrast * contrast / count
 
 
-@pytest.mark.parametrize("others_only", [True, False], ids=["others", "all rows"])
 @pytest.mark.parametrize("places", PLACES.values(), ids=PLACES)
-def test_the_loss_is_the_formula_in_value_and_gradient(places, others_only):
-    method = FedDAP(alignment=7.0, contrast=3.0, others_only=others_only)
+def test_the_loss_is_the_formula_in_value_and_gradient(places):
+    method = FedDAP(alignment=7.0, contrast=3.0)
     side, rows = side_of(places)
     draws = torch.Generator().manual_seed(3)
     features = torch.rand(7, FEATURES, generator=draws, dtype=torch.float64).requires_grad_()
@@ -88,7 +87,7 @@ def test_the_loss_is_the_formula_in_value_and_gradient(places, others_only):
     for value in (total, alignment + contrast):
         gradients.append(torch.autograd.grad(value, features, retain_graph=True)[0])
     torch.testing.assert_close(*gradients, rtol=1e-9, atol=1e-9)
-    if places == PLACES["the own domain alone"] and others_only:
+    if places == PLACES["the own domain alone"]:
         assert float(found["contrast"].detach()) == 0.0
 
 

@@ -43,21 +43,21 @@ OUT_OF_RANGE = {
 """By method, options that its class refuses; one option a word."""
 
 OTHERS = {
-    "adcol": "divergence=1.0 discriminator_mode=eval feature_mode=eval",
+    "adcol": "divergence=1.0 feature_mode=eval",
     "combined": "local_normalisation=true alpha=0.1 contrast=0.0 temperature=1.0",
     "fccl_plus": "public_mode=train public_rate_end=0.1 correlation=0.0 similarity=0.0 distillation=0.0 "
     "distillation_temperature=1.0 off_diagonal=1.0 teacher_mode=train weighting=uniform",
     "fdse": "split=1 consistency=1.0 similarity_temperature=0.01 depth_growth=2.0 consensus=mean form=printed form=kl "
     "weighting=samples",
     "fedadg": "fidelity=released fidelity=released_pacs weight=0.5 condition=1.0",
-    "feddap": "temperature=0.1 alignment=1.0 contrast=0.0 prototype_mode=post_eval others_only=false",
+    "feddap": "temperature=0.1 alignment=1.0 contrast=0.0 prototype_mode=post_eval",
     "feddg_ga": "step_size=0.9 metric=loss centred=true weighting=samples",
     "feddyn": "clip=0.01 adaptive_alpha=true alpha=0.03",
-    "fedgca": "form=kl predictions=false maps=false with_global=false detach_mean=false",
+    "fedgca": "form=kl predictions=false maps=false",
     "fedheal": "threshold=-1.0 momentum=1.0 mask=false weighting=samples",
-    "fedpall": "fidelity=paper denominator=negatives denominator=raw protection=none amplifier_mode=eval "
+    "fedpall": "fidelity=paper denominator=negatives denominator=raw protection=none "
     "feature_mode=eval swap_classifier=false",
-    "fedplcc": "weighted=false alpha=0.25 temperature=0.55 cross_entropy_reduce=sum",
+    "fedplcc": "weighted=false alpha=0.25 temperature=0.55",
     "fedproc": "prototype_mode=last_epoch_running temperature=0.1",
     "fedsam": "rho=0.0",
     "fedsr": "fidelity=paper divergence=0.0 latent_size=7",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from copy import deepcopy
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -16,7 +15,6 @@ from support.toy import Toy, toy_settings
 from common.models.specs import TorchvisionResNet
 from server.run.checkpoint import Checkpoints
 from strategies.core.aggregation import average
-from strategies.core.method import Losses
 from strategies.fedbn import FedBN, norm_state_names
 from strategies.fedrep import FedRep
 
@@ -135,10 +133,9 @@ class Spy(FedRep):
         return super().step(local, images, labels)
 
 
-@pytest.mark.parametrize("freeze", [False, True], ids=["statistics move", "statistics rest"])
 @pytest.mark.parametrize(("head_epochs", "body_epochs"), [(None, 1), (3, 2)])
-def test_fedrep_trains_the_head_and_then_the_body(head_epochs, body_epochs, freeze, tmp_path):
-    hyper = {"head_epochs": head_epochs, "body_epochs": body_epochs, "freeze_statistics": freeze}
+def test_fedrep_trains_the_head_and_then_the_body(head_epochs, body_epochs, tmp_path):
+    hyper = {"head_epochs": head_epochs, "body_epochs": body_epochs}
     local = local_exchange(toy_settings("fedrep", tmp_path, hyper=hyper, train={"epochs": 2}))
     local.method = Spy(**hyper)
     local.run()
@@ -152,19 +149,4 @@ def test_fedrep_trains_the_head_and_then_the_body(head_epochs, body_epochs, free
         body = FedRep().shared_names(local.model)
         assert moved == (parameters & body if phase else parameters - body)
         moved = {name for name in statistics if not torch.equal(before[name], after[name])}
-        assert moved == (set() if freeze and phase == 0 else statistics)
-
-
-def test_a_frozen_body_normalises_with_its_running_statistics(tmp_path):
-    class Look(FedRep):
-        def step(self, local, images, labels):
-            norm = local.model.backbone.bn1
-            local.cached("modes", list).append((local.phase, norm.training, norm.weight.requires_grad))
-            return Losses({})
-
-    local = local_exchange(toy_settings("fedrep", tmp_path))
-    for freeze in (False, True):
-        local.method = replace(Look(), freeze_statistics=freeze)
-        local.cached("modes", list).clear()
-        local.run()
-        assert set(local.cached("modes", list)) == {(0, not freeze, False), (1, True, True)}
+        assert moved == statistics
