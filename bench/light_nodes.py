@@ -474,7 +474,7 @@ def one(nodes: int, rounds: int, options: argparse.Namespace) -> dict[str, Any]:
         else:
             prepare_output(settings)
             with Meter(links, proxies) as meter, contextlib.redirect_stdout(printed):
-                places[0].deployment.run(settings, chosen, [plain_lines(settings)])
+                places[0].deployment.run(settings, [plain_lines(settings)])
         logs = [line for place in places for line in wrong(place.deployment.folder / "logs")]
         print(printed.getvalue(), *logs, sep="\n", file=sys.stderr)
         found = found_in(output, meter, rounds, options.skip)

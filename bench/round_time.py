@@ -156,7 +156,7 @@ class Federation:
         settings = load_settings(chosen)
         prepare_output(settings)
         with self.watch() as watch:
-            self.deployment.run(settings, chosen)
+            self.deployment.run(settings)
         events = [json.loads(line) for line in (output / "events.jsonl").read_text().splitlines()]
         ends = [event["time"] for event in events if event["event"] == "round done"]
         return [watch.split(*pair) for pair in pairwise(ends)]

@@ -85,7 +85,7 @@ def main() -> None:
         proxy = CountingProxy(deployment.port)
         deployment.node_address = f"127.0.0.1:{proxy.port}"
         with deployment:
-            deployment.run(settings, chosen)
+            deployment.run(settings)
         summary = Run.open(folder / "run").summary
     for path in sorted(proxy.calls, key=lambda item: -proxy.bytes[item, "down"] - proxy.bytes[item, "up"]):
         down, up = proxy.bytes[path, "down"], proxy.bytes[path, "up"]

@@ -30,7 +30,6 @@ from flwr.common import Code, FitIns, FitRes, GetPropertiesIns, GetPropertiesRes
 from client.resident.caller import Caller
 from client.resident.messages import Question, Reply
 from client.resident.place import of_node
-from common.overrides import overrides_in
 
 TENSOR_TYPE = "safetensors"
 """The same as :data:`common.wire.payload.TENSOR_TYPE`, whose module imports torch."""
@@ -46,12 +45,12 @@ class FlowerClient(Client):
     """One node: registers the clients it hosts, and answers requests for them.
 
     Args:
-        context: Flower's context: the run's overrides and the node's configuration.
+        context: Flower's context: the configurations of the run and of the node.
     """
 
     def __init__(self, context: Context) -> None:
         self.run, self.configuration = context.run_id, dict(context.node_config)
-        self.overrides = overrides_in(context.run_config)
+        self.run_config = dict(context.run_config)
 
     def get_properties(self, ins: GetPropertiesIns) -> GetPropertiesRes:  # noqa: ARG002
         """Return the registrations of the clients that this node hosts, or why its data or settings are not valid."""
@@ -70,7 +69,7 @@ class FlowerClient(Client):
         return FitRes(Status(Code.OK, ""), Parameters(list(reply.tensors), TENSOR_TYPE), reply.samples, {**OK_METRICS})
 
     def _ask(self, kind: str, *content: Any) -> Reply:
-        question = Question(kind, self.run, self.overrides, self.configuration, *content)
+        question = Question(kind, self.run, self.run_config, self.configuration, *content)
         caller = self._caller()
         if caller is None:
             if "ray" in sys.modules:

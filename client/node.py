@@ -4,6 +4,7 @@ The work is done in the process that receives the message (a Ray actor, a Client
 (:mod:`client.resident`) that keeps torch, model and data between messages.
 """
 
+import json
 import math
 import os
 from collections import OrderedDict
@@ -17,8 +18,7 @@ from client.local import local_device
 from client.resident.messages import Question, Reply
 from common.data.protocols import ClientSpec
 from common.errors import ConfigError, nearest
-from common.overrides import split_overrides
-from common.settings import RunSettings, load_settings
+from common.settings import RunSettings, settings_in
 from common.storage import client_stores, folder_name
 from common.wire.messages import Answer, read_header
 from common.wire.payload import encode
@@ -51,9 +51,9 @@ _DEVICES: OrderedDict[tuple[int, str, str, str], Device] = OrderedDict()
 
 
 @lru_cache(maxsize=8)
-def _settings_of(overrides: str) -> RunSettings:
-    """Return the settings, cached, because composing them takes longer than a small model's exchange."""
-    return load_settings(split_overrides(overrides))
+def _settings_of(run_config: str) -> RunSettings:
+    """Return the settings of a run configuration, cached, because they take longer than a small model's exchange."""
+    return settings_in(json.loads(run_config))
 
 
 def answer_question(question: Question, *, simulated: bool = False) -> Reply:
@@ -78,6 +78,7 @@ class Node:
 
     def __init__(self, question: Question, *, simulated: bool = False) -> None:
         self.question, self.configuration, self.simulated = question, question.configuration, simulated
+        self.run_config = json.dumps(dict(question.run_config), sort_keys=True)
 
     def register(self) -> Reply:
         """Return the registrations of the clients that this node hosts."""
@@ -100,7 +101,7 @@ class Node:
         unknown = sorted(set(self.configuration) - set(NODE_KEYS))
         if unknown:
             raise ConfigError(f"--node-config: {unknown[0]} is unknown; {nearest(unknown[0], NODE_KEYS)}")
-        settings = _settings_of(self.question.overrides)
+        settings = _settings_of(self.run_config)
         resident = self.configuration.get("resident", True)
         if not isinstance(resident, bool):
             raise ConfigError(f"--node-config: resident must be true or false; got {resident!r}")
@@ -121,8 +122,8 @@ class Node:
         return specs[int(str(node["partition-id"])) :: int(str(node["num-partitions"]))]
 
     def _device(self, settings: RunSettings, spec: ClientSpec) -> Device:
-        run, overrides = self.question.run, self.question.overrides
-        key = (run, overrides, repr(sorted(self.configuration.items())), spec.id)
+        run = self.question.run
+        key = (run, self.run_config, repr(sorted(self.configuration.items())), spec.id)
         for other in list(_DEVICES):
             if other[0] != run:
                 del _DEVICES[other]  # a resident trainer outlives runs; it keeps the data of one run

@@ -244,6 +244,51 @@ def compose_config(overrides: Sequence[str], own: Sequence[str] | None = None) -
     return {**plain, "choices": chosen}
 
 
+def changed_config(config: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """Return a composed configuration with further overrides, such as a run's that is resumed.
+
+    A group of which an override chooses another option is composed from ``conf/``; all other settings stay as they are
+    in ``config``. Settings that ``config`` does not have, as of an earlier version, are the defaults of ``conf/``.
+
+    Args:
+        config: the composed configuration.
+        overrides: ``key=value`` each, the user's own.
+
+    Raises:
+        ConfigError: an override cannot be parsed, or names a group, option or key that does not exist.
+    """
+    groups: list[str] = []
+    for group, choice in config["choices"].items():
+        if choice is None or group == "tuned":
+            continue
+        node = config.get(group)
+        if choice not in choices_of(group) and isinstance(node, Mapping) and node.get("_target_"):
+            choice = node["_target_"]  # a class that no file of conf/ describes
+        groups.append(f"{group}={choice}")
+    fresh = compose_config([*groups, *overrides], own=overrides)
+    changed: dict[str, Any] = {}
+    for key, value in fresh.items():
+        before = config.get(key, value)
+        if isinstance(value, Mapping) and isinstance(before, Mapping):
+            before = {**value, **before}
+        changed[key] = before
+    for item in _parse(with_tuned(with_printed([*groups, *overrides]))):
+        if str(item.input_line) not in groups:
+            _take(changed, fresh, item.key_or_group.removesuffix("._target_"))
+    return changed
+
+
+def _take(changed: dict[str, Any], fresh: Mapping[str, Any], key: str) -> None:
+    """Set the value, or the whole group, at ``key`` of ``changed`` to that of ``fresh``."""
+    *parents, last = key.split(".")
+    for part in parents:
+        changed[part] = dict(changed[part])
+        changed, fresh = changed[part], fresh[part]
+    changed[last] = fresh[last]
+    if not parents and last in fresh["choices"]:
+        changed["choices"] = {**changed["choices"], last: fresh["choices"][last]}
+
+
 def _groups_of_own_classes(base: Mapping[str, Any]) -> list[str]:
     """Return the groups with a chosen file that names a class outside Goldfinch."""
     found: list[str] = []

@@ -80,6 +80,9 @@ def parse_overrides(overrides: Sequence[str]) -> list[Override]:
 
 # ---- Flower's run configuration (flwr run --run-config) -------------------------------------------------------------
 
+CONFIGURATION = "configuration"
+"""The key under which ``goldfinch run`` sends the composed configuration as JSON; no other key is read beside it."""
+
 RUN_CONFIG = {
     "method": "method",
     "data": "data",

@@ -3,6 +3,7 @@
 Nothing here imports torch: tables, lists and completion read runs without it.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,23 @@ def read_config(path: Path) -> dict[str, Any]:
                 f"imported. If it is yours, name it yourself: goldfinch resume {path.parent} {key}={shown}, or "
                 f"goldfinch --own {shown} table, report, figure ..., or --config-dir with the folder that names it"
             )
+    return {str(key): value for key, value in content.items()}
+
+
+def sent_config(text: str) -> dict[str, Any]:
+    """Return the composed configuration that ``goldfinch run`` sent as JSON to the run's other processes.
+
+    Raises:
+        ConfigError: ``text`` cannot be read, or is no run's configuration.
+    """
+    try:
+        if len(text) > MAX_CONFIG_LENGTH:
+            raise ValueError(f"it has {len(text)} characters, and at most {MAX_CONFIG_LENGTH} are read")
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"the configuration that was sent with the run cannot be read: {error}") from error
+    if not _is_record(content):
+        raise ConfigError("what was sent with the run is not a configuration; submit it by goldfinch run")
     return {str(key): value for key, value in content.items()}
 
 

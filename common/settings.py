@@ -35,8 +35,9 @@ from common.errors import ConfigError, nearest
 from common.metrics import CONFIDENCE_MEASURES, MEASURES, Measure, Metric
 from common.models.specs import ModelSpec
 from common.own_metric import OwnMetric, check_own_metric
+from common.overrides import CONFIGURATION, overrides_in, split_overrides
 from common.privacy import GaussianPrivacy, NoPrivacy
-from common.run_config import CHANGEABLE_ON_RESUME, SCORING_SETTINGS, flat, result_settings
+from common.run_config import CHANGEABLE_ON_RESUME, SCORING_SETTINGS, flat, result_settings, sent_config
 from common.versions import CODE, code_sha256
 from common.wire.messages import printable
 
@@ -385,6 +386,23 @@ def load_settings(overrides: Sequence[str] = ()) -> RunSettings:
         ConfigError: a value is wrong; the message names the key and the nearest valid choice.
     """
     return settings_of(compose_config(overrides))
+
+
+def settings_in(run_config: Mapping[str, object]) -> RunSettings:
+    """Return the checked settings of a run configuration of Flower, on the server and on every device.
+
+    ``goldfinch run`` sends a composed configuration, which is not composed again: every process has the same settings,
+    and interpolations and files of overrides are of the machine that submitted the run. ``flwr run`` sends overrides.
+
+    Raises:
+        ConfigError: a value is wrong, or what was sent is no configuration.
+    """
+    text = str(run_config.get(CONFIGURATION, ""))
+    if not text:
+        return load_settings(split_overrides(overrides_in(run_config)))
+    raw = sent_config(text)
+    trust(str(name) for _, name in imports_of(raw))  # as with overrides, the user who submits a run names its classes
+    return settings_of(raw)
 
 
 def settings_of(raw: Mapping[str, Any]) -> RunSettings:

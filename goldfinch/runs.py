@@ -280,7 +280,7 @@ def run(*overrides: str, settings: Mapping[str, Any] | None = None, quiet: bool 
 
     given = [*overrides_of(settings, keywords), *overrides]
     chosen = settings_of(compose_config(given))
-    running.run(chosen, given, quiet=quiet)
+    running.run(chosen, quiet=quiet)
     return Run(chosen.output_folder)
 
 

@@ -1,4 +1,4 @@
-"""The Flower ServerApp: settings from the run's overrides, and the round loop over Flower's Grid."""
+"""The Flower ServerApp: settings from the run configuration, and the round loop over Flower's Grid."""
 
 import math
 import sys
@@ -10,8 +10,7 @@ from flwr.superlink.grid.http_grid import HttpGrid
 from flwr.superlink.grid.inmemory_grid import InMemoryGrid
 
 from common.errors import ConfigError, GoldfinchError
-from common.overrides import overrides_in, split_overrides
-from common.settings import load_settings
+from common.settings import settings_in
 from common.versions import shadows
 from server.engines.flower import FlowerEngine
 from server.run.conduct import prepare_output, run_federation
@@ -33,7 +32,7 @@ def main(grid: Grid, context: Context) -> None:
                 f"{strangers[0]} is imported in place of Goldfinch's package of that name, because the SuperLink was "
                 "started in its folder: stop that SuperLink, and start it in another folder"
             )
-        settings = load_settings(split_overrides(overrides_in(context.run_config)))
+        settings = settings_in(context.run_config)
         prepare_output(settings)
         enrolled = isinstance(grid, HttpGrid) and not grid._insecure  # without TLS Flower admits any node
         silence = math.inf if simulated else settings.rounds.deadline + SILENCE_SECONDS

@@ -144,7 +144,7 @@ def _run(
         from common.settings import settings_of  # seconds in which the SuperLink comes up
         from server.commands.running import run
 
-        run(settings_of(composed), overrides, quiet=quiet, link=link)
+        run(settings_of(composed), quiet=quiet, link=link)
 
 
 @command("resume")

@@ -28,7 +28,7 @@ class Question:
     Args:
         kind: ``register``, ``answer`` or ``leave``. The last one asks the trainer to end.
         run: Flower's number of the run.
-        overrides: the run's overrides.
+        run_config: Flower's configuration of the run, see :func:`common.settings.settings_in`.
         configuration: the node's configuration.
         request: the text of the server's request, unchecked; the trainer checks it.
         tensor_type: the type of tensors that the message names.
@@ -37,7 +37,7 @@ class Question:
 
     kind: str
     run: int = 0
-    overrides: str = ""
+    run_config: Mapping[str, Any] = field(default_factory=dict)
     configuration: Mapping[str, Any] = field(default_factory=dict)
     request: object = None
     tensor_type: str = ""

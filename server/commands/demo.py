@@ -50,7 +50,7 @@ def demo(overrides: Sequence[str], methods: Sequence[str], output: Path) -> None
         console.rule(f"{method} (Flower simulation on Ray)")
         prepare_output(settings)
         with watching(settings) as show:
-            run_on_ray(settings, chosen, [show])
+            run_on_ray(settings, [show])
         folders.append(str(folder))
     console.rule("side by side")
     print_table(folders)
@@ -93,7 +93,7 @@ def deployment_demo(overrides: Sequence[str]) -> None:
             console.print(f"  {name:16} pid {child.process.pid}, log {child.log}")
         console.print(f"all answer after {time.perf_counter() - started:.1f} s; submitting FPL\n")
         with watching(settings) as show:
-            deployment.run(settings, chosen, [show])
+            deployment.run(settings, [show])
     console.print(f"\nall processes are stopped, {time.perf_counter() - started:.0f} s in all\n")
     print_table([str(settings.output_folder)])
 

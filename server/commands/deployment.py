@@ -159,14 +159,14 @@ class LocalDeployment:
         for name, port in self.ports.items():
             wait_healthy(self.children[name], f"http://127.0.0.1:{port}/health", max(1.0, end - time.monotonic()))
 
-    def run(self, settings: RunSettings, overrides: Sequence[str], listeners: Sequence[Listener] = ()) -> None:
+    def run(self, settings: RunSettings, listeners: Sequence[Listener] = ()) -> None:
         """Submit a run and follow it to its end, as ``flwr run`` and ``flwr log`` do.
 
         Raises:
             EngineError: the run failed.
         """
         neutral = Path(tempfile.mkdtemp(dir=self.folder))
-        submit(settings, overrides, CONNECTION, flower_environment(self.home), neutral, {}, listeners)
+        submit(settings, CONNECTION, flower_environment(self.home), neutral, {}, listeners)
 
 
 def store_for(nodes: int) -> Store:

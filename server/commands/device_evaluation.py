@@ -53,7 +53,7 @@ def evaluate_on_devices(
             f"the classes of data={settings.data.name} are {', '.join(settings.data.class_names)}, in this order, and "
             f"those of the model {', '.join(description.classes)}: choose data with the model's classes"
         )
-    run(settings, given, quiet=quiet)
+    run(settings, quiet=quiet)
     found = Run(settings.output_folder)
     show(found)
     return found

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from omegaconf import OmegaConf
 
-from common.config import compose_config, trust_overrides, with_printed, with_tuned
+from common.config import changed_config, trust_overrides
 from common.errors import ConfigError, DataError, nearest
 from common.metrics import named_missing
 from common.models.pretrained import same_classes
@@ -21,7 +21,6 @@ from server.engines.inline import InlineEngine
 from server.flower.submit import run_on_ray, run_on_superlink
 from server.flower.superlink import SimulationLink
 from server.relay.supervisor import run_on_superlinks
-from server.results.overrides import overrides_of
 from server.results.run import Run
 from server.run.conduct import check_holds_no_runs, check_not_in_a_run, prepare_output, run_federation
 from server.trackers.live import watching
@@ -31,21 +30,17 @@ HERE = {"name": "inline", "device": "client.local.local_device"}
 ENGINES = ("inline", "ray", "superlink")
 
 
-def run(
-    settings: RunSettings, overrides: Sequence[str], *, quiet: bool = False, link: SimulationLink | None = None
-) -> None:
+def run(settings: RunSettings, *, quiet: bool = False, link: SimulationLink | None = None) -> None:
     """Train one run on the engine that its settings name.
 
     Args:
         settings: the run's settings.
-        overrides: the overrides that ``settings`` were composed of; nodes compose them again.
         quiet: show no progress.
         link: a running SuperLink for a simulation; ``None`` starts one.
 
     Raises:
         ConfigError: the engine does not exist, or the output folder cannot be used.
     """
-    overrides = with_tuned(with_printed(overrides))  # nodes do not have the files
     warnings.filterwarnings("ignore", category=FutureWarning)
     logging.getLogger("flwr").setLevel(logging.WARNING)
     engine = settings.engine.get("name")
@@ -66,11 +61,11 @@ def run(
         if inline:
             run_federation(settings, inline, [show])
         elif engine == "ray":
-            run_on_ray(settings, overrides, [show], link)
+            run_on_ray(settings, [show], link)
         elif settings.engine.get("connections") is not None:
-            run_on_superlinks(settings, overrides, [show])
+            run_on_superlinks(settings, [show])
         else:
-            run_on_superlink(settings, overrides, [show])
+            run_on_superlink(settings, [show])
     _warn_if_partial(settings.output_folder)
 
 
@@ -88,14 +83,8 @@ def _warn_if_partial(folder: Path) -> None:
 def resume(folder: Path, overrides: Sequence[str], *, quiet: bool = False) -> None:
     """Resume the run in ``folder`` with its own configuration, changed by ``overrides``."""
     trust_overrides(overrides)  # only the user's own, not those of the folder
-    recorded = overrides_of(Run(folder))
-    replaced = tuple(f"{item.partition('=')[0]}." for item in overrides if item not in recorded)
-    again: list[str] = []
-    for item in recorded:
-        if not item.startswith(replaced):  # else a setting of an option that is no longer chosen
-            again.append(item)
-    again += ["resume=true", "overwrite=false", *overrides]
-    run(settings_of(compose_config(again, own=overrides)), again, quiet=quiet)
+    recorded = {**Run(folder).config, "output": str(folder.absolute()), "resume": True, "overwrite": False}
+    run(settings_of(changed_config(recorded, overrides)), quiet=quiet)
 
 
 # ---- goldfinch run --dry-run -----------------------------------------------------------------------------------------

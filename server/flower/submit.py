@@ -25,7 +25,7 @@ from typing import Any
 from common.choices import CONF, FOLDERS, choices_of
 from common.config import Count, ZeroToOne, build, checked
 from common.errors import ConfigError, EngineError
-from common.overrides import quoted_override
+from common.overrides import CONFIGURATION
 from common.settings import RunSettings
 from common.versions import CODE, VERSION
 from server.flower.processes import answer_in, ask_flower, flower_environment, flower_home, program
@@ -111,17 +111,11 @@ class SuperLinkSettings:
     advertised: str | None = None
 
 
-def run_on_ray(
-    settings: RunSettings,
-    overrides: Sequence[str],
-    listeners: Sequence[Listener],
-    link: SimulationLink | None = None,
-) -> None:
+def run_on_ray(settings: RunSettings, listeners: Sequence[Listener], link: SimulationLink | None = None) -> None:
     """Run a simulation on Ray.
 
     Args:
         settings: the run's settings.
-        overrides: the overrides that the settings were composed of.
         listeners: receive every event.
         link: the SuperLink; ``None`` starts one, and stops it after the run.
 
@@ -130,7 +124,7 @@ def run_on_ray(
     """
     if link is None:
         with simulation_link() as started:
-            run_on_ray(settings, overrides, listeners, started)
+            run_on_ray(settings, listeners, started)
         return
     import torch
 
@@ -148,15 +142,14 @@ def run_on_ray(
         "init-args-num-gpus": gpus,
     }
     link.wait(settings.output_folder / "logs")
-    submit(settings, overrides, CONNECTION, link.environment, link.neutral, federation, listeners)
+    submit(settings, CONNECTION, link.environment, link.neutral, federation, listeners)
 
 
-def run_on_superlink(settings: RunSettings, overrides: Sequence[str], listeners: Sequence[Listener]) -> None:
+def run_on_superlink(settings: RunSettings, listeners: Sequence[Listener]) -> None:
     """Run on a SuperLink that is running already.
 
     Args:
         settings: the run's settings.
-        overrides: the overrides that the settings were composed of.
         listeners: receive every event.
 
     Raises:
@@ -168,7 +161,7 @@ def run_on_superlink(settings: RunSettings, overrides: Sequence[str], listeners:
     check_connection(home / "config.toml", options.connection)
     with tempfile.TemporaryDirectory(prefix="goldfinch-", ignore_cleanup_errors=True) as neutral:
         environment = flower_environment(home)
-        submit(settings, overrides, options.connection, environment, Path(neutral), {}, listeners, outlives=True)
+        submit(settings, options.connection, environment, Path(neutral), {}, listeners, outlives=True)
 
 
 def check_connection(path: Path, name: str | None) -> str:
@@ -207,7 +200,6 @@ def check_connection(path: Path, name: str | None) -> str:
 
 def submit(
     settings: RunSettings,
-    overrides: Sequence[str],
     connection: str | None,
     environment: Mapping[str, str],
     neutral: Path,
@@ -223,7 +215,6 @@ def submit(
 
     Args:
         settings: the run's settings.
-        overrides: the overrides that the settings were composed of.
         connection: name of the connection in Flower's ``config.toml``; ``None`` is its default.
         environment: environment of Flower's programs.
         neutral: an empty folder for the app's copy and as the programs' working folder.
@@ -236,7 +227,7 @@ def submit(
         KeyboardInterrupt: this program was interrupted. With ``outlives``, the message says how to follow the run.
     """
     app = write_bundle(neutral / "goldfinch")
-    run_config = {"overrides": remote_overrides(settings, overrides)}
+    run_config = {CONFIGURATION: json.dumps(remote_configuration(settings))}
     run = start_run(app, run_config, connection, environment, neutral, federation)
     log = settings.output_folder / "logs" / "flower.log"
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -300,23 +291,22 @@ def start_run(
     return SubmittedRun(str(answer["run-id"]), target, environment, folder)
 
 
-def remote_overrides(settings: RunSettings, overrides: Sequence[str]) -> str:
-    """Return the overrides for the run's other processes, quoted for a shell.
+def remote_configuration(settings: RunSettings) -> dict[str, Any]:
+    """Return the composed configuration for the run's other processes.
 
     Paths are absolute, because those processes have other working folders.
     """
-    paths = [quoted_override("output", settings.output_folder)]
-    if settings.data.root:
-        paths.append(quoted_override("data.root", settings.data.root))
-    if settings.model.pretrained:
-        paths.append(quoted_override("model.pretrained", settings.model.pretrained.expanduser().absolute()))
-    weights = getattr(settings.model, "weights", None)
-    if weights:
-        paths.append(quoted_override("model.weights", weights.expanduser().absolute()))
-    return shlex.join([*overrides, *paths])
+    raw = {**settings.raw, "output": str(settings.output_folder)}
+    model = dict(raw["model"])
+    for name in ("pretrained", "weights"):
+        path = getattr(settings.model, name, None)
+        if path:
+            model[name] = str(path.expanduser().absolute())
+    raw["model"] = model
+    return raw
 
 
-def write_bundle(folder: Path, serverapp: str = SERVER_APP, keys: Sequence[str] = ("overrides",)) -> Path:
+def write_bundle(folder: Path, serverapp: str = SERVER_APP, keys: Sequence[str] = (CONFIGURATION,)) -> Path:
     """Copy the app's packages and a minimal ``pyproject.toml`` to ``folder``, and return it.
 
     Choices of the user's own folders (:func:`common.config.search`) are copied to ``conf/``, so that every process of

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import tempfile
 import threading
@@ -14,6 +15,7 @@ from urllib.parse import urlsplit
 
 from common.config import build
 from common.errors import ConfigError, EngineError, GoldfinchError, writing
+from common.overrides import CONFIGURATION
 from common.settings import RunSettings
 from server.engines.flower import FlowerEngine
 from server.flower.processes import Child, Processes, ask_flower, flower_environment, flower_home, program
@@ -21,7 +23,7 @@ from server.flower.submit import (
     SubmittedRun,
     SuperLinkSettings,
     check_connection,
-    remote_overrides,
+    remote_configuration,
     start_run,
     write_bundle,
 )
@@ -32,7 +34,7 @@ from server.run.conduct import run_federation
 from server.trackers.events import Listener
 
 SERVER_APP = "server.relay.app:app"
-RUN_CONFIG = ("overrides", "relay-address", "relay-certificate")
+RUN_CONFIG = (CONFIGURATION, "relay-address", "relay-certificate")
 
 START_SECONDS = 240.0
 """Seconds that a relay has to connect after its run was submitted: a crowded machine starts programs slowly."""
@@ -48,12 +50,11 @@ TOKEN = re.compile(re.escape(ANNOUNCEMENT) + r"([0-9a-f]{64})\b")
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
-def run_on_superlinks(settings: RunSettings, overrides: Sequence[str], listeners: Sequence[Listener]) -> None:
+def run_on_superlinks(settings: RunSettings, listeners: Sequence[Listener]) -> None:
     """Run the rounds in this process, over the nodes of several SuperLinks that are running already.
 
     Args:
         settings: the run's settings.
-        overrides: the overrides that the settings were composed of.
         listeners: receive every event.
 
     Raises:
@@ -77,7 +78,7 @@ def run_on_superlinks(settings: RunSettings, overrides: Sequence[str], listeners
         stack.callback(coordinator.close)
         relays = Relays(coordinator, flower_environment(home), neutral, settings.output_folder / "logs", notify)
         stack.callback(relays.stop)
-        relays.start(remote_overrides(settings, overrides))
+        relays.start(json.dumps(remote_configuration(settings)))
         enrolled = has_enrolled_nodes(shards)
         grid = RelayedGrid(shards, notify)
         engine = FlowerEngine(grid, enrolled=enrolled, describe=grid.describe)
@@ -187,18 +188,18 @@ class Relays:
         self.ended = threading.Event()
         self._keepers: list[Keeper] = []
 
-    def start(self, overrides: str) -> None:
+    def start(self, configuration: str) -> None:
         """Submit all relays, and wait until each is connected.
 
         Args:
-            overrides: the run's overrides, for the devices.
+            configuration: the run's composed configuration as JSON, for the devices.
 
         Raises:
             EngineError: one could not be submitted, or did not connect.
         """
         app = write_bundle(self.neutral / "goldfinch", SERVER_APP, RUN_CONFIG)
         certificate = self.coordinator.certificate.decode()
-        values = (overrides, self.coordinator.address, certificate)
+        values = (configuration, self.coordinator.address, certificate)
         run_config = dict(zip(RUN_CONFIG, values, strict=True))
         with writing(self.logs, "another output="):
             self.logs.mkdir(parents=True, exist_ok=True)

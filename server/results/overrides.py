@@ -1,22 +1,18 @@
-"""Commands and overrides that repeat a run, from its recorded configuration."""
+"""Commands that repeat or export a run, from its recorded configuration."""
 
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from common.choices import choices_of
 from common.config import compose_config
-from common.errors import ConfigError, GoldfinchError
+from common.errors import GoldfinchError
 from common.overrides import escaped, quoted_override
 from common.run_config import LOCATION_KEYS, flat
 from server.results.run import Run
 
 _NO_NAME = r"^\d|[^\w-]"
 """What cannot be part of a key in Hydra's grammar without an escape."""
-
-MAX_CHARACTERS = 20_000
-"""Characters of a setting that can be an override; Hydra's parser takes seconds for more."""
 
 
 def repeat_command(config: Mapping[str, Any]) -> str:
@@ -66,36 +62,6 @@ def own_model_of(run: Run) -> str | None:
     if run.personal and (run.folder / "clients").is_dir():
         return next(iter(run.registrations), None)
     return None
-
-
-def overrides_of(run: Run) -> list[str]:
-    """Return the overrides that compose the whole configuration of ``run`` again, on every engine, in the same folder.
-
-    Raises:
-        ConfigError: the folder holds no run, or a setting is too long to be an override.
-    """
-    overrides: list[str] = []
-    for group, choice in run.config.get("choices", {}).items():
-        if choice is None or group == "tuned":
-            continue
-        node = run.config.get(group)
-        if choice not in choices_of(group) and isinstance(node, Mapping) and node.get("_target_"):
-            choice = node["_target_"]  # a class that no file of conf/ describes
-        overrides.append(f"{group}={choice}")
-    for group, node in run.config.items():
-        if group in ("choices", "experiment"):  # an experiment's settings are among the others
-            continue
-        settings = {group: node}
-        if isinstance(node, Mapping) and node:
-            settings = {f"{group}.{name}": value for name, value in node.items()}
-        for key, value in settings.items():
-            if len(repr(value)) > MAX_CHARACTERS:
-                raise ConfigError(
-                    f"{run.config_file}: {key} is too long to be an override; resume the run by the command that "
-                    "started it: goldfinch run ... resume=true"
-                )
-            overrides.append(override(key, value))
-    return [*overrides, quoted_override("output", run.folder.absolute())]
 
 
 def override(key: str, value: Any) -> str:

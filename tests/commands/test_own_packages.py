@@ -14,17 +14,16 @@ from PIL import Image
 from support.own import forget
 
 from common.choices import CONF, FOLDERS, search
-from common.config import build, compose_config
+from common.config import build, changed_config, compose_config
 from common.errors import ConfigError
 from common.overrides import escaped, quoted_override, unescaped
-from common.settings import load_settings
+from common.settings import load_settings, settings_of
 from common.versions import code_files, code_sha256, place_of
 from server.cli import main
 from server.commands import sweep as sweep_module
 from server.commands.sweep import plan
 from server.flower.processes import flower_environment
 from server.flower.submit import write_bundle
-from server.results.overrides import overrides_of
 from server.results.run import Run
 
 TINY = ["train.rounds=1", "train.local_steps=1", "protocol.samples=8", "rounds.test_samples=8", "data.domains=[sketch]"]
@@ -130,7 +129,7 @@ def test_a_run_with_a_folder_of_choices_goes_on_with_it_or_with_its_class_named(
     forget("ownlib")
     assert main(["resume", str(place), "train.rounds=3", "--quiet", *given]) == 0
     assert main(["table", str(place)]) == 0
-    assert load_settings(overrides_of(Run(place))).identity == Run(place).summary["identity"]
+    assert settings_of(changed_config(Run(place).config, [])).identity == Run(place).summary["identity"]
 
 
 def test_its_choices_are_listed_with_their_classes_words(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -249,6 +248,6 @@ def test_a_run_whose_domains_have_odd_names_is_resumed(tmp_path: Path) -> None:
     words += ["data.image_size=16", "train.rounds=1", f"output={place}", "engine.wire=true"]
     words += ["rounds.joins={" + ",".join(f"{escaped(name, r'[^a-zü-]')}:1" for name in odd) + "}"]
     assert main(["run", "--quiet", *words]) == 0
-    assert load_settings(overrides_of(Run(place))).rounds.joins == dict.fromkeys(odd, 1)
+    assert settings_of(changed_config(Run(place).config, [])).rounds.joins == dict.fromkeys(odd, 1)
     assert main(["resume", str(place), "train.rounds=2", "--quiet"]) == 0
     assert set(Run(place).summary["accuracy"]) == set(odd)

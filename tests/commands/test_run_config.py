@@ -19,10 +19,11 @@ from flwr.superlink.grid.inmemory_grid import InMemoryGrid
 from support.simulations import simulation
 
 from common.errors import ConfigError
-from common.overrides import RUN_CONFIG, overrides_in, split_overrides
-from common.settings import load_settings
+from common.overrides import CONFIGURATION, RUN_CONFIG, overrides_in, split_overrides
+from common.settings import load_settings, settings_in
 from server.app import app
 from server.flower.processes import flower_environment, program
+from server.flower.submit import remote_configuration
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -36,6 +37,44 @@ def test_plain_keys_are_settings_and_overrides_win(tmp_path: Path) -> None:
     assert (settings.train.rounds, settings.train.epochs, settings.train.learning_rate) == (7, 2, 0.05)
     assert settings.output_folder == place
     assert load_settings(split_overrides(overrides_in(dict.fromkeys(RUN_CONFIG, "")))) == load_settings()
+
+
+def test_a_composed_configuration_is_the_same_run_without_being_composed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = ["method=fedprox", "method.mu=0.5", "data.domains=[signs,sketch]", "rounds.joins={sketch: 2}"]
+    settings = load_settings([*given, "train.learning_rate=1e-3", r"output='it\'s C:\\here $u41$'", "seed=3"])
+    sent = json.dumps(remote_configuration(settings))
+    monkeypatch.setattr("common.config.compose", None)
+    found = settings_in({"overrides": "seed=4", CONFIGURATION: sent})
+    assert (found.identity, found.configuration, found.scoring) == (
+        settings.identity,
+        settings.configuration,
+        settings.scoring,
+    )
+    assert found.output_folder == settings.output_folder
+    assert (found.method, found.protocol, found.train) == (settings.method, settings.protocol, settings.train)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("{", "cannot be read"),
+        ("[" * 50_000, "cannot be read"),
+        ('"' + "x" * 200_000 + '"', "at most 100000"),
+        ("[1]", "not a configuration"),
+        ('{"method": {}}', "not a configuration"),
+    ],
+    ids=["no JSON", "nested", "too long", "a list", "a part"],
+)
+def test_what_is_no_configuration_is_refused(text: str, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        settings_in({CONFIGURATION: text})
+
+
+def test_interpolations_are_resolved_where_the_run_is_submitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device's own environment is not read into the settings of a run."""
+    monkeypatch.setenv("GOLDFINCH_SECRET", "of this device")
+    raw = {**load_settings(["method=fedavg"]).raw, "output": "${oc.env:GOLDFINCH_SECRET}"}
+    assert settings_in({CONFIGURATION: json.dumps(raw)}).output == "${oc.env:GOLDFINCH_SECRET}"
 
 
 def test_the_app_offers_exactly_these_keys() -> None:

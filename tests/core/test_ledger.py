@@ -359,7 +359,8 @@ def node(tmp_path: Path, *overrides: str, **configuration: Any) -> Node:
     place = {"state-dir": str(tmp_path / "state")} | {
         key.replace("_", "-"): configuration[key] for key in configuration
     }
-    return Node(Question("register", 1, " ".join([OVERRIDES, f"output={tmp_path / 'out'}", *overrides]), place))
+    text = " ".join([OVERRIDES, f"output={tmp_path / 'out'}", *overrides])
+    return Node(Question("register", 1, {"overrides": text}, place))
 
 
 def made(asked_node: Node) -> Device:
@@ -380,8 +381,9 @@ def test_a_supernode_with_a_partition_is_no_simulation(tmp_path: Path) -> None:
 def test_only_the_engine_says_that_it_simulates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[bool] = []
     monkeypatch.setattr(client.node, "Node", lambda question, simulated: seen.append(simulated))
-    answer_question(Question("register", 1, OVERRIDES, {"partition-id": 0, "num-partitions": 2}))
-    answer_question(Question("register", 1, OVERRIDES, {"partition-id": 0, "num-partitions": 2}), simulated=True)
+    question = Question("register", 1, {"overrides": OVERRIDES}, {"partition-id": 0, "num-partitions": 2})
+    answer_question(question)
+    answer_question(question, simulated=True)
     assert seen == [False, True]
     assert not in_simulation()
 

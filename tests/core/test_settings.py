@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -11,7 +12,7 @@ from typing import Any, Literal
 import pytest
 
 from common import choices
-from common.config import Count, build, check, checked, compose_config
+from common.config import Count, build, changed_config, check, checked, compose_config
 from common.errors import ConfigError, nearest
 from common.overrides import split_overrides
 from common.settings import (
@@ -267,6 +268,56 @@ def test_numbers_lose_nothing() -> None:
 def test_defaults_of_the_files_are_those_of_the_classes(kind: type) -> None:
     group = {TrainSettings: "train", RoundSettings: "rounds"}[kind]
     assert build(compose_config([])[group], group, kind) == kind()
+
+
+RECORDED = [
+    "method=fedprox",
+    "method.mu=0.5",
+    "train.learning_rate=0.02",
+    "engine.wire=true",
+    "rounds.joins={sketch: 2}",
+]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "changes"),
+    [
+        ([], {}),
+        (["train.rounds=20"], {"train.rounds": 20}),
+        (["engine=ray", "engine.actors=2"], {"engine": {"name": "ray", "actors": 2, "gpus": 0}}),
+        (["engine=inline"], {}),
+        (["rounds.joins={signs: 3}"], {"rounds.joins": {"signs": 3}}),
+        (["method.mu=0.25", "data.augmentation.flip=true"], {"method.mu": 0.25, "data.augmentation.flip": True}),
+        (["method=fedavg"], {"method": {"_target_": "strategies.fedavg.FedAvg", "weighting": "samples"}}),
+    ],
+    ids=["nothing", "a setting", "another choice", "the same choice", "a mapping", "nested", "another method"],
+)
+def test_a_recorded_configuration_changes_in_what_is_overridden_alone(
+    overrides: list[str], changes: dict[str, Any]
+) -> None:
+    recorded = load_settings(RECORDED).raw
+    expected = deepcopy(dict(recorded))
+    for key, value in changes.items():
+        *parents, last = key.split(".")
+        node = expected
+        for part in parents:
+            node = node[part]
+        node[last] = value
+        if not parents:
+            expected["choices"][key] = overrides[0].partition("=")[2]
+    assert changed_config(recorded, overrides) == expected
+    assert recorded == load_settings(RECORDED).raw
+
+
+def test_settings_that_a_recorded_configuration_lacks_are_the_defaults() -> None:
+    recorded = deepcopy(dict(load_settings(RECORDED).raw))
+    del recorded["rounds"]["opposing"], recorded["privacy"]
+    assert changed_config(recorded, []) == load_settings(RECORDED).raw
+
+
+def test_an_unknown_key_for_a_recorded_configuration_is_named() -> None:
+    with pytest.raises(ConfigError, match="momentun"):
+        changed_config(load_settings(RECORDED).raw, ["train.momentun=0.5"])
 
 
 def test_changing_a_composition_does_not_change_the_cached_one() -> None:

@@ -208,7 +208,7 @@ from client.resident.messages import Question
 from server.cli import main
 overrides = {overrides!r}
 place = {{"domain": "a", "data-dir": {data!r}, "state-dir": {data!r} + "/../state"}}
-reply = answer_question(Question("register", 1, " ".join(overrides), place))
+reply = answer_question(Question("register", 1, {"overrides": " ".join(overrides)}, place))
 assert reply.ok, reply.text
 codes = [main(["run", "--quiet", *overrides])]
 out = overrides[-2].partition("=")[2]

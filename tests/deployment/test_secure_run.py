@@ -40,7 +40,7 @@ def test_four_nodes_two_rounds(tmp_path: Path) -> None:
         for name in deployment.nodes:
             deployment.start_node(name)
         deployment.wait_for_nodes()
-        deployment.run(settings, chosen)
+        deployment.run(settings)
     summary = summary_of(tmp_path / "secure")
     assert summary["rounds"] == 2
     assert set(summary["clients"]) == set(nodes)

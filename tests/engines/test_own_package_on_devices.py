@@ -56,7 +56,7 @@ def test_only_devices_with_the_same_package_take_part(tmp_path: Path, monkeypatc
     settings = load_settings(words)
     prepare_output(settings)
     with Devices(tmp_path / "flower", one_node_per_client(settings), secure=False) as deployment:
-        deployment.run(settings, words)
+        deployment.run(settings)
     told = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
     refused = " ".join(entry["reason"] for entry in told if entry["event"] == "registration refused")
     assert "install the same Goldfinch and the same ownlib on both" in refused

@@ -96,7 +96,7 @@ def test_ray_gives_the_inline_state(method: str, inline: Any, tmp_path: Path, mo
     overrides = chosen(method, tmp_path / "run", "engine=ray", "engine.actors=2")
     settings = load_settings(overrides)
     prepare_output(settings)
-    run_on_ray(settings, overrides, [lambda name, _: events.append(name)])
+    run_on_ray(settings, [lambda name, _: events.append(name)])
     assert_equal(Run.open(tmp_path / "run").summary, inline(method))
     assert events.count("round done") == 2
     assert "finish" in events
@@ -156,7 +156,7 @@ def test_a_deployment_gives_the_inline_state(
     for index, node in enumerate(nodes.values()):
         node["resident"] = index % 2 == 0
     with LocalDeployment(tmp_path / "flower", nodes, secure=False) as deployment:
-        deployment.run(settings, overrides)
+        deployment.run(settings)
         assert len(list(sockets.rglob("*.sock"))) == 2
     assert_equal(Run.open(tmp_path / "run").summary, inline(STATEFUL))
     kept = list((tmp_path / "flower").rglob("state-*.safetensors"))
@@ -173,7 +173,7 @@ def test_nodes_serve_run_after_run_and_say_what_is_wrong(inline: Any, tmp_path: 
             overrides = chosen("fpl", tmp_path / name, "engine=superlink")
             settings = load_settings(overrides)
             prepare_output(settings)
-            deployment.run(settings, overrides)
+            deployment.run(settings)
             assert_equal(Run.open(tmp_path / name).summary, inline("fpl"))
         (tmp_path / "empty").mkdir()
         missing = ["data=office_caltech", f"data.root={tmp_path / 'empty'}"]
@@ -181,7 +181,7 @@ def test_nodes_serve_run_after_run_and_say_what_is_wrong(inline: Any, tmp_path: 
         settings = load_settings(overrides)
         prepare_output(settings)
         with pytest.raises(EngineError, match=r"only 0 of 4 clients registered"):
-            deployment.run(settings, overrides)
+            deployment.run(settings)
         assert all(child.process.poll() is None for child in deployment.children.values())
     assert not left_running(tmp_path)
 
@@ -198,7 +198,7 @@ def test_private_nodes_draw_their_own_noise_and_keep_their_own_budget(tmp_path: 
         "b": {"domain": "sketch", "privacy-max-epsilon": 50.0, "resident": False},
     }
     with LocalDeployment(tmp_path / "flower", nodes, secure=False) as deployment:
-        deployment.run(settings, overrides)
+        deployment.run(settings)
     found = Run.open(tmp_path / "run")
     private = found.summary["privacy"]
     assert private["randomness"] == ["system"]
@@ -263,7 +263,7 @@ def test_a_superlink_that_does_not_come_up_is_told_with_a_log_that_stays(
     monkeypatch.setattr("server.flower.superlink.program", lambda _: str(broken))
     overrides = chosen("fpl", tmp_path / "run", "engine=ray")
     with pytest.raises(EngineError, match="superlink ended with code 3:\nno room on this port") as failure:
-        run_on_ray(load_settings(overrides), overrides, [])
+        run_on_ray(load_settings(overrides), [])
     log = tmp_path / "run" / "logs" / "superlink.log"
     assert f"(see {log})" in str(failure.value)
     assert log.read_text() == "no room on this port\n"
@@ -284,7 +284,7 @@ def test_a_site_that_dies_leaves_a_partial_score_that_says_since_when(
             if name == "round done" and entry["round"] == 1:
                 kill_node(deployment, "printed-0")
 
-        deployment.run(settings, overrides, [kill])
+        deployment.run(settings, [kill])
     record = Run.open(tmp_path / "run")
     assert record.summary["missing"] == {"printed": 0}
     assert list(record.summary["accuracy"]) == ["handwritten"]
@@ -326,7 +326,7 @@ def test_a_site_with_a_lost_data_folder_leaves_a_partial_score_and_the_reason(tm
             if name == "round done" and entry["round"] == 1:
                 shutil.rmtree(tmp_path / "printed")
 
-        deployment.run(settings, overrides, [remove])
+        deployment.run(settings, [remove])
     record = Run.open(tmp_path / "run")
     assert record.summary["missing"] == {"printed": 0}
     told = [entry for entry in record.events if entry["event"] == "score missing"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import tomllib
 from dataclasses import replace
@@ -16,7 +17,7 @@ from common.errors import EngineError
 from common.exports.model import read_export
 from common.models.base import ModelError
 from common.models.pretrained import same_classes
-from common.overrides import quoted_override, split_overrides
+from common.overrides import quoted_override
 from common.settings import load_settings
 from server.cli import main
 from server.commands.export import export
@@ -55,9 +56,9 @@ def test_flower_is_told_an_absolute_place(exported: Path, tmp_path: Path, monkey
     monkeypatch.setattr(submit, "_call", lambda *words: "{}")
     words = [*TINY, "data.domains=[a]", "data.classes=[x,y]", f"model.pretrained={exported.name}", f"output={tmp_path}"]
     with pytest.raises(EngineError, match="refused"):
-        submit.submit(load_settings(words), words, None, {}, tmp_path, {}, [])
-    told = split_overrides(tomllib.loads((tmp_path / "run.toml").read_text())["overrides"])
-    assert told[-1] == quoted_override("model.pretrained", exported)
+        submit.submit(load_settings(words), None, {}, tmp_path, {}, [])
+    sent = json.loads(tomllib.loads((tmp_path / "run.toml").read_text())["configuration"])
+    assert sent["model"]["pretrained"] == str(exported)
 
 
 def shared_part(method: str, folder: Path) -> Path:

@@ -40,7 +40,7 @@ def whole(deployment: LocalDeployment, output: Path, *more: str) -> None:
     overrides = [*TWO, "engine=superlink", f"output={output}", *more]
     settings = load_settings(overrides)
     prepare_output(settings)
-    deployment.run(settings, overrides)
+    deployment.run(settings)
 
 
 def start(deployment: LocalDeployment, output: Path, *more: str) -> tuple[Thread, list[str]]:

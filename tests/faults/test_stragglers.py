@@ -45,7 +45,7 @@ def test_a_straggler_holds_no_round_past_its_deadline(tmp_path: Path, monkeypatc
     settings = load_settings(overrides)
     prepare_output(settings)
     with LocalDeployment(tmp_path / "flower", one_node_per_client(settings), secure=False) as deployment:
-        deployment.run(settings, overrides)
+        deployment.run(settings)
     assert Run.open(output).summary["rounds"] == ROUNDS
     begun = {entry["round"]: entry["time"] for entry in events(output, "round")}
     took = {e["round"]: e["time"] - begun[e["round"]] for e in events(output, "round done", "round skipped")}

@@ -6,9 +6,9 @@ import dataclasses
 
 import pytest
 
+from common.config import changed_config
 from common.run_config import yaml_of
-from common.settings import load_settings
-from server.results.overrides import overrides_of
+from common.settings import load_settings, settings_of
 from server.results.run import Run
 
 OFFLINE = "train.device=cpu"
@@ -27,7 +27,7 @@ def test_a_run_whose_tuned_file_is_gone_can_go_on(tmp_path):
     raw = load_settings(["method=moon", "method.mu=1.0", OFFLINE]).raw
     choices = {**raw["choices"], "tuned": "moon_on_glyphs"}
     (tmp_path / "config.yaml").write_text(yaml_of({**raw, "choices": choices}))
-    assert load_settings(overrides_of(Run(tmp_path))).method.mu == 1.0
+    assert settings_of(changed_config(Run(tmp_path).config, [])).method.mu == 1.0
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from server.run.conduct import run_federation
 from server.trackers.events import Listener
 
 
-def inline(settings: RunSettings, overrides: Sequence[str], listeners: Sequence[Listener]) -> None:
+def inline(settings: RunSettings, listeners: Sequence[Listener]) -> None:
     """The demonstration's runs in this process instead of on Ray."""
     here = replace(settings, engine={"name": "inline", "device": "client.local.local_device"})
     run_federation(here, InlineEngine(here), listeners)

@@ -38,6 +38,7 @@ class Asked:
     def __init__(self, supernode: subprocess.Popen[bytes], folder: Path, *more: str) -> None:
         self.supernode, self.folder = supernode, folder
         self.chosen = [*OVERRIDES, f"output={folder / 'output'}", *more]
+        self.run_config = {"overrides": " ".join(self.chosen)}
         self.configuration = {"domain": "sketch", "state-dir": str(folder / "state")}
         node = process(supernode.pid)
         assert node is not None
@@ -49,7 +50,7 @@ class Asked:
             return peer(connection)[0]
 
     def registration(self) -> Question:
-        return Question("register", 7, " ".join(self.chosen), self.configuration)
+        return Question("register", 7, self.run_config, self.configuration)
 
     def training(self) -> Question:
         settings = load_settings(self.chosen)
