@@ -10,7 +10,7 @@
     python bench/light_nodes.py --dry-run                                # three nodes, writes nothing
 
 The nodes are light: threads of one process that speak Flower's Fleet API as SuperNodes do. Each activates with a key
-of its own, signs its calls, sends heartbeats, looks for messages every three seconds, pulls every part of a message
+of its own, signs its calls, sends heartbeats, polls for messages every three seconds, pulls every part of a message
 and pushes every part of its answer; but it answers at once, with the model it was sent, and starts no process. Server
 and SuperLink are those of a deployment. FedAvg with the small net of 136,730 parameters.
 
@@ -96,7 +96,7 @@ from strategies.core.flower import answer_to_fit_res, fit_ins_to_request, regist
 CHECKOUT = Path(sys.path[0])
 RESULTS = Path(__file__).parent / "results" / "light_nodes.csv"
 EVERY = 3.0
-"""Seconds between two looks of a SuperNode."""
+"""Seconds between two polls of a SuperNode."""
 
 SKIPPED = 2
 UNITS = dict.fromkeys(("lost", "faults", "skipped", "vanished", "refusals", "lines"), "") | {"activity": "B"}
@@ -131,15 +131,15 @@ class LightNode:
         self.beat = time.monotonic()
         self.answered = 0
         self.gone = False
-        """Whether the node has vanished: it calls the SuperLink no more."""
+        """Whether the node has vanished: it no longer calls the SuperLink."""
 
     def heartbeat(self) -> None:
-        """What says that the node is there."""
+        """Tell the SuperLink that the node is there."""
         self.link.SendNodeHeartbeat(heartbeat_pb2.SendNodeHeartbeatRequest(node=self.node, heartbeat_interval=30.0))
         self.beat = time.monotonic()
 
-    def look(self) -> bool:
-        """One look for a message; whether there was one, which is answered."""
+    def poll(self) -> bool:
+        """Poll for messages once and answer them; return whether there were any."""
         pulled = self.link.PullMessages(fleet_pb2.PullMessagesRequest(node=self.node))
         for head, tree in zip(pulled.messages_list, pulled.message_object_trees, strict=True):
             reply = self._reply(self._receive(head, tree))
@@ -231,7 +231,7 @@ class LightNodes:
             thread.join()
 
     def add(self, node: LightNode) -> None:
-        """Look after one more node."""
+        """Serve one more node."""
         with self._lock:
             self.nodes.append(node)
             self._due.insert(0, (time.monotonic(), node))
@@ -255,7 +255,7 @@ class LightNodes:
             if self._end.wait(max(0.0, due - time.monotonic())):
                 return
             try:
-                again = node.look()
+                again = node.poll()
             except Exception as error:  # a call that failed is made again, as a SuperNode does
                 print(f"{node.client.client}: {error!r}", file=sys.stderr)
                 self.faults += 1
@@ -386,7 +386,7 @@ def settings_of(nodes: int, rounds: int, output: Path, more: list[str]) -> tuple
 
 
 def registration_of(settings: RunSettings, client: str, domain: str) -> Registration:
-    """What a light node says of its client."""
+    """What a light node registers of its client."""
     classes = settings.data.class_count
     counts = [SAMPLES // classes] * classes
     counts[0] += SAMPLES - sum(counts)
@@ -572,8 +572,8 @@ def run(nodes: int, checkout: Path, options: argparse.Namespace) -> dict[str, An
         command += ["--override", override]
     command += [f"--{name}" for name in ("secure", "proxy") if getattr(options, name)]
     environment = {**os.environ, "CHECKOUT": str(checkout), "PYTHONPATH": str(checkout)}
-    said = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
-    return dict(json.loads(said.splitlines()[-1]))
+    printed = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
+    return dict(json.loads(printed.splitlines()[-1]))
 
 
 if __name__ == "__main__":

@@ -141,7 +141,7 @@ class Watch(threading.Thread):
         self.most, self.end = 0, threading.Event()
 
     def run(self) -> None:
-        """Look."""
+        """Measure until :attr:`end` is set."""
         while not self.end.wait(0.05):
             self.most = max(self.most, anonymous())
 

@@ -12,7 +12,7 @@ Every figure is counted, none is written down here:
 - density: comprehensions and generator expressions, and conditional expressions, per 1,000 lines of code. A line of
   code holds something besides a comment or a docstring.
 - longest functions: as above, without docstrings.
-- circles: groups of modules that import each other when they are loaded, at whatever length.
+- circles: groups of modules that import each other when they are loaded, of any length.
 - closing an exchange: functions that call a method's ``aggregate``. Reading a finished run: files outside server/run/
   in which the name of one of a run's files is a string of its own. What does not change a result: collections that list
   both ``output`` and ``overwrite``.

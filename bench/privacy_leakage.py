@@ -125,7 +125,7 @@ class Attacker:
         self.settings, self.model = settings, model
 
     def install(self, weights: Mapping[str, Tensor]) -> None:
-        """Look through the net with these weights."""
+        """Evaluate the net with these weights."""
         self.model.load_state_dict(dict(weights))
         self.model.eval().requires_grad_(False)
 

@@ -1,7 +1,7 @@
 """Where the time of a federated round goes: the functions that take the largest share of it.
 
     python bench/profile_round.py                        # FPL with ResNet-10: every function over 2 %
-    python bench/profile_round.py --least 0.5 model=small train.local_steps=null
+    python bench/profile_round.py --min-share 0.5 model=small train.local_steps=null
     python bench/profile_round.py --dry-run              # one round of the small net
 
 The rounds run in one thread under cProfile with that thread's own processor time as its clock, which other processes
@@ -49,7 +49,7 @@ def main() -> None:
     """Profile what the command line asks for."""
     parser = arguments(__doc__)
     parser.add_argument("--rounds", type=int, default=3, help="rounds that count")
-    parser.add_argument("--least", type=float, default=2.0, help="smallest share that is printed, per cent")
+    parser.add_argument("--min-share", type=float, default=2.0, help="smallest share that is printed, per cent")
     parser.add_argument("overrides", nargs="*")
     options = parser.parse_args()
     if options.dry_run:
@@ -76,24 +76,24 @@ def main() -> None:
         engine = InlineEngine(settings)
         engine._pool = OneThread()  # type: ignore[assignment]
         run_federation(settings, engine, [listen])
-    print_shares(pstats.Stats(profile), (taken[1] - taken[0]) / options.rounds, options.least)
+    print_shares(pstats.Stats(profile), (taken[1] - taken[0]) / options.rounds, options.min_share)
 
 
-def print_shares(stats: pstats.Stats, seconds: float, least: float) -> None:
-    """The functions whose own share is ``least`` per cent or more, and what the rest comes to."""
+def print_shares(stats: pstats.Stats, seconds: float, min_share: float) -> None:
+    """The functions whose own share is ``min_share`` per cent or more, and what the rest comes to."""
     entries = stats.stats  # type: ignore[attr-defined]  # the profile's table: (file, line, name) -> numbers
     total = sum(numbers[2] for numbers in entries.values())
     print(f"{seconds:.3f} s of processor time a round, under the profiler\n\n share   calls  function")
     rest = 0.0
     for (file, line, name), numbers in sorted(entries.items(), key=lambda item: -item[1][2]):
         share = 100 * numbers[2] / total
-        if share < least:
+        if share < min_share:
             rest += share
             continue
         place = file.replace(str(ROOT) + "/", "").rpartition("site-packages/")[2]
         where = f"{place}:{line} " if line else ""
         print(f"{share:5.1f} % {numbers[1]:7}  {where}{name}")
-    print(f"{rest:5.1f} %          {len(entries)} functions below {least:g} % each, together")
+    print(f"{rest:5.1f} %          {len(entries)} functions below {min_share:g} % each, together")
 
 
 if __name__ == "__main__":

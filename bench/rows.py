@@ -60,7 +60,7 @@ def cpu_name() -> str:
 
 
 def read_all(path: Path) -> list[dict[str, str]]:
-    """Return the rows of the CSV at ``path`` as text, whatever its columns; none if there is no file."""
+    """Return the rows of the CSV at ``path`` as text, with any columns; none if there is no file."""
     if not path.exists():
         return []
     with path.open(newline="") as stream:

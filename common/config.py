@@ -272,9 +272,12 @@ def changed_config(config: Mapping[str, Any], overrides: Sequence[str]) -> dict[
         if isinstance(value, Mapping) and isinstance(before, Mapping):
             before = {**value, **before}
         changed[key] = before
+    recorded = OmegaConf.create(dict(config))
     for item in _parse(with_tuned(with_printed([*groups, *overrides]))):
-        if str(item.input_line) not in groups:
-            _take(changed, fresh, item.key_or_group.removesuffix("._target_"))
+        key = item.key_or_group.removesuffix("._target_")
+        same_class = _names_class(item) and OmegaConf.select(recorded, f"{key}._target_") == item.value()
+        if not same_class and str(item.input_line) not in groups:
+            _take(changed, fresh, key)
     return changed
 
 

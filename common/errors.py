@@ -48,7 +48,7 @@ DISK_ADVICE = {
     errno.EPERM: "give this user the right to it",
     errno.EFBIG: "raise the limit on the size of files (ulimit -f)",
     errno.EMFILE: "raise the limit on open files (ulimit -n)",
-    errno.EIO: "look at that disk (dmesg)",
+    errno.EIO: "check that disk (dmesg)",
 }
 """What to do if a disk answers with an error number."""
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def split_overrides(text: str) -> list[str]:
-    """Return the overrides in one string, split as a shell splits words.
+    """Return the overrides in one string, split as a shell splits a command.
 
     Raises:
         ConfigError: a quote is not closed.
@@ -81,7 +81,7 @@ def parse_overrides(overrides: Sequence[str]) -> list[Override]:
 # ---- Flower's run configuration (flwr run --run-config) -------------------------------------------------------------
 
 CONFIGURATION = "configuration"
-"""The key under which ``goldfinch run`` sends the composed configuration as JSON; no other key is read beside it."""
+"""The key under which ``goldfinch run`` sends the composed configuration as JSON; the other keys are then not read."""
 
 RUN_CONFIG = {
     "method": "method",

@@ -34,8 +34,8 @@ from common.data.views import Views
 from common.errors import ConfigError, nearest
 from common.metrics import CONFIDENCE_MEASURES, MEASURES, Measure, Metric
 from common.models.specs import ModelSpec
-from common.own_metric import OwnMetric, check_own_metric
 from common.overrides import CONFIGURATION, overrides_in, split_overrides
+from common.own_metric import OwnMetric, check_own_metric
 from common.privacy import GaussianPrivacy, NoPrivacy
 from common.run_config import CHANGEABLE_ON_RESUME, SCORING_SETTINGS, flat, result_settings, sent_config
 from common.versions import CODE, code_sha256

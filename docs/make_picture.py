@@ -77,9 +77,9 @@ def draw(folder: Path, target: Path) -> None:
         chart.plot(rounds, average, color=color, linewidth=2)
         chart.plot(rounds, worst, "--", color=color, linewidth=1.3)
         for name, weight, values in ((runs[0].title, "bold", average), ("worst", "normal", worst)):
-            said, place = f"{name} {values[-1]:.0f}", (rounds[-1], values[-1])
+            text, place = f"{name} {values[-1]:.0f}", (rounds[-1], values[-1])
             chart.annotate(
-                said, place, (6, 0), textcoords="offset points", va="center", fontsize=8, color=color, weight=weight
+                text, place, (6, 0), textcoords="offset points", va="center", fontsize=8, color=color, weight=weight
             )
         chart.set_xticks(range(0, rounds[-1] + 1, 5))
     chart.set_xlabel("round", fontsize=9)

@@ -39,5 +39,5 @@ def main(grid: Grid, context: Context) -> None:
         engine = FlowerEngine(grid, simulated=simulated, enrolled=enrolled, silence=silence)
         run_federation(settings, engine, [plain_lines(settings)])
     except GoldfinchError as error:
-        sys.tracebacklimit = 0  # Flower prints what is raised, and says so that the run failed: the words are enough
+        sys.tracebacklimit = 0  # Flower prints the error as the reason of the failed run; the message is enough
         raise error from None

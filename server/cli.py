@@ -24,6 +24,7 @@ from server.commands.program import (
     TestSeeds,
     Trials,
     app,
+    argument,
     command,
     complete_override,
     items_of,
@@ -31,7 +32,6 @@ from server.commands.program import (
     option,
     seeds_of,
     show_loading,
-    words,
 )
 
 
@@ -148,7 +148,7 @@ def _run(
 
 
 @command("resume")
-def _resume(folder: Annotated[Path, words("DIR")], overrides: Settings, quiet: Quiet = False) -> None:
+def _resume(folder: Annotated[Path, argument("DIR")], overrides: Settings, quiet: Quiet = False) -> None:
     """Go on with a run, with its own configuration.
 
     goldfinch resume DIR [train.rounds=20]
@@ -163,7 +163,7 @@ def _resume(folder: Annotated[Path, words("DIR")], overrides: Settings, quiet: Q
 
 @command("sweep")
 def _sweep(
-    overrides: Annotated[list[str], words("KEY=A,B...", default_factory=list, autocompletion=complete_override)],
+    overrides: Annotated[list[str], argument("KEY=A,B...", default_factory=list, autocompletion=complete_override)],
     output: Annotated[
         Path | None,
         option("--output", text="The folder; by default one below outputs/, named after the settings.", metavar="DIR"),
@@ -187,7 +187,7 @@ def _sweep(
 
 @command("tune")
 def _tune(
-    overrides: Annotated[list[str], words("KEY=VALUE...", default_factory=list, autocompletion=complete_override)],
+    overrides: Annotated[list[str], argument("KEY=VALUE...", default_factory=list, autocompletion=complete_override)],
     trials: Trials = 20,
     seeds: TestSeeds = "0,1,2",
     output: Output = None,
@@ -207,7 +207,7 @@ def _tune(
 
 @command("compare")
 def _compare(
-    overrides: Annotated[list[str], words("KEY=VALUE...", default_factory=list, autocompletion=complete_override)],
+    overrides: Annotated[list[str], argument("KEY=VALUE...", default_factory=list, autocompletion=complete_override)],
     methods: Annotated[
         str, option("--methods", text="The methods; * is all; FedAvg is always among them.", metavar="A,B")
     ] = "",
@@ -326,7 +326,7 @@ command("evaluate")(models.evaluate)
 
 @command("reproduce")
 def _reproduce(
-    table: Annotated[list[str], words("[TABLE] [KEY=VALUE]...", default_factory=list)],
+    table: Annotated[list[str], argument("[TABLE] [KEY=VALUE]...", default_factory=list)],
     scale: Annotated[
         str,
         option(
@@ -371,9 +371,15 @@ def _reproduce(
     reproduce(request_of(table, scale, items_of(methods), seeds_of(seeds), output, records))
 
 
+FIGURES = ("convergence", "features", "cam", "heatmap", "bars")
+""":data:`server.commands.figure.KINDS`, whose module imports matplotlib."""
+
+
 @command("figure")
 def _figure(
-    kind: Annotated[str, words("KIND", autocompletion=one_of(("convergence", "features", "cam", "heatmap", "bars")))],
+    kind: Annotated[
+        str, argument("KIND", autocompletion=one_of(("convergence", "features", "cam", "heatmap", "bars")))
+    ],
     folders: Runs,
     output: Annotated[Path | None, option(text="The picture; KIND.png in the first folder by default.")] = None,
     rule: Rule = "final",
@@ -507,7 +513,7 @@ def _deployment_demo(overrides: Settings) -> None:
 
 
 Nodes = Annotated[list[str] | None, option("--node", text="A device; repeatable.", metavar="NAME")]
-Folder = Annotated[Path, words("FOLDER")]
+Folder = Annotated[Path, argument("FOLDER")]
 Connection = Annotated[
     str | None, option("--connection", text="The SuperLink's name in Flower's config.toml.", metavar="NAME")
 ]
@@ -593,7 +599,7 @@ def _complete_group(incomplete: str) -> list[str]:
 
 @command("list")
 def _list(
-    groups: Annotated[list[str], words("[GROUP]...", default_factory=list, autocompletion=_complete_group)],
+    groups: Annotated[list[str], argument("[GROUP]...", default_factory=list, autocompletion=_complete_group)],
 ) -> None:
     """List methods, data sets, models, protocols, engines.
 
@@ -611,7 +617,7 @@ def _complete_name(incomplete: str) -> list[str]:
 
 
 @command("explain")
-def _explain(names: Annotated[list[str], words("NAME...", autocompletion=_complete_name)]) -> None:
+def _explain(names: Annotated[list[str], argument("NAME...", autocompletion=_complete_name)]) -> None:
     """Show what settings mean, their ranges and defaults.
 
     goldfinch explain fpl

@@ -53,7 +53,7 @@ class ADCOL(SingleSet):
     The loss is cross-entropy + ``divergence * KL(uniform || softmax D(z))``; the server trains D to name the client of
     a feature. ``divergence=0`` is SingleSet.
 
-    There is no released code of the paper at hand; this is the reading of FedPall's table. (FL-bench's port collects
+    No released code of the paper was found; this is the reading of FedPall's table. (FL-bench's port collects
     features during the last epoch, keeps D in evaluation mode and averages the models as well.)
 
     Payload: up, all features ``[N_k, D]``; down, the discriminator. Client state: the model. Scored on each client's

@@ -42,6 +42,6 @@ def test_another_process_collects_the_same_tests_more_than_a_second_later(reques
     [b"\x1f\x8b", object(), {object()}, "two\nlines", "x" * 101, [object()], lambda: 0],
     ids=["bytes", "object", "set", "lines", "long text", "a list with an address", "function without a name"],
 )
-def test_values_without_readable_words_need_written_ids(value: object, request: pytest.FixtureRequest) -> None:
+def test_values_without_a_readable_text_need_written_ids(value: object, request: pytest.FixtureRequest) -> None:
     with pytest.raises(TypeError, match="write ids"):
         request.config.hook.pytest_make_parametrize_id(config=request.config, val=value, argname="value")

@@ -76,7 +76,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def site_path(path: str) -> str | None:
-    """Where the site has the repository's file ``path``; ``None`` if it has it nowhere."""
+    """Where the site has the repository's file ``path``; ``None`` if it is not there."""
     if path in ROOT_PAGES:
         return ROOT_PAGES[path]
     if path == f"docs/{ONE_FILE}.py":

@@ -93,8 +93,8 @@ class Enrolment:
             return {}
         registered = self._registered(seconds)
         lost = []
-        for name, words in kept.items():
-            if words and words[0] not in registered:
+        for name, parts in kept.items():
+            if parts and parts[0] not in registered:
                 lost.append(name)
         if not lost:
             return {}

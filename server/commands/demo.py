@@ -55,7 +55,7 @@ def demo(overrides: Sequence[str], methods: Sequence[str], output: Path) -> None
     console.rule("side by side")
     print_table(folders)
     console.print(f"written to {output.absolute()}: history.csv, summary.json, checkpoint/ of each run")
-    console.print(f"to look at: {write_report(folders, output / 'report.html', images=True)}", soft_wrap=True)
+    console.print(f"report: {write_report(folders, output / 'report.html', images=True)}", soft_wrap=True)
     if best := best_run(all_groups(find_runs(folders))):
         show_predictions(best, output)
     console.print("next: goldfinch run method=fpl data=glyphs; goldfinch list; goldfinch doctor")

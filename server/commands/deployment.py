@@ -33,10 +33,10 @@ MAX_NODES_IN_FILE = 50
 IN_MEMORY = ":flwr-in-memory:"
 CONNECTION = "deployment"
 START_SECONDS = 240.0
-"""A program of Flower's needs two seconds of a CPU to start; a crowded machine gives it them slowly."""
+"""A program of Flower needs two seconds of processor time to start, which takes longer on a loaded machine."""
 
 SOON = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2"}
-"""Seconds between two looks of a SuperExec for work; Flower's default is one."""
+"""Seconds between two polls of a SuperExec; Flower's default is one."""
 
 
 @dataclass

@@ -6,13 +6,13 @@ from typing import Annotated, Any
 import typer
 
 from common.errors import ConfigError, nearest
-from server.commands.program import Quiet, Settings, option, words
+from server.commands.program import Quiet, Settings, argument, option
 
-Model = Annotated[Path, words("MODEL")]
+Model = Annotated[Path, argument("MODEL")]
 
 
 def export(
-    source: Annotated[Path, words("RUN")],
+    source: Annotated[Path, argument("RUN")],
     data: Settings,
     to: Annotated[Path | None, option("--to", text="The new folder; always given.", metavar="DIR")] = None,
     formats: Annotated[
@@ -54,7 +54,7 @@ def export(
 
 def predict(
     model: Model,
-    images: Annotated[list[Path], words("IMAGE...")],
+    images: Annotated[list[Path], argument("IMAGE...")],
     output: Annotated[Path | None, option("--output", text="A .csv or .json file for all of it.")] = None,
     cam: Annotated[Path | None, option("--cam", text="A folder for pictures of where the model looked.")] = None,
 ) -> None:

@@ -107,8 +107,8 @@ class Commands(TyperGroup):
             print(f"error: {error}", file=sys.stderr)
             raise typer.Exit(1) from error
         except KeyboardInterrupt as error:
-            words = str(error) or "stopped; the last complete round is kept: resume=true goes on"
-            print(f"\n{words}", file=sys.stderr)
+            message = str(error) or "stopped; the last complete round is kept: resume=true goes on"
+            print(f"\n{message}", file=sys.stderr)
             raise typer.Exit(143 if isinstance(error, Terminated) else 130) from error
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
@@ -199,13 +199,13 @@ class Command(TyperCommand):
 command = partial(app.command, cls=Command)
 
 
-def words(metavar: str, **more: Any) -> Any:
-    """Positional words; a command's docstring explains them, because typer loses an argument's help with click 8.5."""
+def argument(metavar: str, **more: Any) -> Any:
+    """Return a positional argument; the command's docstring explains it, since typer loses its help with click 8.5."""
     return typer.Argument(metavar=metavar, hidden=True, **more)
 
 
 def option(*names: str, text: str, **more: Any) -> Any:
-    """An option that says its default in its own words."""
+    """Return an option; ``text`` names its default."""
     return typer.Option(*names, help=text, show_default=False, **more)
 
 
@@ -251,8 +251,8 @@ def one_of(choices: Iterable[str]) -> Callable[[str], list[str]]:
     return complete
 
 
-Settings = Annotated[list[str], words("[KEY=VALUE]...", default_factory=list, autocompletion=complete_override)]
-Runs = Annotated[list[str], words("DIR...")]
+Settings = Annotated[list[str], argument("[KEY=VALUE]...", default_factory=list, autocompletion=complete_override)]
+Runs = Annotated[list[str], argument("DIR...")]
 Rule = Annotated[
     str,
     option(

@@ -1,4 +1,4 @@
-"""Features of test images with the prototypes over them, and heat maps of where a network looks."""
+"""Features of test images with the prototypes over them, and class activation maps."""
 
 import math
 from collections.abc import Sequence

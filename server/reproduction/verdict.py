@@ -1,6 +1,6 @@
 """Whether a paper's order of methods holds here: one rule for the word on every page.
 
-The rule looks at three things: pairs of rows that the paper tells apart and that are in its order here, Spearman's rank
+The rule compares three things: pairs of rows that the paper tells apart and that are in its order here, Spearman's rank
 correlation of the averages (rounded to two decimals, as printed), and the paper's own claim, that its method is ahead
 of every row that is ranked with it.
 
@@ -26,7 +26,7 @@ Word = Literal["yes", "mostly", "no", "-"]
 
 STRONG = (80, 0.7)
 WEAK = (60, 0.4)
-"""The least per cent of pairs that are kept, and the least Spearman correlation."""
+"""The smallest percentage of pairs that are kept, and the smallest Spearman correlation."""
 
 
 @dataclass(frozen=True)

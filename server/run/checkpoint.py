@@ -75,7 +75,7 @@ class Checkpoints:
         """The checkpoint of round ``number``.
 
         Raises:
-            CheckpointError: it is not kept any more, or is damaged.
+            CheckpointError: it is no longer kept, or is damaged.
         """
         kept = self.series.numbers()
         if number not in kept:

@@ -122,7 +122,7 @@ def run_lock(folder: Path, what: str = "run") -> Iterator[None]:
 
 @contextlib.contextmanager
 def storage_errors(folder: Path) -> Iterator[None]:
-    """Turns what a full, read-only or broken disk answers into words; other errors pass.
+    """Replace the errors of a full, read-only or broken disk by one with a message; other errors pass.
 
     Raises:
         EngineError: which file it was, why, and what to do.

@@ -9,7 +9,7 @@ from common.wire.payload import Payload
 from strategies.core.federation import Closing, Reply
 
 MAX_REASON, MAX_TRACEBACK = 2_000, 20_000
-"""Characters of a client's own words that go into the record; the other side decides how many it sends."""
+"""Characters of a client's message and traceback that are recorded; a client may send more."""
 
 ENOUGH = "enough others had answered"
 """Why a client is late."""
@@ -64,11 +64,11 @@ class Engine(Protocol):
     simulated: bool
 
     def register(self, expected: Sequence[str], admit: Admit, seconds: float) -> list[Failure]:
-        """Put before ``admit`` who is new since the last call, after waiting up to ``seconds`` for all of ``expected``.
+        """Wait up to ``seconds`` for all of ``expected``, and call ``admit`` with each new registration.
 
         A client that was registered before comes again when it returns on another node. Failures are registrations
-        that could not be read, with the node's own words, that the node may not make, or that ``admit`` refused. Who
-        was refused is sent nothing and takes no place.
+        that could not be read, with the node's message, that the node may not make, or that ``admit`` refused. A
+        refused client is sent nothing and takes no place.
         """
 
     def exchange(

@@ -241,7 +241,7 @@ NEEDED = {
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turns what a file that cannot be read raises into words.
+    """Replace the errors of a file that cannot be read by one with a message.
 
     Raises:
         ConfigError: with the file's name.
@@ -292,7 +292,9 @@ def check_events(path: Path, events: Sequence[dict[str, Any]]) -> None:
 
 
 def _odd(path: Path, number: int, told: str) -> ConfigError:
-    return ConfigError(f"{path}: entry {number + 1}: {told}. No run writes this: leave the run out, or mend the file")
+    return ConfigError(
+        f"{path}: entry {number + 1}: {told}. No run writes this: leave the run out, or correct the file"
+    )
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

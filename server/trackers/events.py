@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # imports torch, which the text of an event does without
 Listener = Callable[[str, Mapping[str, Any]], None]
 """Called with an event's name and content."""
 
-MOST_ALIKE = 5
+MAX_ALIKE = 5
 """Lines that are shown of a round before others like them are only counted."""
 
 LINES = {
@@ -111,7 +111,7 @@ class Repeats:
         if "client" in entry:
             kind = kind_of(line.replace(str(entry["client"]), "…"))
             self._counts[kind] += 1
-            if self._counts[kind] > MOST_ALIKE:
+            if self._counts[kind] > MAX_ALIKE:
                 return lines
         return [*lines, line]
 
@@ -119,11 +119,11 @@ class Repeats:
         """Return a line for each kind of which lines were held back, and reset the counts."""
         lines: list[str] = []
         for kind, count in self._counts.items():
-            if count > MOST_ALIKE:
+            if count > MAX_ALIKE:
                 noun = "clients"
-                if count - MOST_ALIKE == 1:
+                if count - MAX_ALIKE == 1:
                     noun = "client"
-                lines.append(f"{count - MOST_ALIKE:,} more {noun}: {kind}")
+                lines.append(f"{count - MAX_ALIKE:,} more {noun}: {kind}")
         self._counts.clear()
         return lines
 

@@ -149,7 +149,7 @@ def test_a_module_in_the_way_is_named(
     assert f"{tmp_path / stranger} is imported in place of Goldfinch's" in capsys.readouterr().err
 
 
-def test_goldfinch_does_not_look_in_the_working_folder_and_its_doctor_says_what_would_be_in_the_way(
+def test_goldfinch_does_not_import_from_the_working_folder_and_doctor_names_what_would_shadow_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     strangers = [tmp_path / f"{name}.py" for name in ("common", "strategies", "client", "server")]
@@ -194,7 +194,7 @@ def test_every_choice_has_a_line_of_description(group: str, capsys: pytest.Captu
     assert not any("goldfinch " in line for line in lines), "what it is, not how it is called"
 
 
-def test_a_description_is_the_file_s_first_words_or_its_class_s() -> None:
+def test_a_description_is_the_first_comment_of_the_file_or_the_docstring_of_its_class() -> None:
     assert description(CONF / "method" / "fedavg.yaml").startswith("Cross-entropy on every device")
     assert description(CONF / "data" / "glyphs.yaml").startswith("Embedded: digits in five styles")
     assert description(CONF / "experiment" / "fpl_office.yaml").startswith("FPL (CVPR 2023)")
@@ -263,7 +263,7 @@ def test_another_choice_replaces_its_group_when_a_run_is_resumed(
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is here")
-def test_a_missing_device_is_said_before_anything_is_written(
+def test_a_missing_device_is_an_error_before_anything_is_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["run", *TINY, "train.device=cuda", f"output={tmp_path / 'run'}"]) == 1
@@ -277,7 +277,7 @@ def test_a_missing_device_is_said_before_anything_is_written(
 def test_the_demonstration_trains_what_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trained: list[str] = []
 
-    def note(settings: Any, overrides: Any, listeners: Any) -> None:
+    def note(settings: Any, listeners: Any) -> None:
         trained.append(settings.method.name)
 
     monkeypatch.setattr(demo_module, "run_on_ray", note)

@@ -215,7 +215,7 @@ ODD = {
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("oddity", ODD)
-def test_odd_files_are_said_and_not_shown(oddity: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_odd_files_are_named_and_not_shown(oddity: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     name, content = ODD[oddity]
     (folder / name).write_bytes(content.encode(errors="surrogateescape"))
     assert main(words_for("report", folder)) == 1
@@ -255,7 +255,7 @@ def test_brackets_in_a_sweep_s_labels_are_shown(
     assert "skipped: data.domains=[sketch]: no [/red]" in capsys.readouterr().out
 
 
-def test_markup_and_formulas_in_names_are_words(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_markup_and_formulas_in_names_are_plain_text(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     summary = json.loads((folder / "summary.json").read_text())
     score = summary["scores"]["final"]
     score["accuracy"] = {"[/red]": 50.0, "$\\frac$": 50.0}

@@ -132,7 +132,9 @@ def test_a_run_with_a_folder_of_choices_goes_on_with_it_or_with_its_class_named(
     assert settings_of(changed_config(Run(place).config, [])).identity == Run(place).summary["identity"]
 
 
-def test_its_choices_are_listed_with_their_classes_words(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_its_choices_are_listed_with_the_docstrings_of_their_classes(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (folder / "method" / "absent.yaml").write_text("_target_: nolib.fair.QFair\n")
     assert main(["list", "method", "--config-dir", str(folder)]) == 0
     lines = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
@@ -228,13 +230,13 @@ def test_names_need_no_quotes_for_letters_of_any_language() -> None:
     assert build(jobs[0].settings.raw["data"], "data").classes == ("猫",)
 
 
-def test_what_has_to_be_quoted_is_said_with_an_example() -> None:
+def test_the_error_for_a_value_to_quote_has_an_example() -> None:
     with pytest.raises(ConfigError, match=r"quote a value .*: 'data\.domains=\[\"A & B\",C\]'"):
         compose_config(["data=folder", "data.domains=[New York (A&B),b]"])
     assert compose_config(["data=folder", 'data.domains=["A & B",C]'])["data"]["domains"] == ["A & B", "C"]
 
 
-def test_a_run_whose_domains_have_odd_names_is_resumed(tmp_path: Path) -> None:
+def test_a_run_with_odd_domain_names_is_resumed(tmp_path: Path) -> None:
     odd = ("Zürich-东京", "1 Ward (A & B), it's")
     for domain in odd:
         for label in ("猫", "dog"):

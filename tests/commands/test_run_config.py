@@ -91,7 +91,7 @@ def flower_prints(monkeypatch: pytest.MonkeyPatch, **run_config: str) -> str:
     return "".join(traceback.format_exception(raised.value))
 
 
-def test_a_mistake_is_our_words_without_a_traceback(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_mistake_is_a_message_without_a_traceback(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     printed = flower_prints(monkeypatch, method="fpll")
     assert printed.startswith("common.errors.ConfigError: method=fpll: no such choice; did you mean 'fpl'?")

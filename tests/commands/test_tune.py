@@ -202,7 +202,7 @@ def test_an_error_in_the_last_parallel_trial_ends_the_search(pretended: Pretende
     assert len(tune.finished_trials(study)) == 3
 
 
-def test_a_trial_whose_process_was_killed_is_run_again_once(pretended: Pretended, tmp_path: Path) -> None:
+def test_a_trial_is_run_again_once_if_its_process_was_killed(pretended: Pretended, tmp_path: Path) -> None:
     search = new_search(tmp_path, 3)
     study = tune.run_search(new_search(tmp_path, 2), 1, QUIET)
     values = {"train.learning_rate": 0.02, "method.mu": 0.3}
@@ -339,7 +339,7 @@ def test_the_best_setting_is_a_file_that_a_run_takes(pretended: Pretended, tmp_p
 FILE = "method: fedprox\ndata: glyphs\nfound: by hand\nvalues: {method.mu: 0.5, train.learning_rate: 0.02}\n"
 
 
-def test_a_tuned_file_s_values_travel_as_words(tmp_path: Path) -> None:
+def test_the_values_of_a_tuned_file_are_sent_to_subprocesses_as_overrides(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(FILE)
     said = with_tuned([f"tuned={path}", "seed=3"])

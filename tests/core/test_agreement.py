@@ -96,7 +96,7 @@ def test_a_client_that_always_pushes_the_same_way_is_left_out() -> None:
     assert found == [set(), {name_of(4)}, {name_of(4)}]
 
 
-def test_where_every_client_keeps_its_direction_nobody_is_left_out() -> None:
+def test_no_client_is_left_out_where_each_keeps_its_direction() -> None:
     """Small learning rates: all own cosines are near 1."""
     agreement = Agreement(seed=0)
     for _ in range(4):

@@ -141,9 +141,7 @@ def test_an_exchange_is_forgotten_before_the_next_has_answered(tmp_path: Path) -
     "rule", [Mean(), Median(), TrimmedMean(), StatisticsMedian()], ids=lambda rule: type(rule).__name__
 )
 @pytest.mark.parametrize("block", [1, 40])
-def test_rules_that_look_at_each_number_see_blocks_of_it(
-    rule: Mean, block: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_element_wise_rules_receive_blocks(rule: Mean, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     draws = generator(0, "blocks")
     states = [{"w": torch.randn(7, 3, generator=draws), "bn.running_var": torch.rand(9)} for _ in range(5)]
     whole, sums = rule.combine(states, [1.0] * 5), rule.totals(states)

@@ -67,7 +67,7 @@ def distance(weights: Mapping[str, Tensor], names: frozenset[str]) -> float:
 # ---- one exchange ----------------------------------------------------------------------------------------------------
 
 
-def test_the_bound_is_so_many_medians_of_the_exchange() -> None:
+def test_the_bound_is_a_multiple_of_the_exchange_s_median() -> None:
     everyone = clients([20] * 5)
     lengths = [1.0, 0.5, 2.1, 5.2, 0.1]
     assert limits([moved(client, length) for client, length in zip(everyone, lengths, strict=True)]) == {

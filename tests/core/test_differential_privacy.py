@@ -101,7 +101,7 @@ def test_noise_repeats_in_simulation_and_never_on_a_device_of_its_own(tmp_path: 
     assert released(system) != released(system)
 
 
-def test_a_device_is_its_own_unless_it_is_said_to_play_others(tmp_path: Path) -> None:
+def test_a_device_plays_one_client_unless_the_engine_simulates(tmp_path: Path) -> None:
     settings = private("fpl", tmp_path)
     store = ClientStore(tmp_path / "device")
     assert not Device(settings, ClientSpec("bright", 0), lambda run: store).simulated
@@ -212,7 +212,7 @@ def test_a_resumed_private_simulation_is_bit_equal(tmp_path: Path) -> None:
 # ---- nothing else leaves ---------------------------------------------------------------------------------------------
 
 
-def test_the_device_looks_once_more() -> None:
+def test_the_device_checks_the_result_again() -> None:
     noised = PrototypeSet.empty(4)
     check_nothing_else(Upload(prototypes=noised), noised, {"w": torch.ones(1)})
     for upload in (

@@ -78,7 +78,7 @@ class Talkative(TouchedEngine):
         return replies[:-1], [*failures, Failure(replies[-1].client, "failed", "x" * 10**6, "y" * 10**6 + "the end")]
 
 
-def test_a_client_s_words_are_cut_short_in_the_record(tmp_path: Path) -> None:
+def test_a_client_s_message_is_shortened_in_the_record(tmp_path: Path) -> None:
     settings = toy_settings("fedavg", tmp_path, train={"rounds": 1})
     done = run(settings, Talkative(settings))
     assert sum(path.stat().st_size for path in tmp_path.glob("*") if path.is_file()) < 200_000
@@ -226,7 +226,7 @@ def test_a_folder_without_a_summary_is_named(text: str | None, tmp_path: Path) -
         Run.open(tmp_path)
 
 
-def test_scores_come_every_so_many_rounds_and_at_the_end(tmp_path: Path) -> None:
+def test_scores_are_taken_every_given_number_of_rounds_and_at_the_end(tmp_path: Path) -> None:
     done = run(toy_settings("fedavg", tmp_path, train={"rounds": 5}, rounds={"evaluate_every": 3}))
     assert sorted({int(row["round"]) for row in done.rows("history.csv")}) == [0, 3, 5]
 

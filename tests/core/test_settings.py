@@ -288,9 +288,19 @@ RECORDED = [
         (["engine=inline"], {}),
         (["rounds.joins={signs: 3}"], {"rounds.joins": {"signs": 3}}),
         (["method.mu=0.25", "data.augmentation.flip=true"], {"method.mu": 0.25, "data.augmentation.flip": True}),
+        (["method=strategies.fedprox.FedProx"], {}),
         (["method=fedavg"], {"method": {"_target_": "strategies.fedavg.FedAvg", "weighting": "samples"}}),
     ],
-    ids=["nothing", "a setting", "another choice", "the same choice", "a mapping", "nested", "another method"],
+    ids=[
+        "nothing",
+        "a setting",
+        "another choice",
+        "the same choice",
+        "a mapping",
+        "nested",
+        "same class",
+        "another method",
+    ],
 )
 def test_a_recorded_configuration_changes_in_what_is_overridden_alone(
     overrides: list[str], changes: dict[str, Any]

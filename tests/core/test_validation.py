@@ -100,7 +100,7 @@ def test_no_validation_leaves_identities_and_splits_as_they_were(tmp_path: Path)
     assert torch.equal(OneClientPerDomain().parts(data, CLIENTS[0], 0)[0], torch.arange(len(data.train)))
 
 
-def test_a_share_that_leaves_nothing_is_refused_in_words() -> None:
+def test_a_share_that_leaves_nothing_is_refused_with_a_message() -> None:
     with pytest.raises(DataError, match=r"d-0 has 4 training samples, and protocol.validation=0.1 of them is none"):
         OneClientPerDomain(validation=0.1).parts(domain(2, 2), ClientSpec("d", 0), 0)
     with pytest.raises(DataError, match="would train on 1 samples"):
@@ -156,7 +156,7 @@ def test_the_best_round_s_own_state_outlives_later_ones(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedbn", "fedpall", "fccl_plus"])
-def test_every_client_scores_its_own_samples_in_the_same_trip(method: str, tmp_path: Path) -> None:
+def test_every_client_scores_its_own_samples_in_the_same_exchange(method: str, tmp_path: Path) -> None:
     settings = validating(method, tmp_path)
     engine = TouchedEngine(settings)
     done = run(settings, engine)

@@ -37,7 +37,7 @@ REGISTRATION: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("text", ODD.values(), ids=ODD)
-def test_odd_words_are_refused_wherever_a_device_has_its_own(text: str) -> None:
+def test_odd_text_is_refused_in_every_field_that_a_device_fills(text: str) -> None:
     assert read_header(Answer, ANSWER).device == read_header(Registration, REGISTRATION).device == "a CPU"
     for changes in ({"device": text}, {"losses": {text: 1.0}}, {"seconds": {text: 1.0}}):
         with pytest.raises(PayloadError):
@@ -97,7 +97,7 @@ def test_as_many_loss_terms_as_are_accepted_fit_into_a_field(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("text", ODD.values(), ids=ODD)
-def test_a_failures_words_are_printable_in_the_record_and_on_the_screen(text: str, tmp_path: Path) -> None:
+def test_the_message_of_a_failure_is_printable_in_the_record_and_on_the_screen(text: str, tmp_path: Path) -> None:
     failure = Failure("dark-0", "failed", text, f"Traceback:\n  {text}")
     assert failure.reason.isprintable()
     assert not failure.reason.startswith(FORMULA)
@@ -116,7 +116,7 @@ def test_a_failures_words_are_printable_in_the_record_and_on_the_screen(text: st
     assert screen.getvalue().encode()
 
 
-def test_a_failures_words_are_bounded_and_plain_ones_stay() -> None:
+def test_the_message_of_a_failure_is_bounded_and_a_plain_one_unchanged() -> None:
     found = Failure("dark-0", "failed", "\x1b" * 10**6, "\x1b" * 10**6)
     assert (len(found.reason), len(found.traceback)) == (MAX_REASON, MAX_TRACEBACK)
     plain = "ValueError: 3 < 4, größer als erlaubt"

@@ -65,7 +65,7 @@ def test_train_and_test_share_no_image() -> None:
         assert not train & {image.numpy().tobytes() for image in domain.test.images}
 
 
-def test_domains_look_different() -> None:
+def test_domains_differ() -> None:
     means = {name: EVERY.load(name).train.images.float().mean() for name in SIZES}
     assert means["handwritten"] < 100 < means["signs"] < 160 < means["printed"]
     grey = EVERY.load("handwritten").train.images

@@ -127,7 +127,7 @@ def test_uploads_that_are_held_leave_room_for_honest_ones_and_silence_ends_them(
         assert proxy.post(PIECE) == 200
 
 
-def test_an_upload_that_drips_is_cut_whatever_its_pace(tmp_path: Path) -> None:
+def test_a_slow_upload_is_cut_at_any_pace(tmp_path: Path) -> None:
     with started_proxy(tmp_path, GOLDFINCH_PATIENCE="1") as proxy, proxy.begin(PIECE) as drip:
         drip.settimeout(0.05)
         end = time.monotonic() + 12

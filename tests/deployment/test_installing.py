@@ -58,7 +58,7 @@ def test_the_version_is_one() -> None:
     assert PROJECT["version"] == VERSION
 
 
-def test_the_index_is_told_whose_it_is_and_where_it_runs() -> None:
+def test_the_package_metadata_name_author_and_platforms() -> None:
     assert PROJECT["authors"]
     assert {f"Programming Language :: Python :: 3.{minor}" for minor in (11, 12, 13)} <= set(PROJECT["classifiers"])
     assert PROJECT["requires-python"] == ">=3.11,<3.14"
@@ -67,7 +67,7 @@ def test_the_index_is_told_whose_it_is_and_where_it_runs() -> None:
 INSTALLED = re.compile(r"(?:pip|uv) install[^\n#;]*?['\"\s](goldfinch[\w-]*)")
 
 
-def test_nobody_is_told_to_install_somebody_else_s_distribution() -> None:
+def test_no_page_names_the_unrelated_distribution_to_install() -> None:
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     paths = [ROOT / name for name in listed.splitlines() if not name.startswith("tests/")]
     texts = [path.read_text() for path in paths if path.is_file() and path.suffix in (".py", ".md", ".sh", ".html", "")]

@@ -60,7 +60,7 @@ class TestFromTheDevicesSide:
         deployment, address = proxied
         assert httpx.get(f"https://{address}/health", verify=trust(deployment)).status_code == 200
 
-    def test_nobody_else_reads_the_superlink_s_registry(self, proxied: tuple[LocalDeployment, str]) -> None:
+    def test_only_the_owner_reads_the_superlink_s_registry(self, proxied: tuple[LocalDeployment, str]) -> None:
         files = list(proxied[0].folder.glob("link.db*"))
         assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
 

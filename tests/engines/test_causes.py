@@ -76,7 +76,7 @@ def test_other_programs_errors_are_one_line(tmp_path: Path) -> None:
         ("gone", "without JSON"),
     ],
 )
-def test_a_list_of_runs_without_the_run_is_an_error_in_words(printed: str, said: str) -> None:
+def test_a_list_of_runs_without_the_run_is_an_error_with_a_message(printed: str, said: str) -> None:
     with pytest.raises(EngineError, match=said):
         entry_of(printed)
 

@@ -198,7 +198,7 @@ def test_an_answer_that_stays_incomplete_holds_no_round(monkeypatch: pytest.Monk
     assert len(engine._inbox._announced) == 0, "nothing is kept of what nobody waits for"
 
 
-def test_an_answer_whose_parts_come_late_is_taken_whole() -> None:
+def test_a_reply_with_late_parts_is_received_completely() -> None:
     class Slow(Deployment):
         def work(self) -> None:
             super().work()
@@ -325,7 +325,7 @@ def test_a_dead_actor_ends_the_run_with_a_way_out() -> None:
     ],
     ids=["a result", "an exception", "an import"],
 )
-def test_a_client_s_words_end_nothing(grid: Any, answer: Any) -> None:
+def test_a_client_s_message_does_not_end_the_run(grid: Any, answer: Any) -> None:
     _, failures = engine_of(grid(scripted(answer)), "c").exchange(Payload(), asked("c"), 5)
     assert [failure.client for failure in failures] == ["c"]
     assert DEAD in failures[0].reason

@@ -124,7 +124,7 @@ def test_a_node_that_joins_during_a_round_is_there_at_the_next(tmp_path: Path) -
 
 
 @GRIDS
-def test_nobody_waits_when_all_have_refused(grid: Any) -> None:
+def test_registration_ends_when_all_nodes_have_refused(grid: Any) -> None:
     engine = FlowerEngine(grid(*[scripted(refusal_to_properties("no data"))] * 2))
     started = time.monotonic()
     assert len(registered(engine, ["a", "b"], 60.0)[1]) == 2
@@ -147,7 +147,7 @@ def test_two_nodes_cannot_be_the_same_client(grid: Any, tmp_path: Path) -> None:
 
 
 @GRIDS
-def test_who_is_refused_takes_nobody_s_place(grid: Any, tmp_path: Path) -> None:
+def test_a_refused_node_takes_no_other_client_s_place(grid: Any, tmp_path: Path) -> None:
     there = grid(node_of(tmp_path, "1"))
     engine = FlowerEngine(there)
     failures = engine.register(["sketch-0"], lambda registration: "with other data", 0.0)
@@ -206,7 +206,9 @@ def test_a_deployed_key_is_one_client_and_a_simulated_node_several(
     assert len(failures) == (1 if enrolled else 0)
 
 
-def test_nobody_stops_waiting_because_a_stranger_was_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_wait_for_clients_goes_on_when_a_stranger_was_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     there = Deployment()
     there.world.join(node_of(tmp_path, "1"), "printed-0")
 

@@ -101,7 +101,7 @@ def test_two_at_once_get_one_trainer(asked: Asked, monkeypatch: pytest.MonkeyPat
     assert len(started) == 1
 
 
-def test_a_run_that_comes_later_reads_its_data_anew(asked: Asked) -> None:
+def test_a_later_run_reads_its_data_again(asked: Asked) -> None:
     for number in (1, 2):
         assert client_node.answer_question(replace(asked.registration(), run=number)).ok
         assert [key[0] for key in client_node._DEVICES] == [number]

@@ -52,7 +52,7 @@ def test_a_signal_to_the_node_s_group_ends_it_cleanly(asked: Asked) -> None:
     assert not asked.caller.path.exists()
 
 
-def test_it_leaves_when_nobody_asks(asked: Asked) -> None:
+def test_it_ends_without_questions(asked: Asked) -> None:
     caller = Caller(asked.caller.node, asked.configuration, idle_seconds=0.5)
     pid = started_by(caller)
     wait_for(lambda: gone(pid))

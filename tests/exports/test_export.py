@@ -198,7 +198,7 @@ def test_what_leaves_is_what_was_scored(method: str, hyper: Mapping[str, Any], t
             export(tmp_path / "run", tmp_path / "other")
 
 
-def test_scores_of_something_else_are_said_to_be(tmp_path: Path) -> None:
+def test_scores_of_something_else_are_marked(tmp_path: Path) -> None:
     run(toy_settings("rucr", tmp_path / "rucr", train={"rounds": 1}))
     assert "before its last exchange" in " ".join(export(tmp_path / "rucr", tmp_path / "first").notes)
     run(toy_settings("per_fedavg", tmp_path / "adapted", train={"rounds": 1}, hyper={"adapt_steps": 1}))
@@ -218,7 +218,7 @@ def test_fixed_draws_average_as_fedsr_does() -> None:
     assert torch.allclose(scores.exp(), chances, atol=1e-6)
 
 
-def test_the_nearest_prototype_is_fedproto_s_and_absent_classes_are_never_said() -> None:
+def test_the_nearest_prototype_is_fedproto_s_and_absent_classes_are_never_predicted() -> None:
     torch.manual_seed(0)
     net = Model(SmallBackbone(), nn.Linear(128, 4), 128, 4).eval()
     prototypes = PrototypeSet(torch.rand(2, 128), torch.tensor([1, 3]), torch.ones(2))
@@ -286,7 +286,7 @@ def test_a_device_completes_what_the_server_shares(
     assert "compared with the net on 16 test images of dark" in capsys.readouterr().out
 
 
-def test_what_a_device_does_not_have_is_said(trained: Run, exported: Path, tmp_path: Path) -> None:
+def test_parts_that_a_device_does_not_have_are_reported(trained: Run, exported: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="the whole net"):
         export(tmp_path, tmp_path / "model", shared=exported)
     run(toy_settings("fedrep", tmp_path / "run", train={"rounds": 1}))
@@ -365,7 +365,7 @@ def test_a_damaged_folder_is_named(case: str, exported: Path, tmp_path: Path, mo
         load_model(tmp_path)
 
 
-def test_missing_packages_are_said_before_any_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_packages_are_an_error_before_any_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for package, name, extra in (("onnxscript", "onnx", "export"), ("executorch.exir", "executorch", "edge")):
         monkeypatch.setitem(sys.modules, package, None)
         with pytest.raises(ConfigError, match=rf"pip install 'goldfinch-fl\[{extra}\]'"):

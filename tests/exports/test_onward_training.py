@@ -41,7 +41,7 @@ def test_the_first_score_is_the_exported_model_s(
     assert Run(tmp_path / "other").round_scores[0].accuracy != trained.summary["accuracy"]
 
 
-def test_a_model_that_is_not_there_is_said_before_anything_is_written(
+def test_a_missing_model_is_an_error_before_anything_is_written(
     pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = [*TINY, quoted_override("data.root", pictures), f"model.pretrained={tmp_path / 'absent'}"]

@@ -44,7 +44,7 @@ def test_the_server_trains_the_discriminator_to_name_the_client():
     assert not download.weights
 
 
-def test_it_learns_whose_features_are_whose():
+def test_the_discriminator_learns_which_client_sent_a_feature():
     method, server = ADCOL(server_training=NetTraining(epochs=20)), NetHalf()
     draws = generator(0, "shifted")
     sent = [net_update(i, features=torch.rand(40, FEATURES, generator=draws) + i) for i in range(3)]

@@ -121,7 +121,7 @@ def with_masks(sent_updates, masks):
     ]
 
 
-def test_an_element_that_nobody_sent_stays_and_others_are_means_of_senders():
+def test_an_element_that_no_client_sent_stays_and_others_are_means_of_senders():
     replies, before = updates(1), model_state("initial")
     shape = before["layer.bias"].shape
     masks = [torch.tensor(bits) for bits in ([True, True, False], [True, False, False], [True, False, False])]
@@ -169,7 +169,7 @@ def test_no_client_earns_more_than_the_largest_share():
     assert cap_shares([1.0, 9.0], 0.5) == [1.0, 9.0], "of two there is no majority"
 
 
-def test_nobody_moved():
+def test_updates_of_zero_leave_the_model():
     method, half = FedHEAL(mask=False), Half()
     replies = [replace(update, weights=half.shared) for update in updates(1)]
     state = run_server(method, [replies], half)[1]

@@ -22,7 +22,7 @@ def test_the_data_choose_no_values(method):
     assert chosen["glyphs"] == chosen["digits"] == type(chosen["glyphs"])()
 
 
-def test_a_run_whose_tuned_file_is_gone_can_go_on(tmp_path):
+def test_a_run_can_be_resumed_without_its_tuned_file(tmp_path):
     """Its config.yaml has the choice of the file and the values; the values are what it is."""
     raw = load_settings(["method=moon", "method.mu=1.0", OFFLINE]).raw
     choices = {**raw["choices"], "tuned": "moon_on_glyphs"}

@@ -110,7 +110,7 @@ def test_other_classes_get_a_new_classifier(classes, exported):
     ],
     ids=["architecture", "norm", "absent", "another folder"],
 )
-def test_what_does_not_fit_is_said(spec, message, exported):
+def test_weights_that_do_not_fit_are_named(spec, message, exported):
     with pytest.raises(ModelError, match=message):
         spec(exported).build(3, 16, 0, CLASSES)
 

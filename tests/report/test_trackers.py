@@ -67,7 +67,7 @@ def test_every_tracker_option_is_a_checked_dataclass(name: str) -> None:
         build({**raw["tracker"], "prometheus_port": 70000}, "tracker")
 
 
-def test_a_missing_library_is_said_before_the_run_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_library_is_an_error_before_the_run_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "wandb", None)
     settings = with_tracker(toy_settings("fedavg", tmp_path / "run"), _target_="server.trackers.wandb.WeightsAndBiases")
     with pytest.raises(ConfigError, match=r"pip install 'goldfinch-fl\[wandb\]'"):

@@ -68,7 +68,7 @@ def test_the_documentation_lists_them() -> None:
 
 
 @pytest.mark.parametrize("method", FIVE)
-def test_the_documentation_s_words_on_the_five_name_author_and_year(method: str) -> None:
+def test_the_documentation_of_the_five_names_author_and_year(method: str) -> None:
     text = plain((ROOT / "docs" / "methods.md").read_text())
     assert f"**{NAMES[method]}** ({PAPERS[method][0].short})." in text
 

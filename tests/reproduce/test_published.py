@@ -182,7 +182,7 @@ def test_rows_are_chosen_by_label_or_method_and_mistakes_name_the_nearest() -> N
         published_table("fpl_ofice")
 
 
-def test_a_row_that_the_released_code_made_differently_stands_beside_the_method_s_own() -> None:
+def test_a_row_of_the_released_code_s_variant_is_in_the_table_with_the_method_s_own() -> None:
     """FPL's FedDyn row is FedAvg in all but name; the method itself has no published cells to be compared with."""
     for name in ("fpl_office", "fpl_digits"):
         rows = {row.label: row for row in TABLES[name].rows}
@@ -235,7 +235,7 @@ def test_papers_that_name_no_augmentation_train_on_images_as_they_are(name: str)
 
 
 @pytest.mark.parametrize("name", [name for name in sorted(TABLES) if name.startswith("fedgca")])
-def test_fedgca_has_two_views_beside_the_image_and_the_rows_without_views_none(name: str) -> None:
+def test_fedgca_has_two_views_besides_the_image_and_the_rows_without_views_none(name: str) -> None:
     for row in TABLES[name].rows:
         views = load_settings(TABLES[name].overrides(row, "paper")).views
         assert views.count == (0 if "views=none" in row.overrides else 2), row.label
@@ -271,7 +271,7 @@ def test_a_table_with_wrong_cells_or_a_repeated_row_is_refused() -> None:
         dataclasses.replace(table, own="FPLL")
 
 
-def test_data_files_lie_beside_the_code() -> None:
+def test_data_files_are_in_the_package() -> None:
     folder = Path(__file__).parents[2] / "server" / "reproduction" / "published"
     files = [path.stem for path in folder.glob("*.yaml")]
     for stem in files:

@@ -288,7 +288,7 @@ def test_a_sweep_is_a_heat_map_with_the_papers_names(tmp_path: Path) -> None:
     assert points == [{"method.temperature": a, "method.contrast": b} for a in (0.02, 0.5) for b in (0.0, 1.0)]
 
 
-def test_a_measure_is_made_once_and_stands_beside_the_published_one(
+def test_a_measure_is_computed_once_and_shown_with_the_published_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     row = PublishedRow("mask", ("method=fedpall", "method.protection=mask"), average=60.0, measured=3.04)

@@ -55,7 +55,7 @@ def test_the_order_on_the_paper_s_net_is_that_of_the_kept_records_with_ties_on_c
     assert [tuple(cells) for cells in rows_of(section(text, "Order"))] == _order(found)[1]
 
 
-def test_what_is_said_of_fpl_on_the_paper_s_net_is_what_its_records_say() -> None:
+def test_the_text_on_fpl_on_the_paper_s_net_agrees_with_its_records() -> None:
     scores = {}
     for folder in (RESULTS / "paper_net" / "fpl_office").glob("*"):
         summary = json.loads((folder / "seed-0" / "summary.json").read_text())
@@ -74,7 +74,7 @@ def test_what_is_said_of_fpl_on_the_paper_s_net_is_what_its_records_say() -> Non
         assert "in all four domains" not in words(page), page
 
 
-def test_what_is_said_of_fedbn_on_glyphs_is_what_its_table_says() -> None:
+def test_the_text_on_fedbn_on_glyphs_agrees_with_its_table() -> None:
     path = RESULTS / "glyphs.md"
     rows = {cells[0]: [cell.partition(" ")[0].strip("*") for cell in cells] for cells in rows_of(path.read_text())}
     handwritten, sketch = (float(rows["fedbn"][place]) - float(rows["fedavg"][place]) for place in (2, 5))

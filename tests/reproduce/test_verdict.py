@@ -25,7 +25,7 @@ def mean(corrects: list[int], count: int) -> float:
     return statistics.fmean(100.0 * correct / count for correct in corrects)
 
 
-def test_the_same_images_right_in_sum_are_a_tie_whatever_floating_point_says() -> None:
+def test_the_same_sum_of_correct_images_is_a_tie_despite_rounding() -> None:
     ours = [mean([25, 34, 41], 46), mean([26, 35, 39], 46), mean([26, 35, 40], 46)]
     assert ours[0] != ours[1]  # 100 of 138 both
     assert levels(ours) == [0, 0, 1]
@@ -109,7 +109,7 @@ def test_pairs_of_an_own_model_row_and_a_shared_one_are_left_out() -> None:
     assert "Best here: among rows of one shared model A; the paper's own row: C\\|D." in text.replace("C|D", "C\\|D")
 
 
-def test_a_row_whose_score_lacks_a_domain_is_marked_named_and_never_ranked() -> None:
+def test_a_row_with_a_missing_domain_is_marked_named_and_never_ranked() -> None:
     found = comparison()
     whole = found.lines[1].summaries
     score = {**whole[0]["scores"]["final"], "missing": {"usps": 3}}
