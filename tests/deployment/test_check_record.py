@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import importlib.util
 import json
 import re
 import shutil
@@ -12,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from support.federation import ROOT
+from support.scripts import load_script
 
 from common.settings import load_settings
 from common.wire.messages import TRAINED_STATUSES
@@ -26,12 +25,7 @@ KILLED = "sketch-0"
 
 @pytest.fixture(scope="module")
 def check_record() -> ModuleType:
-    specification = importlib.util.spec_from_file_location("check_record", ROOT / "docker" / "check_record.py")
-    assert specification is not None
-    assert specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    return module
+    return load_script("docker/check_record.py")
 
 
 @pytest.fixture(scope="module")

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
 from types import ModuleType
 
 import pytest
 from support.federation import ROOT
+from support.scripts import load_script
 
 
 @pytest.fixture(scope="module")
 def last_run() -> ModuleType:
-    specification = importlib.util.spec_from_file_location("last_run", ROOT / "docker" / "last_run.py")
-    assert specification is not None
-    assert specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    return module
+    return load_script("docker/last_run.py")
 
 
 def test_a_command_is_described_by_when_it_ran_and_what_has_changed(last_run: ModuleType) -> None:

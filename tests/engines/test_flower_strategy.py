@@ -159,25 +159,15 @@ def test_the_strategy_says_which_domains_an_accuracy_lacks(tmp_path: Path, monke
     assert [line for line in said if "partial" in line] == [expected]
 
 
-def test_the_strategy_skips_a_round_with_too_few_answers(tmp_path: Path) -> None:
-    overrides = [*OVERRIDES, "method=fedavg", "aggregation=trimmed_mean", f"output={tmp_path}"]
+@pytest.mark.parametrize("setting", ["aggregation=trimmed_mean", "rounds.quorum=1"], ids=["rule", "quorum"])
+def test_the_strategy_skips_a_round_with_too_few_answers(setting: str, tmp_path: Path) -> None:
+    overrides = [*OVERRIDES, "method=fedavg", setting, f"output={tmp_path}"]
     strategy = FlowerStrategy(FedAvg(), load_settings(overrides))
     manager: Any = simulation(3, overrides)
     before = weights_of(strategy)
     strategy.aggregate_fit(1, answers_of(strategy, manager)[:2], [])
     assert weights_of(strategy) == before
     assert strategy.state.round == 1
-    strategy.aggregate_fit(2, answers_of(strategy, manager, 2), [])
-    assert weights_of(strategy) != before
-
-
-def test_the_strategy_insists_on_the_quorum(tmp_path: Path) -> None:
-    overrides = [*OVERRIDES, "method=fedavg", "rounds.quorum=1", f"output={tmp_path}"]
-    strategy = FlowerStrategy(FedAvg(), load_settings(overrides))
-    manager: Any = simulation(3, overrides)
-    before = weights_of(strategy)
-    strategy.aggregate_fit(1, answers_of(strategy, manager)[:2], [])
-    assert weights_of(strategy) == before
     strategy.aggregate_fit(2, answers_of(strategy, manager, 2), [])
     assert weights_of(strategy) != before
 

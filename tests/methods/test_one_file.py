@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
+from support.scripts import load_script
 
 from common.prototypes import PrototypeSet
 from common.settings import load_settings
@@ -22,12 +22,7 @@ FILE = Path(__file__).resolve().parents[2] / "docs" / "fpl_in_one_file.py"
 
 @pytest.fixture(scope="module")
 def one_file() -> ModuleType:
-    specification = importlib.util.spec_from_file_location("fpl_in_one_file", FILE)
-    assert specification is not None
-    assert specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    return module
+    return load_script("docs/fpl_in_one_file.py")
 
 
 def command_in_the_file() -> list[str]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.runs import run
+from support.scored import scored_run
 from support.toy import toy_settings
 
 from server.cli import main
@@ -18,26 +19,7 @@ from server.results.table_files import latex, records, rendered_table
 
 
 def entry(average: float, seed: int = 0, method: str = "fpl", missing: tuple[str, ...] = ()) -> Run:
-    accuracy = {"a_1": average - 1, "b": average + 1}
-    score = {"average": average, "worst": average - 1, "spread": 1.0, "missing": dict.fromkeys(missing)}
-    score["accuracy"] = {name: value for name, value in accuracy.items() if name not in missing}
-    summary = {
-        "method": method,
-        "data": "toy",
-        "protocol": "p",
-        "model": "small",
-        "configuration": method,
-        "rounds": 2,
-        "rounds_skipped": 0,
-        "seed": seed,
-        "state_sha256": f"{average}",
-        "scored": "global model",
-        "scores": {"final": score},
-        "bytes": {"up": 1, "down": 1},
-    }
-    found = Run(Path(f"{method}-{seed}"))
-    vars(found).update(options={"method._target_": method}, summary=summary, config={"seed": seed})
-    return found
+    return scored_run(average, seed=seed, method=method, domains=("a_1", "b"), missing=missing)
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.scored import scored_run
 
 from common.errors import ConfigError
 from server.results.groups import all_groups, best_run, group_runs
@@ -15,25 +16,7 @@ from server.results.table import markdown, render, smaller_tables
 
 
 def entry(average: float, seed: int = 0, method: str = "fpl", data: str = "toy", **settings: Any) -> Run:
-    accuracy = {"a": average - 1, "b": average + 1}
-    score = {"accuracy": accuracy, "average": average, "worst": average - 1, "spread": 1.0}
-    summary = {
-        "method": method,
-        "data": data,
-        "protocol": "p",
-        "model": "small",
-        "configuration": repr(sorted(settings.items())),
-        "rounds": 2,
-        "rounds_skipped": 0,
-        "seed": seed,
-        "state_sha256": f"{average}",
-        "scored": "global model",
-        "scores": {"final": score},
-        "bytes": {"up": 1, "down": 1},
-    }
-    run = Run(Path("x"))
-    vars(run).update(options={"method._target_": method, **settings}, summary=summary, config={"seed": seed})
-    return run
+    return scored_run(average, seed=seed, method=method, data=data, settings=settings)
 
 
 def test_seeds_share_a_row_with_their_sample_deviation() -> None:
@@ -66,7 +49,7 @@ def test_the_best_row_s_first_seed_leaves() -> None:
     runs = [entry(52.0), entry(58.0, 1, "fedavg"), entry(60.0, 0, "fedavg"), own]
     best = best_run(all_groups(runs))
     assert best is runs[2]
-    assert export_command(best) == "goldfinch export x --to models/fedavg"
+    assert export_command(best) == "goldfinch export fedavg-0 --to models/fedavg"
     assert best_run(all_groups([own])) is own  # where there is nothing else
     unscored = entry(1.0)
     unscored.summary["scores"] = {}  # type: ignore[index]

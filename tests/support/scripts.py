@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import importlib.util
 import multiprocessing
 import os
 import runpy
 import sys
 from pathlib import Path
+from types import ModuleType
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+def load_script(path: str) -> ModuleType:
+    """Import a script that is in no package, such as ``docker/check_record.py``, by its path in the checkout."""
+    specification = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
 
 
 def script_in_this_process(script: str, words: list[str], folder: str) -> None:

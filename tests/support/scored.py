@@ -1,0 +1,51 @@
+"""Runs with scores, without files: for tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from server.results.run import Run
+
+
+def scored_run(
+    average: float,
+    *,
+    seed: int = 0,
+    method: str = "fpl",
+    data: str = "toy",
+    domains: tuple[str, str] = ("a", "b"),
+    missing: tuple[str, ...] = (),
+    settings: Mapping[str, Any] | None = None,
+) -> Run:
+    """A run with this average over two domains that differ by two points, and a state of its own.
+
+    Args:
+        average: in per cent.
+        seed, method, data: as in the run's settings.
+        domains: the names of the worse and of the better domain.
+        missing: domains without a score.
+        settings: further settings by key; runs that differ in them are of two configurations.
+    """
+    accuracy = dict(zip(domains, (average - 1, average + 1), strict=True))
+    score = {"average": average, "worst": average - 1, "spread": 1.0, "missing": dict.fromkeys(missing)}
+    score["accuracy"] = {name: value for name, value in accuracy.items() if name not in missing}
+    summary = {
+        "method": method,
+        "data": data,
+        "protocol": "p",
+        "model": "small",
+        "configuration": f"{method} {sorted((settings or {}).items())}",
+        "rounds": 2,
+        "rounds_skipped": 0,
+        "seed": seed,
+        "state_sha256": f"{average}",
+        "scored": "global model",
+        "scores": {"final": score},
+        "bytes": {"up": 1, "down": 1},
+    }
+    run = Run(Path(f"{method}-{seed}"))
+    options = {"method._target_": method, **(settings or {})}
+    vars(run).update(options=options, summary=summary, config={"seed": seed})
+    return run
