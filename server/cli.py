@@ -413,8 +413,8 @@ def _figure(
 
 @command("board")
 def _board(
-    action: Annotated[str, words("ACTION", autocompletion=one_of(("show", "submit")))],
-    folders: Annotated[list[str], words("DIR...")],
+    action: Annotated[str, argument("ACTION", autocompletion=one_of(("show", "submit")))],
+    folders: Annotated[list[str], argument("DIR...")],
     output: Annotated[Path, option("--output", text="show: the page; board.html by default.", metavar="FILE")] = Path(
         "board.html"
     ),

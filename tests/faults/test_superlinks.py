@@ -76,7 +76,7 @@ def test_one_two_and_four_superlinks_give_one_state(tmp_path: Path) -> None:
                 overrides = overrides_of(output, 3)
                 settings = load_settings(overrides)
                 prepare_output(settings)
-                there.deployments["s0"].run(settings, overrides)
+                there.deployments["s0"].run(settings)
                 found["one"] = Run.open(output).summary
     assert len({summary["state_sha256"] for summary in found.values()}) == 1, found
     for summary in found.values():
