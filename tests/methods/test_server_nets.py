@@ -120,23 +120,22 @@ def test_a_discriminator_depends_on_seed_and_name():
     assert not torch.equal(first, seeded)
 
 
-@pytest.mark.parametrize("training_mode", [True, False], ids=["batch statistics", "running statistics"])
-def test_a_received_net_passes_gradients_on_and_stays_as_it_is(training_mode, tmp_path):
+def test_a_received_net_passes_gradients_on_and_stays_as_it_is(tmp_path):
     settings = toy_settings("adcol", tmp_path)
     size = int(local_exchange(settings).model.feature_size)
     sent = sent_net("net", initial_net("net", new_discriminator("net", NetHalf(feature_size=size))))
     local = local_exchange(settings, extra=sent)
     before = {name: tensor.clone() for name, tensor in sent.items()}
-    net = received_discriminator("net", local, training_mode=training_mode)
+    net = received_discriminator("net", local)
     features = torch.randn(6, size, requires_grad=True)
     net(features).square().sum().backward()
     assert bool(features.grad.any())
     assert all(parameter.grad is None for parameter in net.parameters())
     assert all(torch.equal(before[name], sent[name]) for name in sent)
-    assert received_discriminator("net", local, training_mode=training_mode) is net
+    assert received_discriminator("net", local) is net
     reference = Discriminator(size, 3)
     reference.load_state_dict(under_prefix("net/", before))
-    torch.testing.assert_close(net(features), reference.train(training_mode)(features))
+    torch.testing.assert_close(net(features), reference.train()(features))
 
 
 @pytest.mark.parametrize("wrong", [{"epochs": 0}, {"learning_rate": 0.0}, {"momentum": 1.0}, {"weight_decay": -1.0}])
