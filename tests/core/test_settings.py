@@ -15,14 +15,13 @@ from common import choices
 from common.config import Count, build, changed_config, check, checked, compose_config
 from common.errors import ConfigError, nearest
 from common.overrides import split_overrides
+from common.run_config import read_config, yaml_of
 from common.settings import (
     RoundSettings,
     TrainSettings,
     load_settings,
-    read_config,
     settings_of,
     with_method,
-    yaml_of,
 )
 from strategies.fedprox import FedProx
 
