@@ -489,10 +489,11 @@ class Watcher:
         """Take one event.
 
         Raises:
-            ConfigError: a score lacks clients or domains, so that the run cannot be compared with others.
+            EngineError: a score lacks clients or domains, so that the run cannot be compared with others. A trial has
+                then failed; a final run gives its row no result.
         """
         if name in ("score", "validation") and entry.get("missing"):
-            raise ConfigError(
+            raise EngineError(
                 f"round {entry['round']} was not scored by every client, so the run cannot be compared with others: "
                 f"it is without {named_missing(entry['missing'])}"
             )
@@ -513,11 +514,11 @@ class Watcher:
 def run_trial(search: TuningSearch, study: Study, values: Mapping[str, float], rules: Rules) -> Trial:
     """Do one trial and return it. Its files are in a temporary folder and are deleted.
 
-    The score is that after the last round. A trial whose state is no longer finite has failed; it counts one round at
-    least.
+    The score is that after the last round. A trial has failed if its state is no longer finite or a score lacks
+    clients; it counts one round at least.
 
     Raises:
-        ConfigError: the run could not start, or a score lacks clients.
+        ConfigError: the run could not start.
     """
     watcher = Watcher(rules.rounds)
     started = time.perf_counter()
@@ -582,8 +583,7 @@ def run_final(entrant: Entrant, seed: int) -> FinalRun:
     """Do one final run and return its record.
 
     Raises:
-        EngineError: the run could not be completed.
-        ConfigError: a score lacks domains.
+        EngineError: the run could not be completed, or a score lacks domains.
     """
     rules = entrant.board.rules
     number = rules.study_of(seed)

@@ -15,7 +15,7 @@ import pytest
 from support.boards import TINY, strict_command
 from support.scripts import ROOT
 
-from common.errors import ConfigError
+from common.errors import ConfigError, EngineError
 from common.settings import load_settings
 from server.cli import main
 from server.commands import strict
@@ -336,7 +336,7 @@ def test_rows_have_the_same_settings_and_the_weighting_of_the_board(tmp_path: Pa
             assert strict.shared_settings(settings.raw) == board.shared
 
 
-def test_a_partial_score_ends_the_comparison() -> None:
+def test_a_run_with_a_partial_score_has_failed() -> None:
     watcher = strict.Watcher(2)
-    with pytest.raises(ConfigError, match="sketch"):
+    with pytest.raises(EngineError, match="sketch"):
         watcher("validation", {"round": 1, "average": 5.0, "missing": {"sketch": None}})
