@@ -15,7 +15,7 @@ import pytest
 from support.boards import TINY, strict_command
 from support.scripts import ROOT
 
-from common.errors import ConfigError, EngineError
+from common.errors import EngineError
 from common.settings import load_settings
 from server.cli import main
 from server.commands import strict
