@@ -223,7 +223,7 @@ def test_every_experiment_is_a_run_that_can_start(path: Path, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("path", sorted((CONF / "tuned").glob("*_on_*.yaml")), ids=lambda path: path.stem)
-def test_tuned_values_say_how_they_were_found_and_are_values_of_a_method(path: Path) -> None:
+def test_tuned_values_have_their_origin_and_are_values_of_a_method(path: Path) -> None:
     method, _, data = path.stem.partition("_on_")
     tuned = load_settings([f"tuned={path.stem}"])
     assert (tuned.method.name, tuned.choices["data"]) == (method, data)

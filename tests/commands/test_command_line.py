@@ -274,7 +274,7 @@ def test_a_missing_device_is_an_error_before_anything_is_written(
 # ---- several ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_demonstration_trains_what_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_demonstration_trains_the_given_methods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trained: list[str] = []
 
     def note(settings: Any, listeners: Any) -> None:

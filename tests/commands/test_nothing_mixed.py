@@ -127,7 +127,7 @@ def test_a_page_names_the_code_that_ran() -> None:
     assert mixed == "NOT THE SAME IN ALL RUNS: aaaa: FPL seed 0; bbbb: FPL seed 1"
 
 
-def test_a_run_that_went_on_with_other_code_says_so(tmp_path: Path) -> None:
+def test_a_run_resumed_with_other_code_is_marked(tmp_path: Path) -> None:
     settings = toy_settings("fedavg", tmp_path, train={"rounds": 1})
     run(settings)
     assert Run(tmp_path).code == settings.code

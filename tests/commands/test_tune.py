@@ -438,7 +438,7 @@ def test_a_tuned_file_calls_its_first_values_printed_only_if_they_are(path: Path
     assert f"with the {'printed' if same else 'default'} values" in words
 
 
-def test_a_search_begins_with_the_printed_values_and_says_so(pretended: Pretended, tmp_path: Path) -> None:
+def test_a_search_begins_with_the_printed_values_and_reports_them(pretended: Pretended, tmp_path: Path) -> None:
     words = ["method=fedpall", "data=digits", "train.rounds=4", "train.device=cpu"]
     begun = tune.plan_search(words, tmp_path, 2, (0,))
     assert (begun.start, begun.settings.method.contrast, begun.settings.method.divergence) == ("printed", 0.7, 0.3)

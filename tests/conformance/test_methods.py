@@ -238,7 +238,7 @@ def crash_in_round(number: int, exchange: str) -> Callable[[Request, Payload], P
         ),
     ],
 )
-def test_a_crashed_run_goes_on_bit_for_bit(
+def test_a_crashed_run_is_resumed_bit_for_bit(
     method: str, participation: float, baseline: Baseline, tmp_path: Path
 ) -> None:
     make = partial(three_rounds, method, rounds={"participation": participation})

@@ -160,7 +160,7 @@ def reversing(settings: RunSettings, client: str) -> Callable[[Request, Payload]
     return edit
 
 
-def test_the_record_says_what_was_left_out_and_its_score_counts(tmp_path: Path) -> None:
+def test_the_record_names_what_was_left_out_and_its_score_counts(tmp_path: Path) -> None:
     settings = toy_settings("fedavg", tmp_path, train={"rounds": 3}, rounds={"quorum": 1.0, "outliers": "off"})
     done = run(settings, TouchedEngine(settings, edit=reversing(settings, "dark-0")))
     assert done.summary["rounds"] == 3

@@ -294,7 +294,7 @@ def test_the_quorum_is_counted_after_refusals(tmp_path: Path) -> None:
     assert [(entry["round"], entry["answered"], entry["needed"]) for entry in skipped] == [(2, 2, 3)]
 
 
-def test_by_default_it_is_shortened_and_the_record_says_so(tmp_path: Path) -> None:
+def test_by_default_it_is_shortened_and_recorded_as_clipped(tmp_path: Path) -> None:
     settings = toy_settings("fedavg", tmp_path, train={"rounds": 3}, rounds={"quorum": 1.0})
     done = run(settings, TouchedEngine(settings, edit=far(2)))
     assert not refusals(done)

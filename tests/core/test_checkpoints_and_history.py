@@ -85,7 +85,7 @@ def test_a_flipped_bit_anywhere_gives_the_one_before(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("facts", ["[]", "null", "3", "{}", "not json", '{"round": "x"}'])
-def test_no_good_checkpoint_is_an_error_that_says_what_to_do(facts: str, tmp_path: Path) -> None:
+def test_no_good_checkpoint_is_an_error_with_a_remedy(facts: str, tmp_path: Path) -> None:
     path = tmp_path / "round-000001.safetensors"
     write_tensors(path, state(1).tensors(), {"goldfinch": facts})
     with pytest.raises(CheckpointError, match=r"no checkpoint in .* is good .*overwrite=true"):

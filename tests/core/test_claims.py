@@ -250,7 +250,7 @@ def test_a_billion_samples_are_not_registered(tmp_path: Path) -> None:
     assert "1000000000 samples; rounds.max_samples=" in reasons[0]
 
 
-def test_who_counts_less_is_told_once_and_only_then(tmp_path: Path) -> None:
+def test_a_client_that_counts_less_is_reported_once(tmp_path: Path) -> None:
     made = {}
     for share in (0.5, 1.0, 0.34):
         settings = toy_settings("fpl", tmp_path / str(share), train={"rounds": 3}, rounds={"largest_share": share})

@@ -174,7 +174,7 @@ def test_mechanisms_of_one_answer_and_of_several_runs_compose() -> None:
     assert composed([], 1e-5) == 0.0
 
 
-def test_the_summary_says_what_was_spent_by_whom(tmp_path: Path) -> None:
+def test_the_summary_has_the_privacy_budget_spent_by_each_client(tmp_path: Path) -> None:
     settings = private("fpl", tmp_path, train={"rounds": 3})
     engine = TouchedEngine(settings, failing=lambda request: request.client == "dark-0" and request.round == 2)
     done = run(settings, engine)

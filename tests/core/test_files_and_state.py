@@ -155,7 +155,7 @@ def test_pieces_of_tensors_are_not_copied() -> None:
     assert np.frombuffer(piece, np.uint8).ctypes.data == tensor.data_ptr()
 
 
-def test_every_truncated_tensor_file_says_so(tmp_path: Path) -> None:
+def test_every_truncated_tensor_file_is_an_error(tmp_path: Path) -> None:
     write_tensors(tmp_path / "t", tensors())
     whole = (tmp_path / "t").read_bytes()
     for length in range(len(whole)):

@@ -45,7 +45,7 @@ def passes(settings: RunSettings, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_every_method_trains_the_classifier_alone_or_says_why_not(method: str, tmp_path: Path) -> None:
+def test_every_method_trains_the_classifier_alone_or_refuses_with_the_reason(method: str, tmp_path: Path) -> None:
     settings = frozen(method, tmp_path)
     if method == "fedsr":  # it puts layers of its own between backbone and classifier
         with pytest.raises(ConfigError, match=r"set model\.freeze=none"):

@@ -236,7 +236,7 @@ def test_a_budget_in_epsilon_is_refused_without_the_accountant(tmp_path: Path, m
     assert answered(device_of(settings, tmp_path / "own", Budget(1)), item, 9) == 1
 
 
-def test_a_run_says_which_devices_have_spent_their_budget(tmp_path: Path) -> None:
+def test_devices_with_a_spent_budget_are_named(tmp_path: Path) -> None:
     settings = private(tmp_path, "privacy.max_releases=2", train={"rounds": 3})
     with pytest.raises(EngineError, match=r"the privacy budget is spent: .* data: 2, and privacy\.max_releases=2"):
         run(settings)
@@ -378,7 +378,7 @@ def test_a_supernode_with_a_partition_is_no_simulation(tmp_path: Path) -> None:
     assert device.scores == ("printed", "sketch")
 
 
-def test_only_the_engine_says_that_it_simulates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_engine_decides_whether_it_simulates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[bool] = []
     monkeypatch.setattr(client.node, "Node", lambda question, simulated: seen.append(simulated))
     question = Question("register", 1, {"overrides": OVERRIDES}, {"partition-id": 0, "num-partitions": 2})
@@ -405,7 +405,7 @@ def test_only_the_engine_says_that_it_simulates(tmp_path: Path, monkeypatch: pyt
         assert in_simulation() is expected
 
 
-def test_a_device_of_its_own_keys_no_noise_because_a_server_says_so(tmp_path: Path) -> None:
+def test_a_server_cannot_make_a_deployed_device_draw_keyed_noise(tmp_path: Path) -> None:
     keyed = "privacy.randomness=keyed"
     for configuration in ({"domain": "printed"}, {"partition_id": 0, "num_partitions": 2}):
         with pytest.raises(PrivacyError, match="could subtract this device's noise"):

@@ -104,7 +104,7 @@ class Unable(TouchedEngine):
             device.scores = () if name == client else (device.spec.domain,)
 
 
-def test_a_domain_that_no_client_can_score_is_told_once_and_marked_in_every_round(tmp_path: Path) -> None:
+def test_a_domain_that_no_client_can_score_is_reported_once_and_marked_in_every_round(tmp_path: Path) -> None:
     settings = toy_settings("fedavg", tmp_path, train={"rounds": 3})
     done = run(settings, Unable(settings, "dark-0"))
     assert missing_lines(done) == [(0, "", "dark")]

@@ -124,7 +124,7 @@ def test_two_mechanisms_of_one_seed_do_not_cancel(tmp_path: Path) -> None:
 # ---- what else an answer says ----------------------------------------------------------------------------------------
 
 
-def test_an_answer_says_where_its_noise_comes_from_and_measures_nothing(tmp_path: Path) -> None:
+def test_a_private_reply_names_the_source_of_its_noise_and_has_no_measurements(tmp_path: Path) -> None:
     for randomness, overrides in (("keyed", COVERED), ("system", (*COVERED, "privacy.randomness=system")), ("", ())):
         settings = toy_settings("fpl", tmp_path / f"is {randomness}", overrides=overrides, train={"rounds": 1})
         engine = TouchedEngine(settings)

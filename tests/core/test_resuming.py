@@ -39,7 +39,7 @@ def events(folder: Path, name: str) -> list[Mapping[str, Any]]:
 # ---- one writer a folder ---------------------------------------------------------------------------------------------
 
 
-def test_of_two_that_start_in_one_folder_one_runs_and_the_other_is_told(tmp_path: Path) -> None:
+def test_of_two_runs_started_in_one_folder_the_second_is_refused(tmp_path: Path) -> None:
     first, second = settings(tmp_path), settings(tmp_path, method="fpl")
     prepare_output(first)
     prepare_output(second)
@@ -51,7 +51,7 @@ def test_of_two_that_start_in_one_folder_one_runs_and_the_other_is_told(tmp_path
     assert run(settings(tmp_path, 2, resume=True)).summary["rounds"] == 2
 
 
-def test_a_start_between_check_and_end_is_told(tmp_path: Path) -> None:
+def test_a_start_between_check_and_end_is_reported(tmp_path: Path) -> None:
     first, second = settings(tmp_path), settings(tmp_path, method="fpl")
     prepare_output(second)
 

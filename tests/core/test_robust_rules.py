@@ -265,7 +265,7 @@ def test_what_was_refused_counts_as_borne_where_answers_are_short(
 
 
 @given(attackers=draw.integers(0, 6), refused=draw.integers(0, 20), admitted=draw.integers(0, 20))
-def test_a_rule_never_bears_more_than_told_nor_less_than_it_must(attackers: int, refused: int, admitted: int) -> None:
+def test_a_rule_tolerates_exactly_its_number_of_hostile_clients(attackers: int, refused: int, admitted: int) -> None:
     for rule in (TrimmedMean(attackers), Krum(attackers)):
         found = rule.after_refusals(refused, admitted)
         assert isinstance(found, TrimmedMean | Krum)

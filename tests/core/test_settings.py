@@ -89,7 +89,7 @@ def test_choices_are_recorded() -> None:
     assert settings.method == FedProx()
 
 
-def test_the_default_output_says_what_was_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_output_is_named_by_data_method_and_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert load_settings(["method=fpl", "seed=3"]).output_folder == tmp_path / "outputs/glyphs/fpl/seed-3"
     assert load_settings(["output=here"]).output_folder == tmp_path / "here"

@@ -153,7 +153,7 @@ class TwoPhases(FedAvg):
         return losses
 
 
-def test_phases_train_what_they_say_and_leave_nothing_frozen(tmp_path: Path) -> None:
+def test_phases_train_their_parameters_and_leave_nothing_frozen(tmp_path: Path) -> None:
     settings = with_method(toy_settings("fedavg", tmp_path), TwoPhases())
     local = local_exchange(settings)
     assert local.run().steps == 9
@@ -257,7 +257,7 @@ def message(settings: RunSettings) -> Payload:
     return Payload(build_model(settings, 3).state_dict())
 
 
-def test_an_answer_says_what_was_done(tmp_path: Path) -> None:
+def test_a_reply_records_what_was_done(tmp_path: Path) -> None:
     settings = toy_settings("fedproto", tmp_path)
     made = device_of(settings)
     answered = made.answer(request_to(settings), message(settings))
@@ -322,7 +322,7 @@ def test_a_client_needs_two_samples(tmp_path: Path) -> None:
         device_of(alone).register()
 
 
-def test_registration_says_what_is_held(tmp_path: Path) -> None:
+def test_a_registration_lists_the_samples_and_domains(tmp_path: Path) -> None:
     settings = toy_settings("fedavg", tmp_path)
     made = device_of(settings, "noisy").register()
     assert (made.client, made.samples, made.class_counts) == ("noisy-0", 18, [6, 6, 6, 0])

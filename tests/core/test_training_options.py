@@ -217,7 +217,7 @@ def patient(method: str, output: Path, patience: int | None = 2, **more: Any) ->
 
 
 @pytest.mark.parametrize(("method", "scored_after"), [("fedavg", 1), ("fedpall", 0)])
-def test_a_run_without_improvement_stops_and_says_so(method: str, scored_after: int, tmp_path: Path) -> None:
+def test_a_run_without_improvement_stops_with_a_message(method: str, scored_after: int, tmp_path: Path) -> None:
     """FedPall's server trains the classifier, so its run improves at first; it scores the state of its own round."""
     found = run(patient(method, tmp_path))
     scores = {entry["round"]: entry["average"] for name, entry in found.events if name == "validation"}

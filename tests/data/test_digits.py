@@ -220,7 +220,7 @@ def test_damaged_sets_are_named(tmp_path: Path, own_cache: Path) -> None:
     assert not list(own_cache.iterdir())
 
 
-def test_missing_sets_say_what_to_put_where(tmp_path: Path) -> None:
+def test_the_error_of_a_missing_data_set_names_the_expected_files(tmp_path: Path) -> None:
     source = digits(tmp_path, *Digits.known_domains)
     for name, wanted in (("mnist", "train-images-idx3"), ("usps", r"usps\.t\.bz2"), ("synth_digits", "479,400")):
         with pytest.raises(DataError, match=f"{name} is not in .*put .*{wanted}"):

@@ -147,7 +147,7 @@ def test_a_missing_domain_is_named_with_what_is_there(tmp_path: Path) -> None:
         source.load("ward_a", root=str(tmp_path / "nowhere"))
 
 
-def test_without_any_directory_the_message_says_what_to_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_any_directory_the_message_names_the_setting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("GOLDFINCH_DATA", raising=False)
     with pytest.raises(ValueError, match=r"data\.domains=\[a,b\]"):
         Folder()

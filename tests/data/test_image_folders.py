@@ -178,7 +178,9 @@ def test_missing_lists_are_named(tmp_path: Path) -> None:
         OfficeCaltech(image_size=8, root=str(tmp_path), split="lists").load("dslr")
 
 
-def test_no_directory_says_what_to_put_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_without_a_directory_names_the_expected_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("GOLDFINCH_DATA", raising=False)
     for source in (OfficeCaltech(), PACS(), DomainNet(), OfficeHome(), VLCS()):
         with pytest.raises(DataError, match=r"data\.root=DIR.*GOLDFINCH_DATA.*Put .* there"):

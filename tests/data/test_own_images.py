@@ -89,7 +89,7 @@ def test_cropping_drops_the_ends_of_the_longer_side(tmp_path: Path) -> None:
     assert decode_image(tmp_path / "a.png", 8, "a")[..., 0].max() == 255
 
 
-def test_the_cache_tells_resizings_apart(tmp_path: Path) -> None:
+def test_the_cache_has_one_entry_per_way_of_resizing(tmp_path: Path) -> None:
     for number in range(2):
         write_halves(tmp_path / "site" / "cat" / f"{number}.png")
     squashed = Folder(root=str(tmp_path), image_size=8).load("site").train.images

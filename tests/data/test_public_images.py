@@ -56,7 +56,7 @@ def test_every_device_picks_the_same_images():
     assert not torch.equal(first, whole[:100])  # a data set may be sorted by class
 
 
-def test_a_fingerprint_tells_sets_apart():
+def test_fingerprints_of_different_sets_differ():
     images = PublicImages(Textures(), "textures", 4).load()
     changed = images.clone()
     changed[3, 2, 31, 31] ^= 1

@@ -142,7 +142,7 @@ def test_a_replaced_authority_replaces_the_server_certificate(tmp_path: Path) ->
     assert len({path.read_bytes() for path in copies}) == 1
 
 
-def test_without_the_authority_key_the_message_says_what_to_do(tmp_path: Path) -> None:
+def test_without_the_authority_key_the_message_has_a_remedy(tmp_path: Path) -> None:
     ensure(tmp_path, ["fl.example.org"])
     Certificates(tmp_path).authority_key.unlink()
     ensure(tmp_path, ["fl.example.org"])  # nothing to sign
@@ -195,7 +195,7 @@ def test_what_is_no_host_name_is_refused(tmp_path: Path, host: str) -> None:
         (["dismiss", "FOLDER", "--node", "x"], "has no such key"),
     ],
 )
-def test_the_commands_say_what_is_wrong(
+def test_the_commands_report_errors(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
 ) -> None:
     assert main([item.replace("FOLDER", str(tmp_path)) for item in arguments]) == 1
@@ -244,7 +244,7 @@ def test_a_key_is_enrolled_for_one_client(
     assert registrar.dismissed == ["572"]
 
 
-def test_a_superlink_that_lost_its_store_is_told_who_each_device_was(
+def test_devices_are_enrolled_again_on_a_superlink_that_lost_its_store(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     registrar = Registrar()

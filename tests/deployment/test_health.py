@@ -57,7 +57,7 @@ def check(*arguments: str) -> tuple[int, str]:
     return result.returncode, result.stderr
 
 
-def test_it_tells_healthy_from_not(servers: tuple[str, str, Path, Path]) -> None:
+def test_healthy_and_unhealthy_are_distinguished(servers: tuple[str, str, Path, Path]) -> None:
     plain, secure, ours, theirs = servers
     assert check(f"{plain}/health") == (0, "")
     assert check(f"{secure}/health", str(ours)) == (0, "")

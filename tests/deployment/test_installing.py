@@ -88,7 +88,7 @@ def test_setup_installs_the_extras_and_the_torch_that_are_asked_for(index: str, 
 # ---- pins ------------------------------------------------------------------------------------------------------------
 
 
-def test_every_pin_is_exact_and_says_nothing_of_where_it_comes_from() -> None:
+def test_every_pin_is_exact_and_names_no_source() -> None:
     assert all(re.fullmatch(r"==[\w.]+", str(pin.specifier)) and pin.url is None for pin in PINS)
     assert [line for line in (ROOT / "requirements.txt").read_text().splitlines() if line.startswith("-")] == []
     assert sorted(pin.name for pin in PINS) == [pin.name for pin in PINS]

@@ -125,7 +125,7 @@ def bad_certificate(files: Certificates, *, expire: bool) -> bytes:
 
 
 @pytest.mark.parametrize("wrong", REFUSED)
-def test_it_is_refused_and_told_why(refusals: Refusals, wrong: str) -> None:
+def test_it_is_refused_with_the_reason(refusals: Refusals, wrong: str) -> None:
     child = refusals.children[wrong]
     assert child.process.poll() == 1, f"{wrong}: still running\n{child.tail()}"
     said = child.log.read_text()

@@ -141,7 +141,7 @@ class TestFromTheDevicesSide:
             status = 413
         assert status == 413
 
-    def test_plain_http_is_told_about_tls(self, proxied: tuple[LocalDeployment, str]) -> None:
+    def test_plain_http_is_answered_with_a_hint_at_tls(self, proxied: tuple[LocalDeployment, str]) -> None:
         _, address = proxied
         answer = httpx.post(f"http://{address}/v1/fleet/activate-node", headers=protobuf())
         assert answer.status_code == 412

@@ -351,13 +351,13 @@ def registrations_of(node: Node) -> list[Registration]:
 
 
 @pytest.mark.parametrize("case", NODES)
-def test_a_node_says_what_its_configuration_lacks(case: str) -> None:
+def test_an_incomplete_node_configuration_is_an_error(case: str) -> None:
     config, reason = NODES[case]
     with pytest.raises(PayloadError, match=reason):
         registrations_of(Node("1", config, OVERRIDES))
 
 
-def test_a_node_that_cannot_read_its_settings_says_so() -> None:
+def test_a_node_that_cannot_read_its_settings_sends_the_error() -> None:
     with pytest.raises(PayloadError, match="ConfigError: method=nope: no such choice"):
         registrations_of(Node("1", {"domain": "sketch"}, ["method=nope"]))
 

@@ -142,7 +142,7 @@ def test_the_strategy_leaves_outliers_out(tmp_path: Path) -> None:
     assert states[1e6] == states[None]
 
 
-def test_the_strategy_says_which_domains_an_accuracy_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_strategy_names_the_domains_that_an_accuracy_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     monkeypatch.setattr(flower, "log", lambda level, text, *arguments: said.append(text % arguments))
     overrides = [*OVERRIDES, "method=fedavg", f"output={tmp_path}"]
@@ -193,7 +193,7 @@ def test_a_round_that_was_skipped_has_no_further_exchange(tmp_path: Path) -> Non
     assert tensors_sha256(strategy.state.extra) != tensors_sha256(before.extra)
 
 
-def test_what_the_thin_app_says_is_what_the_server_reads() -> None:
+def test_constants_of_the_thin_app_agree_with_the_server_s() -> None:
     assert client_app.TENSOR_TYPE == TENSOR_TYPE
 
 
@@ -206,7 +206,7 @@ class Loud:
         return refusal_to_properties("\x1b[2Jgone\r" + "x" * 10_000)
 
 
-def test_what_strangers_say_is_logged_printable_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_of_strangers_are_logged_printable_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     monkeypatch.setattr(flower, "log", lambda level, text, *arguments: said.append(text % arguments))
     strategy = FlowerStrategy(FedAvg(), load_settings(OVERRIDES))

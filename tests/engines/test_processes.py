@@ -166,7 +166,7 @@ def test_a_deployment_gives_the_inline_state(
 
 
 @pytest.mark.slow
-def test_nodes_serve_run_after_run_and_say_what_is_wrong(inline: Any, tmp_path: Path) -> None:
+def test_nodes_serve_several_runs_and_report_errors(inline: Any, tmp_path: Path) -> None:
     settings = load_settings(chosen("fpl", tmp_path / "fpl", "engine=superlink"))
     with LocalDeployment(tmp_path / "flower", one_node_per_client(settings), secure=False) as deployment:
         for name in ("first", "second"):
@@ -254,7 +254,7 @@ def test_a_wrong_setting_leaves_nothing_of_the_superlink_that_was_started_meanwh
             assert f"FLWR_HOME={tmp_path}".encode() not in (entry / "environ").read_bytes()
 
 
-def test_a_superlink_that_does_not_come_up_is_told_with_a_log_that_stays(
+def test_a_superlink_that_does_not_start_is_an_error_and_its_log_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken = tmp_path / "broken"
@@ -270,7 +270,7 @@ def test_a_superlink_that_does_not_come_up_is_told_with_a_log_that_stays(
 
 
 @pytest.mark.slow  # the server waits for the dead site as long as its deadline, twice
-def test_a_site_that_dies_leaves_a_partial_score_that_says_since_when(
+def test_a_killed_site_leaves_a_partial_score_with_its_last_round(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One of two SuperNodes is killed after the first round; the other goes on, and the last score is marked."""

@@ -120,7 +120,9 @@ def test_a_folder_that_is_not_private_is_not_used(
     assert socket_of(identity_of(asked.supernode.pid)).parent.parent == Path("/tmp")
 
 
-def test_where_no_folder_is_private_it_says_why(asked: Asked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_private_folder_the_error_names_the_reason(
+    asked: Asked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "missing"))
     monkeypatch.setattr("client.resident.place._make_private", lambda folder: Path(folder / "x" / "y").mkdir())
     with pytest.raises(OSError, match="No such file or directory"):

@@ -88,7 +88,7 @@ def test_a_card_keeps_strangers_names_in_their_cells(exported: Path) -> None:
     assert not any(line.startswith("# with") for line in card.splitlines())
 
 
-def test_the_description_says_what_it_is(trained: Run, exported: Path) -> None:
+def test_the_description_of_an_exported_model(trained: Run, exported: Path) -> None:
     description = json.loads((exported / "model.json").read_text())
     assert description["classes"] == list(Toy().class_names)
     assert (description["image_size"], description["mean"], description["std"]) == (16, [0.5], [0.25])
@@ -305,9 +305,7 @@ def test_parts_that_a_device_does_not_have_are_reported(trained: Run, exported: 
 # ---- nothing half-written --------------------------------------------------------------------------------------------
 
 
-def test_a_file_that_says_something_else_is_not_kept(
-    trained: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_with_other_content_is_not_kept(trained: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = tmp_path / "model"
     export(trained.folder, place)
     before = {path.name: path.read_bytes() for path in place.iterdir()}

@@ -74,7 +74,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize(("words", "complaint"), MISTAKES.values(), ids=MISTAKES)
-def test_a_mistake_is_told(
+def test_a_mistake_is_an_error(
     words: list[str], complaint: str, exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["evaluate", str(exported), *words, "--output", str(tmp_path / "run")]) == 1

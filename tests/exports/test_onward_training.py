@@ -50,7 +50,9 @@ def test_a_missing_model_is_an_error_before_anything_is_written(
     assert not (tmp_path / "run").exists()
 
 
-def test_flower_is_told_an_absolute_place(exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_sent_configuration_has_absolute_paths(
+    exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(exported.parent)
     monkeypatch.setattr(submit, "write_bundle", lambda place: place)
     monkeypatch.setattr(submit, "_call", lambda *words: "{}")

@@ -126,7 +126,7 @@ def test_mistakes_are_named(exported: Path, pictures: Path, tmp_path: Path, caps
         assert message in capsys.readouterr().err
 
 
-def test_nets_without_maps_or_prototypes_say_less(
+def test_nets_without_maps_or_prototypes_have_fewer_outputs(
     pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = toy_settings("fedavg", tmp_path / "run", overrides=("model=digit_cnn",), train={"rounds": 1})

@@ -159,7 +159,7 @@ def test_the_public_rate_falls_linearly_to_its_share():
     assert not FCCLPlus(**SMALL).scheduled
 
 
-def test_a_device_with_other_images_says_so(tmp_path):
+def test_a_device_with_other_images_is_refused_with_a_message(tmp_path):
     """The other clients agree on a set that is not on this device."""
 
     def edit(request, payload):

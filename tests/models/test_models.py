@@ -289,7 +289,7 @@ def test_mean_of_a_class_activation_map_is_the_logit_without_bias(spec):
 
 
 @pytest.mark.parametrize("spec", [DigitCNN(), FedBNDigit(), TorchvisionResNet(18, "multilayer")])
-def test_networks_without_class_activation_maps_say_so(spec):
+def test_networks_without_class_activation_maps_are_an_error(spec):
     model = spec.build(10, 32, 0)
     assert not model.supports_cam
     with pytest.raises(ModelError, match="global average pooling and one linear layer"):

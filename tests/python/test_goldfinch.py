@@ -135,7 +135,7 @@ def test_the_model_of_a_run_is_the_exported_one(trained: SimpleNamespace, tmp_pa
     assert torch.equal(model(images)["probabilities"], gf.load_model(tmp_path / "model")(images)["probabilities"])
 
 
-def test_a_run_goes_on_from_python(trained: SimpleNamespace, tmp_path: Path) -> None:
+def test_a_run_is_resumed_from_python(trained: SimpleNamespace, tmp_path: Path) -> None:
     common: dict[str, Any] = {"method": "fedavg", "data": "glyphs", "quiet": True, "settings": SMALL}
     gf.run(rounds=1, output=tmp_path / "run", **common)
     longer = gf.resume(tmp_path / "run", rounds=2, quiet=True)

@@ -73,7 +73,7 @@ def test_large_images_are_made_small_for_the_page() -> None:
         assert max(image.size) == LARGEST_SIDE
 
 
-def test_methods_without_one_shared_net_say_so(tmp_path: Path) -> None:
+def test_methods_without_one_shared_net_are_an_error(tmp_path: Path) -> None:
     settings = toy_settings("fedproto", tmp_path / "run", train={"rounds": 1}, hyper={"predict_with": "prototypes"})
     run(settings)
     with pytest.raises(UnseenError, match="all clients share"):

@@ -129,7 +129,7 @@ def test_an_average_by_round_is_of_all_domains(folders: Mapping[str, Path]) -> N
     assert partial.domains == ["bright", "dark", "noisy"]
 
 
-def test_values_say_what_they_are() -> None:
+def test_values_have_readable_test_ids() -> None:
     assert str(Value(50.0, 2.0, partial=True)) == f"50.00 ± 2.00 {PARTIAL}"
     assert str(Value(50.0, None)) == "50.00"
 
@@ -196,7 +196,7 @@ def test_prometheus_has_no_mean_of_a_round_that_lacks_a_domain(tmp_path: Path) -
         exporter.close()
 
 
-def test_an_exported_model_s_card_says_what_its_score_lacks(folders: Mapping[str, Path], tmp_path: Path) -> None:
+def test_the_card_of_an_exported_model_names_missing_domains(folders: Mapping[str, Path], tmp_path: Path) -> None:
     assert main(["export", str(folders["partial"]), "--to", str(tmp_path / "model"), "--format", "safetensors"]) == 0
     said = json.loads((tmp_path / "model" / "model.json").read_text())
     assert said["score"]["missing"] == {"dark": 1}
@@ -206,7 +206,7 @@ def test_an_exported_model_s_card_says_what_its_score_lacks(folders: Mapping[str
 # ---- commands --------------------------------------------------------------------------------------------------------
 
 
-def test_a_run_with_a_partial_score_says_so_last_and_in_a_sweep(
+def test_a_partial_score_is_marked_at_the_end_of_a_run_and_in_a_sweep(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("server.commands.running.InlineEngine", _dying)

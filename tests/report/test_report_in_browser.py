@@ -157,7 +157,7 @@ def test_lines_can_be_hidden_and_measures_chosen(opened: Browser) -> None:
     assert opened.evaluate(panels) == "FedAvg,FPL (seeds 0,1,2)"
 
 
-def test_the_cursor_tells_numbers_to_keyboard_and_pointer(opened: Browser) -> None:
+def test_the_cursor_shows_numbers_to_keyboard_and_pointer(opened: Browser) -> None:
     tip = "document.getElementById('tip').hidden ? '' : document.getElementById('tip').innerText"
     assert opened.evaluate(tip) == ""
     opened.evaluate("document.querySelector('#rounds svg.chart').focus({preventScroll: true})")
@@ -261,7 +261,7 @@ def test_nothing_sticks_out_on_a_narrow_screen(opened: Browser, width: int) -> N
     assert targets == []
 
 
-def test_what_a_client_says_does_not_run(opened: Browser) -> None:
+def test_text_of_a_client_is_not_executed(opened: Browser) -> None:
     assert opened.evaluate("document.title") == "FedAvg and FPL on toy"
     assert opened.evaluate("document.querySelectorAll('img:not([src^=\"data:image/png;\"])').length") == 0
 

@@ -45,7 +45,7 @@ def test_seeds_of_one_configuration_form_a_group(boards: Any) -> None:
     assert board.domains == list(DOMAINS)
 
 
-def test_namesakes_are_told_apart_by_what_differs(tmp_path: Path) -> None:
+def test_rows_of_the_same_name_are_labelled_by_what_differs(tmp_path: Path) -> None:
     for contrast in (0.5, 2.0):
         settings = toy_settings("fpl", tmp_path / f"fpl-{contrast}", hyper={"contrast": contrast}, train={"rounds": 1})
         run(settings)
@@ -57,7 +57,7 @@ def test_the_same_folder_twice_is_one_run(finished_runs: Path) -> None:
     assert len(find_runs([str(finished_runs / "fpl-0"), str(finished_runs / "fpl-0")], finished=False)) == 1
 
 
-def test_no_runs_is_an_error_that_says_so(tmp_path: Path) -> None:
+def test_no_runs_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="holds no run"):
         find_runs([str(tmp_path)], finished=False)
     with pytest.raises(ConfigError, match="is not a folder"):
@@ -79,7 +79,7 @@ def test_an_interrupted_run_is_reported_as_far_as_it_came(tmp_path: Path) -> Non
     assert "was stopped and can go on with resume=true" in page
 
 
-def test_a_run_that_failed_says_why_in_its_headline(tmp_path: Path) -> None:
+def test_the_headline_of_a_failed_run_has_the_reason(tmp_path: Path) -> None:
     run(toy_settings("fpl", tmp_path / "run", train={"rounds": 2}))
     events = tmp_path / "run" / "events.jsonl"
     kept = [line for line in events.read_text().splitlines() if '"finish"' not in line]
@@ -186,7 +186,7 @@ def test_ids_are_unique_headings_descend_and_images_have_names(html: str) -> Non
     assert 'name="viewport"' in html
 
 
-def test_what_a_client_says_stays_text(html: str) -> None:
+def test_text_of_a_client_stays_text(html: str) -> None:
     outline = Outline(html)
     assert outline.tags.count("script") == 2
     assert "img" not in outline.tags

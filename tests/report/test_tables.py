@@ -82,7 +82,7 @@ def test_a_class_that_differs_is_called_by_its_group_and_name() -> None:
     assert [row.label for row in rows] == ["fpl, aggregation=Mean", "fpl, aggregation=Median"]
 
 
-def test_rows_that_differ_in_more_than_a_label_holds_are_still_told_apart() -> None:
+def test_labels_of_rows_with_many_differences_are_different() -> None:
     keys = [f"method.option_{number}" for number in range(6)]
     rows = all_groups([entry(50.0, **dict.fromkeys(keys, 1)), entry(51.0, **{**dict.fromkeys(keys, 1), keys[0]: 2})])
     assert len({row.label for row in rows}) == 2

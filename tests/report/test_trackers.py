@@ -228,7 +228,7 @@ class Recorder(ScalarTracker):
     [("finish", {"round": 2, "sha256": "ab"}, "finished"), ("stopped", {"round": 2}, "stopped"), (None, {}, "failed")],
     ids=["finished", "stopped", "failed"],
 )
-def test_the_base_opens_logs_and_tells_how_the_run_ended(
+def test_the_base_opens_logs_and_reports_how_the_run_ended(
     name: str | None, entry: Mapping[str, Any], status: str, tmp_path: Path
 ) -> None:
     tracker = Recorder(toy_settings("fedavg", tmp_path))
@@ -271,9 +271,7 @@ def test_mlflow_and_wandb_get_batches_within_their_limits(tmp_path: Path, monkey
     assert wandb.init.return_value.finish.call_args.kwargs == {"exit_code": 0}
 
 
-def test_lines_that_say_the_same_of_many_clients_are_counted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_equal_lines_of_many_clients_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     show = plain_lines(toy_settings("fedavg", tmp_path))
     for number in range(40):
         reason = f"DataError: client left-{number} has {number} images"

@@ -156,7 +156,7 @@ def test_rows_scored_on_own_models_are_marked_and_not_ranked_with_shared_ones() 
     assert "not ranked" not in pages(comparison(), "x")[0]
 
 
-def test_the_page_says_small_scale_stand_in_misprint_and_gap() -> None:
+def test_the_page_names_small_scale_stand_in_misprint_and_gap() -> None:
     text, _ = pages(comparison(), "goldfinch reproduce digits_table scale=small", (), ["train.rounds=2"])
     assert "SMALL SCALE, not the paper's setting: a smaller network." in text
     assert "Changed on the command line, in every row: train.rounds=2." in text

@@ -152,7 +152,7 @@ def test_bars_have_one_group_per_domain_and_the_average() -> None:
     assert sorted(patch.get_height() for patch in figure.axes[0].patches) == [10.0, 20.0, 30.0, 30.0, 30.0]
 
 
-def test_series_are_told_apart_by_more_than_colour() -> None:
+def test_series_differ_in_more_than_colour() -> None:
     styles = [tuple(line_style(index).values()) for index in range(20)]
     assert len(set(styles)) == 20
     assert len({style[1:] for style in styles}) >= 10
@@ -186,7 +186,7 @@ def style_sheet_colours() -> dict[str, list[str]]:
 
 @pytest.mark.parametrize("vision", VISIONS)
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_ten_classes_are_told_apart_by_every_reader(theme: str, vision: str) -> None:
+def test_the_colours_of_ten_classes_differ_for_every_reader(theme: str, vision: str) -> None:
     colours = style_sheet_colours()[theme]
     assert len(set(colours)) == 10
     values = np.array([to_rgb(colour) for colour in colours])
@@ -225,7 +225,7 @@ def test_the_same_figure_gives_the_same_bytes() -> None:
     assert rendered(convergence(curves, "t")) == rendered(convergence(curves, "t"))
 
 
-def test_labels_say_what_tells_runs_apart_and_take_the_tables_where_there_is_one(folder: Path, tmp_path: Path) -> None:
+def test_labels_name_what_differs_between_runs_and_are_those_of_the_table(folder: Path, tmp_path: Path) -> None:
     entries = [Run(folder / "fpl-0"), Run(folder / "fpl-1"), Run(folder / "fedavg")]
     assert names_of(entries) == ["fpl", "fpl", "fedavg (seed 0)"]
     other = toy_settings("fpl", tmp_path / "runs" / "fpl-x" / "seed-0", hyper={"temperature": 0.5})

@@ -124,7 +124,7 @@ def test_a_row_with_a_missing_domain_is_marked_named_and_never_ranked() -> None:
     assert "† partial, not ranked: B, seed 0: without usps (last scored in round 3)." in text
 
 
-def test_the_page_says_the_word_and_what_it_follows_from() -> None:
+def test_the_page_has_the_verdict_and_its_reasons() -> None:
     found = comparison()
     text = pages(found, "x")[0]
     assert found.verdict().word == "mostly"  # not first, but the order holds
