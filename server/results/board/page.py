@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -77,7 +78,7 @@ def render_board(
 def anchor(record: BoardRecord, row: BoardRow, case: str, seed: int | str) -> str:
     """Return the id of a place on the page: of one final run, or of a method's studies (``seed`` is ``studies``)."""
     text = f"{record.name}-{row.row.method}-{case}-{seed}"
-    return "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in text)
+    return re.sub(r"[^\w-]", "_", text)
 
 
 def run_cells(table: BoardTable, row: BoardRow) -> list[tuple[str, FinalRun]]:

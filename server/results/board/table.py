@@ -134,8 +134,13 @@ def cases_of(record: BoardRecord, kind: str) -> list[str]:
 def _board_row(record: BoardRecord, row: Row, kind: str) -> BoardRow | None:
     """Return a method's row; ``None`` if no study of this kind was begun."""
     names = cases_of(record, kind)
-    cases = {name: row.cases[name] for name in names if name in row.cases}
-    if not any(case.studies or case.refused for case in cases.values()):
+    cases: dict[str, Case] = {}
+    begun = False
+    for name in names:
+        if name in row.cases:
+            cases[name] = row.cases[name]
+            begun = begun or bool(cases[name].studies or cases[name].refused)
+    if not begun:
         return None
     lacks: list[str] = []
     for name in names:
@@ -144,8 +149,9 @@ def _board_row(record: BoardRecord, row: Row, kind: str) -> BoardRow | None:
     scores: dict[int, float] = {}
     worst: dict[int, float] = {}
     for seed, found in runs.items():
-        scores[seed] = statistics.fmean([run.average for run in found])
-        worst[seed] = min([run.average for run in found])
+        averages = [run.average for run in found]
+        scores[seed] = statistics.fmean(averages)
+        worst[seed] = min(averages)
         if kind == IN_DOMAIN:
             worst[seed] = found[0].worst
     made = BoardRow(row, scores, worst, lacks)
@@ -160,7 +166,9 @@ def _lacking(record: BoardRecord, name: str, case: Case | None) -> list[str]:
     if case.refused:
         return [f"{name}: {case.refused}"]
     found: list[str] = []
-    done = sum(study.done for study in case.studies)
+    done = 0
+    for study in case.studies:
+        done += study.done
     if done < record.rules.studies:
         found.append(f"{name}: {done} of {record.rules.studies} studies")
     if len(case.runs) < record.rules.runs:
@@ -184,7 +192,8 @@ def _add_costs(made: BoardRow, cases: Sequence[Case]) -> None:
         for study in case.studies:
             made.tuning_rounds += study.rounds
             made.trials += len(study.trials)
-            seconds += sum(trial.seconds for trial in study.trials)
+            for trial in study.trials:
+                seconds += trial.seconds
         for run in case.runs:
             seconds += run.seconds
             sizes.append((run.bytes.get("down", 0) + run.bytes.get("up", 0)) / 1e6)
@@ -208,8 +217,12 @@ def _rank(rows: Sequence[BoardRow]) -> None:
     for row in ranked:
         if row is base:
             continue
-        seeds = sorted(base.scores.keys() & row.scores.keys())
-        row.difference = paired_difference([row.scores[seed] for seed in seeds], [base.scores[seed] for seed in seeds])
+        own_scores: list[float] = []
+        base_scores: list[float] = []
+        for seed in sorted(base.scores.keys() & row.scores.keys()):
+            own_scores.append(row.scores[seed])
+            base_scores.append(base.scores[seed])
+        row.difference = paired_difference(own_scores, base_scores)
         if row.difference.p is not None:
             tested.append(row)
             p_values.append(row.difference.p)
@@ -300,19 +313,24 @@ def _overall(title: str, tables: Mapping[str, BoardTable]) -> Overall | None:
     for data, table in tables.items():
         for row in table.ranked:
             methods.setdefault(row.row.method, []).append(data)
-    common = [name for name, data in methods.items() if len(data) == len(tables)]
-    if len(common) < 2:
-        return None
+    common: list[str] = []
     left_out: dict[str, list[str]] = {}
     for name, ranked_on in methods.items():
-        if name not in common:
+        if len(ranked_on) == len(tables):
+            common.append(name)
+        else:
             left_out[name] = [data for data in tables if data not in ranked_on]
+    if len(common) < 2:
+        return None
     scores: list[dict[str, float]] = []
     for table in tables.values():
-        means = {row.row.method: statistics.fmean(row.scores.values()) for row in table.ranked}
-        scores.append({name: means[name] for name in common})
+        means: dict[str, float] = {}
+        for row in table.ranked:
+            if row.row.method in common:
+                means[row.row.method] = statistics.fmean(row.scores.values())
+        scores.append(means)
     mean_ranks = average_ranks(scores)
-    ordered = {name: mean_ranks[name] for name in sorted(common, key=lambda name: mean_ranks[name])}
+    ordered = dict(sorted(mean_ranks.items(), key=lambda item: item[1]))
     difference: float | None = None
     test: Friedman | None = None
     groups: list[list[str]] = []
@@ -373,7 +391,12 @@ def description(record: BoardRecord) -> str:
 def notes(table: BoardTable) -> list[str]:
     """Return the notes below a table, one sentence each."""
     found: list[str] = []
-    if any(row.row.personal for row in table.rows):
+    shown: list[str] = []
+    personal = False
+    for row in table.rows:
+        shown.append(row.row.method)
+        personal = personal or row.row.personal
+    if personal:
         found.append(f"{OWN} each client is scored with a model of its own; these rows have no rank.")
     for row in table.rows:
         if row.lacks:
@@ -382,7 +405,6 @@ def notes(table: BoardTable) -> list[str]:
             found.append(f"{row.row.method}: {'; '.join(row.marks)}.")
         if row.row.weighting == "none":
             found.append(f"{row.row.method} averages no models, so the weighting does not apply.")
-    shown = [row.row.method for row in table.rows]
     absent = [name for name in table.record.rows if name not in shown]
     if absent:
         found.append(f"Planned and not begun: {', '.join(absent)}.")
