@@ -35,7 +35,7 @@ from common.errors import ConfigError, nearest
 from common.metrics import CONFIDENCE_MEASURES, MEASURES, Measure, Metric
 from common.models.specs import ModelSpec
 from common.overrides import CONFIGURATION, overrides_in, split_overrides
-from common.own_metric import OwnMetric, check_own_metric
+from common.own_metric import NoMetric, OwnMetric, check_own_metric
 from common.privacy import GaussianPrivacy, NoPrivacy
 from common.run_config import CHANGEABLE_ON_RESUME, SCORING_SETTINGS, flat, result_settings, sent_config
 from common.versions import CODE, code_sha256
@@ -448,7 +448,8 @@ def settings_of(raw: Mapping[str, Any]) -> RunSettings:
 
 
 def _check_metrics(settings: RunSettings) -> None:
-    check_own_metric(settings.own_metric, settings.data.class_count)
+    if not isinstance(settings.own_metric, NoMetric):  # the classes of own images may be known on the devices only
+        check_own_metric(settings.own_metric, settings.data.class_count)
     if settings.own_metric.sum_names and isinstance(settings.privacy, GaussianPrivacy):
         raise ConfigError(f"{OWN_METRIC_IS_PRIVATE}; remove own_metric, or choose privacy=none")
     known = [*MEASURES, *settings.further_measures]

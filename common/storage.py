@@ -193,8 +193,8 @@ def check_run_id(run: object) -> str:
     """
     if not isinstance(run, str) or not RUN_ID.fullmatch(run):
         raise ValueError(
-            f"{str(run)[:50]!r} is not a valid run id: it has up to 100 letters, digits, - and _, and begins with a "
-            "letter or digit"
+            f"the run's id {str(run)[:50]!r} is not valid: it has up to 100 letters, digits, - and _, and begins "
+            "with a letter or digit"
         )
     return run
 

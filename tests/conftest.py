@@ -13,6 +13,8 @@ import torch
 from hypothesis import HealthCheck, settings
 from support.toy import DOMAINS, Toy
 
+from common.choices import FOLDERS
+
 settings.register_profile(
     "goldfinch", derandomize=True, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
 )
@@ -80,6 +82,13 @@ def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         del os.environ["GOLDFINCH_CACHE"]
     else:
         os.environ["GOLDFINCH_CACHE"] = before
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_folders_of_choices_are_left() -> Iterator[None]:
+    """A process knows the folders of --config-dir until it ends; another module's tests must not find a damaged one."""
+    yield
+    del FOLDERS[1:]
 
 
 @pytest.fixture(autouse=True, scope="module")

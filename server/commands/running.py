@@ -84,7 +84,11 @@ def resume(folder: Path, overrides: Sequence[str], *, quiet: bool = False) -> No
     """Resume the run in ``folder`` with its own configuration, changed by ``overrides``."""
     trust_overrides(overrides)  # only the user's own, not those of the folder
     recorded = {**Run(folder).config, "output": str(folder.absolute()), "resume": True, "overwrite": False}
-    run(settings_of(changed_config(recorded, overrides)), quiet=quiet)
+    try:
+        settings = settings_of(changed_config(recorded, overrides))
+    except ConfigError as error:
+        raise ConfigError(f"{folder / 'config.yaml'} with your overrides: {error}") from error
+    run(settings, quiet=quiet)
 
 
 # ---- goldfinch run --dry-run -----------------------------------------------------------------------------------------

@@ -348,7 +348,7 @@ def test_a_failure_leaves_no_trace_for_the_next_client_of_the_thread(tmp_path: P
         made.answer(request_to(settings), message(settings))
     assert ClientStore(tmp_path / "device").load(99) == {}
     other, own = device_of(settings, "dark"), ClientStore(tmp_path / "device")
-    split, _ = other._own_data()
-    local = other._install(message(settings), request_to(settings, "dark"), split, own, 0)
+    split, validation = other._own_data()
+    local = other._install(message(settings), request_to(settings, "dark"), split, validation, own, 0)
     assert all(parameter.requires_grad and parameter.grad is None for parameter in local.model.parameters())
     assert all(module.training for module in local.model.modules())

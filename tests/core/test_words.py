@@ -140,6 +140,6 @@ def test_a_test_set_stays_as_large_as_it_was(tmp_path: Path) -> None:
         done = run(settings, TouchedEngine(settings, edit=edit))
         refused = [row for row in done.rows("activity.csv") if row["status"] == "refused"]
         assert {(row["client"], row["round"]) for row in refused} == {("dark-0", number) for number in rounds}
-        assert "of dark counts 1000000 images" in refused[0]["reason"]
+        assert "on dark is over 1000000 test images" in refused[0]["reason"]
         dark = [row["count"] for row in done.rows("history.csv") if row["domain"] == "dark"]
         assert set(dark) == {str(samples or 16)}

@@ -140,10 +140,17 @@ def test_the_pins_resolve_to_wheels_on_every_platform(platform: str, tmp_path: P
 # ---- declared = imported ---------------------------------------------------------------------------------------------
 
 BROUGHT_BY = metadata.packages_distributions()
-CALLED_OTHERWISE = {"mlflow": "mlflow-skinny", "wandb": "wandb", "executorch": "executorch", "timm": "timm"}
+CALLED_OTHERWISE = {
+    "mlflow": "mlflow-skinny",
+    "wandb": "wandb",
+    "executorch": "executorch",
+    "timm": "timm",
+    "pillow_heif": "pillow-heif",
+    "pyarrow": "pyarrow",
+}
 """Distributions of extras that are often not installed, by the module they bring."""
 
-BROUGHT_ALONG = {"triton": "PyTorch brings it where it has kernels; common.kernels asks whether it is there"}
+BROUGHT_ALONG = {"triton": "PyTorch brings it where it has kernels; common.losses asks whether it is there"}
 NOT_IMPORTED = {
     "alembic": "MLflow's store in a file",
     "mkdocs-material": "make docs runs it",
@@ -208,7 +215,7 @@ from client.resident.messages import Question
 from server.cli import main
 overrides = {overrides!r}
 place = {{"domain": "a", "data-dir": {data!r}, "state-dir": {data!r} + "/../state"}}
-reply = answer_question(Question("register", 1, {"overrides": " ".join(overrides)}, place))
+reply = answer_question(Question("register", 1, {{"overrides": " ".join(overrides)}}, place))
 assert reply.ok, reply.text
 codes = [main(["run", "--quiet", *overrides])]
 out = overrides[-2].partition("=")[2]

@@ -347,7 +347,8 @@ DAMAGED: dict[str, tuple[str, Callable[[bytes], bytes], str]] = {
     "another key": (DESCRIPTION, replaced(b'"classes"', b'"klasses"'), "klasses: no such key"),
     "a list": (DESCRIPTION, lambda content: b"[]", "damaged or of another version"),
     "a class with an escape": (DESCRIPTION, replaced(b"upper left", rb"\u001b[2J"), "must be printable"),
-    "another network": (DESCRIPTION, replaced(b"specs.Small", b"specs.ResNet10"), "not those of the network"),
+    "another network": (DESCRIPTION, replaced(b"specs.Small", b"specs.ResNet10"), "features: no such key"),
+    "another size": (DESCRIPTION, replaced(b'"features": 128', b'"features": 64'), "not those of the network"),
     "a stranger": (DESCRIPTION, replaced(SMALL, b"subprocess.Popen"), "not one of Goldfinch's own"),
     "a method": (DESCRIPTION, replaced(SMALL, b"strategies.fedprox.FedProx"), "not one of Goldfinch's own"),
 }
