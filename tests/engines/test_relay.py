@@ -16,6 +16,7 @@ import pytest
 import torch
 from flwr.app import Message
 from flwr.common import Code, FitRes, Parameters, Status
+from grpc._cython import cygrpc
 from hypothesis import given
 from hypothesis import strategies as st
 from support.engines import REFUSAL, asked, registered
@@ -34,7 +35,7 @@ from server.flower.submit import SuperLinkSettings
 from server.relay import coordinator as coordinator_module
 from server.relay import worker as worker_module
 from server.relay.coordinator import Coordinator, Received, Shard
-from server.relay.frames import BEARER, MAX_BODY_BYTES, NAME, STREAM, TOKEN, Frame, FrameError, decode
+from server.relay.frames import BEARER, CHANNEL_OPTIONS, MAX_BODY_BYTES, NAME, STREAM, TOKEN, Frame, FrameError, decode
 from server.relay.supervisor import TOKEN as PRINTED_TOKEN
 from server.relay.supervisor import check_connections, has_enrolled_nodes
 
@@ -130,7 +131,8 @@ def test_a_lost_superlink_loses_only_its_own_replies() -> None:
         engine = relayed_engine(there, "here", "there")
 
         def lose() -> None:
-            Relayed.wait(lambda: there.grids[1].world.link.message_ins_store)
+            lost = there.grids[1]
+            Relayed.wait(lambda: lost.world.link.message_ins_store and not lost.missing)  # the upload is complete
             there.relays[1].kill()
             there.shards[1].lose("SuperLink b was lost: it burns")
 
@@ -174,6 +176,23 @@ def test_a_superlink_whose_port_is_closed_is_noticed(monkeypatch: pytest.MonkeyP
     gone = threading.Event()
     worker_module.watch_superlink("127.0.0.1:1", threading.Event(), gone.set)
     assert gone.is_set()
+
+
+def test_grpc_knows_the_options_of_a_connection() -> None:
+    """A name that it does not know is ignored in silence."""
+    library = Path(cygrpc.__file__).read_bytes()
+    for name, _ in CHANNEL_OPTIONS:
+        assert name.encode() + b"\0" in library, name
+
+
+@pytest.mark.slow
+def test_a_connection_without_messages_stays_open() -> None:
+    """The coordinator must allow the pings of its relays; gRPC's default closes the connection after 40 seconds."""
+    with relayed(SharedDeployment(scripted(REFUSAL)), SharedDeployment(scripted(REFUSAL))) as there:
+        connections = [shard._connection for shard in there.shards]
+        time.sleep(60)
+        assert [shard._connection for shard in there.shards] == connections
+        assert not any(connection.closed for connection in connections if connection)
 
 
 # ---- who may connect -------------------------------------------------------------------------------------------------
