@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+import signal
+import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -19,6 +21,12 @@ settings.register_profile(
     "goldfinch", derandomize=True, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("goldfinch")
+
+
+def pytest_configure() -> None:
+    """SIGTERM ends the tests as Ctrl-C does, so that fixtures stop the processes that they have started."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:

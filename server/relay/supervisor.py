@@ -31,6 +31,7 @@ from server.relay.coordinator import Coordinator, Shard
 from server.relay.frames import ANNOUNCEMENT, RECONNECT_SECONDS
 from server.relay.grid import RelayedGrid
 from server.run.conduct import run_federation
+from server.run.engine import Notices
 from server.trackers.events import Listener
 
 SERVER_APP = "server.relay.app:app"
@@ -65,10 +66,7 @@ def run_on_superlinks(settings: RunSettings, listeners: Sequence[Listener]) -> N
     home = flower_home()
     check_connections(home / "config.toml", options)
 
-    def notify(reason: str) -> None:
-        for listener in listeners:
-            listener("superlink", {"reason": reason})
-
+    notices = Notices()
     with contextlib.ExitStack() as stack:
         neutral = Path(
             stack.enter_context(tempfile.TemporaryDirectory(prefix="goldfinch-", ignore_cleanup_errors=True))
@@ -76,13 +74,13 @@ def run_on_superlinks(settings: RunSettings, listeners: Sequence[Listener]) -> N
         shards = [Shard(name) for name in options.connections or ()]
         coordinator = Coordinator(shards, options.listen, options.advertised)
         stack.callback(coordinator.close)
-        relays = Relays(coordinator, flower_environment(home), neutral, settings.output_folder / "logs", notify)
+        relays = Relays(coordinator, flower_environment(home), neutral, settings.output_folder / "logs", notices.add)
         stack.callback(relays.stop)
         relays.start(json.dumps(remote_configuration(settings)))
         enrolled = has_enrolled_nodes(shards)
-        grid = RelayedGrid(shards, notify)
+        grid = RelayedGrid(shards, notices.add)
         engine = FlowerEngine(grid, enrolled=enrolled, describe=grid.describe)
-        run_federation(settings, engine, listeners)
+        run_federation(settings, engine, listeners, notices=notices)
 
 
 def check_connections(path: Path, options: SuperLinkSettings) -> None:

@@ -137,6 +137,9 @@ def test_what_ends_in_a_round_loses_only_its_nodes_and_comes_back(
     assert "SuperLink b is lost" in printed
     assert "SuperLink b is back" in printed
     assert "SuperLink a" not in printed
+    recorded = [entry["reason"] for entry in events(output, "superlink")]
+    assert recorded[0].startswith("SuperLink b is lost")
+    assert recorded[-1] == "SuperLink b is back"
     for name in two.names:
         wait_until(lambda name=name: not relays(two, name), f"the end of the relay at {name}", 120)
 
