@@ -5,13 +5,14 @@
     python bench/light_nodes.py --nodes 100 500 --proxy                  # and through nginx, as docker/ has it
     python bench/light_nodes.py --nodes 100 --store memory               # the SuperLink's store, sqlite by default
     python bench/light_nodes.py --nodes 500 --superlinks 2 --proxy       # two SuperLinks and proxies under one server
+    python bench/light_nodes.py --nodes 2000 --superlinks 2 --proxy --polls 60  # each proxy passes on 60 polls a second
     python bench/light_nodes.py --nodes 30 --vanish 0.1                  # a tenth of the nodes leaves in every round
     python bench/light_nodes.py --nodes 200 --against ../earlier         # this checkout and another one, in turn
     python bench/light_nodes.py --dry-run                                # three nodes, writes nothing
 
 The nodes are light: threads of one process that speak Flower's Fleet API as SuperNodes do. Each activates with a key
-of its own, signs its calls, sends heartbeats, polls for messages every three seconds, pulls every part of a message
-and pushes every part of its answer; but it answers at once, with the model it was sent, and starts no process. Server
+of its own, signs its calls, sends heartbeats, polls for messages every three seconds in a thread of its own, pulls every
+part of a message and pushes every part of its answer; but it answers at once, with the model it was sent, and starts no process. Server
 and SuperLink are those of a deployment. FedAvg with the small net of 136,730 parameters.
 
 A round is from the end of the one before to its own end; the first two do not count, unless ``--skip`` says otherwise.
@@ -138,14 +139,19 @@ class LightNode:
         self.link.SendNodeHeartbeat(heartbeat_pb2.SendNodeHeartbeatRequest(node=self.node, heartbeat_interval=30.0))
         self.beat = time.monotonic()
 
-    def poll(self) -> bool:
-        """Poll for messages once and answer them; return whether there were any."""
+    def poll(self, working: threading.Semaphore) -> bool:
+        """Poll for messages once and answer them; return whether there were any.
+
+        Args:
+            working: held while messages are answered.
+        """
         pulled = self.link.PullMessages(fleet_pb2.PullMessagesRequest(node=self.node))
         for head, tree in zip(pulled.messages_list, pulled.message_object_trees, strict=True):
-            reply = self._reply(self._receive(head, tree))
-            if self.gone:
-                return False
-            self._send(reply)
+            with working:
+                reply = self._reply(self._receive(head, tree))
+                if self.gone:
+                    return False
+                self._send(reply)
             self.answered += 1
         return bool(pulled.messages_list)
 
@@ -205,20 +211,24 @@ class LightNode:
 
 
 class LightNodes:
-    """Many nodes, looked after by a few threads.
+    """Many nodes, each with a thread, since a poll may wait at the proxy.
 
     Args:
         nodes: all of them.
-        threads: that many are at work at the same time.
+        threads: that many answer messages at the same time.
     """
 
     def __init__(self, nodes: list[LightNode], threads: int) -> None:
         self.nodes = nodes
-        self._due = [(time.monotonic() + EVERY * place / len(nodes), node) for place, node in enumerate(nodes)]
         self._lock, self._end = threading.Lock(), threading.Event()
-        self._threads = [threading.Thread(target=self._work, daemon=True) for _ in range(min(threads, len(nodes)))]
-        self._threads += [threading.Thread(target=self._beat, args=(at,), daemon=True) for at in range(4)]
+        self._working = threading.Semaphore(threads)
+        self._threads = [threading.Thread(target=self._beat, args=(at,), daemon=True) for at in range(4)]
+        for place, node in enumerate(nodes):
+            self._threads.append(self._thread(node, EVERY * place / len(nodes)))
         self.faults = 0
+
+    def _thread(self, node: LightNode, pause: float) -> threading.Thread:
+        return threading.Thread(target=self._work, args=(node, pause), daemon=True)
 
     def __enter__(self) -> LightNodes:
         for thread in self._threads:
@@ -234,7 +244,8 @@ class LightNodes:
         """Serve one more node."""
         with self._lock:
             self.nodes.append(node)
-            self._due.insert(0, (time.monotonic(), node))
+            self._threads.append(self._thread(node, 0.0))
+            self._threads[-1].start()
 
     def remove(self, node: LightNode) -> None:
         """Let a node vanish: it says no farewell."""
@@ -242,27 +253,16 @@ class LightNodes:
             node.gone = True
             self.nodes.remove(node)
 
-    def _work(self) -> None:
-        while not self._end.is_set():
-            with self._lock:
-                found = self._due.pop(0) if self._due else None  # no other thread polls for it now
-            if found is None:
-                self._end.wait(0.1)
-                continue
-            due, node = found
-            if node.gone:
-                continue
-            if self._end.wait(max(0.0, due - time.monotonic())):
-                return
+    def _work(self, node: LightNode, pause: float) -> None:
+        """Poll for a node after ``pause`` seconds, then every three seconds and at once after a message."""
+        while not self._end.wait(pause) and not node.gone:
+            pause = EVERY
             try:
-                again = node.poll()
+                if node.poll(self._working):
+                    pause = 0.0
             except Exception as error:  # a call that failed is made again, as a SuperNode does
                 print(f"{node.client.client}: {error!r}", file=sys.stderr)
                 self.faults += 1
-                again = False
-            with self._lock:
-                self._due.append((time.monotonic() + (0.0 if again else EVERY), node))
-                self._due.sort(key=lambda item: item[0])
 
     def _beat(self, place: int) -> None:
         while not self._end.wait(0.1):  # next to the work and every 20 s, as a SuperNode's own thread does
@@ -406,6 +406,7 @@ class Place:
 
     def __init__(self, folder: Path, clients: list[str], options: argparse.Namespace) -> None:
         self.secure, self.proxied = options.secure, options.proxy
+        self.limits = {} if options.polls is None else {"GOLDFINCH_POLLS": str(options.polls)}
         names: dict[str, dict[str, object]] = {client: {} for client in clients} if options.secure else {}
         self.deployment = LightDeployment(folder, names, secure=options.secure, **store_of(options))
         self.clients = clients
@@ -417,7 +418,7 @@ class Place:
         stack.enter_context(self.deployment)
         self.address = self.deployment.address
         if self.proxied:
-            child, self.address = start_proxy(self.deployment)
+            child, self.address = start_proxy(self.deployment, **self.limits)
             self.proxy = child.process.pid
 
     @property
@@ -523,6 +524,7 @@ def main() -> None:
     parser.add_argument("--override", action="append", default=[], help="of the run, such as rounds.oversample=1.3")
     parser.add_argument("--secure", action="store_true")
     parser.add_argument("--proxy", action="store_true", help="through nginx; secure")
+    parser.add_argument("--polls", type=int, help="that each proxy lets through in a second")
     parser.add_argument("--against", type=Path, help="another checkout, whose server is measured in turn with this one")
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -548,6 +550,8 @@ def main() -> None:
             shape += f" store={options.store}"
         if options.superlinks > 1:
             shape += f" superlinks={options.superlinks}"
+        if options.polls is not None:
+            shape += f" polls={options.polls}"
         if options.vanish:
             shape += f" vanish={options.vanish:g}"
         shape = " ".join([shape, *options.override])
@@ -568,6 +572,8 @@ def run(nodes: int, checkout: Path, options: argparse.Namespace) -> dict[str, An
     command = [sys.executable, __file__, "--one", str(nodes), "--rounds", str(options.rounds)]
     command += ["--threads", str(options.threads), "--store", options.store, "--vanish", str(options.vanish)]
     command += ["--superlinks", str(options.superlinks), "--skip", str(options.skip)]
+    if options.polls is not None:
+        command += ["--polls", str(options.polls)]
     for override in options.override:
         command += ["--override", override]
     command += [f"--{name}" for name in ("secure", "proxy") if getattr(options, name)]

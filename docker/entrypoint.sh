@@ -78,14 +78,40 @@ enrol) # a new device is enrolled by making its key and running this again; GOLD
 proxy)
   need "$certificates/server/ca.crt" "$certificates/server/server.pem" "$certificates/server/server.key"
   temporary=${TMPDIR:-/tmp}
-  # Docker's own name server, asked again so that a SuperLink that was made again under another address is found
-  sed -e "s|@ADDRESS@|${GOLDFINCH_LISTEN:-8443}|" -e "s|@SUPERLINK@|$superlink|" -e "s|@NAME@|${GOLDFINCH_SUPERLINK_NAME:-${superlink%:*}}|" \
-    -e "s|@CERTIFICATES@|$certificates/server|" -e "s|@TEMPORARY@|$temporary|" \
-    -e "s|@RESOLVER@|resolver ${GOLDFINCH_RESOLVER:-127.0.0.11} valid=10s ipv6=off;|" \
-    -e "s|@PATIENCE@|${GOLDFINCH_PATIENCE:=300}|" \
-    "${GOLDFINCH_PROXY_CONFIGURATION:-/opt/goldfinch/proxy/nginx.conf}" >"$temporary/nginx.conf"
-  # see nginx.conf; $$ is nginx, which takes up a renewed certificate on the way; the loop, no child of its, ends after it
-  (while sleep "$GOLDFINCH_PATIENCE" && kill -HUP $$ 2>/dev/null; do :; done &)
+  # nginx keeps connections to the SuperLink open, and for that looks its name up only when it reads its configuration.
+  # So the name is looked up here, and again every few seconds: a SuperLink that is made again may have another address.
+  look_up() {
+    case $superlink in
+    "["*) echo "${superlink%:*}" ;; # an address of IPv6
+    *) getent ahostsv4 "${superlink%:*}" | { read -r found rest && echo "$found"; } || true ;;
+    esac
+  }
+  configure() { # ADDRESS; an empty one, of a name that is not known yet, refuses connections
+    sed -e "s|@ADDRESS@|${GOLDFINCH_LISTEN:-8443}|" -e "s|@SUPERLINK@|${1:-127.0.0.1}:${superlink##*:}|" \
+      -e "s|@NAME@|${GOLDFINCH_SUPERLINK_NAME:-${superlink%:*}}|" -e "s|@CERTIFICATES@|$certificates/server|" \
+      -e "s|@TEMPORARY@|$temporary|" -e "s|@PATIENCE@|${GOLDFINCH_PATIENCE:=300}|" \
+      -e "s|@POLLS@|${GOLDFINCH_POLLS:=40}|" -e "s|@WAITING@|$((GOLDFINCH_POLLS * 20))|" \
+      "${GOLDFINCH_PROXY_CONFIGURATION:-/opt/goldfinch/proxy/nginx.conf}" >"$temporary/nginx.conf"
+  }
+  watch() { # PROCESS ADDRESS: nginx reads its configuration again every PATIENCE seconds (see nginx.conf), and at once
+    # if the address is another one. It takes up a renewed certificate on the way.
+    waited=0
+    pause=3
+    [ "$GOLDFINCH_PATIENCE" -ge 3 ] || pause=$GOLDFINCH_PATIENCE
+    while sleep "$pause" && kill -0 "$1" 2>/dev/null; do
+      waited=$((waited + pause))
+      address=$(look_up)
+      if [ -n "$address" ] && [ "$address" != "$2" ]; then
+        configure "$address"
+        set -- "$1" "$address"
+        waited=$GOLDFINCH_PATIENCE
+      fi
+      [ "$waited" -lt "$GOLDFINCH_PATIENCE" ] || { waited=0; kill -HUP "$1" 2>/dev/null || break; }
+    done
+  }
+  address=$(look_up)
+  configure "$address"
+  (watch $$ "$address" &) # $$ is nginx from here on; the loop, no child of its, ends after it
   exec nginx -e stderr -p "$temporary" -c "$temporary/nginx.conf"
   ;;
 supernode)

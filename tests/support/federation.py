@@ -19,9 +19,9 @@ ROOT = Path(__file__).resolve().parents[2]
 NGINX = shutil.which("nginx", path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin")
 
 
-def start_proxy(deployment: LocalDeployment) -> tuple[Child, str]:
+def start_proxy(deployment: LocalDeployment, **more: str) -> tuple[Child, str]:
     """The container's own proxy role, in front of ``deployment``; the process and its ``host:port``."""
-    return start_nginx(deployment.processes, deployment.certificates, deployment.address)
+    return start_nginx(deployment.processes, deployment.certificates, deployment.address, **more)
 
 
 def start_nginx(processes: Processes, certificates: Certificates, superlink: str, **more: str) -> tuple[Child, str]:
