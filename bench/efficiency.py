@@ -85,7 +85,7 @@ class Bare:
 
     Args:
         settings: the run's settings.
-        part, parts: takes the clients whose position is ``part`` modulo ``parts``.
+        part, parts: takes the clients at the positions that are ``part`` modulo ``parts``.
     """
 
     def __init__(self, settings: RunSettings, part: int = 0, parts: int = 1) -> None:
@@ -123,7 +123,7 @@ class Bare:
 
 
 def bare_process(task: Mapping[str, Any]) -> None:
-    """A bare loop in a process of its own: says when it is warm, waits for a line, runs, says when it is done."""
+    """A bare loop in a process of its own: prints when it is warm, waits for a line, runs, prints when it is done."""
     bare = Bare(load_settings(task["overrides"]), task["part"], task["parts"])
     bare.round()
     print("warm", flush=True)

@@ -248,7 +248,7 @@ class LightNodes:
             self._threads[-1].start()
 
     def remove(self, node: LightNode) -> None:
-        """Let a node vanish: it says no farewell."""
+        """Let a node vanish without telling the SuperLink."""
         with self._lock:
             node.gone = True
             self.nodes.remove(node)
@@ -396,7 +396,7 @@ def registration_of(settings: RunSettings, client: str, domain: str) -> Registra
 
 
 class Place:
-    """A SuperLink of the measurement, with its proxy, and the clients whose nodes connect to it.
+    """A SuperLink of the measurement, with its proxy and the clients of the nodes that connect to it.
 
     Args:
         folder: everything of its processes.
@@ -525,7 +525,7 @@ def main() -> None:
     parser.add_argument("--secure", action="store_true")
     parser.add_argument("--proxy", action="store_true", help="through nginx; secure")
     parser.add_argument("--polls", type=int, help="that each proxy lets through in a second")
-    parser.add_argument("--against", type=Path, help="another checkout, whose server is measured in turn with this one")
+    parser.add_argument("--against", type=Path, help="another checkout; its server and this one's are measured in turn")
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     options.secure = options.secure or options.proxy

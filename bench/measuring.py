@@ -56,7 +56,7 @@ class Row:
 
 
 def environment(device: torch.device) -> dict[str, object]:
-    """What a row says of where it was measured."""
+    """Return the columns of a row that describe the machine."""
     try:
         import triton
 
@@ -310,7 +310,7 @@ def _is_heeded(number: signal.Signals) -> bool:
 
 
 def started(number: str) -> list[psutil.Process]:
-    """Return the other living processes whose environment carries the mark ``number``."""
+    """Return the other living processes with the mark ``number`` in their environment."""
     found = []
     for process in psutil.process_iter(["environ"]):
         marks = (process.info["environ"] or {}).get(MARK, "").split(",")

@@ -1,4 +1,4 @@
-"""What a deployment on this machine costs: processor seconds and memory of its processes, and what its logs say."""
+"""What a deployment on this machine costs: processor seconds, memory, and the errors in its logs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Meter:
         links: the SuperLinks' processes.
         proxies: the proxies' processes.
         coordinator: the process that runs the rounds; the SuperLinks' own are relays then. ``None``: there is one
-            SuperLink, whose own process runs the rounds.
+            SuperLink, and its own process runs the rounds.
     """
 
     def __init__(self, links: Sequence[int], proxies: Sequence[int] = (), coordinator: int | None = None) -> None:
@@ -86,7 +86,7 @@ def descendants(pid: int) -> Iterator[int]:
 
 
 def wrong(logs: Path) -> list[str]:
-    """What SuperLink and proxy say of calls that they could not serve, a line of each kind and how often."""
+    """Return the log lines of SuperLink and proxy for calls that failed: one of each kind, with its count."""
     found: Counter[str] = Counter()
     for path in sorted(logs.glob("*")):
         for line in path.read_text(errors="replace").splitlines():

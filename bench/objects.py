@@ -6,7 +6,7 @@
 Flower divides a message into objects. Each is stored, transferred and deleted on its own: a call of the node and a call
 of the server for every object. A store is called as the SuperLink does: all objects of a request and of its reply are
 announced, put, read and deleted. Seconds are the calling thread's processor seconds, without the wait for the disk.
-*own metrics* is a reply whose metrics are an object of their own, as they were before they equalled Flower's record of
+*own metrics* is a reply with its metrics as an object of their own, as it was before they equalled Flower's record of
 an OK status. Appends rows to bench/results/objects.csv.
 """
 

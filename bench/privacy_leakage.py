@@ -137,7 +137,7 @@ class Attacker:
         return torch.cat(parts)
 
     def invert(self, prototypes: Tensor) -> Tensor:
-        """Images ``[N, 3, S, S]`` in 0..255 whose features are near the prototypes ``[N, D]``."""
+        """Images ``[N, 3, S, S]`` in 0..255 with features near the prototypes ``[N, D]``."""
         side = self.settings.data.image_size
         self.model.eval()
         images = torch.full((len(prototypes), 3, side, side), 128.0, requires_grad=True)

@@ -80,7 +80,7 @@ def main() -> None:
 
 
 def print_shares(stats: pstats.Stats, seconds: float, min_share: float) -> None:
-    """The functions whose own share is ``min_share`` per cent or more, and what the rest comes to."""
+    """Print the functions with an own share of ``min_share`` per cent or more, and the share of the rest."""
     entries = stats.stats  # type: ignore[attr-defined]  # the profile's table: (file, line, name) -> numbers
     total = sum(numbers[2] for numbers in entries.values())
     print(f"{seconds:.3f} s of processor time a round, under the profiler\n\n share   calls  function")

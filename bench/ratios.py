@@ -66,7 +66,7 @@ class Ratio:
 
 
 def environment() -> dict[str, object]:
-    """What a row says of where it was measured."""
+    """Return the columns of a row that describe the machine."""
     return {
         "cpu": cpu_name(),
         "cores": len(os.sched_getaffinity(0)),

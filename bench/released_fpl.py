@@ -95,7 +95,7 @@ def compare_both(options: argparse.Namespace) -> None:
 
 
 def timed(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """``function``, whose processor seconds are added to the present round's ``name``."""
+    """Return ``function``, with its processor seconds added to ``name`` of the present round."""
 
     def call(*arguments: Any) -> Any:
         begin = time.process_time()
@@ -107,7 +107,7 @@ def timed(function: Callable[..., Any], name: str) -> Callable[..., Any]:
 
 
 def counted(function: Callable[..., Iterable[Any]]) -> Callable[..., Iterator[Any]]:
-    """``function``, whose batches are timed and counted."""
+    """Return ``function``, with its batches timed and counted."""
 
     def call(*arguments: Any) -> Iterator[Any]:
         batches, following = iter(function(*arguments)), timed(next, "data")

@@ -4,8 +4,8 @@
     python bench/round_time.py --nodes 4 --blocks 2
     python bench/round_time.py --dry-run                         # one short block, writes nothing
 
-Real SuperLinks and SuperNodes on the loopback interface: one federation with resident trainers on its nodes, one whose
-nodes have none (``resident=false``). A ResNet-10 goes to every node, is scored on 8 images, takes one step on 8, and
+Real SuperLinks and SuperNodes on the loopback interface: one federation with resident trainers on its nodes, one
+without (``resident=false``). A ResNet-10 goes to every node, is scored on 8 images, takes one step on 8, and
 comes back. The quickstart (bench/apps/quickstart_fedavg) does the same as Flower's PyTorch example does: a train and an
 evaluate message per round, the state dict as an ArrayRecord; it runs on the federation without trainers. Blocks of
 rounds run in turn; the first round of each block, which starts processes and makes data, is left out. A round is from
@@ -81,7 +81,7 @@ class Watch:
     """Lives of the processes that SuperExecs start, seen every 20 ms.
 
     Args:
-        supernodes: the SuperNodes whose SuperExecs are watched.
+        supernodes: the SuperExecs of these SuperNodes are watched.
     """
 
     def __init__(self, supernodes: Sequence[int]) -> None:

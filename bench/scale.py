@@ -153,7 +153,7 @@ class Watch:
 
 
 class Timed:
-    """A device whose answers' processor seconds are added up."""
+    """A device that adds up the processor seconds of its answers."""
 
     def __init__(self, device: LocalDevice, watch: Watch) -> None:
         self.device, self.watch = device, watch

@@ -5,9 +5,11 @@ In a deployment, a SuperNode's ``--node-config`` names its client::
     --node-config 'domain="webcam" data-dir="/data" state-dir="/var/lib/goldfinch"'
 
 with ``index`` (0) if several devices hold one domain, and ``device`` ("cuda:0") if this node does not use the run's
-device; ``privacy-max-epsilon`` (with ``privacy-delta``) and ``privacy-max-releases`` are the device's own budget. In a
-simulation, a node hosts the clients whose position among all clients, modulo the number of nodes, is its
-``partition-id``; so a plain ``flwr run .`` works with any number of nodes. A SuperNode may have one too.
+device; ``privacy-max-epsilon`` (with ``privacy-delta``) and ``privacy-max-releases`` are the device's own budget.
+
+In a simulation, a node hosts a client if the position of the client among all clients, modulo the number of nodes, is
+the node's ``partition-id``. So a plain ``flwr run .`` works with any number of nodes. A SuperNode may have a
+``partition-id`` too.
 
 A SuperNode starts a process per message. That process does not import torch: it passes the message to the node's
 resident trainer (:mod:`client.resident`), unless the node's configuration has ``resident=false``. Processes that live
@@ -32,7 +34,7 @@ from client.resident.messages import Question, Reply
 from client.resident.place import of_node
 
 TENSOR_TYPE = "safetensors"
-"""The same as :data:`common.wire.payload.TENSOR_TYPE`, whose module imports torch."""
+"""The same as :data:`common.wire.payload.TENSOR_TYPE`. Importing that module would import torch."""
 
 OK_METRICS: dict[str, Scalar] = {"code": Code.OK.value, "message": ""}
 """:data:`strategies.core.flower.OK_METRICS`, likewise."""

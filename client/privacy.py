@@ -78,7 +78,7 @@ class DevicePrivacy:
             )
 
     def check_request(self, request: Request) -> None:
-        """Refuse an exchange whose upload or scores differential privacy does not cover."""
+        """Refuse an exchange if differential privacy does not cover its upload or its scores."""
 
     def check_budget(self, model: nn.Module) -> None:
         """Refuse, before training, an update that could not be sent after it.
@@ -193,7 +193,7 @@ class GaussianDevicePrivacy(DevicePrivacy):
         super().check_settings(new_model)
 
     def check_request(self, request: Request) -> None:
-        """Refuse an exchange whose upload or scores differential privacy does not cover.
+        """Refuse an exchange if differential privacy does not cover its upload or its scores.
 
         Raises:
             PayloadError: the exchange would send tensors without noise.

@@ -17,7 +17,7 @@ class ConfigError(GoldfinchError):
 
 
 class UnknownKeyError(ConfigError):
-    """A configuration key that does not exist, although it may exist beside another choice of its group."""
+    """A configuration key that does not exist here, although it may exist with another choice of its group."""
 
 
 class DataError(GoldfinchError):

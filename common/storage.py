@@ -151,7 +151,7 @@ def with_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]
 
 
 def under_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors whose name begins with ``prefix``, by the rest of their names."""
+    """Return the tensors with names that begin with ``prefix``, by the rest of their names."""
     found: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         if name.startswith(prefix):

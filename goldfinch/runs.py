@@ -245,8 +245,8 @@ class Run:
         """Return the trained model, on the CPU, in evaluation mode.
 
         Args:
-            client: the client whose model it is, for methods with a model for each client.
-            chosen: ``last``, ``best`` by validation, or the number of a round whose checkpoint is kept.
+            client: return the model of this client, for methods with a model for each client.
+            chosen: ``last``, ``best`` by validation, or the number of a round with a checkpoint.
         """
         from server.commands.export import trained_model
 

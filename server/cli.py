@@ -372,7 +372,7 @@ def _reproduce(
 
 
 FIGURES = ("convergence", "features", "cam", "heatmap", "bars")
-""":data:`server.commands.figure.KINDS`, whose module imports matplotlib."""
+"""The same as :data:`server.commands.figure.KINDS`. Importing that module would import matplotlib."""
 
 
 @command("figure")
@@ -469,7 +469,7 @@ def _doctor(
         option("--ca", text="The authority's certificate, unless the server speaks no TLS.", metavar="FILE"),
     ] = None,
 ) -> None:
-    """Check what works here, and say how to fix the rest.
+    """Check what works here, and print how to fix the rest.
 
     goldfinch doctor
     goldfinch doctor --server HOST:PORT --ca FILE

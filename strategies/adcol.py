@@ -84,7 +84,7 @@ class ADCOL(SingleSet):
         return Upload(extra={"features": feature_pass(local, self.feature_mode)[0]})
 
     def initial_state(self, weights: Mapping[str, Tensor], server: ServerContext) -> GlobalState:
-        """Return the initial state with a discriminator, whose weights depend on the seed."""
+        """Return the initial state with a discriminator. The discriminator's weights depend on the seed."""
         net = initial_net(NET, new_discriminator(NET, server))
         return GlobalState(weights, PrototypeSet.empty(server.feature_size), net, round=0)
 

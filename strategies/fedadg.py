@@ -199,8 +199,8 @@ class FeatureGenerator(nn.Module):
 class FeatureDiscriminator(nn.Module):
     """FedADG's discriminator: is a feature of a class generated (towards 1) or extracted (towards 0).
 
-    Feature and class pass a projection ``D + K -> 1024`` without bias, whose first weights are scaled to unit Frobenius
-    norm, then ``1024 -> 1024 -> 1`` with LeakyReLU, then a sigmoid.
+    Feature and class pass a projection ``D + K -> 1024`` without bias, then ``1024 -> 1024 -> 1`` with LeakyReLU, then
+    a sigmoid. The initial weights of the projection are scaled to unit Frobenius norm.
     """
 
     def __init__(self, feature_size: int, class_count: int, hidden_size: int = 1024) -> None:

@@ -45,8 +45,8 @@ class FedAPC(Averaging):
         contrast: weight of the prototype contrast, >= 0.
         reading: of "multi-view". ``prototypes``: training as the data say, prototypes from ``prototype_views`` views in
             a pass in evaluation mode after it. ``raw_training``: the same, but training on the images as they are.
-            ``views``: every training step uses 1 + J views (``views=augmented``), whose mean feature is classified and
-            contrasted; prototypes are running means of those over the last epoch.
+            ``views``: every training step uses 1 + J views (``views=augmented``) and classifies and contrasts their
+            mean feature; prototypes are running means of these mean features over the last epoch.
         prototype_views: augmented views per sample in a prototype; 0 takes the images as they are (ablation, Table II).
             ``views`` does without.
         prototype_weighting: global prototype = plain mean over holders, or weighted by their samples.

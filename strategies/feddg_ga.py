@@ -45,7 +45,7 @@ MAX_LOSS = 1e6
 """Largest loss that is sent; a model that has diverged has this one."""
 
 SMALLEST_GAP = 1e-9
-"""Gaps whose largest is below this are rounding errors, and no share moves."""
+"""If the largest gap is below this, all gaps are rounding errors, and no share moves."""
 
 
 @checked

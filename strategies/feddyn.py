@@ -37,11 +37,11 @@ class FedDyn(Averaging):
     w^t)`` and sets ``w^{t+1} = mean_S w_k - h / alpha`` (Algorithm 1). Both terms are applied as gradients. ``alpha=0``
     with ``weighting=samples`` is FedAvg.
 
-    The FedDyn rows of FPL's tables come from code whose regulariser is built from the global net's parameters, with no
-    effect on the local ones, and without h: those rows are FedAvg (``alpha=0 weighting=samples``), not this method.
+    The FedDyn rows of FPL's tables come from code that builds the regulariser from the global net's parameters, with no
+    effect on the local ones, and has no h: those rows are FedAvg (``alpha=0 weighting=samples``), not this method.
 
-    Devices score the mean of the last participants' models, never ``w^{t+1}``, which h pushes beyond it: so do the
-    authors, whose published numbers are of the mean (their code calls the other the cloud model and only trains from
+    Devices score the mean of the last participants' models, never ``w^{t+1}``, which h pushes beyond it. So do the
+    authors: their published numbers are of the mean (their code calls the other the cloud model and only trains from
     it). The mean is ``w^{t+1} + h / alpha``.
 
     Payload: the model's state both ways; where the mean is scored, its parameters too, down, in rounds that score.
@@ -188,7 +188,7 @@ def clients_mean(state: GlobalState, alpha: float) -> dict[str, Tensor]:
     It is exact but for one rounding to the weights' own type, and needs no second copy of the model on the server.
 
     Args:
-        state: after any round, or the initial one, whose h is 0.
+        state: after any round, or the initial one, where h is 0.
         alpha: > 0.
     """
     offsets = under_prefix(SERVER_PREFIX, state.extra)

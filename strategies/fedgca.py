@@ -21,7 +21,7 @@ PROBABILITY_FLOOR = 1e-7
 
 @checked
 class FedGCA(FedDyn):
-    """FedDyn on random-convolution views whose predictions and class activation maps agree with the global model's.
+    """FedDyn on random-convolution views; their predictions and class activation maps agree with the global model's.
 
     Every image x has J views (``views=randconv``, which choosing this method switches on). With p_j the softmax
     of view j, p^G_j that of the received model (frozen, in evaluation mode) and ``m`` the mean of all 2 (J + 1) of

@@ -14,10 +14,11 @@ from strategies.parts.heal import Heal
 class FedHEAL(Heal):
     """FedAvg in which clients send consistent updates alone, and count by how far they move.
 
-    Updates whose sign changes from round to round are left out on the device, so that they do not drown those of the
-    clients to which these elements matter. Clients whose domain the model fits least move farthest and earn a larger
-    share, so that no domain dominates. :class:`~strategies.parts.heal.Heal` has the formulas and the options. Equal to
-    FedAvg bit for bit at ``threshold=-1 momentum=0 weighting=samples``.
+    The device leaves out the elements of its update that change sign from round to round. They would otherwise outweigh
+    the updates of the clients to which these elements matter. The clients that move farthest are those of the domains
+    that the model fits least. They get a larger share, so that no domain dominates.
+    :class:`~strategies.parts.heal.Heal` has the formulas and the options. Equal to FedAvg bit for bit at
+    ``threshold=-1 momentum=0 weighting=samples``.
 
     Formulas and defaults are those of the released code, which stops in round 1 because its history is ``None``; here
     the history is a count. The code counts global rounds, here each client counts its own; with all clients in every

@@ -32,8 +32,8 @@ class FedOpt(Averaging):
 
     Args:
         optimizer: of the server.
-        server_learning_rate: > 0 (FPL: 0.5 with sgd; 0.01 suits adam and yogi; adagrad, whose steps shrink,
-            wants more).
+        server_learning_rate: > 0 (FPL: 0.5 with sgd; 0.01 suits adam and yogi; adagrad needs more, because its steps
+            shrink).
         momentum: of sgd, in [0, 1) (FPL: 0.9).
         beta_1: decay of the first moment of adam, yogi and adagrad, in [0, 1).
         beta_2: decay of the second moment of adam and yogi, in [0, 1).

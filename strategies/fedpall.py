@@ -165,7 +165,7 @@ class FedPall(SingleSet):
         return features
 
     def initial_state(self, weights: Mapping[str, Tensor], server: ServerContext) -> GlobalState:
-        """Return the initial state with an amplifier, whose weights depend on the seed, and the model's classifier."""
+        """Return the initial state with the model's classifier and an amplifier. The amplifier depends on the seed."""
         nets = initial_net(AMPLIFIER, new_discriminator(AMPLIFIER, server))
         nets |= initial_net(CLASSIFIER, server.new_model().get_submodule("head"))
         return GlobalState(weights, PrototypeSet.empty(server.feature_size), nets, round=0)

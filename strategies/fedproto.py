@@ -48,7 +48,7 @@ class FedProto(Averaging):
         prototype_mode: running means over the last epoch (the released code), or a pass after training.
         prototype_weighting: global prototype = plain mean over holders, or weighted by their samples.
         aggregate_models: whether the server averages the models too.
-        predict_with: the classifier, or the class whose global prototype is nearest to the feature (the classifier
+        predict_with: the classifier, or the class with the global prototype nearest to the feature (the classifier
             before there are any); classes without a prototype are not predicted.
     """
 

@@ -13,7 +13,7 @@ from strategies.parts.edits import pull_towards
 
 @checked
 class FedProx(Averaging):
-    """FedAvg whose local loss adds ``(mu / 2) ||w - w^t||^2`` over the trainable parameters; ``mu=0`` is FedAvg.
+    """FedAvg with ``(mu / 2) ||w - w^t||^2`` over the trainable parameters in the local loss; ``mu=0`` is FedAvg.
 
     The term is applied as its gradient ``mu (w - w^t)``, so it costs one pass over the parameters and no graph.
     Batch-norm buffers are left out, its affine parameters are not.

@@ -20,7 +20,7 @@ NORM_FLOOR = 1e-12
 
 @checked
 class FedSAM(Method):
-    """FedAvg whose local steps are sharpness-aware (SAM: Foret et al., ICLR 2021, Eq. 2 and 3); ``rho=0`` is FedAvg.
+    """FedAvg with sharpness-aware local steps (SAM: Foret et al., ICLR 2021, Eq. 2 and 3); ``rho=0`` is FedAvg.
 
     Each step takes two gradients: ``g`` at ``w`` and ``g'`` at ``w + rho g / ||g||``, the worst point nearby to first
     order, with one norm over all trainable parameters. ``w`` is put back exactly and steps with ``g'``. Every batch

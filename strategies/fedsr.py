@@ -32,7 +32,7 @@ class FedSR(Averaging):
 
     The released code takes five optimiser steps a round (``train.local_steps=5``) and averages clients equally
     (``weighting=uniform``, which by default is by samples, as in the other rows of FedGCA's tables); it leaves C a
-    free number, whose logarithm is lost once it turns negative. Here C is positive, in either fidelity.
+    free number, and its logarithm is lost once C turns negative. Here C is positive, in either fidelity.
 
     Payload: the network's state both ways. Client state: the class Gaussians r_m, r_s and the scale C.
 
@@ -150,7 +150,7 @@ def gaussian_class_divergence(
 
 
 class GaussianLayer(nn.Module):
-    """A Gaussian per image: one linear layer ``D -> 2 Z`` whose halves are the mean and, by softplus, the deviation.
+    """A Gaussian per image: one linear layer ``D -> 2 Z``. Its halves are the mean and, by softplus, the deviation.
 
     FedSR (Nguyen et al., NeurIPS 2022): ``p(z | x) = N(mean(x), diag(deviation(x)^2))``.
     """

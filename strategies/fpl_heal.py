@@ -16,7 +16,7 @@ from strategies.parts.heal import Heal
 
 @checked
 class FPLHeal(Heal, FPL):
-    """FPL whose models are averaged as FedHEAL does: consistent updates, and shares by how far clients move.
+    """FPL with models averaged as FedHEAL does: consistent updates, and shares by how far clients move.
 
     Loss and prototypes are FPL's, with its options; mask and shares are those of :class:`~strategies.parts.heal.Heal`.
     Prototypes are neither masked nor weighted. Equal to FPL bit for bit at ``threshold=-1 momentum=0

@@ -35,7 +35,7 @@ class MOON(Averaging):
     Args:
         mu: weight of the contrast, >= 0 (FPL's tables: 5; FedPall's: 1).
         temperature: tau > 0 (FPL: 0.5; FedPall: 1).
-        projection: width of MOON's projection head, whose output then feeds the classifier (the authors' code: 256);
+        projection: width of MOON's projection head; its output then feeds the classifier (the authors' code: 256);
             0 contrasts the backbone's features, as in FPL's tables.
         frozen_mode: ``eval``: the two frozen models use their running statistics; ``train``: those of the batch, as in
             FPL's code.

@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class ClientSpec:
-    """One client: the domain whose samples it holds, and its number among the clients of that domain (from 0)."""
+    """One client: the domain of its samples, and its number among the clients of that domain (from 0)."""
 
     domain: str
     index: int

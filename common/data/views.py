@@ -139,9 +139,10 @@ class RandConv(Views):
 class ProgressiveRandConv(Views):
     """One random convolution block, applied again and again (Pro-RandConv, Choi et al., CVPR 2023).
 
-    The block: a convolution with a small kernel whose sampling positions are displaced by a smooth random field, each
-    channel standardised per image, a random scale and shift per channel, tanh. It is applied L times with the same
-    draws, L uniform in 1..repeats; few passes change texture a little, many change it a lot, and shape stays.
+    The block is a convolution with a small kernel, then each channel standardised per image, then a random scale and
+    shift per channel, then tanh. A smooth random field displaces the sampling positions of the convolution. The block
+    is applied L times with the same draws, L uniform in 1..repeats. Few passes change texture a little, many change it
+    a lot, and shape stays.
 
     Args:
         count: J.

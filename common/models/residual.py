@@ -89,7 +89,7 @@ class ResidualBackbone(PooledBackbone):
 
 
 def resize(network: Any, block: Any, blocks: tuple[int, int, int, int], width: int, kaiming: bool) -> None:
-    """Give torchvision's network, whose first stage has 64 channels, stages of another width.
+    """Replace the stages of torchvision's network, with 64 channels in the first, by stages of another width.
 
     Args:
         network: a ``torchvision.models.ResNet``; stem and stages are replaced.

@@ -28,7 +28,7 @@ MAX_CLASSES = 10_000
 
 CLIPPED = "clipped"
 TRAINED_STATUSES = frozenset({"trained", CLIPPED})
-"""Statuses in ``activity.csv`` of a client that trained and whose update was used. A clipped update was scaled down to
+"""Statuses in ``activity.csv`` of a client that trained, if its update was used. A clipped update was scaled down to
 its bound first, which happens to honest clients too."""
 
 
@@ -127,7 +127,7 @@ class Request:
         score: domains whose test sets this device scores.
         code: the server's :func:`common.versions.code_sha256`.
         validate: whether this device scores its own validation samples.
-        keep: the round whose state the device keeps, the best by validation so far; -1 if there is none.
+        keep: the device keeps the state of this round, the best by validation so far; -1 if there is none.
     """
 
     run: str

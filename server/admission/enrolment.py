@@ -44,7 +44,7 @@ class Enrolment:
 
     @property
     def known(self) -> list[str]:
-        """Names of the devices whose public keys are here."""
+        """Names of the devices with a public key in the folder."""
         return sorted(path.stem for path in self.folder.glob("nodes/*.pub"))
 
     def enrol(self, names: Sequence[str] = (), clients: Sequence[str] = ()) -> dict[str, str]:

@@ -47,7 +47,7 @@ class LocalDeployment:
         folder: everything the processes keep: homes, logs, certificates, the SuperLink's database, the nodes' state.
         nodes: each node's configuration by name, as in ``--node-config``; ``state-dir`` is added.
         threads: CPU threads of each node's programs.
-        secure: TLS, and only nodes whose keys are enrolled; without it, anyone on this machine can take part.
+        secure: TLS, and only nodes with enrolled keys; without it, anyone on this machine can take part.
         node_address: ``host:port`` that nodes are given, such as a reverse proxy's; ``None``: the SuperLink itself.
         store: where the SuperLink keeps keys, runs and messages: ``sqlite`` is a file, ``memory`` is lost when the
             SuperLink ends. In both cases :meth:`start_link` lets the same devices take part again.

@@ -346,7 +346,7 @@ def clock_difference(server: str, authority: Path | None, now: Callable[[], date
 
 
 def what_is_wrong(ahead: float) -> str | None:
-    """Return why Flower refuses a device whose clock is ``ahead`` seconds ahead of the server's; ``None`` if not."""
+    """Return why Flower refuses a device with a clock ``ahead`` seconds ahead of the server's; else ``None``."""
     if -MAX_BEHIND <= ahead <= MAX_AHEAD:
         return None
     difference = f"{-ahead:,.0f} s behind"

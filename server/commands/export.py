@@ -144,7 +144,7 @@ def trained_model(folder: Path, *, client: str | None = None, chosen: str = "las
 
     Args:
         folder: the run's folder.
-        client: the client whose model it is, for methods with a model for each client.
+        client: return the model of this client, for methods with a model for each client.
         chosen: ``last``, ``best`` by validation, or the number of a round.
 
     Raises:

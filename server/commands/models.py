@@ -21,7 +21,7 @@ def export(
     chosen: Annotated[
         str | None, option("--round", text="best (by validation, default where it was kept), last, or a round.")
     ] = None,
-    client: Annotated[str | None, option("--client", text="Whose own model, where clients keep one.")] = None,
+    client: Annotated[str | None, option("--client", text="This client's own model, where clients keep one.")] = None,
     shared: Annotated[
         Path | None, option("--shared", text="On a device: what the server exported of the run.", metavar="DIR")
     ] = None,
@@ -58,7 +58,7 @@ def predict(
     output: Annotated[Path | None, option("--output", text="A .csv or .json file for all of it.")] = None,
     cam: Annotated[Path | None, option("--cam", text="A folder for pictures of where the model looked.")] = None,
 ) -> None:
-    """Say what is on images, by an exported model.
+    """Predict the classes of images with an exported model.
 
     MODEL  the folder that goldfinch export wrote
     IMAGE  images, or folders of images

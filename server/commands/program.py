@@ -152,7 +152,7 @@ def _search(_: click.Context, __: click.Parameter, folders: Sequence[Path]) -> N
 
 
 class Command(TyperCommand):
-    """A command whose help is its docstring, line by line; all take folders of the user's with further choices."""
+    """A command that prints its docstring as help, line by line. All commands accept ``--config-dir``."""
 
     def __init__(self, *given: Any, **more: Any) -> None:
         super().__init__(*given, **more)

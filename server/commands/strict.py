@@ -475,7 +475,7 @@ class Watcher:
 
     Args:
         rounds: the number of rounds of the run.
-        domain: the domain whose score counts; ``None`` is the average.
+        domain: the score of this domain counts; ``None``: the average counts.
     """
 
     def __init__(self, rounds: int, domain: str | None = None) -> None:
@@ -617,7 +617,7 @@ def run_final(entrant: Entrant, seed: int) -> FinalRun:
 
 
 def last_of_each(overrides: Sequence[str]) -> list[str]:
-    """Return the overrides without those whose key is overridden again by a later one."""
+    """Return the overrides, only the last one of each key."""
     last: dict[str, str] = {}
     for item in overrides:
         key = item.partition("=")[0]

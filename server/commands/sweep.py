@@ -213,7 +213,7 @@ def check_folder(output: Path, arguments: Sequence[str], *, overwrite: bool = Fa
         return
     if not overwrite:
         raise ConfigError(
-            f"{output} holds another sweep ({' '.join(before)}), whose table this one would replace: choose another "
+            f"{output} holds another sweep ({' '.join(before)}), and its table would be replaced: choose another "
             "--output, or --overwrite to put this one in its place (runs of the same settings are kept)"
         )
     kept = {job.folder.resolve() for job in plan(arguments, output)[0]}

@@ -43,7 +43,7 @@ RATE_FACTOR = 10.0
 """The learning rate is searched from a tenth to ten times its value in the settings."""
 
 STARTUP = 5
-"""First trials, which are never pruned and whose values are drawn at random."""
+"""The number of first trials. Their values are drawn at random, and they are never pruned."""
 
 COUNTED = ("RUNNING", "COMPLETE", "PRUNED")
 

@@ -96,7 +96,7 @@ class SuperLinkSettings:
     Args:
         name: ``superlink``.
         connection: name of the connection in Flower's ``config.toml``; ``None`` is its default.
-        connections: names of several connections, whose SuperLinks serve one run together (:mod:`server.relay`);
+        connections: names of several connections. Their SuperLinks serve one run together (:mod:`server.relay`);
             ``None`` for one SuperLink.
         listen: with ``connections``, ``host:port`` on which this process waits for the SuperLinks' relays; port 0 lets
             the system choose one.

@@ -80,7 +80,7 @@ def legend(axes: Axes) -> None:
 
 
 def check_format(path: Path) -> None:
-    """Refuse a file whose suffix names none of the formats.
+    """Refuse a file if its suffix is not one of the formats.
 
     Raises:
         ConfigError: it says which do.

@@ -36,7 +36,7 @@ STREAM = "/goldfinch.Relay/Connect"
 """The gRPC method."""
 
 NAME = "goldfinch-coordinator"
-"""The name in the coordinator's certificate. Relays expect it whatever the address is."""
+"""The name in the coordinator's certificate. Relays expect it at every address."""
 
 TOKEN = "authorization"  # noqa: S105  # the name of the metadata, not a secret
 """The gRPC metadata that has the relay's token, after :data:`BEARER`."""
@@ -58,7 +58,7 @@ MAX_NODES = 2000
 """Nodes in one ``nodes``."""
 
 MAX_REPLY_BYTES = 2 * 2**30 + 2**20
-"""Largest reply; the same as :data:`server.engines.inbox.MAX_REPLY_BYTES`, whose module imports torch."""
+"""Largest reply; the same as :data:`server.engines.inbox.MAX_REPLY_BYTES`. Importing that module would import torch."""
 
 RECONNECT_SECONDS = 15.0
 """Seconds that a broken connection has to come back before the relay counts as lost."""
@@ -72,7 +72,7 @@ CHANNEL_OPTIONS = (
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
 )
-"""Options of both ends: limits of size, and pings that notice a peer whose machine is gone."""
+"""Options of both ends: limits of size, and pings that detect that the peer's machine is gone."""
 
 
 class FrameError(EngineError):

@@ -94,7 +94,7 @@ class RelayedGrid(Grid):
         return [node.node_id for node in self.get_nodes()]
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Send messages to the SuperLinks of their nodes. Return the ids of those whose SuperLink is connected."""
+        """Send messages to the SuperLinks of their nodes. Return the ids of those to connected SuperLinks."""
         by_shard: dict[Shard, list[Message]] = {}
         for message in messages:
             shard = self._owners.get(message.metadata.dst_node_id)

@@ -3,11 +3,11 @@
 **Which rows are ranked with each other.** Rows of one shared model are ranked with each other, and so are rows of
 clients' own models. A pair of one of each is left out everywhere: best row, pairs, Spearman, verdict.
 
-**When two rows tie.** One test image more or less moves a domain's number by a step: ``100 / (images x clients whose
-models are scored on them x rounds that count x seeds)``. Two rows tie in a domain if they differ by less than half a
-step, which is to say that they have the same images right in sum, and in the average over D domains if they differ by
-less than half of the smallest step over D. Without a record of the counts two rows tie if they differ by less than
-1e-9, which is the noise of floating point.
+**When two rows tie.** One test image more or less moves a domain's number by a step: ``100 / (images x models scored on
+them x rounds that count x seeds)``. There is one model per client that is scored on the domain. Two rows tie in a
+domain if they differ by less than half a step: they then have the same number of images right in sum. They tie in the
+average over D domains if they differ by less than half of the smallest step over D. Without a record of the counts two
+rows tie if they differ by less than 1e-9, which is the noise of floating point.
 """
 
 import itertools
@@ -222,7 +222,7 @@ class Comparison:
         return 2 * sum(personal) > len(personal)
 
     def ranked_with(self, personal: bool) -> list[Line]:
-        """The rows of one kind that have a number in every column; a row whose score lacks domains is never ranked."""
+        """The rows of one kind with a number in every column; a row is never ranked if its score lacks domains."""
         found: list[Line] = []
         for line in self.lines:
             if line.personal != personal or self.missing(line):
@@ -364,7 +364,7 @@ class Comparison:
 
 
 def _scored_images(folder: Path) -> dict[str, int]:
-    """Test images of each domain times the clients whose models were scored on them, from ``history.csv``."""
+    """Return each domain's test images times the number of clients' models scored on them, from ``history.csv``."""
     if not (folder / "history.csv").exists():
         return {}
     found: dict[str, dict[str, int]] = {}

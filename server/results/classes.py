@@ -86,7 +86,7 @@ class ClassTable:
 
 
 def class_tables(board: Board, rule: str) -> list[ClassTable]:
-    """Return a table for each row of a board whose runs have confusion counts of the rule's round.
+    """Return a table for each row of a board, if its runs have confusion counts of the rule's round.
 
     Args:
         board: the board.

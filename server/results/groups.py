@@ -6,8 +6,8 @@ Tables, reports, figures, sweeps, comparisons and reproduced tables all use thes
 images, same protocol and same network. *One row* (:class:`Group`) holds runs that differ in the seed alone: every
 setting that changes the result or the score is the same, and so are the rounds that are done, the code that ran and,
 where a partition is fixed, the samples of every client. Runs that ``train.patience`` stopped early may have stopped
-after different rounds. A partition whose seed is the run's seed in every run of a row varies with it, and stays one
-row.
+after different rounds. If each run of a row uses its own seed for the partition too, the partitions differ, and the
+runs stay one row.
 
 Two runs with the same seed and the same final state, such as from two engines, count once. Of two runs with the same
 seed and different states the first counts, and the other is named below the table.

@@ -22,7 +22,7 @@ def heat_maps(model: Model, prepared: Tensor, labels: Tensor, size: tuple[int, i
     Args:
         model: a net with class activation maps.
         prepared: ``[N, 3, H, W]``, the net's input.
-        labels: ``[N]`` int64, the class whose map is wanted.
+        labels: ``[N]`` int64, the class of each map.
         size: rows and columns of the result.
 
     Returns:

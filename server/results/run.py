@@ -658,7 +658,7 @@ def brief(value: Any) -> str:
 
 
 def recorded_code(path: Path) -> str:
-    """Return the hash of the code whose files ``code.json`` lists; ``unknown`` if it cannot be read."""
+    """Return the hash of the code that ``code.json`` lists; ``unknown`` if it cannot be read."""
     try:
         content = dict(json.loads(read_small(path)))
     except (OSError, ValueError, TypeError, RecursionError):

@@ -291,7 +291,7 @@ def with_conditions(report: Mapping[str, Any]) -> dict[str, Any]:
         "neighbours": NEIGHBOURS.get(report["unit"], NEIGHBOURS["sample"]),
         "epsilon": dict.fromkeys(report["epsilon"]),
         "conditional_epsilon": dict(report["epsilon"]),
-        "conditions": ["the run is of an older version, whose registration held a hash of the images"],
+        "conditions": ["the run is of an older version: its registration held a hash of the images"],
         "warnings": [],
     }
 

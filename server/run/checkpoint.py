@@ -40,7 +40,7 @@ class Checkpoint:
 class Checkpoints:
     """The last ``keep`` checkpoints of a run in ``folder``, newest last.
 
-    A file that is torn or changed, or whose values are not finite, is passed over for the one before.
+    If a file is torn or changed, or has values that are not finite, the one before is used.
     """
 
     def __init__(self, folder: Path, keep: int = 2) -> None:

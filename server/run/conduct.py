@@ -67,7 +67,7 @@ def _begin(settings: RunSettings) -> None:
 
 
 def check_not_in_a_run(folder: Path) -> None:
-    """Refuse a folder inside a run's folder, whose tables and reports would include both runs.
+    """Refuse a folder inside a run's folder: tables and reports of that run would include both runs.
 
     Raises:
         ConfigError: the folder is inside a run's folder.
@@ -198,8 +198,8 @@ def _earlier_seconds(settings: RunSettings) -> float:
 def summary_of(settings: RunSettings, rounds: RoundLoop, seconds: float) -> dict[str, Any]:
     """Return the content of ``summary.json``. Accuracies are in per cent.
 
-    A run that never held a round has no ``scores``; a run whose last state could not be scored has no score by the rule
-    ``final``. Their ``average``, ``worst`` and ``spread`` are ``null``. ``stopped_early`` is there only if
+    A run that never held a round has no ``scores``. If the last state could not be scored, there is no score by the
+    rule ``final``. ``average``, ``worst`` and ``spread`` are ``null`` in both cases. ``stopped_early`` is there only if
     ``train.patience`` ended the run before its last round. ``missing`` has the domains that the final score lacks, with
     the last round that scored each; ``partial`` is whether there are any.
     """

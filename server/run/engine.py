@@ -18,7 +18,7 @@ ENOUGH = "enough others had answered"
 
 @dataclass(frozen=True)
 class Failure:
-    """A client that did not answer as asked; what it says is cut, and made printable.
+    """A client that did not answer as asked; its message is cut, and made printable.
 
     Args:
         status: ``failed`` (its own error), ``lost`` (no answer in time), ``late`` (enough others had answered), or

@@ -16,7 +16,7 @@ from common.storage import Bundle, Series, split_tensors, under_prefix, with_pre
 from server.run.schema import read_lines
 
 MAX_ROUNDS = 40
-"""Largest number of rounds whose prototypes are kept; a longer run keeps every second, fourth ... round."""
+"""Prototypes of at most this many rounds are kept; a longer run keeps every second, fourth ... round."""
 
 MAX_VALUES = 2**20
 """Largest number of float32 values of one file's uploaded prototypes (4 MiB); of more, evenly spaced rows are kept."""

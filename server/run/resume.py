@@ -163,7 +163,7 @@ def changed_code(folder: Path, own: tuple[str, ...] = (), *, resumed: bool) -> s
 
     Args:
         folder: the run's folder.
-        own: the user's own packages, whose code is compared too.
+        own: the user's own packages; their code is compared too.
         resumed: whether the run is resumed; a new run has no differences.
     """
     path, now = folder / "code.json", {**code_files(own), **package_versions()}

@@ -41,7 +41,7 @@ class ScoreRow(TypedDict):
 
 
 class ActivityRow(TypedDict):
-    """A row of ``activity.csv``; what a client that failed did not say is empty."""
+    """A row of ``activity.csv``; what a failed client did not report is empty."""
 
     round: Whole
     client: Text
@@ -153,7 +153,7 @@ class EarlyStop(TypedDict):
 
 
 class Privacy(TypedDict):
-    """What a run released; older versions did not say the conditions of an epsilon."""
+    """What a run released; older versions did not record the conditions of an epsilon."""
 
     unit: Literal["sample", "client"]
     neighbours: NotRequired[Text]

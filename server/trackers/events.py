@@ -82,7 +82,7 @@ def plain_lines(settings: RunSettings) -> Listener:
 
 
 class Repeats:
-    """Holds lines back that say the same of many clients in one round, and counts them instead."""
+    """Holds back lines that report the same of many clients in one round, and counts them instead."""
 
     def __init__(self) -> None:
         self._round: Any = None

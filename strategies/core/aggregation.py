@@ -119,7 +119,7 @@ class Mean:
     """The average, which every method uses unless a rule of :mod:`strategies.core.robust` replaces it.
 
     A rule combines what the participants of an exchange sent, in client-id order. A method's server half uses it as
-    ``server.aggregation``, so that one setting serves every method whose uploads are averaged.
+    ``server.aggregation``, so that one setting serves every method that averages uploads.
     """
 
     robust: ClassVar[bool] = False

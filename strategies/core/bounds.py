@@ -56,7 +56,7 @@ BLOCK_ELEMENTS = 2**20
 
 @dataclass(frozen=True)
 class Part:
-    """Tensors of an update whose length is bounded together.
+    """Tensors of an update with one bound on their length.
 
     Args:
         holder: the field of the update.

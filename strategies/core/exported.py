@@ -69,7 +69,7 @@ class ExportedModel(Method):
         folder = Path(self.folder)
         _, exported, prototypes = read_export(folder)
         if file_sha256(folder / WEIGHTS) != self.sha256:
-            raise CheckpointError(f"{folder} holds another model than the one whose evaluation was asked for")
+            raise CheckpointError(f"{folder} holds another model than the one that is to be evaluated")
         check_shapes(server.new_model(), exported)
         ordered = {name: exported[name] for name in weights}
         return GlobalState(ordered, prototypes, round=0)

@@ -185,7 +185,7 @@ class Rules(_Part):
         trials: the budget of a study, in trials that run to the end.
         runs: final runs of each method and case, spread over the studies.
         rounds: rounds of every trial and run.
-        startup: trials of a study whose values do not come from TPE.
+        startup: trials of a study with values that do not come from TPE.
         unpruned: complete trials of a study before one may be ended early.
     """
 
@@ -202,7 +202,7 @@ class Rules(_Part):
         return self.trials * self.rounds
 
     def study_of(self, run: int) -> int:
-        """Return the study whose setting the final run number ``run`` has: the studies in turn."""
+        """Return the study that gives final run number ``run`` its setting: the studies in turn."""
         return run % self.studies
 
 
@@ -256,7 +256,7 @@ class BoardRecord(_Part):
 
 
 def differing_settings(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    """Return the keys, sorted, whose values differ."""
+    """Return the keys with different values, sorted."""
     found: list[str] = []
     for key in sorted({*one, *other}):
         if one.get(key) != other.get(key):

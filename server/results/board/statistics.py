@@ -183,7 +183,7 @@ def critical_difference(methods: int, sets: int, alpha: float = 0.05) -> float:
 
 
 def indistinct_groups(mean_ranks: Mapping[str, float], difference: float) -> list[list[str]]:
-    """Return the largest groups of methods whose average ranks lie within ``difference``, the best first.
+    """Return the largest groups of methods with average ranks within ``difference``, the best first.
 
     Groups of one method, and groups inside another group, are left out. These are the bars of a critical-difference
     figure.

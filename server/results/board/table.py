@@ -27,7 +27,7 @@ KINDS = {IN_DOMAIN: "in-domain", UNSEEN: "leave-one-domain-out"}
 """The kinds of scores and their names."""
 
 OWN = "*"
-"""Mark of a row whose clients are scored with models of their own."""
+"""Mark of a row if its clients are scored with models of their own."""
 
 NO_RUN = "none"
 """What a cell shows without a run."""
@@ -160,7 +160,7 @@ def _board_row(record: BoardRecord, row: Row, kind: str) -> BoardRow | None:
 
 
 def _lacking(record: BoardRecord, name: str, case: Case | None) -> list[str]:
-    """Return what a case lacks, in words; empty if it is whole."""
+    """Return the text for what a case lacks; empty if it is whole."""
     if case is None:
         return [f"{name} was not run"]
     if case.refused:
@@ -278,8 +278,8 @@ class Overall:
         difference: Nemenyi's critical difference at 0.05; ``None`` with one data set or one method.
         test: Friedman's test; ``None`` likewise.
         groups: methods that the critical difference does not tell apart.
-        profile: for each method and each of :data:`DISTANCES`, the share of data sets within so many points of the
-            best.
+        profile: for each method and each of :data:`DISTANCES`, the share of data sets on which it is within
+            that many points of the best.
     """
 
     title: str
@@ -442,7 +442,7 @@ def _rule() -> str:
 
 
 def overall_note(each: Overall) -> str:
-    """Return what the ranks over data sets say, in sentences."""
+    """Return sentences that describe the ranks over data sets."""
     parts = [f"Data sets: {', '.join(each.data)}."]
     if each.difference is None or each.test is None:
         parts.append("One data set: there is neither a critical difference nor a test.")

@@ -65,7 +65,7 @@ def over_rounds(board: Board) -> Plot:
 
 
 def has_partial_rounds(boards: Sequence[Board]) -> bool:
-    """Return whether a run of the page has a round whose score lacks a domain."""
+    """Return whether a run of the page has a round in which the score lacks a domain."""
     for board in boards:
         for run in board.runs:
             if _partial_rounds(run):

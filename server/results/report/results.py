@@ -189,7 +189,7 @@ def score_marks(board: Board, group: Group, rule: str) -> list[str]:
 
 
 def partial_groups(board: Board) -> list[tuple[str, str]]:
-    """Return the label of each group whose final score is partial, and what the score lacks."""
+    """Return the label of each group with a partial final score, and what the score lacks."""
     found = []
     for group in board.groups:
         missing = group.missing()
@@ -201,7 +201,7 @@ def partial_groups(board: Board) -> list[tuple[str, str]]:
 def client_rows(run: Run) -> list[dict[str, Any]]:
     """Return each client's data and its cost over the run.
 
-    ``trained`` counts the exchanges in which the client trained, ``clipped`` those among them whose update was clipped,
+    ``trained`` counts the exchanges in which the client trained, ``clipped`` those in which its update was clipped,
     ``trouble`` the replies that did not count. ``up`` and ``down`` are bytes, ``memory`` is the peak in bytes.
     """
     rows: dict[str, dict[str, Any]] = {}
