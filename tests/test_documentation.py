@@ -108,7 +108,7 @@ def test_what_is_added_from_outside_runs_as_the_page_says(
     """Files are written where the page says, other Python is run, and so is every command that is about them."""
     text = (ROOT / "docs" / f"add-a-{page}.md").read_text()
     assert len(text.splitlines()) <= 125
-    if page == "method":  # whose files stand in the checkout first
+    if page == "method":  # its files are in the checkout first
         text = text.replace("strategies/warm", "mylib/warm").replace("strategies.warm", "mylib.warm")
         text = text.replace("conf/method/warm_contrast.yaml", "mine/method/warm.yaml")
     monkeypatch.chdir(tmp_path)
@@ -145,7 +145,7 @@ def test_pages_link_to_files_that_exist() -> None:
 
 
 def test_the_site_has_every_page_in_its_menu() -> None:
-    """`make docs` fails where a page is missing; this says so in a second."""
+    """`make docs` fails where a page is missing; this test finds it in a second."""
     site = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
 
     def pages(entries: list[object]) -> list[str]:

@@ -23,7 +23,7 @@ def record(runs: Path) -> BoardRecord:
 
 
 def with_scores(record: BoardRecord, **scores: list[float]) -> BoardRecord:
-    """A copy of a board whose rows have these scores in their final runs."""
+    """Return a copy of a board with these scores in the final runs of its rows."""
     made = record.model_copy(deep=True)
     pattern = made.rows["fedavg"]
     made.rows = {}

@@ -21,7 +21,7 @@ NAME = "glyphs-small-views_none-uniform"
 
 @pytest.fixture
 def board(runs: Path, tmp_path: Path) -> Path:
-    """A folder of records whose board has FedAvg alone."""
+    """A folder of records; their board has FedAvg alone."""
     record = read_record(runs / f"{NAME}.json")
     del record.rows["fedproto"]
     folder = tmp_path / "board"

@@ -1,4 +1,4 @@
-"""The command line: help, versions, completion, mistakes in words, exit codes, and what is imported for it."""
+"""The command line: help, versions, completion, mistyped words, exit codes, and what is imported for it."""
 
 from __future__ import annotations
 

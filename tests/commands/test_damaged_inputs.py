@@ -78,7 +78,7 @@ def time_limit() -> Iterator[None]:
 
 
 def check(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """Run a command; return what it wrote to stderr. Whatever it raises would be a traceback and fails the test."""
+    """Run a command; return what it wrote to stderr. An exception would be a traceback and fails the test."""
     status = main(arguments)
     error = capsys.readouterr().err
     assert status in (0, 1, 2)
@@ -229,7 +229,7 @@ HOSTILE: dict[str, Callable[[Checkpoint], Checkpoint]] = {
     "a missing tensor": _short,
     "guards' memory of other shapes": _odd_memory,
 }
-"""Checkpoints whose checksums fit, as somebody who wants to harm the reader writes them."""
+"""Checkpoints with correct checksums, as an attacker writes them."""
 
 
 @pytest.mark.parametrize("command", ["resume", "export"])

@@ -42,7 +42,7 @@ NOT_COMPOSED = {
     "train.round=5": "the page shows the error that it gives",
     "engine.connection=NAME": "a connection of the reader's own; tests/engines/test_processes.py makes one",
 }
-"""Commands whose settings are not composed here, by a part of them, and why."""
+"""Commands with settings that are not composed here, by a part of the command, and why."""
 
 NO_SETTINGS = {
     *(
@@ -105,7 +105,7 @@ def check_flower(words: list[str]) -> None:
 
 
 def check_goldfinch(name: str, given: dict[str, Any], folder: Path) -> None:
-    """Compose the settings of one of our commands, whose arguments and options the program has parsed."""
+    """Compose the settings of one of our commands, after the program has parsed its arguments and options."""
     overrides = given.get("overrides") or []
     if name in {"run", "demo", "deployment-demo"}:
         load_settings(overrides)

@@ -1,4 +1,4 @@
-"""Run folders that came from elsewhere: nothing that only they name is imported, and what is odd in them is said."""
+"""Run folders that came from elsewhere: nothing that only they name is imported, and odd files are reported."""
 
 from __future__ import annotations
 
@@ -83,9 +83,9 @@ def test_a_class_that_only_a_folder_names_is_not_imported(
 ) -> None:
     changed(folder, lambda content: content["method"].update(_target_=target))
     assert main(words_for(reader, folder)) == 1
-    said = capsys.readouterr().err
-    assert f"method._target_={target} is not one of Goldfinch's own" in said
-    assert f"goldfinch resume {folder} method._target_={target}" in said
+    error = capsys.readouterr().err
+    assert f"method._target_={target} is not one of Goldfinch's own" in error
+    assert f"goldfinch resume {folder} method._target_={target}" in error
     assert not stranger.exists()
 
 
@@ -219,13 +219,13 @@ def test_odd_files_are_named_and_not_shown(oddity: str, folder: Path, capsys: py
     name, content = ODD[oddity]
     (folder / name).write_bytes(content.encode(errors="surrogateescape"))
     assert main(words_for("report", folder)) == 1
-    said = capsys.readouterr().err
-    assert said.startswith("error: ")
-    assert name in said
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert name in error
     if name in ("config.yaml", "summary.json"):
         assert main(words_for("table", folder)) == 1
     if name != "summary.json":
-        main(words_for("resume", folder))  # in words or not at all
+        main(words_for("resume", folder))  # an error message or none, but no traceback
 
 
 LONG = {"long": ["abc"] * 10_000, "deep": functools.reduce(lambda inner, _: [inner], range(300), "x")}

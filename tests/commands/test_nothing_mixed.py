@@ -89,8 +89,8 @@ def test_a_run_is_not_written_into_a_run_nor_around_others(tmp_path: Path) -> No
         check_folder(tmp_path / "run" / "sweep", TINY)
     with pytest.raises(ConfigError, match="holds other runs"):
         check_holds_no_runs(tmp_path)
-    check_not_in_a_run(tmp_path / "beside")
-    check_holds_no_runs(tmp_path / "beside")
+    check_not_in_a_run(tmp_path / "next")
+    check_holds_no_runs(tmp_path / "next")
     words = ["run", "method=fedavg", "train.rounds=1", "--quiet"]
     assert main([*words, f"output={tmp_path / 'run' / 'inner'}"]) == 1
     assert main([*words, f"output={tmp_path}"]) == 1

@@ -342,9 +342,9 @@ FILE = "method: fedprox\ndata: glyphs\nfound: by hand\nvalues: {method.mu: 0.5, 
 def test_the_values_of_a_tuned_file_are_sent_to_subprocesses_as_overrides(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(FILE)
-    said = with_tuned([f"tuned={path}", "seed=3"])
-    assert said == ["method.mu=0.5", "train.learning_rate=0.02", "data=glyphs", "method=fedprox", "seed=3"]
-    assert with_tuned(said) == said
+    overrides = with_tuned([f"tuned={path}", "seed=3"])
+    assert overrides == ["method.mu=0.5", "train.learning_rate=0.02", "data=glyphs", "method=fedprox", "seed=3"]
+    assert with_tuned(overrides) == overrides
     assert with_tuned(["tuned=none", "seed=3"]) == ["seed=3"]
 
 

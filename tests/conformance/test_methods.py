@@ -118,7 +118,7 @@ def test_each_domain_is_scored_once_a_round(method: str, baseline: Baseline) -> 
 
 @every_method
 def test_what_leaves_after_training_is_what_was_scored(method: str, baseline: Baseline) -> None:
-    """A method that overrides ``compute`` or ``predict`` in evaluation says the same by ``inference``."""
+    """A method that overrides ``compute`` or ``predict`` in evaluation states the same by ``inference``."""
     reasons = {
         "fedsr": "tests draw noise for each image, an exported model draws once: tests/exports compares the averages",
         "fdse": "scored with the mixture of the erasers, exported with the client's own, which the model card says",

@@ -142,12 +142,12 @@ def test_rows_are_on_the_disk_as_they_come(tmp_path: Path) -> None:
     history = History(tmp_path, listeners=[lambda name, entry: told.append(name)])
     history.event("start", round=0)
     history.add_scores([score(0), score(0, "sketch", 10)])
-    history.add_activity([activity(1, losses='{"a": 1}', reason='said "no",\nthen left')])
+    history.add_activity([activity(1, losses='{"a": 1}', reason='answered "no",\nthen left')])
     assert told[0] == "start"
     assert (tmp_path / "history.csv").read_text().splitlines()[0] == ",".join(SCORES)
     rows = read_rows(tmp_path / "activity.csv")
     assert list(rows[0]) == list(ACTIVITY)
-    assert rows[0]["reason"] == 'said "no",\nthen left'
+    assert rows[0]["reason"] == 'answered "no",\nthen left'
     assert history.round_scores() == [RoundScore(0, {"signs": 50.0, "sketch": 100.0})]
 
 

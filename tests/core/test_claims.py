@@ -33,7 +33,7 @@ from strategies.parts.server_nets import sent_rows
 
 
 def rows(counts: Sequence[int], features: int = FEATURES) -> PrototypeSet:
-    """So many random prototypes of each class, each of one sample."""
+    """Random prototypes, ``counts[k]`` of class k, each of one sample."""
     labels = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
     draws = torch.Generator().manual_seed(0)
     return PrototypeSet(torch.randn(len(labels), features, generator=draws), labels, torch.ones(len(labels)))
@@ -204,7 +204,7 @@ def test_fedpalls_digits_are_run_with_the_share_they_need() -> None:
 
 
 def federation(tmp_path: Path, sizes: Mapping[str, int]) -> tuple[Federation, list[str]]:
-    """Return a federation whose clients have these numbers of samples, and why the others were refused."""
+    """Return a federation of clients with these numbers of samples, and why the others were refused."""
     settings = toy_settings("fpl", tmp_path)
     made = Federation(settings)
     reasons = []

@@ -1,4 +1,4 @@
-"""Thousands of malformed messages: each is refused with a reason, or decoded exactly as its own table says."""
+"""Thousands of malformed messages: each is refused with a reason, or decoded exactly as its own table states."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ tables = st.dictionaries(NAMES, entries | json_values, max_size=6)
 
 @st.composite
 def honest_tables(draw: Callable[[Any], Any]) -> tuple[dict[str, Any], bytes]:
-    """A table whose offsets add up, so that what lies behind them is reached."""
+    """A table with offsets that add up, so that the decoder reaches what lies behind them."""
     table: dict[str, Any] = {}
     position = 0
     for name in draw(st.lists(NAMES, unique=True, max_size=4)):

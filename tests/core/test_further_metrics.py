@@ -170,7 +170,7 @@ def spoiled(change: str, value: dict[str, Any]) -> Any:
         value["squared_error"] = -1.0
     if change == "an endless loss":
         value["log_loss"] = float("inf")
-    if change == "a loss in words":
+    if change == "a loss as text":
         value["log_loss"] = "little"
     return value
 
@@ -180,7 +180,7 @@ def spoiled(change: str, value: dict[str, Any]) -> Any:
     [
         *("no counts", "another name", "a class too few", "a bin too few", "a negative count", "a half image"),
         *("more correct than the score", "an image of no class", "confidences of other bins", "an error below zero"),
-        *("an endless loss", "a loss in words"),
+        *("an endless loss", "a loss as text"),
     ],
 )
 def test_counts_that_cannot_be_are_refused(change: str) -> None:

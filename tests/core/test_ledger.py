@@ -143,7 +143,7 @@ def test_the_count_survives_what_a_resumed_run_undoes(tmp_path: Path) -> None:
 
 
 def answered(device: Device, item: Recorded, times: int) -> int:
-    """How many of the same requests a device answers before it says that its budget is spent."""
+    """How many of the same requests a device answers before it reports that its budget is spent."""
     for count in range(times):
         try:
             device.answer(item.request, item.message)

@@ -1,4 +1,4 @@
-"""A score that lacks a domain is partial and says so: in the record, under every rule, in what is printed."""
+"""A score that lacks a domain is marked as partial: in the record, under every rule, in what is printed."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def test_every_client_validates_also_if_it_does_not_train(method: str, tmp_path:
 
 
 def test_a_round_that_a_client_did_not_validate_is_not_chosen(tmp_path: Path) -> None:
-    """The client that is worst by far misses one round, whose average over the others is the highest."""
+    """The worst client by far misses one round. In that round the average over the others is the highest."""
 
     def told(request: Request, payload: Payload) -> Payload:
         validation = payload.header["validation"]
@@ -203,7 +203,7 @@ def test_validation_and_oversampling_are_refused_together() -> None:
 
 
 def test_the_untrained_round_is_in_no_rule_but_the_curve(tmp_path: Path) -> None:
-    """Round 0 is made the best by what the clients say."""
+    """Round 0 is the best by what the clients report."""
 
     def flattering(request: Request, payload: Payload) -> Payload:
         right = 1.0 if request.round == 1 else 0.5

@@ -1,4 +1,4 @@
-"""A run says whether it trained: its summary, its error, its exit code, its row in a table."""
+"""A run reports whether it trained: its summary, its error, its exit code, its row in a table."""
 
 from __future__ import annotations
 

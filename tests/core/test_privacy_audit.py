@@ -39,7 +39,7 @@ from strategies.core.federation import Federation
 
 ASKED, PUBLIC, WITHHELD, RECEIVED, SECRET = "asked", "public", "withheld", "received", "secret"
 """What a field is: an echo of the request; a function of sample counts, split or machine; empty under privacy; a
-function of what was received and of test images; a keyed hash whose key stays on the device."""
+function of what was received and of test images; a keyed hash with a key that stays on the device."""
 
 ANSWER = {
     **dict.fromkeys(("run", "method", "round", "exchange", "client", "trained"), ASKED),

@@ -146,7 +146,7 @@ def test_a_delta_as_large_as_one_over_the_samples_is_warned_of(delta: float, war
 
 @pytest.mark.parametrize("multiplier", [0.005, 0.05, 20.0, 100.0, 1000.0])
 def test_little_and_much_noise_are_counted_closely_too(multiplier: float) -> None:
-    """Orders up to 63 alone give 0.106 at a multiplier of 100, whose exact epsilon is 0.027."""
+    """Orders up to 63 alone give 0.106 at a multiplier of 100; the exact epsilon is 0.027."""
     found = epsilon([multiplier], 1, 1e-5)
     exact = exact_epsilon(multiplier, 1, 1e-5) if multiplier >= 20 else 0.5 / multiplier**2
     assert exact <= found

@@ -104,7 +104,7 @@ def test_no_received_model_moves_prototypes_beyond_the_bound(unit: str, first_la
 
 
 def noised(settings: RunSettings) -> dict[str, torch.Tensor]:
-    """The update that a client sends whose training moved every weight by a thousandth."""
+    """The update that a client sends after training that moved every weight by a thousandth."""
     local = exchange(settings)
     floats = [name for name, tensor in local.weights.items() if tensor.is_floating_point() and "running" not in name]
     trained = {name: tensor + 0.001 if name in floats else tensor for name, tensor in local.weights.items()}
@@ -121,7 +121,7 @@ def test_two_mechanisms_of_one_seed_do_not_cancel(tmp_path: Path) -> None:
     assert float((rest - 0.001).abs().median()) > 0.5
 
 
-# ---- what else an answer says ----------------------------------------------------------------------------------------
+# ---- what else an answer holds ---------------------------------------------------------------------------------------
 
 
 def test_a_private_reply_names_the_source_of_its_noise_and_has_no_measurements(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def test_what_got_nowhere_is_replaced_whole(tmp_path: Path) -> None:
     assert Run.open(tmp_path).summary["method"] == "fedavg"
 
 
-# ---- what it keeps and says ------------------------------------------------------------------------------------------
+# ---- what it keeps and prints ----------------------------------------------------------------------------------------
 
 
 def test_more_rounds_are_recorded_and_a_run_that_is_continued_is_not_finished(tmp_path: Path) -> None:

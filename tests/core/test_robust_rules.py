@@ -457,7 +457,7 @@ def test_a_method_says_whether_its_server_averages() -> None:
 
 @pytest.mark.parametrize("method", ["fpl", *NOT_AVERAGED])
 def test_a_rule_is_taken_or_refused_by_name(method: str) -> None:
-    """Of the others, tests/conformance/ says that they go with the median."""
+    """tests/conformance/ checks that the others go with the median."""
     overrides = (f"method={method}", "aggregation=median", "engine=inline")
     if method in NOT_AVERAGED:
         with pytest.raises(ConfigError, match=rf"method={method}: .*aggregation=median would not protect it"):

@@ -268,7 +268,7 @@ def test_each_lie_is_refused_with_its_reason(case: str, asked: Asked) -> None:
 
 
 def test_an_update_without_the_score_that_was_asked_for_is_accepted(asked: Asked) -> None:
-    """The score's absence is reported by the rounds; a device whose test images are gone may still train."""
+    """The score's absence is reported by the rounds; a device without its test images may still train."""
     made = asked.answer()
     update = asked.admit(replace(made, header={**made.header, "scores": []}))
     assert update.client.id == made.header["client"]

@@ -217,7 +217,7 @@ def test_a_new_run_in_the_folder_leaves_nothing_of_the_old_best_round(tmp_path: 
 
 
 def test_own_models_of_the_best_round_are_still_there(tmp_path: Path) -> None:
-    """The first round is the best by what the clients say; six rounds later its own state is not yet dropped."""
+    """The first round is the best by what the clients report; six rounds later its own state is not yet dropped."""
 
     def flattering(request: Request, payload: Payload) -> Payload:
         validation = payload.header["validation"]
@@ -253,7 +253,7 @@ def test_test_sets_are_left_alone_if_asked(tmp_path: Path, monkeypatch: pytest.M
     assert done.summary["validation"]["average"] > 0
 
 
-# ---- what clients may say --------------------------------------------------------------------------------------------
+# ---- what clients may report -----------------------------------------------------------------------------------------
 
 LIES = {
     "more images than registered": ({"count": 500, "correct": 500}, "counts 500 images; 5 were registered"),

@@ -36,7 +36,7 @@ def levels(split: Split) -> list[int]:
 
 
 def made_up_domain(name: str, labels: Iterable[int]) -> Domain:
-    """A domain whose i-th train image is flat with level i % 256; two test images."""
+    """A domain with two test images. Its i-th train image is flat with level i % 256."""
     train = torch.tensor(list(labels), dtype=torch.int64)
     images = (torch.arange(len(train)) % 256).to(torch.uint8).view(-1, 1, 1, 1).expand(-1, 3, 2, 2).clone()
     test = Split(torch.zeros(2, 3, 2, 2, dtype=torch.uint8), torch.zeros(2, dtype=torch.int64))

@@ -222,7 +222,7 @@ def _pipe(path: Path) -> None:
 
 
 def _many_pixels(path: Path) -> None:
-    """A PNG whose header claims 16 bits for each of 9,000 x 9,000 pixels, which would take gigabytes on the way."""
+    """A PNG with a header that claims 9,000 x 9,000 pixels of 16 bits. Decoding them would take gigabytes."""
     header = b"IHDR" + struct.pack(">IIBBBBB", 9_000, 9_000, 16, 0, 0, 0, 0)
     body = b"IDAT" + zlib.compress(bytes(1000))
     chunks = [struct.pack(">I", len(each) - 4) + each + struct.pack(">I", zlib.crc32(each)) for each in (header, body)]
@@ -256,7 +256,7 @@ def _shared_strips(path: Path) -> None:
 
 
 def _many_scans(path: Path) -> None:
-    """A progressive JPEG whose last scan is repeated: each is a pass over all pixels and takes 16 bytes."""
+    """A progressive JPEG that repeats its last scan: each is a pass over all pixels and takes 16 bytes."""
     Image.new("L", (256, 256)).save(path, format="JPEG", progressive=True)
     content = path.read_bytes()[:-2]
     path.write_bytes(content + 100 * content[content.rindex(b"\xff\xda") :] + b"\xff\xd9")

@@ -21,7 +21,7 @@ from server.cli import main
 
 
 def handshake(server: Certificates, authority: Path, name: str) -> str:
-    """What a client that trusts ``authority`` and asks for ``name`` says; empty if it is content."""
+    """Return the error of a client that trusts ``authority`` and asks for ``name``; empty if there is none."""
     listening = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     listening.load_cert_chain(server.server, server.server_key)
     ours, theirs = socket.socketpair()
@@ -31,7 +31,7 @@ def handshake(server: Certificates, authority: Path, name: str) -> str:
             with listening.wrap_socket(ours, server_side=True) as secure:
                 secure.recv(1)
         except (ssl.SSLError, OSError):
-            pass  # the client says what was wrong
+            pass  # the client's error names what was wrong
         finally:
             ours.close()
 
@@ -183,7 +183,7 @@ def test_what_is_no_host_name_is_refused(tmp_path: Path, host: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["certificates", "FOLDER", "--days", "4000"], r"\[1, 825\]"),
         (["certificates", "FOLDER", "--host", "-bad host-\u00e4"], "neither an address nor a host name"),
@@ -196,10 +196,10 @@ def test_what_is_no_host_name_is_refused(tmp_path: Path, host: str) -> None:
     ],
 )
 def test_the_commands_report_errors(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
     assert main([item.replace("FOLDER", str(tmp_path)) for item in arguments]) == 1
-    assert re.search(said, capsys.readouterr().err)
+    assert re.search(message, capsys.readouterr().err)
 
 
 class Registrar:
@@ -232,9 +232,9 @@ def test_a_key_is_enrolled_for_one_client(
     enrol = ["enrol", str(tmp_path)]
     assert main([*enrol, "--node", "dslr-3", "--client", "ward-a=ward_a-1", "--node", "webcam"]) == 0
     assert registrar.names == {"dslr-3": "dslr-3", "ward-a": "ward_a-1", "webcam": "webcam-0"}
-    said = capsys.readouterr().out
-    assert "ward-a               enrolled as 572, for ward_a-1\n" in said
-    assert "webcam               enrolled as 623, for webcam-0\n" in said
+    output = capsys.readouterr().out
+    assert "ward-a               enrolled as 572, for ward_a-1\n" in output
+    assert "webcam               enrolled as 623, for webcam-0\n" in output
     assert main(enrol) == 0
     assert "ward-a               enrolled already for ward_a-1\n" in capsys.readouterr().out
     assert main([*enrol, "--client", "ward-a=ward_a-1"]) == 0

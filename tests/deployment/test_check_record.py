@@ -1,4 +1,4 @@
-"""The check of the demonstration's record: what it accepts, and what it says of records that are not right."""
+"""The check of the demonstration's record: what it accepts, and what it reports for wrong records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Devices whose clock is wrong: Flower turns them away without a word, ``goldfinch doctor`` says why."""
+"""Devices with a wrong clock: Flower refuses them without a message, ``goldfinch doctor`` names the reason."""
 
 from __future__ import annotations
 
@@ -98,25 +98,25 @@ def test_devices_with_a_wrong_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         deployment.enrolment.enrol(list(CLOCKS))
         deployment.nodes = {name: {"domain": "printed"} for name in CLOCKS}
         monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'module'}:{ROOT}")
-        said = {}
+        results = {}
         for name, seconds in CLOCKS.items():
             monkeypatch.setenv("SKEWED_BY", str(seconds))
             deployment.start_node(name)
             authority = deployment.certificates.node(name) / "ca.crt"
             command = [program("goldfinch"), "doctor", "--server", deployment.address, "--ca", str(authority)]
             environment = flower_environment(tmp_path / name)
-            said[name] = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+            results[name] = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
         wait_until_ended([deployment.children["ahead"], deployment.children["behind"]], 60)
         wait_until(lambda: "SuperNode ID:" in deployment.children["late"].log.read_text(), "the late node's entry", 60)
         for name in ("ahead", "behind"):
             assert deployment.children[name].process.poll() is not None
             assert "SuperNode ID:" not in deployment.children[name].log.read_text()
-            assert said[name].returncode == 1
+            assert results[name].returncode == 1
     # The question itself takes time on a busy machine, and the answer is only known to about a second.
     for name in ("ahead", "behind"):
-        figure = re.search(rf"([\d,]+) s {name}(?: of)? the server's clock", said[name].stdout)
-        assert figure is not None, said[name].stdout
+        figure = re.search(rf"([\d,]+) s {name}(?: of)? the server's clock", results[name].stdout)
+        assert figure is not None, results[name].stdout
         assert int(figure[1].replace(",", "")) == pytest.approx(3600, abs=30)
-    assert "timedatectl" in said["ahead"].stdout
-    assert said["late"].returncode == 0, said["late"].stdout + said["late"].stderr
-    assert "its certificate is valid" in said["late"].stdout
+    assert "timedatectl" in results["ahead"].stdout
+    assert results["late"].returncode == 0, results["late"].stdout + results["late"].stderr
+    assert "its certificate is valid" in results["late"].stdout

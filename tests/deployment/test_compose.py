@@ -24,12 +24,12 @@ def test_the_demonstration_works_and_leaves_nothing() -> None:
     )
     print(result.stdout)
     assert result.returncode == 0, result.stdout[-4000:]
-    said = result.stdout
-    assert len(re.findall(r"enrolled as \d+", said)) == 4
-    assert said.count(": 403 ") == 2  # from inside a device: submit a run, enrol a node
-    assert len(re.findall(r"round \d+: [34] of 4 nodes trained", said)) == 6
-    lost = re.search(r"round [23]: 3 of 4 nodes trained .*sketch-0 lost", said)
-    back_in_time = "sketch-0 was back before its round was closed and was missed in none" in said
+    output = result.stdout
+    assert len(re.findall(r"enrolled as \d+", output)) == 4
+    assert output.count(": 403 ") == 2  # from inside a device: submit a run, enrol a node
+    assert len(re.findall(r"round \d+: [34] of 4 nodes trained", output)) == 6
+    lost = re.search(r"round [23]: 3 of 4 nodes trained .*sketch-0 lost", output)
+    back_in_time = "sketch-0 was back before its round was closed and was missed in none" in output
     assert lost or back_in_time, "the node that was killed is told"
-    assert "round 6: 4 of 4 nodes trained" in said
-    assert "done: everything worked, nothing is left running" in said
+    assert "round 6: 4 of 4 nodes trained" in output
+    assert "done: everything worked, nothing is left running" in output

@@ -121,12 +121,12 @@ def test_the_default_devices_are_the_clients_of_the_default_run() -> None:
 
 
 def test_each_key_is_enrolled_for_the_domain_of_its_device(tmp_path: Path) -> None:
-    said = SERVICES["enrol"]["environment"]["GOLDFINCH_CLIENTS"]
+    clients = SERVICES["enrol"]["environment"]["GOLDFINCH_CLIENTS"]
     held = {
         f"{re.sub('supernode-|-gpu', '', name)}={SERVICES[name]['environment']['GOLDFINCH_DOMAIN']}-0"
         for name in DEVICES
     }
-    assert set(said.split()) == held
+    assert set(clients.split()) == held
     for name, text in {"goldfinch": '#!/bin/sh\necho "$@"\n', "ca.crt": ""}.items():
         path = tmp_path / ("operator" if name == "ca.crt" else "") / name
         path.parent.mkdir(exist_ok=True)
@@ -215,7 +215,7 @@ def test_the_entrypoint_is_a_shell_script_with_every_role_of_compose() -> None:
 
 
 @pytest.mark.parametrize(
-    ("role", "said"),
+    ("role", "message"),
     [
         ("superlink", "server/ca.crt is missing"),
         ("serverapp", "serverapp/ca.crt is missing"),
@@ -225,13 +225,13 @@ def test_the_entrypoint_is_a_shell_script_with_every_role_of_compose() -> None:
         ("run", "operator/ca.crt is missing"),
     ],
 )
-def test_a_missing_certificate_is_named(tmp_path: Path, role: str, said: str) -> None:
+def test_a_missing_certificate_is_named(tmp_path: Path, role: str, message: str) -> None:
     environment = {"PATH": "/usr/bin:/bin", "GOLDFINCH_CERTIFICATES": str(tmp_path), "FLWR_HOME": str(tmp_path)}
     result = subprocess.run(
         [str(DOCKER / "entrypoint.sh"), role], env=environment, capture_output=True, text=True, check=False
     )
     assert result.returncode == 78
-    assert said in result.stderr
+    assert message in result.stderr
 
 
 def test_the_image_installs_the_dependencies_without_the_simulation() -> None:

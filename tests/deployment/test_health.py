@@ -63,6 +63,6 @@ def test_healthy_and_unhealthy_are_distinguished(servers: tuple[str, str, Path, 
     assert check(f"{secure}/health", str(ours)) == (0, "")
     assert check(f"{plain}/broken")[0] == 1
     assert check("http://127.0.0.1:9/health")[0] == 1
-    code, said = check(f"{secure}/health", str(theirs))
+    code, message = check(f"{secure}/health", str(theirs))
     assert code == 1
-    assert "CERTIFICATE_VERIFY_FAILED" in said
+    assert "CERTIFICATE_VERIFY_FAILED" in message

@@ -108,7 +108,7 @@ def test_everything_declared_is_pinned_on_every_platform(platform: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("platform", PLATFORMS)
 def test_the_pins_resolve_to_wheels_on_every_platform(platform: str, tmp_path: Path) -> None:
-    """With uv, which Flower brings: pip reads markers for the machine it runs on, whatever --platform says."""
+    """With uv, which Flower brings: pip evaluates markers for the machine it runs on and ignores --platform."""
     command = [sys.executable, "-m", "uv", "pip", "install", "--dry-run", "--only-binary", ":all:"]
     command += [word for name in SOURCE_ONLY for word in ("--no-binary", name)]
     command += [

@@ -1,4 +1,4 @@
-"""What continuous integration says of the commands that need a Docker Engine."""
+"""What continuous integration prints about the commands that need a Docker Engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Six devices that must not get in, each with a message that says why; through the proxy where nginx is installed."""
+"""Six refused devices, each with a message that names the reason; through the proxy where nginx is installed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from server.flower.processes import Child, Processes, flower_environment, free_p
 pytestmark = pytest.mark.processes
 
 REFUSED = {
-    # what was wrong -> what the device's log says
+    # what was wrong -> the message in the device's log
     "plain client": "speaks TLS only" if NGINX else "Server disconnected without sending a response",
     "wrong authority": "unable to get local issuer certificate",
     "expired certificate": "certificate has expired",
@@ -128,10 +128,10 @@ def bad_certificate(files: Certificates, *, expire: bool) -> bytes:
 def test_it_is_refused_with_the_reason(refusals: Refusals, wrong: str) -> None:
     child = refusals.children[wrong]
     assert child.process.poll() == 1, f"{wrong}: still running\n{child.tail()}"
-    said = child.log.read_text()
-    assert "Exit Code: 305" in said
-    assert REFUSED[wrong] in said
-    assert "SuperNode ID" not in said
+    log = child.log.read_text()
+    assert "Exit Code: 305" in log
+    assert REFUSED[wrong] in log
+    assert "SuperNode ID" not in log
 
 
 def test_an_enrolled_device_gets_in_meanwhile(refusals: Refusals) -> None:

@@ -118,16 +118,16 @@ class TestFromTheDevicesSide:
     def test_submitting_a_run_is_refused(self, proxied: tuple[LocalDeployment, str], tmp_path: Path) -> None:
         deployment, address = proxied
         app = minimal_app(tmp_path)
-        said = flower(deployment, address, tmp_path, "run", str(app), "server", "--format", "json")
-        assert "runs are submitted and nodes are enrolled on the server" in said
+        output = flower(deployment, address, tmp_path, "run", str(app), "server", "--format", "json")
+        assert "runs are submitted and nodes are enrolled on the server" in output
         listed = flower(deployment, deployment.address, tmp_path, "list", "server", "--format", "json")
         assert '"runs": []' in listed
 
     def test_enrolling_a_node_is_refused(self, proxied: tuple[LocalDeployment, str], tmp_path: Path) -> None:
         deployment, address = proxied
         key = str(deployment.certificates.node_public_key("newcomer"))
-        said = flower(deployment, address, tmp_path, "supernode", "register", key, "server", "--format", "json")
-        assert "runs are submitted and nodes are enrolled on the server" in said
+        output = flower(deployment, address, tmp_path, "supernode", "register", key, "server", "--format", "json")
+        assert "runs are submitted and nodes are enrolled on the server" in output
         listed = flower(deployment, deployment.address, tmp_path, "supernode", "list", "server", "--format", "json")
         assert '"nodes": []' in listed
 
@@ -161,7 +161,7 @@ def protobuf() -> dict[str, str]:
 
 
 def raw_request(deployment: LocalDeployment, address: str, target: str) -> tuple[int, str]:
-    """A request whose path no library has tidied."""
+    """Send a request with a path that no library has normalised."""
     host, _, port = address.partition(":")
     with (
         socket.create_connection((host, int(port)), timeout=10) as plain,
@@ -179,7 +179,7 @@ def raw_request(deployment: LocalDeployment, address: str, target: str) -> tuple
 
 
 def flower(deployment: LocalDeployment, address: str, folder: Path, *arguments: str) -> str:
-    """What Flower's command line says, with a connection to ``address``."""
+    """Return what Flower's command line prints, with a connection to ``address``."""
     home = folder / f"home-{address.replace(':', '-')}"
     home.mkdir(exist_ok=True)
     (home / "config.toml").write_text(

@@ -1,4 +1,4 @@
-"""What a failed run's error says, out of all that Flower prints."""
+"""The message of a failed run's error, out of all that Flower prints."""
 
 from __future__ import annotations
 
@@ -69,15 +69,15 @@ def test_other_programs_errors_are_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("printed", "said"),
+    ("printed", "message"),
     [
         ('{"success": false, "error-message": "no such run"}', "no such run"),
         ('{"success": true, "runs": []}', '"runs": \\[\\]'),
         ("gone", "without JSON"),
     ],
 )
-def test_a_list_of_runs_without_the_run_is_an_error_with_a_message(printed: str, said: str) -> None:
-    with pytest.raises(EngineError, match=said):
+def test_a_list_of_runs_without_the_run_is_an_error_with_a_message(printed: str, message: str) -> None:
+    with pytest.raises(EngineError, match=message):
         entry_of(printed)
 
 

@@ -195,7 +195,7 @@ def test_an_answer_that_stays_incomplete_holds_no_round(monkeypatch: pytest.Monk
     engine._nodes["b"] = list(grid.world.nodes)[1]
     _, failures = engine.exchange(Payload(), asked("b"), 5)
     assert [failure.reason for failure in failures] == ["DataError: no images"]
-    assert len(engine._inbox._announced) == 0, "nothing is kept of what nobody waits for"
+    assert len(engine._inbox._announced) == 0, "nothing is kept of answers that are no longer waited for"
 
 
 def test_a_reply_with_late_parts_is_received_completely() -> None:

@@ -50,7 +50,7 @@ def test_a_registration_that_cannot_be_read_is_that_node_s_refusal(grid: Any, an
     assert not found
     assert [failure.client for failure in failures] == [f"node {next(iter(there.world.nodes))}"]
     assert reason in failures[0].reason
-    assert registered(engine, ["c"]) == ([], []), "nobody is asked again at once"
+    assert registered(engine, ["c"]) == ([], []), "no node is asked again at once"
 
 
 class Turns:
@@ -172,7 +172,7 @@ def test_who_answered_and_left_is_not_mapped(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "told", "enrolled_for"),
     [("printed-0", "printed-0", "printed-0"), ("sketch-1", "sketch-1", "sketch-1"), (None, "sketch-0", "no client")],
-    ids=["another client", "another of its domain", "nobody"],
+    ids=["another client", "another of its domain", "no client"],
 )
 def test_a_key_is_the_client_that_it_was_enrolled_for(
     tmp_path: Path, name: str | None, told: str, enrolled_for: str

@@ -143,20 +143,20 @@ def test_the_strategy_leaves_outliers_out(tmp_path: Path) -> None:
 
 
 def test_the_strategy_names_the_domains_that_an_accuracy_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[str] = []
-    monkeypatch.setattr(flower, "log", lambda level, text, *arguments: said.append(text % arguments))
+    logged: list[str] = []
+    monkeypatch.setattr(flower, "log", lambda level, text, *arguments: logged.append(text % arguments))
     overrides = [*OVERRIDES, "method=fedavg", f"output={tmp_path}"]
     strategy = FlowerStrategy(FedAvg(), load_settings(overrides))
     answers = answers_of(strategy, simulation(3, overrides))
     _, whole = strategy.aggregate_fit(1, answers, [])
-    assert not [line for line in said if "partial" in line]
+    assert not [line for line in logged if "partial" in line]
     scoring = [len(fit_res_to_answer(answer)[0].scores) > 0 for _, answer in answers]
     del answers[scoring.index(True)]
     _, partial = strategy.aggregate_fit(1, answers, [])
     lost = sorted(name.removeprefix("accuracy ") for name in set(whole) - set(partial))
     assert lost
     expected = f"round 1: the accuracy is partial, without {', '.join(lost)}"
-    assert [line for line in said if "partial" in line] == [expected]
+    assert [line for line in logged if "partial" in line] == [expected]
 
 
 @pytest.mark.parametrize("setting", ["aggregation=trimmed_mean", "rounds.quorum=1"], ids=["rule", "quorum"])
@@ -173,7 +173,7 @@ def test_the_strategy_skips_a_round_with_too_few_answers(setting: str, tmp_path:
 
 
 def test_a_round_that_was_skipped_has_no_further_exchange(tmp_path: Path) -> None:
-    """FedPall: after a train that misses the quorum nobody mixes, and the next round begins from the state before."""
+    """FedPall: if a train exchange misses the quorum, no client mixes; the next round begins from the state before."""
     overrides = [*OVERRIDES, "method=fedpall", f"output={tmp_path}"]
     strategy = FlowerStrategy(FedPall(), load_settings(overrides))
     manager: Any = simulation(3, overrides)
@@ -198,7 +198,7 @@ def test_constants_of_the_thin_app_agree_with_the_server_s() -> None:
 
 
 class Loud:
-    """A node whose words would write on a terminal."""
+    """A node that sends control characters for a terminal."""
 
     cid = "7"
 
@@ -207,8 +207,8 @@ class Loud:
 
 
 def test_messages_of_strangers_are_logged_printable_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[str] = []
-    monkeypatch.setattr(flower, "log", lambda level, text, *arguments: said.append(text % arguments))
+    logged: list[str] = []
+    monkeypatch.setattr(flower, "log", lambda level, text, *arguments: logged.append(text % arguments))
     strategy = FlowerStrategy(FedAvg(), load_settings(OVERRIDES))
     assert strategy.configure_fit(1, strategy._parameters(), Manager(Loud())) == []  # type: ignore[arg-type]  # a fake
     answer = {
@@ -217,6 +217,6 @@ def test_messages_of_strangers_are_logged_printable_and_bounded(monkeypatch: pyt
         "device": "a CPU", "releases": 0,
     }  # fmt: skip
     strategy.aggregate_fit(1, [(Loud(), answer_to_fit_res(Payload(header=answer)))], [])  # type: ignore[list-item]  # a fake
-    assert [line for line in said if "not admitted" in line]
-    assert [line for line in said if "does not host" in line]
-    assert all(line.isprintable() and len(line) < 3000 for line in said)
+    assert [line for line in logged if "not admitted" in line]
+    assert [line for line in logged if "does not host" in line]
+    assert all(line.isprintable() and len(line) < 3000 for line in logged)

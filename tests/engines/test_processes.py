@@ -32,7 +32,7 @@ from server.run.history import read_rows
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 STATEFUL = "moon"
-"""A method whose clients keep their last model: the second round depends on what a device wrote in the first."""
+"""A method in which clients keep their last model: the second round depends on what a device wrote in the first."""
 
 
 def chosen(method: str, output: Path, *more: str) -> list[str]:
@@ -209,7 +209,7 @@ def test_private_nodes_draw_their_own_noise_and_keep_their_own_budget(tmp_path: 
     (failed,) = [row for row in rows if row["status"] == "failed"]
     assert (failed["client"], failed["round"]) == ("printed-0", "2")
     assert "--node-config privacy-max-releases=1 allows no more" in failed["reason"]
-    assert "privacy-max-releases=1" in (tmp_path / "flower" / "logs" / "a.log").read_text(), "its own log says so too"
+    assert "privacy-max-releases=1" in (tmp_path / "flower" / "logs" / "a.log").read_text(), "its own log names it too"
     kept = sorted(path.parent.name for path in (tmp_path / "flower" / "nodes").rglob("ledger.json"))
     assert kept == ["printed", "sketch"]
     assert not list((tmp_path / "run").rglob("ledger.json"))
@@ -300,7 +300,7 @@ def test_a_killed_site_leaves_a_partial_score_with_its_last_round(
 
 @pytest.mark.slow
 def test_a_site_with_a_lost_data_folder_leaves_a_partial_score_and_the_reason(tmp_path: Path) -> None:
-    """The folder of one of two SuperNodes is removed after the first round; its node goes on and says so."""
+    """The folder of one of two SuperNodes is removed after the first round; its node goes on and reports it."""
     source = load_settings(SMALL).data
     for name in ("handwritten", "printed"):
         domain = source.load(name)

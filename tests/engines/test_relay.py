@@ -162,7 +162,7 @@ def test_an_earlier_relay_is_not_accepted_after_a_later_one() -> None:
         assert earlier.worker.heard == heard
 
 
-def test_a_relay_whose_coordinator_is_gone_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_relay_ends_when_its_coordinator_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("server.relay.app.PATIENCE_SECONDS", 0.5)
     there = Relayed(SharedDeployment(scripted(REFUSAL)))
     there.coordinator._server.stop(None).wait()
@@ -171,7 +171,7 @@ def test_a_relay_whose_coordinator_is_gone_ends(monkeypatch: pytest.MonkeyPatch)
     there.close()
 
 
-def test_a_superlink_whose_port_is_closed_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_closed_port_of_a_superlink_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_module, "PROBE_SECONDS", 0.05)
     gone = threading.Event()
     worker_module.watch_superlink("127.0.0.1:1", threading.Event(), gone.set)
@@ -329,7 +329,7 @@ def test_replies_wait_at_the_superlink_when_the_engine_does_not_read_them(monkey
         time.sleep(1.0)
         assert shard._stored <= limit
         fetched = there.grids[0].calls.count("ConfirmMessageReceived")
-        assert fetched < count / 2, "replies that nobody reads have left the SuperLink"
+        assert fetched < count / 2, "replies that the engine does not read have left the SuperLink"
         deadline = time.monotonic() + 30
         left = set(sent)
         while left and time.monotonic() < deadline:

@@ -169,19 +169,19 @@ def test_other_code_is_replaced_and_its_own_code_is_what_runs(asked: Asked, tmp_
             "print(reply.ok, code_sha256(), code_sha256() in reply.text)"
         )
         arguments = [str(asked.caller.node.pid), " ".join(asked.chosen), asked.configuration["state-dir"]]
-        said = tmp_path / "said.txt"  # a file: a trainer inherits its starter's output, and would hold a pipe open
-        with said.open("w") as stream:
+        output = tmp_path / "output.txt"  # a file: a trainer inherits its starter's output, and would hold a pipe open
+        with output.open("w") as stream:
             environment = {**os.environ, "PYTHONPATH": str(root)}
             command = [sys.executable, "-P", "-c", code, *arguments]
             subprocess.run(command, cwd=ROOT, stdout=stream, check=True, env=environment, timeout=500)
-        return said.read_text().strip()
+        return output.read_text().strip()
 
-    said, pids = [], []
+    answers, pids = [], []
     for root in (copy, ROOT, copy):
-        said.append(ask_from(root).split())
+        answers.append(ask_from(root).split())
         pids.append(asked.trainer() or 0)
-    assert [(ok, own) for ok, _, own in said] == [("True", "True")] * 3
-    assert said[0][1] == said[2][1] != said[1][1]
+    assert [(ok, own) for ok, _, own in answers] == [("True", "True")] * 3
+    assert answers[0][1] == answers[2][1] != answers[1][1]
     assert len(set(pids)) == 3
     assert [gone(pid) for pid in pids] == [True, True, False]
 

@@ -39,7 +39,7 @@ def test_it_is_started_once_and_again_when_it_died(asked: Asked) -> None:
 
 def test_it_ends_with_its_node(asked: Asked) -> None:
     pid = asked.start()
-    asked.supernode.kill()  # not waited for: the node is a zombie, as one is whose parent does not look
+    asked.supernode.kill()  # not waited for: the node is a zombie until its parent waits for it
     wait_for(lambda: gone(pid))
     assert not asked.caller.path.exists()
 

@@ -27,7 +27,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.fixture(scope="session")
 def exported(trained: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of its exported model, in every format whose packages are here."""
+    """The folder of its exported model, in every format that the installed packages can write."""
     folder = tmp_path_factory.mktemp("exported") / "model"
     export(trained.folder, folder, HERE, licence="CC-BY-4.0")
     return folder

@@ -1,4 +1,4 @@
-"""What leaves: every file says what the run's own net says, and says what it is."""
+"""Exported models: every file predicts what the run's own net predicts, and describes itself."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_each_file_scores_as_the_run_did(name: str, trained: Run, exported: Path
     predict = READERS[name](exported / FORMATS[name])
     found = {domain: accuracy(predict, domain) for domain in DOMAINS}
     assert found == trained.summary["accuracy"]
-    assert len(set(found.values())) > 1, "a net that says one thing would pass"
+    assert len(set(found.values())) > 1, "a net that predicts one class would pass"
     assert predict(torch.zeros(1, 3, 16, 16)).shape == (1, 4)  # any number of images
 
 

@@ -1,4 +1,4 @@
-"""A model's folder that a stranger made: it is loaded or refused in plain words, without blocking or filling memory."""
+"""A model's folder from a stranger: it is loaded, or refused with a message, without blocking or filling memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Disks that are full, small, torn or read-only: words that say what to do, and a resume that loses nothing."""
+"""Disks that are full, small, torn or read-only: messages that name what to do, and a resume that loses nothing."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def server_process(deployment: LocalDeployment) -> int:
 
 
 def test_a_superlink_that_is_asked_to_end_in_a_round_ends_with_its_server_process(tmp_path: Path) -> None:
-    """SIGTERM: it closes its port and waits for the server process, whose calls find nobody."""
+    """SIGTERM: it closes its port and waits for the server process, which cannot reach it any more."""
     settings = load_settings([*TWO, f"output={tmp_path / 'inline'}"])
     limits = ("rounds.deadline=20", "train.rounds=50")
     with LocalDeployment(tmp_path / "flower", one_node_per_client(settings), secure=False) as deployment:

@@ -51,7 +51,7 @@ def relays(there: LightShards, name: str) -> list[int]:
 
 
 def replied(output: Path, number: int) -> set[str]:
-    """The clients whose updates a round has averaged."""
+    """Return the clients with updates that a round has averaged."""
     rows = read_rows(output / "activity.csv")
     return {row["client"] for row in rows if int(row["round"]) == number and row["status"] == "trained"}
 
@@ -62,7 +62,7 @@ def done(output: Path) -> int:
 
 
 def test_one_two_and_four_superlinks_give_one_state(tmp_path: Path) -> None:
-    """And one SuperLink whose ServerApp runs the rounds, as without engine.connections."""
+    """And so does one SuperLink with a ServerApp that runs the rounds, as without engine.connections."""
     found: dict[str, Any] = {}
     for count in (1, 2, 4):
         names = [f"s{place}" for place in range(count)]

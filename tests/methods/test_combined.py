@@ -35,7 +35,7 @@ def weights_of(method, folder, hyper):
     ],
     ids=["FPL", "FedDyn", "FedBN"],
 )
-def test_it_is_the_method_whose_part_is_left(off, base, values, tmp_path):
+def test_it_equals_the_method_of_the_part_that_is_left(off, base, values, tmp_path):
     assert weights_of("combined", tmp_path / "combined", off) == weights_of(base, tmp_path / "base", values)
 
 

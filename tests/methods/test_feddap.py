@@ -165,8 +165,8 @@ def test_a_domain_that_sat_out_loses_its_rows_or_keeps_them():
     kept = run_server(FedDAP(keep_missing=True), [first, second])[-1]
     assert sorted(kept.prototypes.vectors[:, 0].tolist()) == [2.0, 3.0, 9.0, 9.0]
     assert sorted(set(kept.extra[ROW_DOMAINS].tolist())) == sorted(domain_number(domain) for domain in "abc")
-    nobody = in_domains(updates(3), "a", "b", "c")
-    assert len(run_server(FedDAP(), [first, nobody])[-1].prototypes) == 0
+    without_rows = in_domains(updates(3), "a", "b", "c")
+    assert len(run_server(FedDAP(), [first, without_rows])[-1].prototypes) == 0
 
 
 def test_one_client_per_domain_and_all_rows_is_a_contrast_with_all_local_means(tmp_path):

@@ -111,7 +111,7 @@ def test_step_0_is_the_plain_average_bit_for_bit(weighting):
 
 
 def two_rounds(method, received, trained=(8, 8, 8), who=(0, 1, 2), then=(0, 1, 2)):
-    """The states after two rounds: models trained to ``trained`` of ten, whose average has ``received``."""
+    """Return the states after two rounds: models trained to ``trained`` of ten; their average has ``received``."""
     half = Half(largest_share=1.0)
     state = method.initial_state(half.shared, half)
     states = []

@@ -23,7 +23,7 @@ CLASSES, POSITIONS = 4, 4  # 32x32 images leave the small network maps of 2x2
 
 
 def exchange(tmp_path, views=1, **hyper):
-    """A device whose model has left the received one, in float64."""
+    """A device with a model that differs from the received one, in float64."""
     settings = toy_settings(
         "fedgca", tmp_path, hyper=hyper, data=Toy(image_size=32), overrides=(f"views.count={views}",)
     )
@@ -37,7 +37,7 @@ def exchange(tmp_path, views=1, **hyper):
 
 
 def drawn_batch(local, samples=3):
-    """A batch of few images whose logits and maps are leaves, in float64."""
+    """A batch of few images with logits and maps that are leaves, in float64."""
     images, labels = next(local.batches("test"))
     size, views = len(labels) // local.views, local.views
     keep = torch.cat([torch.arange(samples) + size * v for v in range(views)])
@@ -186,7 +186,7 @@ def test_without_views_it_is_refused(override):
 
 
 def test_an_experiment_may_choose_it(tmp_path):
-    """Experiments override the method, which overrides the views; what the experiment says of views wins."""
+    """Experiments override the method, which overrides the views; the experiment's settings of views win."""
     (tmp_path / "experiment").mkdir()
     head = "# @package _global_\ndefaults:\n  - override /method: fedgca\n"
     (tmp_path / "experiment" / "plain_gca.yaml").write_text(head)

@@ -87,7 +87,7 @@ def test_a_device_sends_the_finch_means_of_its_features(tmp_path):
 
 
 def client_rows(scale):
-    """Four rows of class 1 in two directions, whose weights must not matter to the vectors."""
+    """Four rows of class 1 in two directions. Their weights must not change the vectors."""
     vectors = torch.tensor([[1.0, 0, 0, 0], [1.0, 0.1, 0, 0], [0, 0, 1.0, 0], [0, 0, 1.0, 0.1]])
     return PrototypeSet(vectors, torch.full((4,), 1), scale * torch.arange(1.0, 5.0))
 

@@ -18,7 +18,7 @@ from strategies.fedsr import GAUSSIANS, FedSR
 
 
 def exchange(tmp_path, **hyper):
-    """A device whose Gaussians are not where they start."""
+    """A device with Gaussians that differ from the initial ones."""
     local = local_exchange(toy_settings("fedsr", tmp_path, hyper={"latent_size": 3, **hyper}))
     torch.manual_seed(0)
     with torch.no_grad():

@@ -24,7 +24,7 @@ CLIENT = Client("ward-0", "ward", 7, (2, 4, 1, 0))
 
 
 class Side(LossSide):
-    """A device's side whose batches and draws go on from call to call, as in a local epoch."""
+    """A device's side. Batches and draws go on from call to call, as in a local epoch."""
 
     seed, class_count, feature_size, client, device, batch = 3, 4, FEATURES, CLIENT, torch.device("cpu"), 0
 

@@ -9,7 +9,7 @@ from common.choices import CONF
 from common.settings import load_settings
 
 CHANCE = 10.0
-LEAST = {
+MINIMUM_ACCURACY = {
     "fedavg": 80,
     "fedprox": 80,
     "fedproto": 80,
@@ -56,11 +56,11 @@ GENTLER = {
 
 
 def test_no_method_is_forgotten():
-    assert sorted(LEAST) == sorted(path.stem for path in (CONF / "method").glob("*.yaml"))
+    assert sorted(MINIMUM_ACCURACY) == sorted(path.stem for path in (CONF / "method").glob("*.yaml"))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", sorted(LEAST))
+@pytest.mark.parametrize("method", sorted(MINIMUM_ACCURACY))
 def test_ten_rounds(method, tmp_path):
     overrides = [
         f"method={method}",
@@ -73,6 +73,6 @@ def test_ten_rounds(method, tmp_path):
     settings = load_settings([*overrides, f"output={tmp_path}"])
     averages = run(settings).averages()
     if settings.method.scores_new_state:
-        averages = [CHANCE, *averages]  # whose first score is of round 1
-    assert averages[-1] >= LEAST[method] > 5 * CHANCE
+        averages = [CHANCE, *averages]  # the first score of this method is of round 1
+    assert averages[-1] >= MINIMUM_ACCURACY[method] > 5 * CHANCE
     assert averages[-1] >= averages[1] + 30

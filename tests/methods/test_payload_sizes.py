@@ -1,4 +1,4 @@
-"""Bytes on the wire and on the device, by formula: what a method sends and keeps is exactly what its docstring says."""
+"""Bytes on the wire and on the device, by formula: what a method sends and keeps equals its docstring."""
 
 from __future__ import annotations
 

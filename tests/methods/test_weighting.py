@@ -13,7 +13,7 @@ from strategies.core.method import Averaging
 
 ALL = sorted(path.stem for path in (CONF / "method").glob("*.yaml"))
 PLAIN = ["fedapc", "fedavg", "fedplcc", "fedproc", "fedproto", "fedprox", "fpl", "moon"]
-"""Those whose next model is the mean itself, by samples unless asked otherwise."""
+"""The methods in which the next model is the mean itself, by samples unless configured otherwise."""
 
 
 def oracle(sent, weighting):

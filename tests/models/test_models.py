@@ -138,7 +138,7 @@ def test_every_choice_returns_features_and_logits(name):
     assert features.shape == (4, model.feature_size)
     assert logits.shape == (4, model.class_count) == (4, 7)
     assert features.dtype == logits.dtype == torch.float32
-    if name != "torchvision":  # whose networks end in all kinds of activations
+    if name != "torchvision":  # its networks end in all kinds of activations
         assert bool((features >= 0).all())
     assert bool((features > 0).any(dim=1).all())
     model.eval()

@@ -97,7 +97,7 @@ def test_weights_of_a_file_compute_what_torchvision_computes(ending: str, tmp_pa
 
 
 class Harmful:
-    """An object whose unpickling would run a function."""
+    """An object that runs a function when it is unpickled."""
 
     def __reduce__(self) -> tuple[Any, tuple[str]]:
         return print, ("unpickled",)

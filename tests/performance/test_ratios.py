@@ -1,4 +1,4 @@
-"""Rows of the benchmarks are what they say."""
+"""Rows of the benchmarks are what they claim."""
 
 from __future__ import annotations
 

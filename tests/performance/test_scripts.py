@@ -21,7 +21,7 @@ PROCESSES = {"light_nodes", "round_overhead", "round_time", "wire"}
 """Scripts that start a SuperLink or Ray."""
 
 SLOW = {"efficiency", "measure", "many_answers", "privacy_leakage", "scale"}
-"""Scripts whose dry run starts Python several times, traces every line or trains for long."""
+"""Scripts with a dry run that starts Python several times, traces every line or trains for long."""
 
 
 def marked(path: Path) -> object:

@@ -145,7 +145,7 @@ def test_a_run_without_counts_is_named(folder: Path, tmp_path: Path, capsys: pyt
 
 
 def without_domain(folder: Path, domain: str) -> None:
-    """Make the last score of a recorded run partial, as if nobody had scored a domain."""
+    """Make the last score of a recorded run partial, as if no client had scored a domain."""
     summary = json.loads((folder / "summary.json").read_text())
     score = summary["scores"]["final"]
     del score["accuracy"][domain]

@@ -33,7 +33,7 @@ def boards_of(folder: Path) -> list[Board]:
 
 
 def changed(source: Path, target: Path, **summary: Any) -> Path:
-    """A copy of a run whose summary says something else."""
+    """Copy a run, with a changed summary."""
     shutil.copytree(source, target)
     content = json.loads((target / "summary.json").read_text())
     (target / "summary.json").write_text(json.dumps({**content, **summary}))

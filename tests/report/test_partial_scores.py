@@ -48,12 +48,12 @@ def gone(client: str, since: int) -> Any:
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Runs of three rounds: ``whole`` twice, and ``partial``, whose dark site died in the last round."""
+    """Runs of three rounds: ``whole`` twice, and ``partial``, where the dark site died in the last round."""
     top = tmp_path_factory.mktemp("runs")
     found = {}
     for name, method, seed in (("whole", "fedavg", 0), ("partial", "fedavg", 1), ("other", "fedprox", 0)):
         settings = toy_settings(method, top / name, train={"rounds": 3}, seed=seed)
-        failing = gone("dark-0", 3) if name == "partial" else gone("nobody", 9)
+        failing = gone("dark-0", 3) if name == "partial" else gone("no-client", 9)
         run(settings, TouchedEngine(settings, failing=failing))
         found[name] = top / name
     return found
@@ -198,8 +198,8 @@ def test_prometheus_has_no_mean_of_a_round_that_lacks_a_domain(tmp_path: Path) -
 
 def test_the_card_of_an_exported_model_names_missing_domains(folders: Mapping[str, Path], tmp_path: Path) -> None:
     assert main(["export", str(folders["partial"]), "--to", str(tmp_path / "model"), "--format", "safetensors"]) == 0
-    said = json.loads((tmp_path / "model" / "model.json").read_text())
-    assert said["score"]["missing"] == {"dark": 1}
+    content = json.loads((tmp_path / "model" / "model.json").read_text())
+    assert content["score"]["missing"] == {"dark": 1}
     assert "PARTIAL, without dark (last scored in round 1)" in (tmp_path / "model" / "README.md").read_text()
 
 
@@ -241,7 +241,7 @@ def printed(groups: list[Group]) -> str:
 
 
 def test_tables_keep_the_column_of_a_domain_that_is_missing(folders: Mapping[str, Path]) -> None:
-    """A row of a site that died has its column with a dash, its average a mark, and a line below says since when."""
+    """A row of a site that died has its column with a dash, its average a mark, and a line below states since when."""
     alone = group("fedavg", folders["partial"])
     text = printed([alone])
     assert {"bright", "dark", "noisy", "average", "worst"} <= set(text.split())
@@ -291,7 +291,7 @@ def test_figures_leave_partial_values_out(folders: Mapping[str, Path]) -> None:
 
 @pytest.fixture(scope="module")
 def left_out(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """One run for each of two domains that nobody trains on."""
+    """One run for each of two domains on which no client trains."""
     top = tmp_path_factory.mktemp("left")
     for name in ("dark", "noisy"):
         settings = toy_settings("fedavg", top / name, overrides=("protocol=leave_one_out",))

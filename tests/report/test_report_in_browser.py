@@ -39,8 +39,8 @@ CONTRAST = """(() => {
     const style = getComputedStyle(element), svg = element instanceof SVGElement;
     const [a, b] = [light(parse(svg ? style.fill : style.color)), light(ground(element))];
     const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
-    const said = `${element.tagName}.${element.getAttribute('class')} ${element.textContent.slice(0, 30)}`;
-    if (ratio < 4.5) poor.push(`${said} ${ratio.toFixed(2)}`);
+    const where = `${element.tagName}.${element.getAttribute('class')} ${element.textContent.slice(0, 30)}`;
+    if (ratio < 4.5) poor.push(`${where} ${ratio.toFixed(2)}`);
   }
   return poor;
 })()"""
@@ -163,11 +163,11 @@ def test_the_cursor_shows_numbers_to_keyboard_and_pointer(opened: Browser) -> No
     opened.evaluate("document.querySelector('#rounds svg.chart').focus({preventScroll: true})")
     opened.press("ArrowLeft")
     opened.press("ArrowLeft")
-    said = opened.evaluate(tip)
-    assert "round 2" in said
-    assert "FedAvg" in said
-    assert "FPL" in said
-    assert "±" in said
+    shown = opened.evaluate(tip)
+    assert "round 2" in shown
+    assert "FedAvg" in shown
+    assert "FPL" in shown
+    assert "±" in shown
     opened.press("Home")
     assert "round 0" in opened.evaluate(tip)
     opened.press("Escape")

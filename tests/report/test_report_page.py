@@ -88,9 +88,9 @@ def test_the_headline_of_a_failed_run_has_the_reason(tmp_path: Path) -> None:
     (tmp_path / "run" / "summary.json").unlink()
     assert Run(tmp_path / "run").status == "failed"
     page = write_report([str(tmp_path)]).read_text()
-    said = "FPL failed after round 1: two rounds &lt;b&gt;in a row&lt;/b&gt; missed their quorum"
-    assert f'<p class="bad">{said}</p>' in page
-    assert f"<h3>{said}</h3>" in page
+    reason = "FPL failed after round 1: two rounds &lt;b&gt;in a row&lt;/b&gt; missed their quorum"
+    assert f'<p class="bad">{reason}</p>' in page
+    assert f"<h3>{reason}</h3>" in page
     events.write_text("\n".join(line for line in kept if '"round done"' not in line))  # killed
     assert re.search('<p class="bad">FPL has not finished(:.*)?</p>', write_report([str(tmp_path)]).read_text())
 
@@ -98,7 +98,7 @@ def test_the_headline_of_a_failed_run_has_the_reason(tmp_path: Path) -> None:
 def test_clipped_updates_count_as_trained_and_are_shown(tmp_path: Path) -> None:
     run(toy_settings("fedavg", tmp_path / "run", train={"rounds": 2}))
     path = tmp_path / "run" / "activity.csv"
-    whole = path.read_text().replace(",clipped,", ",trained,")  # whatever the bound has cut
+    whole = path.read_text().replace(",clipped,", ",trained,")  # regardless of what the bound has clipped
     path.write_text(whole.replace(",trained,", ",clipped,", 2))
     rows = client_rows(Run(tmp_path / "run"))
     assert sum(row["clipped"] for row in rows) == 2

@@ -1,4 +1,4 @@
-"""Domains nobody trains on, domains that join late, clients that are away at random."""
+"""Domains on which no client trains, domains that join late, clients that are away at random."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from strategies.core.registry import Registry
 from tests.support.runs import Run, run
 from tests.support.toy import CLASSES, DOMAINS, Toy, toy_settings
 
-test_subset.__test__ = False  # type: ignore[attr-defined]  # a function of the library whose name begins with test
+test_subset.__test__ = False  # type: ignore[attr-defined]  # a function of the library, not a test
 
 
 def roster_of(settings: RunSettings) -> Registry:
@@ -83,7 +83,7 @@ def test_a_client_does_not_notice_whether_others_are_there(tmp_path: Path) -> No
     all_three = present(roster_of(toy_settings("fedavg", tmp_path, rounds={"absence": 0.5})), 50)
     two = {"absence": 0.5, "joins": {"bright": 50}}
     without = present(roster_of(toy_settings("fedavg", tmp_path, rounds=two, train={"rounds": 50})), 50)
-    noisy_is_there = set(all_three["noisy-0"]) & set(without["noisy-0"])  # so nobody is there by force
+    noisy_is_there = set(all_three["noisy-0"]) & set(without["noisy-0"])  # present, and not as the only client
     assert len(noisy_is_there) > 15
     assert noisy_is_there & set(all_three["dark-0"]) == noisy_is_there & set(without["dark-0"])
     assert set(without["bright-0"]) <= {50}

@@ -32,7 +32,7 @@ from tests.support.toy import CLASSES, DOMAINS, toy_settings
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two seeds of FPL, one of FedAvg, one of a method whose models stay on the devices."""
+    """Two seeds of FPL, one of FedAvg, one of a method that keeps models on the devices."""
     root = tmp_path_factory.mktemp("figures")
     for seed in (0, 1):
         run(toy_settings("fpl", root / f"fpl-{seed}", seed=seed))

@@ -43,7 +43,7 @@ def test_a_citation_has_title_authors_venue_year_and_identifier() -> None:
     assert paper.short == "Cee et al., CVPR 2023"
     assert Paper("A", ("B C",), "", 2024, "arXiv:2401.00001").short == "C et al., 2024"
     assert cited("moon").startswith("MOON: Model-Contrastive Federated Learning. Qinbin Li, ")
-    assert cited("fedbn").startswith("FedBN: Federated Learning on Non-IID Features")  # the name is not said twice
+    assert cited("fedbn").startswith("FedBN: Federated Learning on Non-IID Features")  # the name is not repeated
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -35,7 +35,7 @@ TINY = (
 
 
 def demo_table(rows: tuple[PublishedRow, ...] | None = None) -> PublishedTable:
-    """A table on the embedded glyphs whose experiment is the demonstration's."""
+    """A table on the embedded glyphs with the demonstration's experiment."""
     rows = rows or (
         PublishedRow("FedAvg", ("method=fedavg",), (80.0, 90.0, 70.0, 60.0), average=75.0),
         PublishedRow("FPL", ("method=fpl",), (81.0, 91.0, 71.0, 61.0), average=76.0),
@@ -49,7 +49,7 @@ def quiet() -> Console:
     return Console(file=StringIO(), width=200)
 
 
-def said(console: Console) -> str:
+def output_of(console: Console) -> str:
     assert isinstance(console.file, StringIO)
     return console.file.getvalue()
 
@@ -73,7 +73,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Request, Path, str]:
     request = Request(demo_table(), "small", (), (0, 1), str(folder))
     console = quiet()
     path = reproduce(request, console)
-    return request, path, said(console)
+    return request, path, output_of(console)
 
 
 def test_every_row_runs_with_every_seed_and_four_files_are_written(done: tuple[Request, Path, str]) -> None:
@@ -101,7 +101,7 @@ def test_console_and_page_score_by_one_rule_and_name_it(tmp_path: Path) -> None:
     path = reproduce(Request(table, "small", ("FedAvg",), (0,), str(tmp_path)), console)
     content = json.loads(path.with_suffix(".json").read_text())["rows"][0]
     summary = Run.open(Path(content["folders"]["0"])).summary
-    found = re.search(r"FedAvg, seed 0: average ([\d.]+), worst ([\d.]+) \((.*)\)", said(console))
+    found = re.search(r"FedAvg, seed 0: average ([\d.]+), worst ([\d.]+) \((.*)\)", output_of(console))
     assert found
     assert found[1] == f"{content['average']:.2f}" == f"{summary['scores']['last_n']['average']:.2f}"
     assert found[1] != f"{summary['scores']['final']['average']:.2f}"
@@ -148,7 +148,7 @@ def test_what_is_finished_is_skipped_and_a_new_seed_is_not(done: tuple[Request, 
     before = {file: file.stat().st_mtime_ns for file in request.folder.rglob("summary.json")}
     console = quiet()
     reproduce(request, console)
-    assert "4 runs, 4 finished already" in said(console)
+    assert "4 runs, 4 finished already" in output_of(console)
     assert {file: file.stat().st_mtime_ns for file in request.folder.rglob("summary.json")} == before
     jobs = plan(request.table, request.table.rows[:1], (0, 1, 2), "small", request.folder)
     assert [job.summary() is None for job in jobs] == [False, False, True]
@@ -172,7 +172,7 @@ def test_rows_that_two_tables_share_are_one_run(done: tuple[Request, Path, str])
     assert jobs[0].folder == jobs[1].folder
     console = quiet()
     assert execute(jobs, 1, console) == {}
-    assert "1 runs, 1 finished already" in said(console)
+    assert "1 runs, 1 finished already" in output_of(console)
 
 
 def test_an_interrupted_run_goes_on_to_the_same_state(
@@ -191,7 +191,7 @@ def test_an_interrupted_run_goes_on_to_the_same_state(
     assert "not run yet" in (tmp_path / "demo.md").read_text()  # a page of what is there, all the same
     console = quiet()
     reproduce(request, console)
-    assert "1 runs, 0 finished already" in said(console)
+    assert "1 runs, 0 finished already" in output_of(console)
     mine = next(iter((tmp_path / "runs").rglob("summary.json")))
     twin = next(path for path in (done[0].folder / "runs").glob("fpl-*/seed-0"))
     assert Run.open(mine.parent).summary["state_sha256"] == Run.open(twin).summary["state_sha256"]
@@ -207,7 +207,7 @@ def test_a_run_that_fails_is_named_and_the_others_go_on(tmp_path: Path, monkeypa
     with pytest.raises(ConfigError, match="some runs failed") as caught:
         reproduce(request, console)
     assert "fedavg-" in str(caught.value)  # the folder, with the log
-    assert "FedAvg, seed 0: FAILED: the camera fell off" in said(console)
+    assert "FedAvg, seed 0: FAILED: the camera fell off" in output_of(console)
     text = (tmp_path / "demo.md").read_text()
     assert "the camera fell off" in text
     assert re.search(r"\| \*\*FPL\*\* \| \*\*\d", text)

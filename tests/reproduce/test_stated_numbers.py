@@ -67,9 +67,9 @@ def test_the_text_on_fpl_on_the_paper_s_net_agrees_with_its_records() -> None:
     assert ahead["last_n"] == {"caltech", "amazon", "webcam", "dslr"}
     assert ahead["final"] == {"caltech", "webcam"}
     assert scores["fpl"]["final"]["amazon"] == scores["fedavg"]["final"]["amazon"]
-    said = f"{scores['fpl']['final']['dslr']:.1f} against {scores['fedavg']['final']['dslr']:.1f}"
+    figures = f"{scores['fpl']['final']['dslr']:.1f} against {scores['fedavg']['final']['dslr']:.1f}"
     for page in (RESULTS / "README.md", RESULTS / "small" / "README.md"):
-        assert said in words(page)
+        assert figures in words(page)
     for page in RESULTS.rglob("*.md"):
         assert "in all four domains" not in words(page), page
 

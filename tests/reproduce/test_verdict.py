@@ -184,12 +184,12 @@ def test_the_results_list_has_the_word_of_each_page_on_the_paper_s_net(path: Pat
 
 def test_the_results_list_sums_the_small_pages_up() -> None:
     line = line_of("README.md", "(small/README.md)")
-    said = {
+    stated = {
         path: word
         for word, names in re.findall(r"\*\*(yes|mostly|no)\*\*: ([\w, ]+)", line)
         for path in names.strip().split(", ")
     }
-    assert said == {path.stem: word for path in SMALL if (word := read_page(path).verdict().word) != "-"}
+    assert stated == {path.stem: word for path in SMALL if (word := read_page(path).verdict().word) != "-"}
 
 
 def test_the_documentation_states_the_rule_s_numbers() -> None:

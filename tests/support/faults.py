@@ -25,7 +25,7 @@ PATIENCE = 600.0
 
 
 def trials(usual: int) -> int:
-    """How often to try: ``usual``, or what GOLDFINCH_TRIALS says."""
+    """How often to try: ``usual``, or the value of GOLDFINCH_TRIALS."""
     return int(os.environ.get("GOLDFINCH_TRIALS", usual))
 
 

@@ -1,6 +1,6 @@
 """Flower's own grids and SuperLink state without processes and sockets: nodes answer when somebody looks for answers.
 
-``Simulation`` is the grid of a simulation, ``Deployment`` that of a server process, whose calls go straight to the
+``Simulation`` is the grid of a simulation, ``Deployment`` that of a server process. Its calls go straight to the
 SuperLink's handlers; there, as over HTTP, a message is a tree of parts that are pushed and pulled one by one.
 """
 
@@ -99,7 +99,7 @@ class Nodes:
         self.nodes[node] = answer
 
     def answered(self, message: Message) -> Message | None:
-        """What the node says to whom ``message`` is."""
+        """Return the answer of the node that ``message`` is sent to."""
         self.seen.append(message)
         return self.nodes[message.metadata.dst_node_id](message)
 

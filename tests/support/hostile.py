@@ -140,7 +140,7 @@ def _counter(payload: Payload) -> Payload | None:
 def scaled(payload: Payload, factor: float) -> Payload | None:
     """Parameters, prototypes and further tensors ``factor`` times as large; ``None`` if there is nothing to enlarge.
 
-    Running statistics, and similarities, whose range a method knows, stay: other checks would see them first.
+    Running statistics and similarities stay: other checks would refuse them first. Similarities have a known range.
     """
     honest = ("running_", "similarities")
 

@@ -1,4 +1,4 @@
-"""Light nodes of bench/light_nodes.py whose replies differ, at several SuperLinks of this machine."""
+"""Light nodes of bench/light_nodes.py with different replies, at several SuperLinks of this machine."""
 
 from __future__ import annotations
 

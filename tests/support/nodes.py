@@ -52,7 +52,7 @@ class Manager:
 
 
 class Actor(Node):
-    """A node of a simulation, whose ClientApp runs in an actor of Ray."""
+    """A node of a simulation. Its ClientApp runs in an actor of Ray."""
 
     def __call__(self, message: Message) -> Message | None:
         with patch("client.app.in_simulation", return_value=True):

@@ -20,7 +20,7 @@ PAGES = sorted(
 
 @dataclass(frozen=True)
 class Recorded(Comparison):
-    """A comparison whose numbers are those of a page: means and deviations over seeds, to two decimals."""
+    """A comparison with the numbers of a page: means and deviations over seeds, to two decimals."""
 
     numbers: dict[str, list[Value]] = field(default_factory=dict)
 

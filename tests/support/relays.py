@@ -22,7 +22,7 @@ ONE_AT_A_TIME = threading.Lock()
 
 
 class SharedDeployment(Deployment):
-    """A grid whose nodes work while no other's do: they share this process's devices.
+    """A grid. Its nodes work while no other grid's do, because they share this process's devices.
 
     They wait for the objects of messages, as SuperNodes do; the relay pushes those one by one.
     """

@@ -130,7 +130,7 @@ class Run:
 def run(
     settings: RunSettings, engine: TouchedEngine | InlineEngine | None = None, stop_after: int | None = None
 ) -> Run:
-    """One run from settings to files; ``stop_after`` ends it, as a person would, after so many rounds."""
+    """One run from settings to files; ``stop_after`` interrupts it, as a person would, after that many rounds."""
     engine = engine or InlineEngine(settings)
     events: list[tuple[str, Mapping[str, Any]]] = []
     done = 0

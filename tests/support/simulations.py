@@ -50,7 +50,7 @@ class Simulation:
 
 @contextmanager
 def simulation(folder: Path, working_folder: Path) -> Iterator[Simulation]:
-    """A simulation SuperLink whose processes work in ``working_folder``; all are ended with the block."""
+    """A simulation SuperLink with processes that work in ``working_folder``; all are ended with the block."""
     port = free_port()
     home = folder / "home"
     home.mkdir(parents=True)

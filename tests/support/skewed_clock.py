@@ -1,4 +1,4 @@
-"""Put on PYTHONPATH as ``sitecustomize.py``: a program whose wall clock is SKEWED_BY seconds off, as Python sees it.
+"""Put on PYTHONPATH as ``sitecustomize.py``: Python's wall clock is then SKEWED_BY seconds off.
 
 Monotonic clocks, sleeping and OpenSSL keep the true time.
 """

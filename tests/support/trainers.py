@@ -65,7 +65,7 @@ class Asked:
         return replace(self.registration(), kind="answer", request=text, tensor_type="safetensors", tensors=[blob])
 
     def trainer(self) -> int | None:
-        """The process that listens, as the kernel says; ``None`` if none does."""
+        """Return the process that listens, from the kernel; ``None`` if there is none."""
         try:
             probe = Client(os.fspath(self.caller.path), "AF_UNIX")
         except (FileNotFoundError, ConnectionError):
