@@ -5,15 +5,16 @@
     python bench/light_nodes.py --nodes 100 500 --proxy                  # and through nginx, as docker/ has it
     python bench/light_nodes.py --nodes 100 --store memory               # the SuperLink's store, sqlite by default
     python bench/light_nodes.py --nodes 500 --superlinks 2 --proxy       # two SuperLinks and proxies under one server
-    python bench/light_nodes.py --nodes 2000 --superlinks 2 --proxy --polls 60  # each proxy passes on 60 polls a second
+    python bench/light_nodes.py --nodes 2000 --superlinks 2 --proxy --polls 120  # GOLDFINCH_POLLS of each proxy
     python bench/light_nodes.py --nodes 30 --vanish 0.1                  # a tenth of the nodes leaves in every round
     python bench/light_nodes.py --nodes 200 --against ../earlier         # this checkout and another one, in turn
     python bench/light_nodes.py --dry-run                                # three nodes, writes nothing
 
 The nodes are light: threads of one process that speak Flower's Fleet API as SuperNodes do. Each activates with a key
-of its own, signs its calls, sends heartbeats, polls for messages every three seconds in a thread of its own, pulls every
-part of a message and pushes every part of its answer; but it answers at once, with the model it was sent, and starts no process. Server
-and SuperLink are those of a deployment. FedAvg with the small net of 136,730 parameters.
+of its own, signs its calls, sends heartbeats, polls for messages every three seconds in a thread of its own, pulls
+every part of a message and pushes every part of its answer. But it answers at once, with the model it was sent, and
+starts no process. Server and SuperLink are those of a deployment. FedAvg with the small net of 136,730 parameters. All
+nodes have one address, which gets half of the polls that a proxy passes on.
 
 A round is from the end of the one before to its own end; the first two do not count, unless ``--skip`` says otherwise.
 Nodes register before the first.
@@ -524,7 +525,7 @@ def main() -> None:
     parser.add_argument("--override", action="append", default=[], help="of the run, such as rounds.oversample=1.3")
     parser.add_argument("--secure", action="store_true")
     parser.add_argument("--proxy", action="store_true", help="through nginx; secure")
-    parser.add_argument("--polls", type=int, help="that each proxy lets through in a second")
+    parser.add_argument("--polls", type=int, help="GOLDFINCH_POLLS of each proxy")
     parser.add_argument("--against", type=Path, help="another checkout; its server and this one's are measured in turn")
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -4,8 +4,8 @@
     python bench/middlewares.py --dry-run  # one repeat of a few requests; writes nothing
 
 The SuperLink's HTTP application is called in this process, without sockets, TLS, signatures or a database, so all that
-is left is the application's own work. Flower's middlewares derive from Starlette's ``BaseHTTPMiddleware``, each of which
-runs the rest of the application in a task of its own. Without them the same route runs in the same application.
+is left is the application's own work. Flower's middlewares derive from Starlette's ``BaseHTTPMiddleware``. Each runs
+the rest of the application in a task of its own. Without them the same route runs in the same application.
 Appends rows to bench/results/middlewares.csv.
 """
 

@@ -78,6 +78,7 @@ enrol) # a new device is enrolled by making its key and running this again; GOLD
 proxy)
   need "$certificates/server/ca.crt" "$certificates/server/server.pem" "$certificates/server/server.key"
   temporary=${TMPDIR:-/tmp}
+  polls=${GOLDFINCH_POLLS:-60}
   # nginx keeps connections to the SuperLink open, and for that looks its name up only when it reads its configuration.
   # So the name is looked up here, and again every few seconds: a SuperLink that is made again may have another address.
   look_up() {
@@ -90,7 +91,8 @@ proxy)
     sed -e "s|@ADDRESS@|${GOLDFINCH_LISTEN:-8443}|" -e "s|@SUPERLINK@|${1:-127.0.0.1}:${superlink##*:}|" \
       -e "s|@NAME@|${GOLDFINCH_SUPERLINK_NAME:-${superlink%:*}}|" -e "s|@CERTIFICATES@|$certificates/server|" \
       -e "s|@TEMPORARY@|$temporary|" -e "s|@PATIENCE@|${GOLDFINCH_PATIENCE:=300}|" \
-      -e "s|@POLLS@|${GOLDFINCH_POLLS:=40}|" -e "s|@WAITING@|$((GOLDFINCH_POLLS * 20))|" \
+      -e "s|@POLLS@|$polls|" -e "s|@WAITING@|$((polls * 20))|" \
+      -e "s|@ADDRESS_POLLS@|$(((polls + 1) / 2))|" -e "s|@ADDRESS_WAITING@|$(((polls + 1) / 2 * 20))|" \
       "${GOLDFINCH_PROXY_CONFIGURATION:-/opt/goldfinch/proxy/nginx.conf}" >"$temporary/nginx.conf"
   }
   watch() { # PROCESS ADDRESS: nginx reads its configuration again every PATIENCE seconds (see nginx.conf), and at once
