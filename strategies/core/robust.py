@@ -11,6 +11,7 @@ of prototypes, and Flower's multi-Krum weighs the chosen clients by the samples 
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -54,12 +55,17 @@ class RobustRule(Mean, ABC):
                 f"method={method}: the server does not only average what clients send, so "
                 f"aggregation={self._name} would not protect it; set aggregation=mean"
             )
-        if participants < self.min_answers:
+        if participants < self.min_participants:
             raise ConfigError(
-                f"aggregation={self._name} needs {self.min_answers} answers a round "
+                f"aggregation={self._name} needs {self.min_participants} answers a round "
                 f"and {participants} clients are asked: take more clients, a larger rounds.participation, "
                 "a smaller aggregation.attackers, or aggregation=mean"
             )
+
+    @property
+    def min_participants(self) -> int:
+        """Fewest clients to ask in a round; more than ``min_answers`` if the rule can do with fewer answers."""
+        return self.min_answers
 
     @property
     def _name(self) -> str:
@@ -517,11 +523,12 @@ class Bucketing(RobustRule):
     Karimireddy, He and Jaggi, Byzantine-Robust Learning on Heterogeneous Datasets via Bucketing, ICLR 2022. The means
     of ``size`` clients differ less than the clients do, so that the rule leaves out less of honest, unusual clients. A
     group with a hostile client is hostile as a whole. The groups follow from the run's seed, the round and the
-    exchange. The last group is smaller if ``size`` does not divide the number of clients. Counters are the lower
-    median.
+    exchange. The last group is smaller if ``size`` does not divide the number of clients. Groups are smaller if too few
+    updates are left for as many groups as the rule needs; otherwise a hostile client of five could stop the federation
+    by being left out. Counters are the lower median.
 
     Args:
-        size: clients in a group, >= 2.
+        size: clients in a group at most, >= 2.
         rule: the rule over the groups' means.
     """
 
@@ -534,7 +541,12 @@ class Bucketing(RobustRule):
 
     @property
     def min_answers(self) -> int:
-        """Answers that give as many groups as the rule needs."""
+        """Answers that the rule needs, with groups of one client."""
+        return self.rule.min_answers
+
+    @property
+    def min_participants(self) -> int:
+        """Clients that give as many groups of ``size`` as the rule needs."""
         return self.size * (self.rule.min_answers - 1) + 1
 
     def after_refusals(self, refused: int, answers: int) -> Bucketing:
@@ -560,28 +572,35 @@ class Bucketing(RobustRule):
     def _generator(self) -> torch.Generator:
         return generator(0, "bucketing")
 
-    def _groups(self, count: int) -> list[list[int]]:
+    def _groups(self, count: int, size: int) -> list[list[int]]:
         """Return the groups of ``count`` clients, each in ascending order."""
         order = torch.randperm(count, generator=self._generator()).tolist()
         groups: list[list[int]] = []
-        for start in range(0, count, self.size):
-            groups.append(sorted(order[start : start + self.size]))
+        for start in range(0, count, size):
+            groups.append(sorted(order[start : start + size]))
         return groups
+
+    def _fitting_size(self, count: int) -> int:
+        """Return the largest group size up to ``size`` with which ``count`` clients give the groups the rule needs."""
+        size = self.size
+        while size > 1 and math.ceil(count / size) < self.rule.min_answers:
+            size -= 1
+        return size
 
     def _means(self, states: Sequence[Mapping[str, Tensor]]) -> list[dict[str, Tensor]]:
         means: list[dict[str, Tensor]] = []
-        for group in self._groups(len(states)):
+        for group in self._groups(len(states), self._fitting_size(len(states))):
             means.append(average([states[position] for position in group], [1.0] * len(group)))
         return means
 
     def _one(self, table: Tensor) -> Tensor:
         rows: list[Tensor] = []
-        for group in self._groups(len(table)):
+        for group in self._groups(len(table), self.size):
             rows.append(table[group].mean(0))
         return self.rule._one(torch.stack(rows))
 
     def _chosen(self, table: Tensor) -> Tensor:
-        groups = self._groups(len(table))
+        groups = self._groups(len(table), self.size)
         rows = torch.stack([table[group].mean(0) for group in groups])
         chosen: list[int] = []
         for position in self.rule._chosen(rows).tolist():

@@ -17,7 +17,7 @@ from flwr.server.strategy.aggregate import aggregate_krum, aggregate_median, agg
 from hypothesis import given
 from hypothesis import strategies as draw
 from scipy.optimize import minimize
-from support.runs import run
+from support.runs import TouchedEngine, run
 from support.toy import composed, method_at_defaults, toy_settings
 
 from common.choices import CONF
@@ -25,6 +25,7 @@ from common.errors import ConfigError
 from common.numerics import generator
 from common.prototypes import PrototypeSet
 from common.settings import RunSettings
+from server.engines.inline import InlineEngine
 from strategies.core.aggregation import Mean, RuleContext, average
 from strategies.core.robust import (
     Bucketing,
@@ -417,12 +418,31 @@ def test_bucketing_over_centred_clipping_remembers_the_step() -> None:
 
 
 @pytest.mark.parametrize(("size", "rule", "least"), [(2, Median(), 5), (3, Median(), 7), (2, Krum(1), 9)])
-def test_bucketing_needs_as_many_groups_as_its_rule_needs_answers(size: int, rule: RobustRule, least: int) -> None:
+def test_bucketing_asks_for_as_many_clients_as_give_full_groups(size: int, rule: RobustRule, least: int) -> None:
     bucketing = Bucketing(size, rule)
-    assert bucketing.min_answers == least
-    bucketing.combine(states(least), [1.0] * least)
-    with pytest.raises(ValueError, match=f"bucketing needs {least} states; got {least - 1}"):
-        bucketing.combine(states(least - 1), [1.0] * (least - 1))
+    assert bucketing.min_participants == least
+    assert bucketing.min_answers == rule.min_answers
+    with pytest.raises(ValueError, match=f"bucketing needs {rule.min_answers} states"):
+        bucketing.combine(states(rule.min_answers - 1), [1.0] * (rule.min_answers - 1))
+
+
+def test_groups_are_smaller_if_few_updates_are_left() -> None:
+    """A hostile client of five is left out; the four others are groups of one."""
+    given = states(4)
+    found = Bucketing(2, Median()).combine(given, [1.0] * 4)
+    expected = Median().combine(given, [1.0] * 4)
+    assert all(torch.equal(found[name], expected[name]) for name in found)
+    sizes = [Bucketing(3, Median())._fitting_size(count) for count in (1, 3, 4, 5, 6, 7, 20)]
+    assert sizes == [1, 1, 1, 2, 2, 3, 3]
+
+
+def test_a_client_that_is_left_out_does_not_stop_a_federation_of_five(tmp_path: Path) -> None:
+    clients = ("protocol=dirichlet", "protocol.client_count=5", "protocol.alpha=10", "protocol.least=1")
+    overrides = ("aggregation=bucketing", "rounds.quorum=0.5", *clients)
+    settings = toy_settings("fedavg", tmp_path, overrides=overrides, train={"rounds": 4})
+    first = sorted(InlineEngine(settings).devices)[0]
+    done = run(settings, TouchedEngine(settings, failing=lambda request: request.train and request.client == first))
+    assert [name for name, _ in done.events if name in ("round done", "round skipped")] == ["round done"] * 4
 
 
 @pytest.mark.parametrize(
@@ -432,7 +452,7 @@ def test_bucketing_needs_as_many_groups_as_its_rule_needs_answers(size: int, rul
 )
 def test_a_resumed_run_ends_with_the_same_state(overrides: tuple[str, ...], tmp_path: Path) -> None:
     clients: tuple[str, ...] = ()
-    if "aggregation=bucketing" in overrides:  # which needs five answers
+    if "aggregation=bucketing" in overrides:  # which needs five clients
         clients = ("protocol=dirichlet", "protocol.client_count=5", "protocol.alpha=10", "protocol.least=1")
 
     def settings(name: str, **more: Any) -> RunSettings:
