@@ -60,6 +60,10 @@ MAX_LINES = 60
 HEAD_START_SECONDS = 8.0
 """Seconds that a simulation has to start before ``flwr log`` starts on the same cores; ``flwr log`` misses no line."""
 
+MAX_SIMULATED_NODES = 100
+"""Nodes of a simulation at most. With more clients a node hosts several. Flower sends each node a message to register,
+and lists all nodes in every round: 5,000 nodes took minutes, and hundreds of their messages were lost."""
+
 STATUS_TRIES = 20
 """How often the SuperLink is asked for a run's final status, a second apart."""
 
@@ -135,7 +139,7 @@ def run_on_ray(settings: RunSettings, listeners: Sequence[Listener], link: Simul
     if options.gpus:
         gpus = torch.cuda.device_count()
     federation = {
-        "num-supernodes": clients,
+        "num-supernodes": min(clients, MAX_SIMULATED_NODES),
         "client-resources-num-cpus": 1,
         "client-resources-num-gpus": options.gpus,
         "init-args-num-cpus": actors,
