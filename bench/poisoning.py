@@ -464,7 +464,7 @@ def cell(outcomes: Sequence[Outcome]) -> str:
         return "-"
     values = [outcome.average for outcome in outcomes]
     spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
-    mark = "" if len(values) == len(SEEDS) else f" ({len(values)} seeds)"
+    mark = "" if len(values) == len(SEEDS) else f" ({len(values)} of {len(SEEDS)} seeds)"
     return f"{statistics.mean(values):.1f}{spread}{mark}"
 
 

@@ -333,6 +333,64 @@ def judge_table(rows: Sequence[Mapping[str, str]]) -> str:
     return "\n".join(lines)
 
 
+def spread(values: Sequence[float]) -> str:
+    """Return mean ± standard deviation; a single value alone, and fewer values than seeds with their number."""
+    if not values:
+        return "-"
+    text = f"{statistics.mean(values):.1f}"
+    if len(values) > 1:
+        text += f" ± {statistics.stdev(values):.1f}"
+    if len(values) < len(SEEDS):
+        text += f" ({len(values)} of {len(SEEDS)} seeds)"
+    return text
+
+
+def unseen_table(rows: Sequence[Mapping[str, str]]) -> str:
+    """Return Markdown: accuracy on each domain without a client, and the means over a data set's domains.
+
+    The mean of a data set counts the seeds that all its domains have.
+    """
+    base, other = UNSEEN
+    lines = [f"| domain without a client | {base} | {other} | difference |", "|---|---:|---:|---:|"]
+    for data in DOMAINS:
+        found: dict[str, list[dict[str, float]]] = {base: [], other: []}
+        for domain in DOMAINS[data]:
+            split = f"{data} without {domain}"
+            mine = {name: averages(rows, "unseen", split, name) for name in UNSEEN}
+            for name in UNSEEN:
+                found[name].append(mine[name])
+            lines.append(_compared(f"{data}, {domain}", mine[base], mine[other]))
+        means: list[dict[str, float]] = []
+        for name in UNSEEN:
+            common = set.intersection(*(set(split) for split in found[name]))
+            means.append({seed: statistics.mean(split[seed] for split in found[name]) for seed in sorted(common)})
+        lines.append(_compared(f"**{data}, mean of {len(DOMAINS[data])} domains**", *means))
+    return "\n".join(lines)
+
+
+def _compared(title: str, base: Mapping[str, float], other: Mapping[str, float]) -> str:
+    """Return a table row: two accuracies by seed and their paired difference."""
+    paired = [other[seed] - base[seed] for seed in other if seed in base]
+    difference = interval(paired) if paired else "-"
+    return f"| {title} | {spread(list(base.values()))} | {spread(list(other.values()))} | {difference} |"
+
+
+def ablation_table(rows: Sequence[Mapping[str, str]]) -> str:
+    """Return Markdown: the recommendation, and what is left of it without each of its parts."""
+    whole = "recommended, own models"
+    heads = " | ".join(f"{data} | minus the whole" for data in JUDGED)
+    lines = [f"| row | {heads} |", "|---|" + "---:|" * (2 * len(JUDGED))]
+    for name in (whole, *ABLATIONS):
+        cells: list[str] = []
+        for data in JUDGED:
+            base = averages(rows, "judge", data, whole)
+            mine = averages(rows, "judge" if name == whole else "ablation", data, name)
+            paired = [mine[seed] - base[seed] for seed in mine if seed in base]
+            cells += [spread(list(mine.values())), interval(paired) if paired and name != whole else ""]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def run_missing(stages: Sequence[str], seeds: Sequence[int] | None) -> None:
     """Run the jobs of the stages that the CSV does not hold yet, and append a row for each."""
     for stage in stages:
@@ -360,9 +418,9 @@ def main() -> None:
     if not chosen.table:
         run_missing(chosen.stages, chosen.seeds)
     rows = read_all(RESULTS)
-    print(search_table(rows))
-    print()
-    print(judge_table(rows))
+    for table in (search_table, judge_table, ablation_table, unseen_table):
+        print(table(rows))
+        print()
 
 
 if __name__ == "__main__":
