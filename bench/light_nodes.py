@@ -79,6 +79,7 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpInterceptor
 from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
 from flwr.supercore.retry import make_simple_http_retry_invoker
+from flwr.supercore.run import RunNotRunningException
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from measuring import arguments, start
@@ -261,6 +262,8 @@ class LightNodes:
             try:
                 if node.poll(self._working):
                     pause = 0.0
+            except RunNotRunningException:  # no Exception; a SuperNode drops the message of a run that has ended
+                continue
             except Exception as error:  # a call that failed is made again, as a SuperNode does
                 print(f"{node.client.client}: {error!r}", file=sys.stderr)
                 self.faults += 1
