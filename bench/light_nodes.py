@@ -101,6 +101,9 @@ RESULTS = Path(__file__).parent / "results" / "light_nodes.csv"
 EVERY = 3.0
 """Seconds between two polls of a SuperNode."""
 
+BEAT_EVERY = 24.0
+"""Seconds between two heartbeats of a SuperNode: it draws from 21 to 27."""
+
 SKIPPED = 2
 UNITS = dict.fromkeys(("lost", "faults", "skipped", "vanished", "refusals", "lines"), "") | {"activity": "B"}
 ENDS = ("round done", "round skipped")
@@ -224,7 +227,8 @@ class LightNodes:
         self.nodes = nodes
         self._lock, self._end = threading.Lock(), threading.Event()
         self._working = threading.Semaphore(threads)
-        self._threads = [threading.Thread(target=self._beat, args=(at,), daemon=True) for at in range(4)]
+        self._beats = 4 + len(nodes) // 50
+        self._threads = [threading.Thread(target=self._beat, args=(at,), daemon=True) for at in range(self._beats)]
         for place, node in enumerate(nodes):
             self._threads.append(self._thread(node, EVERY * place / len(nodes)))
         self.faults = 0
@@ -269,11 +273,11 @@ class LightNodes:
                 self.faults += 1
 
     def _beat(self, place: int) -> None:
-        while not self._end.wait(0.1):  # next to the work and every 20 s, as a SuperNode's own thread does
+        while not self._end.wait(1.0):  # next to the work, as a SuperNode's own thread does
             with self._lock:
-                nodes = self.nodes[place::4]
+                nodes = self.nodes[place :: self._beats]
             for node in nodes:
-                if not node.gone and time.monotonic() - node.beat > 20:
+                if not node.gone and time.monotonic() - node.beat > BEAT_EVERY:
                     try:
                         node.heartbeat()
                     except Exception as error:  # repeated in the next turn

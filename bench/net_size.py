@@ -11,7 +11,6 @@ Seeds are run one after the other, each with all rows, so that an unfinished tab
 
 from __future__ import annotations
 
-import statistics
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -24,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # this checkout
 
 import goldfinch as gf
 from bench.measuring import arguments, environment, start
-from bench.rows import append_rows, read_all
+from bench.rows import append_rows, mean_and_spread, read_all
 
 RESULTS = Path(__file__).parent / "results" / "net_size.csv"
 SEEDS = (0, 1, 2)
@@ -88,14 +87,6 @@ def averages(rows: Sequence[Mapping[str, str]], network: str, method: str) -> di
     return found
 
 
-def spread(values: Sequence[float], sign: str = "") -> str:
-    """Return mean ± standard deviation, or the one value there is."""
-    text = f"{statistics.mean(values):{sign}.1f}"
-    if len(values) > 1:
-        text += f" ± {statistics.stdev(values):.1f}"
-    return text
-
-
 def table(rows: Sequence[Mapping[str, str]]) -> str:
     """Return Markdown: a row for each network and method, with the difference from FedAvg on the same seeds."""
     lines = ["| network | method | average | minus FedAvg | seeds |", "|---|---|---:|---:|---:|"]
@@ -106,8 +97,8 @@ def table(rows: Sequence[Mapping[str, str]]) -> str:
         differences = [mine[seed] - base[seed] for seed in mine if seed in base]
         difference = ""
         if method != "FedAvg" and differences:
-            difference = spread(differences, "+")
-        lines.append(f"| {network} | {method} | {spread(list(mine.values()))} | {difference} | {len(mine)} |")
+            difference = mean_and_spread(differences, sign="+")
+        lines.append(f"| {network} | {method} | {mean_and_spread(list(mine.values()))} | {difference} | {len(mine)} |")
     return "\n".join(lines)
 
 

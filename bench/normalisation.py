@@ -11,7 +11,6 @@ of Goldfinch's domains, 200 images a client. One client a domain, model=small, t
 
 from __future__ import annotations
 
-import statistics
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -25,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # this checkout
 
 import goldfinch as gf
 from bench.measuring import arguments, environment, start
-from bench.rows import append_rows
+from bench.rows import append_rows, mean_and_spread
 from common.numerics import generator
 from server.run.history import read_rows
 
@@ -138,17 +137,6 @@ def measure(data: str, variant: str, rate: str, seed: int, shapes: Path, more: S
     return {**row, "torch": where["torch"], "commit": where["commit"], "when": where["when"]}
 
 
-def mean_and_spread(rows: Sequence[dict[str, str]], column: str) -> str:
-    """Return mean ± standard deviation over seeds; fewer than all seeds are marked."""
-    values = [float(row[column]) for row in rows]
-    text = f"{statistics.mean(values):.1f}"
-    if len(values) > 1:
-        text += f" ± {statistics.stdev(values):.1f}"
-    if len(values) < len(SEEDS):
-        text += f" ({len(values)} seeds)"
-    return text
-
-
 def table(rows: Sequence[dict[str, str]]) -> str:
     """Return Markdown: a row for each data set and normalisation."""
     lines = [
@@ -161,7 +149,9 @@ def table(rows: Sequence[dict[str, str]]) -> str:
             mine = [row for row in rows if (row["data"], row["normalisation"], row["learning_rate"]) == wanted]
             if not mine:
                 continue
-            cells = [mean_and_spread(mine, column) for column in ("average", "worst", "largest_share")]
+            cells: list[str] = []
+            for column in ("average", "worst", "largest_share"):
+                cells.append(mean_and_spread([float(row[column]) for row in mine], len(SEEDS)))
             lines.append(f"| {data} | {variant} | {rate} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 

@@ -22,8 +22,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # this checkout
 
 import goldfinch as gf
 from bench.measuring import arguments, environment, start
-from bench.normalisation import SITES, draw_shape, mean_and_spread
-from bench.rows import append_rows
+from bench.normalisation import SITES, draw_shape
+from bench.rows import append_rows, mean_and_spread
 from common.numerics import generator
 from server.run.history import read_rows
 
@@ -79,7 +79,8 @@ def table(rows: Sequence[dict[str, str]]) -> str:
     for method, variant in product(METHODS, VARIANTS):
         chosen = [row for row in rows if (row["method"], row["variant"]) == (method, variant)]
         if chosen:
-            average, worst = mean_and_spread(chosen, "average"), mean_and_spread(chosen, "worst")
+            average = mean_and_spread([float(row["average"]) for row in chosen], len(SEEDS))
+            worst = mean_and_spread([float(row["worst"]) for row in chosen], len(SEEDS))
             lines.append(f"| {method} | {variant} | {average} | {worst} |")
     return "\n".join(lines)
 

@@ -15,7 +15,6 @@ is the shipped code. Runs are inline, in this process, on one thread.
 from __future__ import annotations
 
 import math
-import statistics
 import sys
 import tempfile
 import time
@@ -31,7 +30,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # this checkout, not an installed package
 
 from bench.measuring import arguments, environment, start
-from bench.rows import append_rows
+from bench.rows import append_rows, mean_and_spread
 from common.data.batches import Split
 from common.numerics import generator
 from common.prototypes import PrototypeSet
@@ -449,23 +448,14 @@ def plan(
 
 
 def load(path: Path) -> list[Outcome]:
-    """Return the rows of the CSV, typed; none if it does not exist."""
+    """Return the rows of the CSV, typed; none if it does not exist. Of a run that is there twice, the later row counts."""
     kinds: dict[str, Any] = dict.fromkeys(("seed", "clipped", "refused", "honest_clipped", "honest_left_out"), int)
     kinds |= dict.fromkeys(("average", "worst", "seconds"), float)
-    outcomes: list[Outcome] = []
+    outcomes: dict[Key, Outcome] = {}
     for row in read_rows(path):
-        outcomes.append(Outcome(**{name: kinds.get(name, str)(value) for name, value in row.items()}))
-    return outcomes
-
-
-def cell(outcomes: Sequence[Outcome]) -> str:
-    """Return mean ± standard deviation of the average accuracy over seeds; fewer than all seeds are marked."""
-    if not outcomes:
-        return "-"
-    values = [outcome.average for outcome in outcomes]
-    spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
-    mark = "" if len(values) == len(SEEDS) else f" ({len(values)} of {len(SEEDS)} seeds)"
-    return f"{statistics.mean(values):.1f}{spread}{mark}"
+        outcome = Outcome(**{name: kinds.get(name, str)(value) for name, value in row.items()})
+        outcomes[key_of(outcome)] = outcome
+    return list(outcomes.values())
 
 
 def table(outcomes: Sequence[Outcome]) -> str:
@@ -483,7 +473,10 @@ def table(outcomes: Sequence[Outcome]) -> str:
                 mine = [item for item in outcomes if (item.federation, item.method, item.attack) == wanted]
                 if not mine:
                     continue
-                cells = [cell([item for item in mine if item.defence == defence]) for defence in defences]
+                cells: list[str] = []
+                for defence in defences:
+                    averages = [item.average for item in mine if item.defence == defence]
+                    cells.append(mean_and_spread(averages, len(SEEDS)))
                 lines.append(f"| {federation} | {method} | {attack} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 

@@ -20,7 +20,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout, before an installed copy
 
 from bench.measuring import arguments, start
-from bench.rows import append_rows
+from bench.rows import append_rows, mean_and_spread
 from common.settings import load_settings
 from server.engines.inline import InlineEngine
 from server.plots.figures import line_style, new_figure, plain, save
@@ -113,7 +113,7 @@ def table(rows: list[dict[str, str]], data: str, order: list[tuple[str, str]]) -
 def spread(group: list[dict[str, str]], column: str) -> str:
     """Mean and sample deviation over seeds."""
     values = [float(row[column]) for row in group]
-    return f"{statistics.mean(values):.1f} ± {statistics.stdev(values):.1f}" if len(values) > 1 else f"{values[0]:.1f}"
+    return mean_and_spread(values)
 
 
 def draw(rows: list[dict[str, str]], path: Path) -> None:

@@ -37,7 +37,7 @@ import torch
 from torch import Tensor
 
 from bench.measuring import arguments, start
-from bench.rows import append_rows, circumstances
+from bench.rows import append_rows, circumstances, mean_and_spread
 from common.accounting import epsilon
 from common.data.batches import Split
 from common.models.base import Model
@@ -272,9 +272,7 @@ def measure(data: str, method: str, samples: int, seed: int, rounds: int = ROUND
 def spread(rows: Sequence[Mapping[str, str]], column: str) -> str:
     """Mean and sample deviation over seeds, or a dash."""
     values = [float(row[column]) for row in rows if row[column]]
-    if not values:
-        return "-"
-    return f"{statistics.mean(values):.2f}" + (f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else "")
+    return mean_and_spread(values, digits=2)
 
 
 def table(rows: Sequence[Mapping[str, str]]) -> list[str]:

@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # this checkout
 
 import goldfinch as gf
 from bench.measuring import arguments, environment, start
-from bench.rows import append_rows, read_all
+from bench.rows import append_rows, mean_and_spread, read_all
 
 RESULTS = Path(__file__).parent / "results" / "recommendation.csv"
 STAGES = ("search", "judge", "unseen", "ablation")
@@ -323,26 +323,11 @@ def judge_table(rows: Sequence[Mapping[str, str]]) -> str:
         cells: list[str] = []
         for data in JUDGED:
             mine, base = found[name, data], found["FedAvg", data]
-            values = list(mine.values())
-            text = f"{statistics.mean(values):.1f}"
-            if len(values) > 1:
-                text += f" ± {statistics.stdev(values):.1f}"
+            text = mean_and_spread(list(mine.values()))
             cells += [text, interval([mine[seed] - base[seed] for seed in mine if seed in base])]
         seeds = min(len(found[name, data]) for data in JUDGED)
         lines.append(f"| {name} | {' | '.join(cells)} | {statistics.mean(ranks[name]):.1f} | {seeds} |")
     return "\n".join(lines)
-
-
-def spread(values: Sequence[float]) -> str:
-    """Return mean ± standard deviation; a single value alone, and fewer values than seeds with their number."""
-    if not values:
-        return "-"
-    text = f"{statistics.mean(values):.1f}"
-    if len(values) > 1:
-        text += f" ± {statistics.stdev(values):.1f}"
-    if len(values) < len(SEEDS):
-        text += f" ({len(values)} of {len(SEEDS)} seeds)"
-    return text
 
 
 def unseen_table(rows: Sequence[Mapping[str, str]]) -> str:
@@ -372,7 +357,8 @@ def _compared(title: str, base: Mapping[str, float], other: Mapping[str, float])
     """Return a table row: two accuracies by seed and their paired difference."""
     paired = [other[seed] - base[seed] for seed in other if seed in base]
     difference = interval(paired) if paired else "-"
-    return f"| {title} | {spread(list(base.values()))} | {spread(list(other.values()))} | {difference} |"
+    cells = [mean_and_spread(list(values.values()), len(SEEDS)) for values in (base, other)]
+    return f"| {title} | {' | '.join(cells)} | {difference} |"
 
 
 def ablation_table(rows: Sequence[Mapping[str, str]]) -> str:
@@ -386,7 +372,8 @@ def ablation_table(rows: Sequence[Mapping[str, str]]) -> str:
             base = averages(rows, "judge", data, whole)
             mine = averages(rows, "judge" if name == whole else "ablation", data, name)
             paired = [mine[seed] - base[seed] for seed in mine if seed in base]
-            cells += [spread(list(mine.values())), interval(paired) if paired and name != whole else ""]
+            cells.append(mean_and_spread(list(mine.values()), len(SEEDS)))
+            cells.append(interval(paired) if paired and name != whole else "")
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 

@@ -1,10 +1,11 @@
-"""The benchmarks' CSV files in bench/results/, to which rows are only added, and where a row was measured."""
+"""CSV files in bench/results/, to which rows are only added; where a row was measured; cells of tables."""
 
 from __future__ import annotations
 
 import csv
 import datetime
 import platform
+import statistics
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -33,6 +34,25 @@ def append_rows(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
         if new:
             writer.writeheader()
         writer.writerows(rows)
+
+
+def mean_and_spread(values: Sequence[float], seeds: int = 0, *, digits: int = 1, sign: str = "") -> str:
+    """Return a cell of a table: mean ± standard deviation, a single value as it is, and a dash without values.
+
+    Args:
+        values: one for each seed that was run.
+        seeds: seeds that the table has; another number of values is marked. 0: never.
+        digits: after the decimal point.
+        sign: ``+`` writes the sign of positive means too.
+    """
+    if not values:
+        return "-"
+    text = f"{statistics.mean(values):{sign}.{digits}f}"
+    if len(values) > 1:
+        text += f" ± {statistics.stdev(values):.{digits}f}"
+    if seeds and len(values) != seeds:
+        text += f" ({len(values)} of {seeds} seeds)"
+    return text
 
 
 def circumstances() -> dict[str, object]:
