@@ -448,7 +448,7 @@ def plan(
 
 
 def load(path: Path) -> list[Outcome]:
-    """Return the rows of the CSV, typed; none if it does not exist. Of a run that is there twice, the later row counts."""
+    """Return the rows of the CSV, typed; none if it does not exist. A run that is there twice counts once."""
     kinds: dict[str, Any] = dict.fromkeys(("seed", "clipped", "refused", "honest_clipped", "honest_left_out"), int)
     kinds |= dict.fromkeys(("average", "worst", "seconds"), float)
     outcomes: dict[Key, Outcome] = {}
