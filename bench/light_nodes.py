@@ -426,7 +426,7 @@ class Place:
         stack.enter_context(self.deployment)
         self.address = self.deployment.address
         if self.proxied:
-            child, self.address = start_proxy(self.deployment, **self.limits)
+            child, self.address = start_proxy(self.deployment, CHECKOUT, **self.limits)
             self.proxy = child.process.pid
 
     @property
@@ -533,7 +533,9 @@ def main() -> None:
     parser.add_argument("--secure", action="store_true")
     parser.add_argument("--proxy", action="store_true", help="through nginx; secure")
     parser.add_argument("--polls", type=int, help="GOLDFINCH_POLLS of each proxy")
-    parser.add_argument("--against", type=Path, help="another checkout; its server and this one's are measured in turn")
+    parser.add_argument(
+        "--against", type=Path, help="another checkout; its server and proxy are measured in turn with this one's"
+    )
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     options.secure = options.secure or options.proxy

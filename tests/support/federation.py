@@ -19,12 +19,14 @@ ROOT = Path(__file__).resolve().parents[2]
 NGINX = shutil.which("nginx", path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin")
 
 
-def start_proxy(deployment: LocalDeployment, **more: str) -> tuple[Child, str]:
-    """The container's own proxy role, in front of ``deployment``; the process and its ``host:port``."""
-    return start_nginx(deployment.processes, deployment.certificates, deployment.address, **more)
+def start_proxy(deployment: LocalDeployment, checkout: Path = ROOT, **more: str) -> tuple[Child, str]:
+    """The proxy of ``checkout``'s container, in front of ``deployment``; the process and its ``host:port``."""
+    return start_nginx(deployment.processes, deployment.certificates, deployment.address, checkout, **more)
 
 
-def start_nginx(processes: Processes, certificates: Certificates, superlink: str, **more: str) -> tuple[Child, str]:
+def start_nginx(
+    processes: Processes, certificates: Certificates, superlink: str, checkout: Path = ROOT, **more: str
+) -> tuple[Child, str]:
     """nginx as the proxy's container starts it, in front of ``superlink``; the process and its ``host:port``."""
     assert NGINX is not None
     address = f"127.0.0.1:{free_port()}"
@@ -38,10 +40,10 @@ def start_nginx(processes: Processes, certificates: Certificates, superlink: str
         "GOLDFINCH_LISTEN": address,
         "GOLDFINCH_SUPERLINK": superlink,
         "GOLDFINCH_SUPERLINK_NAME": "localhost",
-        "GOLDFINCH_PROXY_CONFIGURATION": str(ROOT / "docker" / "proxy" / "nginx.conf"),
+        "GOLDFINCH_PROXY_CONFIGURATION": str(checkout / "docker" / "proxy" / "nginx.conf"),
         **more,
     }
-    proxy = processes.start("proxy", [str(ROOT / "docker" / "entrypoint.sh"), "proxy"], environment)
+    proxy = processes.start("proxy", [str(checkout / "docker" / "entrypoint.sh"), "proxy"], environment)
     context = ssl.create_default_context(cafile=str(certificates.operator / "ca.crt"))
     wait_healthy(proxy, f"https://{address}/health", 20, verify=context)
     return proxy, address
