@@ -11,7 +11,7 @@ comma := ,
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.txt
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup lock demo deployment-demo compose-demo certificates test test-fast test-portable test-times test-slow test-faults test-compose bench measure docs lint format doctor clean
+.PHONY: help setup lock demo deployment-demo compose-demo certificates test test-fast test-without-data test-portable test-times test-slow test-faults test-compose bench measure docs lint format doctor clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -49,6 +49,10 @@ PARALLEL := -n $(or $(JOBS),auto) --maxprocesses 4
 test-fast: $(STAMP)
 	$(PYTEST) -m "not slow and not processes" $(PARALLEL) --dist loadfile $(LISTED) # shared things are made once a file
 	$(PYTEST) -m "processes and not slow" $(LISTED)
+
+test-without-data: $(STAMP) ## the tests of commands, reports and data as on a machine without data sets
+	env -u GOLDFINCH_DATA $(PYTEST) -m "not slow and not processes" tests/board tests/commands tests/data tests/python \
+		tests/report tests/reproduce $(PARALLEL) --dist loadfile $(LISTED)
 
 test-portable: $(STAMP) ## conformance where arithmetic decides, one method of each kind, as on a processor without AVX
 	ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 $(PYTEST) tests/conformance -m each_kind $(PARALLEL) $(LISTED)

@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, settings
 from support.toy import DOMAINS, Toy
 
 from common.choices import FOLDERS
+from common.data.domain import DataSource
 
 settings.register_profile(
     "goldfinch", derandomize=True, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
@@ -127,3 +128,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         for report in terminalreporter.stats.get("skipped", []):
             reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
             stream.write(" ".join(reason.removeprefix("Skipped: ").split()) + "\n")
+
+
+@pytest.fixture
+def no_files_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans that check whether a data set's files are there are made without them, on every machine."""
+    monkeypatch.setattr(DataSource, "check_files", lambda self: None)

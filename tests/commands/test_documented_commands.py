@@ -14,7 +14,6 @@ from flwr.common.config import parse_config_args
 from support.scripts import ROOT
 
 import server.cli
-from common.data.domain import DataSource
 from common.overrides import overrides_in, split_overrides
 from common.settings import load_settings
 from server.commands import reproduce, strict, sweep
@@ -133,9 +132,9 @@ def check_goldfinch(name: str, given: dict[str, Any], folder: Path) -> None:
         assert name in NO_SETTINGS or not overrides
 
 
+@pytest.mark.usefixtures("no_files_needed")
 @pytest.mark.parametrize("line", SHOWN)
-def test_a_command_of_a_page_is_taken(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(DataSource, "check_files", lambda self: None)  # files need not be on this machine
+def test_a_command_of_a_page_is_taken(line: str, tmp_path: Path) -> None:
     words = shlex.split(line)
     if words[0] == "goldfinch":
         words = ["goldfinch", *server.cli.own_first(words[1:])]

@@ -438,6 +438,7 @@ def test_a_tuned_file_calls_its_first_values_printed_only_if_they_are(path: Path
     assert f"with the {'printed' if same else 'default'} values" in words
 
 
+@pytest.mark.usefixtures("no_files_needed")
 def test_a_search_begins_with_the_printed_values_and_reports_them(pretended: Pretended, tmp_path: Path) -> None:
     words = ["method=fedpall", "data=digits", "train.rounds=4", "train.device=cpu"]
     begun = tune.plan_search(words, tmp_path, 2, (0,))
@@ -451,6 +452,7 @@ def test_a_search_begins_with_the_printed_values_and_reports_them(pretended: Pre
     assert {job.settings.method.server_training.epochs for job in pretended.jobs} == {1}
 
 
+@pytest.mark.usefixtures("no_files_needed")
 @pytest.mark.parametrize(
     ("words", "start"),
     [
@@ -469,6 +471,7 @@ def test_the_first_trial_has_its_name(words: list[str], start: str, pretended: P
     assert f"  {start} values  " in (folder / "gain.txt").read_text()
 
 
+@pytest.mark.usefixtures("no_files_needed")
 def test_a_range_reaches_the_printed_value(tmp_path: Path) -> None:
     begun = tune.plan_search(["method=fedgca", "data=pacs", "train.device=cpu"], tmp_path, 2, (0,))
     space = tune.space_of(begun.settings)
