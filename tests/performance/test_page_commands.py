@@ -36,6 +36,7 @@ RUN_BY = {
     "lint": "make test",
     "test-fast": "make test",
     "test-portable": "make test",
+    "test-without-data": ".ci/run",
     "demo": "tests/report/test_demo_report.py, without Ray; make demo itself before a release, in a fresh clone",
     "certificates": "tests/deployment/test_certificates.py",
     "doctor": "tests/deployment/test_clock.py",
