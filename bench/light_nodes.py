@@ -227,7 +227,7 @@ class LightNodes:
         self.nodes = nodes
         self._lock, self._end = threading.Lock(), threading.Event()
         self._working = threading.Semaphore(threads)
-        self._beats = 4 + len(nodes) // 50
+        self._beats = 4 + len(nodes) // 50  # threads: a call of a busy SuperLink takes seconds
         self._threads = [threading.Thread(target=self._beat, args=(at,), daemon=True) for at in range(self._beats)]
         for place, node in enumerate(nodes):
             self._threads.append(self._thread(node, EVERY * place / len(nodes)))
