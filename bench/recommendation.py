@@ -1,14 +1,15 @@
 """Search a combination of methods on validation samples, and judge it on other data.
 
     python bench/recommendation.py                # every run that bench/results/recommendation.csv does not hold yet
-    python bench/recommendation.py --stages search judge  # some of the stages: search, judge, unseen, ablation
+    python bench/recommendation.py --stages search judge  # some of the stages: search, temperature, judge ...
     python bench/recommendation.py --table        # the tables of the rows that are there
     python bench/recommendation.py --dry-run      # one run of one round; writes nothing
 
-The stage search looks at validation samples of glyphs and digits and at no test image. What it found is written down in
-RECOMMENDED. The stages judge and ablation score test images of Office-Caltech and PACS; unseen scores those of a domain
-without a client, for each domain of these two. PACS, Office-Caltech and the digits are subsets of the public sets;
-computer fonts stand in for SYN; glyphs are made on this machine.
+The stages search and temperature look at validation samples of glyphs and digits and at no test image. What the search
+found is written down in RECOMMENDED; temperature varies the temperature of FPL's losses in these. The stages judge and
+ablation score test images of Office-Caltech and PACS; unseen scores those of a domain without a client, for each domain
+of these two. PACS, Office-Caltech and the digits are subsets of the public sets; computer fonts stand in for SYN;
+glyphs are made on this machine.
 """
 
 from __future__ import annotations
@@ -30,8 +31,12 @@ from bench.measuring import arguments, environment, start
 from bench.rows import append_rows, mean_and_spread, read_all
 
 RESULTS = Path(__file__).parent / "results" / "recommendation.csv"
-STAGES = ("search", "judge", "unseen", "ablation")
+STAGES = ("search", "temperature", "judge", "unseen", "ablation")
+VALIDATED = ("search", "temperature")
+"""Stages that score validation samples and no test image."""
 SEEDS = (0, 1, 2)
+SEARCH_SEEDS = (1000, 1001, 1002)
+"""Seeds of the stage temperature; the stage search has the first alone."""
 STUDENT = {1: 12.706, 2: 4.303}
 """The 97.5 % point of Student's t by degrees of freedom."""
 
@@ -141,11 +146,21 @@ RECOMMENDED: Mapping[str, tuple[str, ...]] = {
 }
 """The best of the search with a normalisation of each client's own, and the best with one model for all."""
 
+TEMPERATURES = (0.02, 0.05, 0.1, 0.2, 0.5)
+
+
+def tempered(name: str, temperature: float) -> tuple[str, ...]:
+    """Return the settings of a row of RECOMMENDED with another temperature of FPL's losses."""
+    kept = [setting for setting in RECOMMENDED[name] if not setting.startswith("method.temperature=")]
+    return (*kept, f"method.temperature={temperature}")
+
+
 ABLATIONS: Mapping[str, tuple[str, ...]] = {
     "own models, without local norm": combination("uniform", True, 0.02, "FPL", local=False),
     "own models, without FedDyn": combination("uniform", True, 0.0, "FPL", local=True),
     "own models, without FPL": combination("uniform", True, 0.02, "none", local=True),
     "own models, without views": combination("uniform", False, 0.02, "FPL", local=True),
+    "own models, temperature 0.05": tempered("recommended, own models", 0.05),
 }
 SINGLE: Mapping[str, tuple[str, ...]] = {
     "FedAvg": ("method=fedavg", TUNED),
@@ -181,7 +196,14 @@ class Job:
 def search_jobs() -> Iterator[Job]:
     """Every combination on both searched data sets, with one seed."""
     for (name, settings), data in product(combinations().items(), SEARCHED):
-        yield Job("search", data, name, settings, 1000)
+        yield Job("search", data, name, settings, SEARCH_SEEDS[0])
+
+
+def temperature_jobs() -> Iterator[Job]:
+    """The recommendation with each temperature, on validation samples of both searched data sets."""
+    for seed, data, name, temperature in product(SEARCH_SEEDS, SEARCHED, RECOMMENDED, TEMPERATURES):
+        settings = tempered(name, temperature)
+        yield Job("temperature", data, f"{name}, temperature {temperature}", settings, seed)
 
 
 def judge_jobs() -> Iterator[Job]:
@@ -191,7 +213,7 @@ def judge_jobs() -> Iterator[Job]:
 
 
 def ablation_jobs() -> Iterator[Job]:
-    """The recommendation with each part taken away in turn, on test images."""
+    """The recommendation with each part taken away in turn, and with the temperature of the stage temperature."""
     for seed, data, (name, settings) in product(SEEDS, JUDGED, ABLATIONS.items()):
         yield Job("ablation", data, name, settings, seed)
 
@@ -206,13 +228,19 @@ def unseen_jobs() -> Iterator[Job]:
 
 def jobs(stage: str) -> list[Job]:
     """Return the runs of a stage, one of STAGES."""
-    makers = {"search": search_jobs, "judge": judge_jobs, "unseen": unseen_jobs, "ablation": ablation_jobs}
+    makers = {
+        "search": search_jobs,
+        "temperature": temperature_jobs,
+        "judge": judge_jobs,
+        "unseen": unseen_jobs,
+        "ablation": ablation_jobs,
+    }
     return list(makers[stage]())
 
 
 def place(job: Job) -> list[str]:
     """Return the settings of a job's data."""
-    if job.stage == "search":
+    if job.stage in VALIDATED:
         validation = ["protocol.validation=0.3", "protocol.partition_seed=null", "rounds.test=false"]
         return [*SEARCHED[job.data], *validation]
     if job.stage in ("judge", "ablation"):
@@ -228,7 +256,7 @@ def place(job: Job) -> list[str]:
 def measure(job: Job, more: Sequence[str] = ()) -> dict[str, object]:
     """Run one job and return its row: average and worst accuracy over domains, in per cent.
 
-    In the stage search, these are on validation samples, in the round of the best average.
+    In the stages of VALIDATED, these are on validation samples, in the round of the best average.
     """
     settings = list(job.settings)
     found = "tuned=none"
@@ -241,7 +269,7 @@ def measure(job: Job, more: Sequence[str] = ()) -> dict[str, object]:
     chosen = [*common, *settings, f"seed={job.seed}", *place(job), found]
     with tempfile.TemporaryDirectory() as folder:
         run = gf.run(*chosen, f"output={folder}/run", *more, quiet=True)
-        if job.stage == "search":
+        if job.stage in VALIDATED:
             average, worst = float(run.summary["validation"]["average"]), None
         else:
             average, worst = run.average, round(run.worst, 2)
@@ -293,6 +321,21 @@ def search_table(rows: Sequence[Mapping[str, str]]) -> str:
         if gains:
             numbers = f"{statistics.mean(gains):+.1f} | {min(gains):+.1f} | {max(gains):+.1f}"
             lines.append(f"| {part} | {len(gains)} | {numbers} |")
+    return "\n".join(lines)
+
+
+def temperature_table(rows: Sequence[Mapping[str, str]]) -> str:
+    """Return Markdown: the mean of both searched data sets by temperature, over the seeds that both have."""
+    heads = " | ".join(RECOMMENDED)
+    lines = [f"| temperature | {heads} |", "|---:|" + "---:|" * len(RECOMMENDED)]
+    for temperature in TEMPERATURES:
+        cells: list[str] = []
+        for name in RECOMMENDED:
+            found = [averages(rows, "temperature", data, f"{name}, temperature {temperature}") for data in SEARCHED]
+            common = set.intersection(*(set(by_seed) for by_seed in found))
+            means = [statistics.mean(by_seed[seed] for by_seed in found) for seed in sorted(common)]
+            cells.append(mean_and_spread(means, len(SEARCH_SEEDS)))
+        lines.append(f"| {temperature} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -362,7 +405,7 @@ def _compared(title: str, base: Mapping[str, float], other: Mapping[str, float])
 
 
 def ablation_table(rows: Sequence[Mapping[str, str]]) -> str:
-    """Return Markdown: the recommendation, and what is left of it without each of its parts."""
+    """Return Markdown: the recommendation, what is left without each of its parts, and the tuned temperature."""
     whole = "recommended, own models"
     heads = " | ".join(f"{data} | minus the whole" for data in JUDGED)
     lines = [f"| row | {heads} |", "|---|" + "---:|" * (2 * len(JUDGED))]
@@ -405,7 +448,7 @@ def main() -> None:
     if not chosen.table:
         run_missing(chosen.stages, chosen.seeds)
     rows = read_all(RESULTS)
-    for table in (search_table, judge_table, ablation_table, unseen_table):
+    for table in (search_table, temperature_table, judge_table, ablation_table, unseen_table):
         print(table(rows))
         print()
 

@@ -13,7 +13,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -268,7 +268,7 @@ def _plan(request: StrictRequest, views: str, weighting: Weighting) -> tuple[Pat
     board = _new_board(request, views, weighting, settings_of(compose_config(first)))
     path = request.records / f"{board.name}.json"
     if path.exists():
-        board = _continued(path, board)
+        board = _continued(path, board, request)
     entrants: list[Entrant] = []
     for case in _cases(request, board):
         for name in dict.fromkeys([BASE, *names]):
@@ -318,8 +318,8 @@ def _new_board(request: StrictRequest, views: str, weighting: Weighting, setting
     )
 
 
-def _continued(path: Path, board: BoardRecord) -> BoardRecord:
-    """Return the record at ``path``, to go on with.
+def _continued(path: Path, board: BoardRecord, request: StrictRequest) -> BoardRecord:
+    """Return the record at ``path``, to go on with. Its command names the methods and scores of all its rows.
 
     Raises:
         ConfigError: it is of a board with other settings or rules.
@@ -331,8 +331,25 @@ def _continued(path: Path, board: BoardRecord) -> BoardRecord:
             f"{path} holds a board with other settings ({', '.join(differ[:5])}): choose another --records folder, or "
             f"repeat the command that made it: {known.command}"
         )
-    known.command = board.command
+    known.command = _command_of_all(known, request)
     return known
+
+
+def _command_of_all(known: BoardRecord, request: StrictRequest) -> str:
+    """Return a command for the rows and scores of the record and those of the request."""
+    methods = list(dict.fromkeys([*known.rows, *known.left_out, *request.methods]))
+    if "*" in request.methods:
+        methods = ["*"]
+    cases: set[str] = set()
+    for row in known.rows.values():
+        cases.update(row.cases)
+    scores = list(request.scores)
+    if IN_DOMAIN in cases:
+        scores.append(IN_DOMAIN)
+    if cases - {IN_DOMAIN}:
+        scores.append("leave_one_out")
+    ordered = [score for score in SCORES if score in scores]
+    return replace(request, methods=tuple(methods), scores=tuple(ordered)).command
 
 
 def _cases(request: StrictRequest, board: BoardRecord) -> list[str]:

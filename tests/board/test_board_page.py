@@ -88,6 +88,15 @@ def test_other_code_and_processors_are_named(record: BoardRecord) -> None:
     assert re.search(r"fedproto: code .*feedfacefeedface.*; processor .*another", text)
 
 
+def test_the_code_of_another_kind_of_score_is_not_named(record: BoardRecord) -> None:
+    left_out = record.rows["fedavg"].cases[IN_DOMAIN].model_copy(deep=True)
+    for run in left_out.runs:
+        run.code = "feedfacefeedface"
+    for domain in ("handwritten", "printed"):
+        record.rows["fedavg"].cases[f"leave_out:{domain}"] = left_out
+    assert "feedfacefeedface" not in board_markdown([record])
+
+
 def test_a_case_that_was_not_run_is_named(record: BoardRecord) -> None:
     """Of two domains one was left out: the row is not whole, however many runs it has."""
     case = record.rows["fedavg"].cases[IN_DOMAIN].model_copy(deep=True)

@@ -28,6 +28,7 @@ from server.results.board.record import (
     Study,
     Trial,
     read_record,
+    write_record,
 )
 from server.results.run import Run
 
@@ -309,6 +310,17 @@ def test_a_board_with_other_settings_is_not_continued(runs: Path, capsys: pytest
     assert main([*strict_command(runs, "fedavg", "--scores", "in_domain"), "train.epochs=2"]) == 1
     assert "train.epochs" in capsys.readouterr().err
     assert (runs / f"{NAME}.json").read_text() == before
+
+
+def test_the_command_of_a_continued_board_names_all_its_rows_and_scores(tmp_path: Path) -> None:
+    plan = [(["fedavg", "fpl"], ["leave_one_out"]), (["fpl", "moon"], [IN_DOMAIN])]
+    for methods, scores in plan:
+        request = strict.request_of(methods, TINY, tmp_path, None, scores, 1, 1, 1)
+        path, board, _ = strict._plan(request, "none", "uniform")
+        write_record(path, board)
+    words = shlex.split(board.command)
+    assert words[words.index("--methods") + 1] == "fedavg,fpl,moon"
+    assert "--scores=in_domain,leave_one_out" in words
 
 
 def test_a_method_that_needs_other_settings_is_left_out_with_the_reason(

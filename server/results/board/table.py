@@ -119,7 +119,7 @@ def tables_of(record: BoardRecord) -> list[BoardTable]:
                 rows.append(made)
         if rows:
             _rank(rows)
-            _mark(rows)
+            _mark(rows, cases_of(record, kind))
             found.append(BoardTable(record, kind, sorted(rows, key=_order)))
     return found
 
@@ -237,14 +237,14 @@ def _order(row: BoardRow) -> tuple[bool, float]:
     return not row.ranked, -mean
 
 
-def _mark(rows: Sequence[BoardRow]) -> None:
-    """Mark rows that were run by other code or on another processor than FedAvg, and submitted rows."""
+def _mark(rows: Sequence[BoardRow], names: Sequence[str]) -> None:
+    """Mark rows that were run by other code or on another processor than FedAvg in these cases, and submitted rows."""
     base: tuple[set[str], set[str]] = (set(), set())
     for row in rows:
         if row.row.method == BASE:
-            base = _circumstances(row.row)
+            base = _circumstances(row.row, names)
     for row in rows:
-        codes, processors = _circumstances(row.row)
+        codes, processors = _circumstances(row.row, names)
         if codes and base[0] and codes != base[0]:
             row.marks.append(f"code {', '.join(sorted(codes))}, FedAvg {', '.join(sorted(base[0]))}")
         if processors and base[1] and processors != base[1]:
@@ -253,10 +253,13 @@ def _mark(rows: Sequence[BoardRow]) -> None:
             row.marks.append(f"submitted by {row.row.source}")
 
 
-def _circumstances(row: Row) -> tuple[set[str], set[str]]:
+def _circumstances(row: Row, names: Sequence[str]) -> tuple[set[str], set[str]]:
+    """Return the codes and the processors of a row's final runs in these cases."""
     codes: set[str] = set()
     processors: set[str] = set()
-    for case in row.cases.values():
+    for name, case in row.cases.items():
+        if name not in names:
+            continue
         for run in case.runs:
             codes.add(run.code)
             processors.add(run.processor)
