@@ -152,6 +152,21 @@ def test_the_page_has_every_run_s_hash_command_and_log_and_escapes_text(
     assert "&lt;script&gt;alert" in page
 
 
+def test_final_runs_are_grouped_by_the_domain_that_was_left_out(
+    runs: Path, record: BoardRecord, tmp_path: Path
+) -> None:
+    for domain, value in (("handwritten", 11.25), ("printed", 71.25)):
+        case = record.rows["fedavg"].cases[IN_DOMAIN].model_copy(deep=True)
+        _set_scores(case, [value] * len(case.runs))
+        record.rows["fedavg"].cases[f"leave_out:{domain}"] = case
+    write_record(runs / f"{NAME}.json", record)
+    assert main(["board", "show", str(runs), "--output", str(tmp_path / "board.html")]) == 0
+    words = re.sub(r"<[^>]*>", " ", (tmp_path / "board.html").read_text()).split()
+    text = " ".join(words)
+    assert "by the domain left out and by seed" in text
+    assert "handwritten 11.2 11.2 11.2 printed 71.2 71.2 71.2" in text
+
+
 def test_markdown_between_the_marks_is_replaced_and_the_rest_is_kept(runs: Path, tmp_path: Path) -> None:
     page = tmp_path / "board.md"
     words = ["board", "show", str(runs), "--output", str(tmp_path / "b.html"), "--markdown", str(page)]

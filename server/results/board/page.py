@@ -82,12 +82,12 @@ def anchor(record: BoardRecord, row: BoardRow, case: str, seed: int | str) -> st
 
 
 def run_cells(table: BoardTable, row: BoardRow) -> list[tuple[str, FinalRun]]:
-    """Return a row's final runs with their cases, by seed and then by case."""
+    """Return a row's final runs with their cases, by case and then by seed."""
     found: list[tuple[str, FinalRun]] = []
     for case in cases_of(table.record, table.kind):
         for run in row.row.cases.get(case, Case()).runs:
             found.append((case, run))
-    return sorted(found, key=lambda pair: pair[1].seed)
+    return found
 
 
 def studies(table: BoardTable, row: BoardRow) -> list[tuple[str, Case]]:
