@@ -12,7 +12,7 @@ from report.chromium import Browser, find_chromium
 from server.cli import main
 from server.results.board.record import IN_DOMAIN, BoardRecord, Case, FinalRun, Row, read_record, write_record
 from server.results.board.statistics import holm, paired_difference
-from server.results.board.table import BoardTable, board_markdown, overall, tables_of
+from server.results.board.table import BoardTable, board_markdown, description, overall, tables_of
 
 NAME = "glyphs-small-views_none-uniform"
 
@@ -95,6 +95,28 @@ def test_the_code_of_another_kind_of_score_is_not_named(record: BoardRecord) -> 
     for domain in ("handwritten", "printed"):
         record.rows["fedavg"].cases[f"leave_out:{domain}"] = left_out
     assert "feedfacefeedface" not in board_markdown([record])
+
+
+IMAGES = {
+    "all": ([], {}, ", all training images a client"),
+    "at most some": ([], {"protocol.samples": 40}, ", at most 40 training images a client"),
+    "a share": ([], {"protocol.fraction": 0.5}, ", a share of 0.5 of the training images a client"),
+    "counts": (
+        ["protocol=fpl_office"],
+        {"protocol.fraction": 0.2, "protocol.counts.caltech": 3, "protocol.counts.dslr": 4},
+        ", images of the clients of protocol=fpl_office (caltech 3, dslr 4)",
+    ),
+    "other": (["protocol=dirichlet"], {}, ", images of the clients of protocol=dirichlet, of which"),
+}
+
+
+@pytest.mark.parametrize("case", IMAGES)
+def test_the_description_says_which_images_clients_have(record: BoardRecord, case: str) -> None:
+    overrides, settings, text = IMAGES[case]
+    record.overrides = overrides
+    kept = {name: value for name, value in record.shared.items() if not name.startswith("protocol.")}
+    record.shared = {**kept, **settings}
+    assert text in description(record)
 
 
 def test_a_case_that_was_not_run_is_named(record: BoardRecord) -> None:

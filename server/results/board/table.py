@@ -377,18 +377,36 @@ def description(record: BoardRecord) -> str:
     """Return a sentence with what all rows of a board have in common."""
     shared, rules = record.shared, record.rules
     domains = ", ".join(map(str, shared.get("data.domains") or []))
-    samples = shared.get("protocol.samples")
-    images = "all training images"
-    if samples:
-        images = f"at most {samples} training images"
     return (
         f"{record.data} ({domains}), {record.model} net, views {record.views}, weighting "
         f"{record.weighting}, {rules.rounds} rounds of {shared.get('train.epochs')} epochs, batches of "
-        f"{shared.get('train.batch_size')}, {images} a client, of which a share of "
+        f"{shared.get('train.batch_size')}, {_images(record)}, of which a share of "
         f"{shared.get('protocol.validation')} is held out. Each method has {rules.studies} studies of {rules.trials} "
         f"trials ({rules.budget} rounds each) and {rules.runs} final runs with fresh seeds and partitions. "
         "Accuracy in %, mean over domains after the last round, mean ± sample deviation over the final runs."
     )
+
+
+def _images(record: BoardRecord) -> str:
+    """Return the text for how many images the clients of a board have."""
+    shared = record.shared
+    protocol = "one_per_domain"
+    for override in record.overrides:
+        if override.startswith("protocol="):
+            protocol = override.removeprefix("protocol=")
+    if protocol != "one_per_domain":
+        counts: list[str] = []
+        for name, count in shared.items():
+            if name.startswith("protocol.counts."):
+                counts.append(f"{name.removeprefix('protocol.counts.')} {count}")
+        if counts:
+            return f"images of the clients of protocol={protocol} ({', '.join(counts)})"
+        return f"images of the clients of protocol={protocol}"
+    if shared.get("protocol.samples"):
+        return f"at most {shared['protocol.samples']} training images a client"
+    if shared.get("protocol.fraction", 1.0) != 1.0:
+        return f"a share of {shared['protocol.fraction']} of the training images a client"
+    return "all training images a client"
 
 
 def notes(table: BoardTable) -> list[str]:
