@@ -108,13 +108,20 @@ class Outgoing:
         raise ConnectionLost
 
     def encoded(self) -> Iterator[bytes]:
-        """Yield the frames as bytes until the connection is closed."""
-        while not self.closed.is_set():
-            try:
-                frame = self.frames.get(timeout=0.2)
-            except queue.Empty:
-                continue
-            yield frame.encode()
+        """Yield the frames as bytes until the connection is closed.
+
+        gRPC drops this iterator once the stream has ended. That closes the queue: whoever waits in :meth:`put` may be
+        the thread that reads the stream, which would not notice its end otherwise.
+        """
+        try:
+            while not self.closed.is_set():
+                try:
+                    frame = self.frames.get(timeout=0.2)
+                except queue.Empty:
+                    continue
+                yield frame.encode()
+        finally:
+            self.closed.set()
 
 
 class RelayWorker:

@@ -38,6 +38,7 @@ from server.relay.coordinator import Coordinator, Received, Shard
 from server.relay.frames import BEARER, CHANNEL_OPTIONS, MAX_BODY_BYTES, NAME, STREAM, TOKEN, Frame, FrameError, decode
 from server.relay.supervisor import TOKEN as PRINTED_TOKEN
 from server.relay.supervisor import check_connections, has_enrolled_nodes
+from server.relay.worker import MAX_WAITING_FRAMES, RelayWorker
 
 LONG = "rounds.registration=120"
 """The machine of a test may be busy."""
@@ -108,6 +109,34 @@ def test_connections_that_break_lose_nothing(tmp_path: Path, monkeypatch: pytest
     assert cuts >= 5
     assert found["state_sha256"] == expected["state_sha256"]
     assert found["answers"]["lost"] == 0
+
+
+def test_a_relay_connects_again_if_the_connection_breaks_while_its_reader_waits_to_send(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that reads the stream fills the queue after the stream has ended, and cannot read of the end."""
+    closed = threading.Event()
+    answer = RelayWorker._list
+
+    def fill(self: RelayWorker, frame: Frame) -> None:
+        if not closed.is_set():
+            shard._connection.close()  # type: ignore[union-attr]  # it has just sent this frame
+            closed.set()
+            for _ in range(MAX_WAITING_FRAMES + 4):
+                time.sleep(0.3)  # gRPC has noticed the end when the queue is full
+                self._out.put(Frame("nodes", {"number": 0, "last": False}))
+        answer(self, frame)
+
+    monkeypatch.setattr(RelayWorker, "_list", fill)
+    with relayed(
+        *grids_of(tmp_path / "state", [*OVERRIDES, "method=fedavg", f"output={tmp_path / 'run'}"], 1)
+    ) as there:
+        shard = there.shards[0]
+        first = shard._connection
+        number = shard.ask_for_nodes()
+        assert len(shard.nodes(number, time.monotonic() + 30)) == 3
+        assert closed.is_set()
+        assert shard._connection is not first
 
 
 # ---- a SuperLink that is lost ----------------------------------------------------------------------------------------
