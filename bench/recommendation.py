@@ -331,9 +331,10 @@ def temperature_table(rows: Sequence[Mapping[str, str]]) -> str:
     for temperature in TEMPERATURES:
         cells: list[str] = []
         for name in RECOMMENDED:
-            found = [averages(rows, "temperature", data, f"{name}, temperature {temperature}") for data in SEARCHED]
-            common = set.intersection(*(set(by_seed) for by_seed in found))
-            means = [statistics.mean(by_seed[seed] for by_seed in found) for seed in sorted(common)]
+            first, second = (
+                averages(rows, "temperature", data, f"{name}, temperature {temperature}") for data in SEARCHED
+            )
+            means = [(first[seed] + second[seed]) / 2 for seed in first if seed in second]
             cells.append(mean_and_spread(means, len(SEARCH_SEEDS)))
         lines.append(f"| {temperature} | {' | '.join(cells)} |")
     return "\n".join(lines)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
+import statistics
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,8 @@ from support.recorded_pages import PAGES, RESULTS, rows_of, section
 from server.reproduction.comparison import Comparison, Line
 from server.reproduction.pages import _order
 from server.reproduction.published import published_table
+from server.results.board.record import IN_DOMAIN, FinalRun, read_record
+from server.results.board.statistics import paired_difference
 
 NET = [path for path in PAGES if path.parent.name == "paper_net"]
 
@@ -103,3 +108,76 @@ def test_the_sensitivity_s_title_has_the_shape_of_its_grids() -> None:
     for text in (table.title, words(RESULTS.parent / "protocols.md")):
         assert "4 and 5 are of Digit-5" in text
         assert "alpha x phi, 4 x 3; lambda_1 x lambda_2, 3 x 3" in text
+
+
+# ---- tables over records ---------------------------------------------------------------------------------------------
+
+
+def difference(scores: Sequence[float], base: Sequence[float]) -> str:
+    found = paired_difference(scores, base)
+    assert found.low is not None
+    assert found.high is not None
+    return f"{found.mean:+.1f} [{found.low:+.1f}, {found.high:+.1f}]"
+
+
+def cell(values: Sequence[float]) -> str:
+    return f"{statistics.mean(values):.1f} ± {statistics.stdev(values):.1f}"
+
+
+def final_runs(weighting: str) -> dict[str, dict[int, FinalRun]]:
+    """The final runs of the board by weighting, by method and seed."""
+    name = f"office_caltech-small-views_none-{weighting}.json"
+    found: dict[str, dict[int, FinalRun]] = {}
+    for method, row in read_record(RESULTS / "board_weighting" / name).rows.items():
+        found[method] = {run.seed: run for run in row.cases[IN_DOMAIN].runs}
+    return found
+
+
+def test_the_table_of_both_weightings_agrees_with_the_records() -> None:
+    uniform, samples = final_runs("uniform"), final_runs("samples")
+    text = section((RESULTS / "weighting.md").read_text(), "Under the strict rules")
+    stated = {cells[0].lower(): cells[1:] for cells in rows_of(text.partition("\n\nPoints,")[0])}
+    assert sorted(stated) == sorted(uniform) == sorted(samples)
+    for method, cells in stated.items():
+        seeds = sorted(uniform[method])
+        assert seeds == sorted(samples[method]) == [0, 1, 2, 3, 4]
+        ours = [uniform[method][seed] for seed in seeds]
+        base = [samples[method][seed] for seed in seeds]
+        assert cells == [
+            difference([run.average for run in ours], [run.average for run in base]),
+            difference([min(run.accuracy.values()) for run in ours], [min(run.accuracy.values()) for run in base]),
+        ]
+
+
+def test_the_table_of_feddg_ga_agrees_with_its_runs() -> None:
+    accuracy: dict[tuple[str, str, int], float] = {}
+    with (RESULTS / "feddg_ga.csv").open() as file:
+        for row in csv.DictReader(file):
+            accuracy[row["row"], row["left_out"], int(row["seed"])] = float(row["accuracy"])
+    domains, seeds = ("photo", "art_painting", "cartoon", "sketch"), (0, 1, 2)
+    assert len(accuracy) == 3 * len(domains) * len(seeds)
+    stated = rows_of((RESULTS / "feddg_ga.md").read_text())
+    means: dict[str, list[float]] = {}
+    for name, *cells in stated:
+        means[name] = [statistics.mean(accuracy[name, domain, seed] for domain in domains) for seed in seeds]
+        ours = [[accuracy[name, domain, seed] for seed in seeds] for domain in domains]
+        assert cells[:5] == [cell(values) for values in [*ours, means[name]]]
+    base = means["FedAvg, by samples"]
+    assert stated[1][6] == difference(means["FedAvg, clients alike"], base)
+    assert stated[2][6] == difference(means["FedDG-GA"], base)
+    last = difference(means["FedDG-GA"], means["FedAvg, clients alike"])
+    assert f"FedDG-GA minus that row is {last} points" in words(RESULTS / "feddg_ga.md")
+
+
+def test_the_text_on_the_second_seed_agrees_with_its_records() -> None:
+    means: dict[tuple[str, int], float] = {}
+    for seed, folder in ((0, "paper_net"), (1, "paper_net_seed_1")):
+        for path in (RESULTS / folder / "fpl_office").glob(f"*/seed-{seed}/summary.json"):
+            summary = json.loads(path.read_text())
+            means[summary["method"], seed] = summary["scores"]["last_n"]["average"]
+    leads = [means["fpl", seed] - means["fedavg", seed] for seed in (0, 1)]
+    text = words(RESULTS / "net_size.md")
+    assert f"({means['fpl', 0]:.1f} and {means['fedavg', 0]:.1f})" in text
+    assert f"({means['fpl', 1]:.1f} and {means['fedavg', 1]:.1f})" in text
+    assert f"so {cell(leads)} points over both" in text
+    assert f"[{means['fpl', 1]:.1f} against {means['fedavg', 1]:.1f}]" in words(RESULTS / "weighting.md")
