@@ -41,7 +41,7 @@ METHODS: Mapping[str, tuple[str, ...]] = {
 
 DATA = ("data=office_caltech", "data.image_size=32", "protocol=fpl_office")
 COMMON = (
-    "rounds=papers", "train.rounds=6", "train.epochs=3", "train.batch_size=16", "train.device=cpu", "engine=inline",
+    "train.rounds=6", "train.epochs=3", "train.batch_size=16", "train.device=cpu", "engine=inline",
     "tuned=none", "rounds.evaluate_every=1000",
 )  # fmt: skip
 TINY = ("data=glyphs", "protocol=glyphs_uneven", "rounds.test_samples=20", "train.rounds=1", "train.epochs=1")

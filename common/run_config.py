@@ -48,9 +48,10 @@ ADDED_SETTINGS: Mapping[str, Any] = {
     "train.patience": None,
     "rounds.metric": "accuracy",
     "rounds.scores": False,
+    "rounds.opposing": "off",
     "own_metric._target_": "common.own_metric.NoMetric",
 }
-"""Settings that are younger than the first recorded runs, each with the value that changes nothing."""
+"""Settings that some recorded runs have and others lack, each with the value that changes nothing."""
 
 
 def flat(settings: Mapping[str, Any], without: Sequence[str] = (), prefix: str = "") -> dict[str, Any]:

@@ -152,13 +152,11 @@ class RoundSettings:
         outliers: how an update with a norm above the bound is treated: ``clip`` scales it down to the bound,
             ``refuse`` leaves it out, ``off`` sets no bound. See :mod:`strategies.core.bounds`.
         outlier_factor: the bound as a multiple of the norm of the exchange's median update, > 1.
-        opposing: how an update is treated that works against the other clients': ``refuse`` leaves it out,
-            ``off`` compares nothing. See
-            :mod:`strategies.core.agreement`.
         max_samples: training samples above which a registration is refused.
-        largest_client: the samples that a client counts for at most, as a multiple of the median client's, >= 1.
-        largest_share: a client's largest share of an average over three clients or more, in (0, 1]. With 0.5 no client
-            decides alone. FedPall's published digits need more (66 %). See :mod:`strategies.core.aggregation`.
+        largest_client: the samples that a client counts for at most, as a multiple of the median client's, >= 1;
+            ``None`` sets no limit.
+        largest_share: a client's largest share of an average over three clients or more, in (0, 1]. 1 sets no limit;
+            with 0.5 no client decides alone. See :mod:`strategies.core.aggregation`.
         transport: dtype to which float32 tensors of the model and of the method are rounded on the wire, both ways;
             prototypes and other dtypes are sent unchanged. See :mod:`common.wire.payload`.
         memory: GiB of an exchange's updates that stay in the server's memory, >= 0. Further updates are stored in
@@ -180,12 +178,11 @@ class RoundSettings:
     metric: Metric | str = "accuracy"
     scores: bool = False
     absence: BelowOne = 0.0
-    outliers: Literal["clip", "refuse", "off"] = "clip"
+    outliers: Literal["clip", "refuse", "off"] = "off"
     outlier_factor: Annotated[float, Field(gt=1)] = 1.2
-    opposing: Literal["refuse", "off"] = "refuse"
     max_samples: Count = 10_000_000
-    largest_client: Annotated[float, Field(ge=1)] = 10.0
-    largest_share: Share = 0.5
+    largest_client: Annotated[float, Field(ge=1)] | None = None
+    largest_share: Share = 1.0
     transport: Literal["float32", "bfloat16", "float16"] = "float32"
     memory: NonNegative = 1.5
     joins: dict[str, Count] | None = None

@@ -162,11 +162,6 @@ class FCCLPlus(Averaging):
     distillation_temperature: Positive = 3.0
     teacher_mode: Literal["eval", "train"] = "eval"
 
-    @property
-    def turns_steps(self) -> bool:
-        """The correlation loss makes clients differ from the others' average."""
-        return self.correlation > 0
-
     def __post_init__(self) -> None:
         divides = self.public.samples % self.public_batch == 0
         check(divides, f"public_batch={self.public_batch} must divide public.samples={self.public.samples}")

@@ -125,11 +125,6 @@ class FDSE(Averaging):
                 shared.add(name)
         return shared
 
-    @property
-    def turns_steps(self) -> bool:
-        """Under the consensus honest clients oppose each other, and repeat their directions in every round."""
-        return self.consensus == "min_norm"
-
     # ---- how it is scored ------------------------------------------------------------------------------------------
 
     @property

@@ -71,11 +71,6 @@ class SCAFFOLD(Averaging):
     control: ZeroToOne = 1.0
     weighting: Weighting = "uniform"
 
-    @property
-    def turns_steps(self) -> bool:
-        """Control variates subtract from a client's step what it has in common with its earlier ones."""
-        return self.control > 0
-
     def edit_gradients(self, local: ClientContext) -> None:
         """``g <- g + control (c - c_k)``."""
         add_linear(local.model, local.cached("direction", lambda: self._direction(local)), self.control)

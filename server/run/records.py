@@ -63,8 +63,6 @@ class Recorder:
         """Images by class of each domain in the last score."""
         self._steps: dict[str, int] = {}
         """Steps that each client took in its last training."""
-        self._left_out = 0
-        """Updates that were left out because they work against the other clients'."""
         self._further = FurtherMeasures(settings, history.event)
         self._values: dict[tuple[str, str], dict[str, float | None]] = {}
         """The last further values of each domain, by ``test`` or ``validation`` and the domain."""
@@ -211,11 +209,8 @@ class Recorder:
         return row | _byte_columns("up", {}, size)
 
     def _write_clipped(self, outcome: Outcome) -> None:
-        self._left_out += len(outcome.opposing)
         for client, reason in outcome.reductions().items():
             factors = {name: round(factor, 6) for name, factor in outcome.clipped.get(client, {}).items()}
-            if client in outcome.opposing:
-                factors["update"] = 0.0
             self._client_event("client clipped", client, reason=reason[:MAX_REASON], factors=factors)
 
     def _write_capped(self, outcome: Outcome) -> None:
@@ -421,7 +416,7 @@ class Recorder:
             chance=round(at_most.average, 4),
             images=sum(sum(each.true) for each in counts.values()),
             steps=steps,
-            remedies=remedies(self.settings, steps, self._left_out),
+            remedies=remedies(self.settings, steps),
         )
 
     def _score_event(self, name: str, score: RoundScore, **more: Any) -> None:
@@ -489,13 +484,12 @@ def chance(counts: Sequence[ClassTotals]) -> Chance:
     return Chance(100 * sum(shares) / len(shares), 100 * math.sqrt(variance) / len(shares))
 
 
-def remedies(settings: RunSettings, steps: int, left_out: int) -> list[str]:
+def remedies(settings: RunSettings, steps: int) -> list[str]:
     """Return the settings that may help a run at chance, each with its reason, the likeliest first.
 
     Args:
         settings: the run's settings.
         steps: a client's steps in a round.
-        left_out: updates that were left out because they work against the other clients'.
     """
     found: list[str] = []
     train = settings.train
@@ -507,8 +501,6 @@ def remedies(settings: RunSettings, steps: int, left_out: int) -> list[str]:
         found.append("train.optimizer=adam train.learning_rate=0.001")
     if getattr(settings.model, "norm", None) == "batch":
         found.append("model.norm=group (batch normalisation's averaged statistics may fit no domain)")
-    if left_out:
-        found.append(f"rounds.opposing=off ({left_out} updates were left out)")
     return found
 
 

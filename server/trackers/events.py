@@ -47,9 +47,9 @@ SHORTENED = (
 """The line of the first update that was shortened."""
 
 
-def only_shortened(name: str, entry: Mapping[str, Any]) -> bool:
-    """Return whether an event is of an update that was shortened to the bound and not left out."""
-    return name == "client clipped" and entry["factors"].get("update") != 0.0
+def only_shortened(name: str) -> bool:
+    """Return whether an event is of an update that was shortened to the bound."""
+    return name == "client clipped"
 
 
 def waiting_for(settings: RunSettings) -> str:
@@ -103,7 +103,7 @@ class Repeats:
             self._round = entry.get("round")
         if not line:
             return lines
-        if only_shortened(name, entry):
+        if only_shortened(name):
             if not self._told_of_shortening:
                 self._told_of_shortening = True
                 lines.append(SHORTENED.format_map(entry))
@@ -154,8 +154,6 @@ def describe(name: str, entry: Mapping[str, Any], rounds: int) -> str:
         return _skipped_line(entry)
     if name == "finish":
         return _finish_line(entry)
-    if name == "client clipped" and str(entry["reason"]).startswith("left out"):
-        return f"round {entry['round']}: {entry['client']} {entry['reason']} (rounds.opposing=off accepts it)"
     if name.startswith("client "):
         return f"round {entry['round']}: {entry['client']} {name.removeprefix('client ')}: {entry['reason']}"
     if name in LINES:

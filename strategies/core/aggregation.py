@@ -1,8 +1,8 @@
 """Averages over clients, in client-id order and float64, so that the result does not depend on the order of arrival.
 
-A client that registers a billion samples would dominate an average by samples. Therefore a client counts for at most
-``rounds.largest_client`` times the median client's samples, and in an average for at most the share
-``rounds.largest_share``. Fewer than half of the clients cannot move the median beyond honest numbers.
+A client that registers a billion samples dominates an average by samples. Two settings limit it, both off by default:
+a client counts for at most ``rounds.largest_client`` times the median client's samples, and in an average for at most
+the share ``rounds.largest_share``. Fewer than half of the clients cannot move the median beyond honest numbers.
 """
 
 from __future__ import annotations

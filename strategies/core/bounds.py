@@ -15,8 +15,7 @@ The bound of a client is
   cannot check how many samples a client has.
 
 What a client sent earlier does not raise its bound: a client that behaves well for ten rounds and then turns hostile
-would gain by it. A client that pushes in a harmful direction with updates within the bound is the subject of
-:mod:`strategies.core.agreement`.
+would gain by it. A client that pushes in a harmful direction with updates within the bound is not found.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -24,7 +24,6 @@ from common.storage import AnswerStore, GlobalState, under_prefix, with_prefix
 from common.wire.messages import Answer, Request
 from common.wire.payload import Payload, cast_down, cast_up
 from strategies.core.aggregation import Mean, RuleContext, cap_samples, limit_samples
-from strategies.core.agreement import Agreement, Opposition
 from strategies.core.bounds import Bounds, Excess
 from strategies.core.exchange import tensor_specs
 from strategies.core.gate import Gate
@@ -78,7 +77,6 @@ class Outcome:
             ``rounds.largest_client`` and ``rounds.largest_share`` limit them.
         refused: clients whose replies were not accepted, with the reasons.
         clipped: by client id, the factors in (0, 1) by which parts of its update were scaled.
-        opposing: by client id, why its update was left out; its scores count.
         needed: updates that the exchange needed.
         by: the setting that ``needed`` comes from.
     """
@@ -88,22 +86,16 @@ class Outcome:
     updates: list[Update]
     refused: list[tuple[str, str]]
     clipped: dict[str, dict[str, float]]
-    opposing: dict[str, Opposition] = field(default_factory=dict)
     needed: int = 0
     by: str = ""
 
     def reductions(self) -> dict[str, str]:
-        """Return what was scaled or left out of accepted replies, by client id, as text for the record."""
+        """Return what was scaled of accepted replies, by client id, as text for the record."""
         texts: dict[str, str] = {}
         for client, factors in self.clipped.items():
             ascending = sorted(factors.items(), key=lambda item: item[1])
             parts = [f"{name} by {factor:.3g}" for name, factor in ascending]
             texts[client] = "longer than the bound, scaled: " + ", ".join(parts)
-        for client, opposition in self.opposing.items():
-            text = f"left out: {opposition}"
-            if client in texts:
-                text = f"{texts[client]}; {text}"
-            texts[client] = text
         return texts
 
     @property
@@ -123,7 +115,6 @@ class Federation:
         server: the context of the method's functions on the server (``download``, ``expects``, ``aggregate`` ...); a
             new object for each exchange.
         bounds: limits on the L2 norm of updates.
-        agreement: finds updates that work against the others.
         rule_memory: what the aggregation rule remembers from one exchange to the next.
         answer_store: where replies wait until the exchange closes.
         best: number of the round with the best validation score so far; -1 if there is none. Requests contain it, so
@@ -138,7 +129,6 @@ class Federation:
         self.method: Method = settings.method
         self.registry = Registry(settings)
         self.bounds = Bounds(settings.rounds.outlier_factor)
-        self.agreement = Agreement(settings.seed)
         self.rule_memory: dict[str, Tensor] = {}
         self.answer_store = AnswerStore(settings.output_folder, settings.rounds.memory * 2**30)
         self.best = -1
@@ -214,7 +204,7 @@ class Federation:
         clients = self.registry.clients()
         self._clients = {client.id: client for client in clients}
         limited = clients
-        if clients:
+        if clients and self.settings.rounds.largest_client is not None:
             median_samples = statistics.median([client.samples for client in clients])
             limited = limit_samples(clients, self.settings.rounds.largest_client * median_samples)
         self.server = replace(
@@ -282,11 +272,12 @@ class Federation:
         """Check an exchange's replies and aggregate them. Every engine and Flower's own server aggregate through it.
 
         In this order: the gate accepts or refuses each reply; updates with an L2 norm above the bound are scaled down
-        or refused (``rounds.outliers``); updates that work against the others' are left out (``rounds.opposing``);
-        no client counts for too many samples (``rounds.largest_share``); the aggregation rule
-        is told how many replies were refused or left out, because it may count them among the attackers that it
-        tolerates; if as many updates are left as :meth:`needed` says, they are aggregated. ``bounds`` and ``agreement``
-        remember the exchange even if too few updates are left.
+        or refused (``rounds.outliers``); no client counts for too many samples (``rounds.largest_share``); the
+        aggregation rule is told how many replies were refused, because it may count them among the attackers that it
+        tolerates; if as many updates are left as :meth:`needed` says, they are aggregated. ``bounds`` remembers the
+        exchange even if too few updates are left.
+
+        By default nothing is bounded or limited: every accepted update counts unchanged, with the method's weighting.
 
         Args:
             state: the state that :meth:`message` was made from.
@@ -299,21 +290,17 @@ class Federation:
         updates, too_long, clipped = self._bound(state, updates)
         admitted = [reply for reply in admitted if reply.client not in too_long]
         refusals += too_long.items()
-        opposing: dict[str, Opposition] = {}
-        if self.settings.rounds.opposing == "refuse" and not self.method.turns_steps:
-            opposing = self.agreement.find(updates, state, self.server)
-            updates = [update for update in updates if update.client.id not in opposing]
         updates = cap_samples(updates, self.server.clients, self.settings.rounds.largest_share)
-        aggregation = self.settings.aggregation.after_refusals(refused + len(refusals) + len(opposing), len(updates))
+        aggregation = self.settings.aggregation.after_refusals(refused + len(refusals), len(updates))
         needed, by = 0, ""
-        asked = self._asked_to_train - len(opposing)  # or one that is left out would cost the quorum
+        asked = self._asked_to_train
         if enough:
             asked = min(asked, enough)
         if asked:
             needed, by = self.needed(asked, aggregation)
         if needed and len(updates) >= needed:
             state = self._aggregate(state, updates, aggregation)
-        return Outcome(state, admitted, updates, refusals, clipped, opposing, needed, by)
+        return Outcome(state, admitted, updates, refusals, clipped, needed, by)
 
     def _aggregate(self, state: GlobalState, updates: Sequence[Update], aggregation: Mean) -> GlobalState:
         """Return the next state. What the rule remembers changes only if the method's aggregation succeeds."""
@@ -445,17 +432,12 @@ class Federation:
         return bounded, refusals, factors
 
     def memory(self) -> dict[str, Tensor]:
-        """Return what guards and aggregation rule remember from one exchange to the next; a checkpoint must keep it."""
-        return (
-            with_prefix("bounds/", self.bounds.medians)
-            | with_prefix("agreement/", self.agreement.memory)
-            | with_prefix("aggregation/", self.rule_memory)
-        )
+        """Return what bounds and aggregation rule remember from one exchange to the next; a checkpoint must keep it."""
+        return with_prefix("bounds/", self.bounds.medians) | with_prefix("aggregation/", self.rule_memory)
 
     def remember(self, memory: Mapping[str, Tensor]) -> None:
         """Continue with the memory of a checkpoint, see :meth:`memory`."""
         self.bounds.medians = under_prefix("bounds/", memory)
-        self.agreement.memory = under_prefix("agreement/", memory)
         self.rule_memory = under_prefix("aggregation/", memory)
 
     def _refusal(self, parts: dict[str, Excess]) -> str:

@@ -79,14 +79,6 @@ class Method:
         return False
 
     @property
-    def turns_steps(self) -> bool:
-        """Whether the method makes honest clients' updates point in opposing directions.
-
-        Opposition is then no sign of an attack, and directions are not compared: see :mod:`strategies.core.agreement`.
-        """
-        return False
-
-    @property
     def trains(self) -> bool:
         """Whether there are rounds; otherwise a run only scores the initial state."""
         return True

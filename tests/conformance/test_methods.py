@@ -383,9 +383,9 @@ def test_replays_are_refused_and_giants_shortened_and_named(method: str, tmp_pat
 @pytest.mark.parametrize("rule", [Median(), CenteredClipping(), GeometricMedian()], ids=lambda rule: rule._name)
 @on_any_processor
 def test_a_robust_rule_bears_a_hostile_client(rule: RobustRule, method: str, tmp_path: Path) -> None:
-    """Without the default guards: a client's values, a hundred thousand times too large, do not reach the state."""
+    """A client's values, a hundred thousand times too large, do not reach the state."""
     data = Toy(missing_class=False)  # what only two clients hold, no rule can defend
-    base = three_rounds(method, tmp_path, data=data, rounds={"outliers": "off", "opposing": "off"}, train={"rounds": 1})
+    base = three_rounds(method, tmp_path, data=data, train={"rounds": 1})
     raw = {**base.raw, "aggregation": to_config(rule)}
     settings = replace(base, aggregation=rule, raw=raw)
     if not settings.method.averages:

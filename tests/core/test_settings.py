@@ -320,7 +320,7 @@ def test_a_recorded_configuration_changes_in_what_is_overridden_alone(
 
 def test_settings_that_a_recorded_configuration_lacks_are_the_defaults() -> None:
     recorded = deepcopy(dict(load_settings(RECORDED).raw))
-    del recorded["rounds"]["opposing"], recorded["privacy"]
+    del recorded["rounds"]["outliers"], recorded["privacy"]
     assert changed_config(recorded, []) == load_settings(RECORDED).raw
 
 

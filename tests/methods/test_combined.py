@@ -17,11 +17,10 @@ from strategies.fedbn import norm_state_names
 NO_PROTOTYPES = {"contrast": 0.0, "consistency": 0.0}
 NO_CORRECTION = {"alpha": 0.0}
 LOCAL = {"local_normalisation": True}
-GUARDS_OFF = {"outliers": "off", "opposing": "off"}
 
 
 def weights_of(method, folder, hyper):
-    done = run(toy_settings(method, folder, hyper=hyper, train={"rounds": 3}, rounds=GUARDS_OFF))
+    done = run(toy_settings(method, folder, hyper=hyper, train={"rounds": 3}))
     scores = [row["accuracy"] for row in done.rows("history.csv")]
     return tensors_sha256(Checkpoints(folder / "checkpoint").load().state.weights), scores
 

@@ -224,7 +224,7 @@ def test_it_sends_the_received_and_the_trained_model(tmp_path):
 def server_state(folder, **more):
     from server.run.checkpoint import Checkpoints
 
-    run(toy_settings("feddg_ga", folder, train={"rounds": 3}, rounds={"outliers": "off", "opposing": "off"}, **more))
+    run(toy_settings("feddg_ga", folder, train={"rounds": 3}, **more))
     return Checkpoints(folder / "checkpoint").load().state
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 TINY = [
-    *("data=glyphs", "data.domains=[handwritten,printed]", "model=small", "rounds=papers", "train.rounds=2"),
+    *("data=glyphs", "data.domains=[handwritten,printed]", "model=small", "train.rounds=2"),
     *("train.local_steps=2", "train.batch_size=8", "protocol.samples=24", "protocol.validation=0.25"),
     *("rounds.test_samples=12", "train.device=cpu"),
 ]
