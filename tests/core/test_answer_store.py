@@ -74,7 +74,7 @@ def test_answers_beyond_the_limit_take_no_memory(tmp_path: Path) -> None:
 
 
 RUNS: dict[str, dict[str, Any]] = {
-    "clipped": {"overrides": ("rounds.outlier_factor=1.001",)},
+    "clipped": {"overrides": ("rounds.outliers=clip", "rounds.outlier_factor=1.001")},
     "rounded on the wire": {"overrides": ("rounds.transport=bfloat16",)},
     "encoded": {"engine": {"wire": True}},
 }

@@ -294,8 +294,8 @@ def test_the_quorum_is_counted_after_refusals(tmp_path: Path) -> None:
     assert [(entry["round"], entry["answered"], entry["needed"]) for entry in skipped] == [(2, 2, 3)]
 
 
-def test_by_default_it_is_shortened_and_recorded_as_clipped(tmp_path: Path) -> None:
-    settings = toy_settings("fedavg", tmp_path, train={"rounds": 3}, rounds={"quorum": 1.0})
+def test_with_the_bound_it_is_scaled_and_recorded(tmp_path: Path) -> None:
+    settings = toy_settings("fedavg", tmp_path, train={"rounds": 3}, rounds={"quorum": 1.0, "outliers": "clip"})
     done = run(settings, TouchedEngine(settings, edit=far(2)))
     assert not refusals(done)
     assert not [name for name, _ in done.events if name == "round skipped"]
@@ -311,11 +311,11 @@ def test_by_default_it_is_shortened_and_recorded_as_clipped(tmp_path: Path) -> N
     assert totals[0]["clipped"] >= 1
 
 
-def test_without_the_bound_a_long_update_is_accepted(tmp_path: Path) -> None:
-    settings = toy_settings("fedavg", tmp_path, rounds={"outliers": "off"})
+def test_by_default_a_long_update_is_accepted_as_it_is(tmp_path: Path) -> None:
+    settings = toy_settings("fedavg", tmp_path)
     done = run(settings, TouchedEngine(settings, edit=far(2)))
     assert {row["status"] for row in done.rows("activity.csv")} <= {"trained", "scored"}
-    bounded = toy_settings("fedavg", tmp_path / "bounded")
+    bounded = toy_settings("fedavg", tmp_path / "bounded", rounds={"outliers": "clip"})
     assert run(bounded, TouchedEngine(bounded, edit=far(2))).sha256 != done.sha256
 
 
@@ -326,7 +326,7 @@ def test_a_resumed_run_remembers_what_the_guards_do(engine: dict[str, Any], tmp_
     def always(request: Request, payload: Payload) -> Payload:
         return far(request.round, factor=10.0)(request, payload)
 
-    make = partial(toy_settings, "fedavg", train={"rounds": 6}, engine=engine)
+    make = partial(toy_settings, "fedavg", train={"rounds": 6}, rounds={"outliers": "clip"}, engine=engine)
     whole = make(tmp_path / "whole")
     done = run(whole, TouchedEngine(whole, edit=always))
     assert len([name for name, _ in done.events if name == "client clipped"]) >= 6

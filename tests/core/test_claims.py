@@ -18,7 +18,6 @@ from support.toy import toy_settings
 from common import prototypes as finch
 from common.errors import PayloadError
 from common.prototypes import PrototypeSet, cluster_prototypes
-from common.settings import load_settings
 from common.wire.messages import Request
 from common.wire.payload import Payload
 from strategies.adcol import owners_of
@@ -185,7 +184,6 @@ HONEST = {
     "FedAPC's digits": ([600] * 2 + [72] + [732] * 2 + [4794] * 3, 0.5),
     "FPL's Office": ([179] * 3 + [153] * 2 + [47] + [25] * 4, 0.5),
     "PACS": ([1336, 1638, 1875, 3143], 0.5),
-    "FedPall's digits, which say so": ([5600, 7943, 743, 39116, 5600], 0.7),
 }
 
 
@@ -199,13 +197,12 @@ def test_no_published_protocol_counts_otherwise(name: str) -> None:
     assert max(sizes) <= 10 * sorted(sizes)[(len(sizes) - 1) // 2]
 
 
-def test_fedpalls_digits_are_run_with_the_share_they_need() -> None:
-    assert load_settings(["experiment=fedpall_digits"]).rounds.largest_share == 0.7
+LIMITED = {"largest_client": 10.0, "largest_share": 0.5}
 
 
-def federation(tmp_path: Path, sizes: Mapping[str, int]) -> tuple[Federation, list[str]]:
+def federation(tmp_path: Path, sizes: Mapping[str, int], **rounds: float) -> tuple[Federation, list[str]]:
     """Return a federation of clients with these numbers of samples, and why the others were refused."""
-    settings = toy_settings("fpl", tmp_path)
+    settings = toy_settings("fpl", tmp_path, rounds=rounds)
     made = Federation(settings)
     reasons = []
     for client, size in sizes.items():
@@ -213,10 +210,23 @@ def federation(tmp_path: Path, sizes: Mapping[str, int]) -> tuple[Federation, li
     return made, [reason for reason in reasons if reason]
 
 
-def test_a_liar_about_samples_has_no_more_than_half_of_the_average(tmp_path: Path) -> None:
+def test_by_default_every_client_counts_for_all_of_its_samples(tmp_path: Path) -> None:
+    sizes = {"bright-0": 43, "dark-0": 28, "noisy-0": 1920}
+    made, reasons = federation(tmp_path, sizes)
+    assert not reasons
+    made.begin(1, "train")
+    assert [client.samples for client in made.server.clients] == list(sizes.values())
+    sent = []
+    for update, client in zip(updates(), made.registry.clients(), strict=True):
+        sent.append(replace(update, client=client))
+    found = cap_samples(sent, made.server.clients, made.settings.rounds.largest_share)
+    assert all(one is other for one, other in zip(found, sent, strict=True))
+
+
+def test_with_limits_a_liar_about_samples_has_no_more_than_half_of_the_average(tmp_path: Path) -> None:
     """Nine million samples count as ten times the median, 250, and of the sum no more than the others together: 42."""
     liar = 9_000_000
-    made, reasons = federation(tmp_path, {"bright-0": 25, "dark-0": liar, "noisy-0": 17})
+    made, reasons = federation(tmp_path, {"bright-0": 25, "dark-0": liar, "noisy-0": 17}, **LIMITED)
     assert not reasons
     made.begin(1, "train")
     assert [client.samples for client in made.server.clients] == [25, 250, 17]

@@ -26,7 +26,6 @@ def go(folder, *, epochs=1, rounds=2, **hyper) -> Run:
         folder,
         hyper={**NETS, **hyper},
         train={"epochs": epochs, "rounds": rounds},
-        rounds={"outliers": "off"},
     )
     return run(settings, TouchedEngine(settings))
 

@@ -106,9 +106,7 @@ def state_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
             data = Toy(image_size=32) if method == "fedgca" else Toy()  # for activation maps of several positions
             hyper = {**START.get(method, {}), **options}
             train = {"rounds": 3} if method == "i2pfl" else {}  # prototypes are smoothed from the second round on
-            settings = toy_settings(
-                method, tmp_path_factory.mktemp(method), hyper=hyper, data=data, train=train, rounds={"outliers": "off"}
-            )
+            settings = toy_settings(method, tmp_path_factory.mktemp(method), hyper=hyper, data=data, train=train)
             hashes[key] = run(settings).sha256
         return hashes[key]
 

@@ -63,7 +63,7 @@ def test_all_begin_with_the_same_weights_and_go_on_where_they_were(tmp_path):
 
 
 def test_fedbn_keeps_batch_norm_at_home_and_averages_the_rest(tmp_path):
-    settings = toy_settings("fedbn", tmp_path, rounds={"outliers": "off"})
+    settings = toy_settings("fedbn", tmp_path)
     done = run(settings, TouchedEngine(settings))
     model = local_exchange(settings).model
     own = norm_state_names(model)

@@ -118,7 +118,7 @@ def trained(done, name):
 
 
 def test_the_next_round_trains_on_the_rebalanced_classifier_and_the_averaged_body(tmp_path):
-    settings = toy_settings("rucr", tmp_path, train={"rounds": 3}, rounds={"outliers": "off"})
+    settings = toy_settings("rucr", tmp_path, train={"rounds": 3})
     done = run(settings, TouchedEngine(settings))
     sizes = done.summary["clients"]
     for number in (1, 2):
