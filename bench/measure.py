@@ -12,7 +12,8 @@ Every figure is counted, none is written down here:
 - density: comprehensions and generator expressions, and conditional expressions, per 1,000 lines of code. A line of
   code holds something besides a comment or a docstring.
 - longest functions: as above, without docstrings.
-- circles: groups of modules that import each other when they are loaded, of any length.
+- circles: groups of modules that import each other when they are loaded, of any length; of the census, also those whose
+  imports are inside functions.
 - closing an exchange: functions that call a method's ``aggregate``. Reading a finished run: files outside server/run/
   in which the name of one of a run's files is a string of its own. What does not change a result: collections that list
   both ``output`` and ``overwrite``.
@@ -34,6 +35,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout, before an installed copy
 
+from bench import census
 from bench.measuring import arguments, start
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -66,9 +68,18 @@ def main() -> None:
     trees = {path: ast.parse(text) for path, text in texts.items()}
     lines = {path: len(text.splitlines()) for path, text in texts.items()}
     functions = functions_of(trees)
-    ran = functions_of_a_round(functions)
+    with tempfile.TemporaryDirectory() as folder:
+        ran, classes = a_round(functions, Path(folder))
+        kept = census.records(Path(folder) / "run")
     visited = sorted({function.path for function in ran})
     found = circles(imports_of(sources))
+    everywhere = circles(imports_of(sources, within_functions=True))
+    settings = census.settings()
+    unset = settings - census.set_somewhere()
+    unnamed = unset - census.named_on_pages()
+    commands = census.commands()
+    twice = census.defined_twice(trees)
+    renderers = census.renderers(trees)
     closing = list(closes_an_exchange(trees))
     reading = list(reads_a_run(trees))
     neutral = list(lists_what_is_neutral(trees))
@@ -88,6 +99,20 @@ def main() -> None:
     ]
     for name, value in rows:
         print(f"| {name} | {value} |")
+    print("\n| census | |\n|---|---:|")
+    for name, count in (
+        ("classes of a round", len(classes)),
+        ("settings", len(settings)),
+        ("settings never set", len(unset)),
+        ("settings never set nor named on a page", len(unnamed)),
+        ("kinds of record in a run's folder", len(kept)),
+        ("commands", len(commands)),
+        ("public names defined twice", len(twice)),
+        ("renderers of a table", len(renderers)),
+        ("circles, imports inside functions counted", len(everywhere)),
+        ("words of Markdown", census.words()),
+    ):
+        print(f"| {name} | {count:,} |")
     print("\n| room | lines of code | comprehensions per 1,000 | conditional expressions per 1,000 |")
     print("|---|---:|---:|---:|")
     for room in densities(texts, trees):
@@ -95,7 +120,13 @@ def main() -> None:
     for title, places in (
         ("files of one FPL round", [f"{place(path)} {lines[path]}" for path in visited]),
         ("longest functions", [f"{each.lines} {place(each.path)} {each.name}" for each in longest]),
-        ("circles", [" <-> ".join(members) for members in found]),
+        ("circles, imports inside functions counted", [" <-> ".join(members) for members in everywhere]),
+        ("classes of a round", classes),
+        ("settings never set nor named on a page", sorted(unnamed)),
+        ("kinds of record in a run's folder", kept),
+        ("commands", commands),
+        ("public names defined twice", [f"{name}: {', '.join(map(place, paths))}" for name, paths in twice.items()]),
+        ("renderers of a table", renderers),
         ("closing an exchange", closing),
         ("reading a finished run", reading),
         ("what does not change a result", neutral),
@@ -196,13 +227,19 @@ def product() -> list[Path]:
     return sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 
 
-def functions_of_a_round(functions: Sequence[Function]) -> list[Function]:
-    """Return the functions that ran in the second round of FPL, inline."""
+def a_round(functions: Sequence[Function], folder: Path) -> tuple[list[Function], list[str]]:
+    """Run FPL inline and return what ran in its second round: the functions, and the classes with a method that ran.
+
+    Args:
+        functions: those of the product.
+        folder: the run writes into ``run`` in this folder.
+    """
     from common.settings import load_settings
     from server.engines.inline import InlineEngine
     from server.run.conduct import prepare_output, run_federation
 
     within, seen = False, set()
+    classes: set[str] = set()
 
     def listen(name: str, entry: Mapping[str, Any]) -> None:
         nonlocal within
@@ -212,32 +249,41 @@ def functions_of_a_round(functions: Sequence[Function]) -> list[Function]:
     def profile(frame: Any, event: str, _argument: object) -> None:
         if within and event == "call":
             seen.add((frame.f_code.co_filename, frame.f_code.co_firstlineno))
+            kind = type(frame.f_locals.get("self"))
+            if kind.__module__.partition(".")[0] in PACKAGES:
+                classes.add(f"{kind.__module__}.{kind.__qualname__}")
 
-    with tempfile.TemporaryDirectory() as folder:
-        settings = load_settings([*SMALL, f"output={folder}/run"])
-        prepare_output(settings)
-        engine = InlineEngine(settings)
-        threading.setprofile(profile)
-        sys.setprofile(profile)
-        try:
-            run_federation(settings, engine, [listen])
-        finally:
-            sys.setprofile(None)
-            threading.setprofile(None)  # type: ignore[arg-type]  # as documented
+    settings = load_settings([*SMALL, "protocol.validation=0.2", f"output={folder}/run"])
+    prepare_output(settings)
+    engine = InlineEngine(settings)
+    threading.setprofile(profile)
+    sys.setprofile(profile)
+    try:
+        run_federation(settings, engine, [listen])
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)  # type: ignore[arg-type]  # as documented
     places = {(os.path.realpath(name), line) for name, line in seen}
-    return [function for function in functions if (os.path.realpath(function.path), function.first_line) in places]
+    ran = [function for function in functions if (os.path.realpath(function.path), function.first_line) in places]
+    return ran, sorted(classes)
 
 
 # ---- imports ---------------------------------------------------------------------------------------------------------
 
 
-def imports_of(paths: Sequence[Path]) -> dict[str, set[str]]:
-    """By module, the modules among ``paths`` that loading it imports; what is imported in functions does not count."""
+def imports_of(paths: Sequence[Path], *, within_functions: bool = False) -> dict[str, set[str]]:
+    """Return by module the modules among ``paths`` that loading it imports.
+
+    Args:
+        paths: the modules' files.
+        within_functions: count what is imported inside functions too.
+    """
     modules = {module_name(path): path for path in paths}
     graph: dict[str, set[str]] = {}
     for name, path in modules.items():
         graph[name] = set()
-        for node in at_module_level(ast.parse(path.read_text()).body):
+        tree = ast.parse(path.read_text())
+        for node in ast.walk(tree) if within_functions else at_module_level(tree.body):
             for wanted in named_by(node):
                 while wanted and wanted not in modules:  # a class of a module, or what another package has
                     wanted = wanted.rpartition(".")[0]

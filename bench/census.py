@@ -1,0 +1,163 @@
+"""The census of concepts: what someone has to learn who takes Goldfinch up, counted from the checkout.
+
+``make measure`` prints it; ``tests/test_census.py`` holds its figures below upper limits, so that they do not creep up.
+
+- classes of a round: classes of the product whose methods run between the events ``round`` and ``round done`` of the
+  second round of FPL on the inline engine.
+- settings: keys of the composed configuration, over all options of all groups of conf/. A key that several options have,
+  such as ``method.weighting``, counts once.
+- settings never set: of these, the keys that no experiment, tuned or printed value, published row or benchmark sets.
+- settings nobody names: of these, the keys that no page names either.
+- kinds of record: files and folders that a run writes into its folder, with validation and with one resumption.
+- commands of the ``goldfinch`` program.
+- public names defined twice: functions and classes at the top of two modules, without a leading underscore.
+- renderers of a table: functions that write the rows of a table of text, Markdown, HTML, LaTeX or of a terminal.
+- circles: groups of modules that import each other, where imports inside functions count.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+CONF = ROOT / "conf"
+VALUES = ("experiment", "tuned", "printed")
+"""Groups of conf/ whose files set values of other groups' keys and define none."""
+
+TABLE_MARKS = ("---:", "\\\\ \\hline", "\\midrule", "\\toprule", "<table", "<tr>", "<td>")
+"""Text that only a function that writes a table has in its strings."""
+
+TABLE_CALLS = ("Table", "to_markdown", "to_latex", "to_html")
+"""Calls that make a table: of rich and of pandas."""
+
+VALUES_BY_NAME = ("counts", "fractions")
+"""Settings whose value is a mapping by domain; its keys are no settings."""
+
+
+def settings() -> set[str]:
+    """Return the keys of all options of conf/, such as ``train.rounds``."""
+    keys = set(leaves(read(CONF / "config.yaml")))
+    for folder in sorted(path for path in CONF.iterdir() if path.is_dir() and path.name not in VALUES):
+        for path in folder.glob("*.yaml"):
+            keys.update(f"{folder.name}.{key}" for key in leaves(read(path)))
+    return {key for key in keys if "_target_" not in key}
+
+
+def set_somewhere() -> set[str]:
+    """Return the keys that an experiment, a tuned or printed value, a published row or a benchmark sets."""
+    found: set[str] = set()
+    for path in (CONF / "experiment").glob("*.yaml"):
+        found.update(leaves(read(path)))
+    text = ""
+    for path in (CONF / "tuned").glob("*.yaml"):
+        text += path.read_text()
+    for path in (CONF / "printed").glob("*.yaml"):
+        text += path.read_text()
+    for path in (ROOT / "server/reproduction/published").glob("*.yaml"):
+        text += path.read_text()
+    for path in (ROOT / "bench").glob("*.py"):
+        text += path.read_text()
+    return found | named_in(text)
+
+
+def named_on_pages() -> set[str]:
+    """Return the dotted names that occur on a page."""
+    text = ""
+    for path in pages():
+        text += path.read_text()
+    return named_in(text)
+
+
+def named_in(text: str) -> set[str]:
+    """Return all dotted lower-case names in a text, such as ``train.rounds``."""
+    return set(re.findall(r"\b[a-z_]+(?:\.[a-z_]+)+\b", text))
+
+
+def read(path: Path) -> Mapping[str, Any]:
+    """Return the content of an option, without its list of defaults."""
+    content = yaml.safe_load(path.read_text()) or {}
+    return {key: value for key, value in content.items() if key != "defaults"}
+
+
+def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Yield the dotted keys of nested values; an empty mapping and a list are values."""
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value and key not in VALUES_BY_NAME:
+            yield from leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}"
+
+
+def pages() -> list[Path]:
+    """Return all Markdown files of the project."""
+    found = [*ROOT.glob("*.md"), *(ROOT / ".github").rglob("*.md")]
+    for folder in ("docs", "docker", "bench"):
+        found += (ROOT / folder).rglob("*.md")
+    return sorted(found)
+
+
+def words() -> int:
+    """Return the number of words of all Markdown files."""
+    return sum(len(path.read_text().split()) for path in pages())
+
+
+def commands() -> list[str]:
+    """Return the commands of the ``goldfinch`` program, those of groups with the group's name."""
+    import typer.main
+
+    from server.cli import app
+
+    found: list[str] = []
+
+    def visit(command: Any, prefix: str) -> None:
+        for name, member in sorted(command.commands.items()):
+            if hasattr(member, "commands"):
+                visit(member, f"{prefix}{name} ")
+            elif not member.hidden:
+                found.append(f"{prefix}{name}")
+
+    visit(typer.main.get_command(app), "")
+    return found
+
+
+def defined_twice(trees: Mapping[Path, ast.Module]) -> dict[str, list[Path]]:
+    """Return the public functions and classes that the tops of two or more modules define, with the modules."""
+    places: dict[str, list[Path]] = {}
+    for path, tree in trees.items():
+        for node in tree.body:
+            if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(path)
+    return {name: found for name, found in sorted(places.items()) if len(found) > 1}
+
+
+def renderers(trees: Mapping[Path, ast.Module]) -> list[str]:
+    """Return the functions that write rows of a table."""
+    found: list[str] = []
+    for path, tree in trees.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef) and _writes_a_table(node):
+                found.append(f"{path.relative_to(ROOT).as_posix()} {node.name}")
+    return sorted(found)
+
+
+def _writes_a_table(function: ast.FunctionDef) -> bool:
+    for node in ast.walk(function):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            if any(mark in node.value for mark in TABLE_MARKS):
+                return True
+        if isinstance(node, ast.Call):
+            name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+            if name in TABLE_CALLS:
+                return True
+    return False
+
+
+def records(folder: Path) -> list[str]:
+    """Return what a run wrote into its folder, without the files inside its folders."""
+    return sorted(path.name for path in folder.iterdir())
