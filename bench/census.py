@@ -4,8 +4,8 @@
 
 - classes of a round: classes of the product whose methods run between the events ``round`` and ``round done`` of the
   second round of FPL on the inline engine.
-- settings: keys of the composed configuration, over all options of all groups of conf/. A key that several options have,
-  such as ``method.weighting``, counts once.
+- settings: keys of the composed configuration, over all options of all groups of conf/. A key that several options
+  have, such as ``method.weighting``, counts once.
 - settings never set: of these, the keys that no experiment, tuned or printed value, published row or benchmark sets.
 - settings nobody names: of these, the keys that no page names either.
 - kinds of record: files and folders that a run writes into its folder, with validation and with one resumption.
@@ -148,9 +148,9 @@ def renderers(trees: Mapping[Path, ast.Module]) -> list[str]:
 
 def _writes_a_table(function: ast.FunctionDef) -> bool:
     for node in ast.walk(function):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            if any(mark in node.value for mark in TABLE_MARKS):
-                return True
+        text = getattr(node, "value", None)
+        if isinstance(node, ast.Constant) and isinstance(text, str) and any(mark in text for mark in TABLE_MARKS):
+            return True
         if isinstance(node, ast.Call):
             name = getattr(node.func, "attr", getattr(node.func, "id", ""))
             if name in TABLE_CALLS:
