@@ -118,7 +118,7 @@ class LiveView:
             self.state = "stopped; resume=true goes on"
         if name in NOT_NOTED:
             return
-        if only_shortened(name, entry):
+        if only_shortened(name):
             return  # shown as a number of clients
         line = describe(name, entry, self.total)
         if line:
