@@ -23,6 +23,7 @@ from server.run.checkpoint import Checkpoints
 from server.run.engine import Engine, Notices
 from server.run.history import PARTS, History
 from server.run.measures import MEASURES_FILE, described, largest_resolution, recorded_values, scores_by_values
+from server.run.resume import check_resumable
 from server.run.rounds import RoundLoop
 from server.run.schema import stream_rows
 from server.trackers.base import tracker_settings, tracking
@@ -31,14 +32,16 @@ from strategies.core.method import Method
 
 
 def prepare_output(settings: RunSettings) -> None:
-    """Make the output folder and write ``config.yaml``, before any process is started.
+    """Check the output folder, make it and write ``config.yaml``, before any process is started.
 
-    A run in the folder is overwritten only with ``overwrite``. :func:`run_federation` checks this again under its lock,
-    because another process may have started a run here in between.
+    A run in the folder is overwritten only with ``overwrite``, and with ``resume`` its settings must agree with the
+    rounds that are done (:func:`server.run.resume.check_resumable`). :func:`run_federation` checks this again under its
+    lock, because another process may have started a run here in between.
 
     Raises:
         ConfigError: the folder holds a run and neither ``resume`` nor ``overwrite`` is set, another process writes to
             the folder, it cannot be written, or the library of a tracker is missing.
+        CheckpointError: the run cannot be resumed with these settings; the folder is as it was.
     """
     if settings.resume and settings.overwrite:
         raise ConfigError("resume=true goes on with a run and overwrite=true replaces it: choose one")
@@ -57,6 +60,7 @@ def _begin(settings: RunSettings) -> None:
             f"{folder} already holds a run; add resume=true to go on with it, overwrite=true to replace it, "
             "or choose another output="
         )
+    check_resumable(settings)
     if settings.resume and (folder / "config.yaml").exists():
         return
     with writing(folder, "another output="):
@@ -162,6 +166,7 @@ def run_federation(
 
     Raises:
         ConfigError: another process writes to the same folder, or it holds a run.
+        CheckpointError: the run cannot be resumed with these settings; the folder is as it was.
         EngineError: the disk is full or cannot be written; no round was held, or the last state could not be scored
             (then there is a summary without a final score); or see :meth:`server.run.rounds.RoundLoop.run`.
     """
