@@ -5,7 +5,6 @@ import fcntl
 import json
 import os
 import shutil
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from common.run_config import yaml_of
 from common.settings import RunSettings
 from common.storage import write_json, write_text
 from common.versions import package_versions, processor
-from common.wire.messages import CLIPPED, trained_count
 from server.run.accounting import check_accountant
 from server.run.checkpoint import Checkpoints
 from server.run.engine import Engine, Notices
@@ -238,7 +236,7 @@ def summary_of(settings: RunSettings, rounds: RoundLoop, seconds: float) -> dict
         "rounds_held": len(history.rounds("round done")),
         "rounds_skipped": len(history.rounds("round skipped")),
         **({"stopped_early": _early_stop(settings, rounds)} if rounds.stopped_early else {}),
-        "answers": answers(stream_rows(folder / "activity.csv")),
+        "answers": history.answers(),
         "scored": _scored(settings.method),
         "accuracy": final.get("accuracy", {}),
         "average": final.get("average"),
@@ -257,6 +255,7 @@ def summary_of(settings: RunSettings, rounds: RoundLoop, seconds: float) -> dict
         "wall_seconds": round(seconds, 3),
         "server_peak_bytes": peak_bytes(),
         "clients": {client: registrations[client].samples for client in sorted(registrations)},
+        "counts_less": history.counts_less(),
         "splits": {client: registrations[client].split for client in sorted(registrations)},
         "processor": processor(),
         "versions": package_versions(),
@@ -313,18 +312,6 @@ def code_that_ran(settings: RunSettings, history: History) -> str:
     if history.rounds("code changed"):
         return f"{settings.code} (changed)"
     return settings.code
-
-
-def answers(activity: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """Return the number of replies that were admitted for training, and the number of each other status.
-
-    Clipped replies are admitted, and are also counted on their own.
-    """
-    statuses = Counter(row["status"] for row in activity)
-    found = {"admitted": trained_count(statuses)}
-    for status in (CLIPPED, "refused", "failed", "lost", "late"):
-        found[status] = statuses[status]
-    return found
 
 
 def bytes_total(activity: Iterable[Mapping[str, Any]]) -> dict[str, int]:

@@ -36,7 +36,7 @@ class RunStart:
     """The state in which a run starts.
 
     Args:
-        history: the run's files; for a resumed run, without the rounds after the checkpoint.
+        history: the run's files; :func:`take_over` drops a resumed run's rounds after the checkpoint.
         checkpoint: the checkpoint that the run is resumed from; ``None`` if it is new.
         check: what the clients registered before; empty if the run is new.
     """
@@ -68,12 +68,12 @@ def open_run(
         checkpoints.clear()
         best.clear()
         changed_code(folder, settings.own_packages, resumed=False)
-        return RunStart(_history(settings, listeners, -1, -1), None, ResumeCheck())
+        return RunStart(_history(settings, listeners), None, ResumeCheck())
     done = checkpoint.state.round
     scored = done
     if not settings.method.scores_new_state:  # a round's state is scored in the next round
         scored -= 1
-    history = _history(settings, listeners, done, scored)
+    history = _history(settings, listeners, (done, scored))
     check = ResumeCheck.of(folder, anyway=settings.resume == "anyway")
     changed = changed_code(folder, settings.own_packages, resumed=True)
     if changed:
@@ -82,7 +82,7 @@ def open_run(
 
 
 def check_resumable(settings: RunSettings) -> Checkpoint | None:
-    """Check that a resumed run's settings agree with the rounds that are done; return the checkpoint that it goes on from.
+    """Check that a resumed run's settings agree with the rounds that are done; return the checkpoint to go on from.
 
     It only reads, so that a run that cannot be resumed keeps every byte. :data:`common.run_config.CHANGEABLE_ON_RESUME`
     are the settings that may differ.
@@ -153,8 +153,8 @@ def _check_settings(settings: RunSettings, checkpoint: Checkpoint) -> None:
     differ = some_of(parts, MAX_NAMED) or "they differ from config.yaml, which was changed or is of another version"
     own = shlex.join(["goldfinch", "resume", str(folder)])
     raise CheckpointError(
-        f"{folder} cannot go on with other settings than in the {checkpoint.state.round} rounds that are done: {differ}. "
-        f"Leave out what differs ({own} takes the run's own settings), or {ELSEWHERE}"
+        f"{folder} cannot go on with other settings than in the {checkpoint.state.round} rounds that are done: "
+        f"{differ}. Leave out what differs ({own} takes the run's own settings), or {ELSEWHERE}"
     )
 
 
@@ -199,12 +199,15 @@ def _shown(value: Any) -> str:
     return printable(str(value))[:100]
 
 
-def _history(settings: RunSettings, listeners: Sequence[Listener], keep_until: int, scores_until: int) -> History:
+def _history(settings: RunSettings, listeners: Sequence[Listener], until: tuple[int, int] | None = None) -> History:
+    """Return the run's files; ``until`` are the last rounds with activity and with scores of a resumed run."""
+    keep_until, scores_until = until or (-1, -1)
     return History(
         settings.output_folder,
         keep_until,
         scores_until,
         listeners,
+        at_once=until is None,
         scorers=settings.test_scorers,
         validators=settings.validation_scorers,
         metric=settings.rounds.metric,
@@ -212,15 +215,20 @@ def _history(settings: RunSettings, listeners: Sequence[Listener], keep_until: i
     )
 
 
-def take_over(settings: RunSettings, done: int) -> None:
-    """Write a resumed run's settings, and remove its summary if rounds are left.
+def take_over(settings: RunSettings, start: RunStart, done: int) -> None:
+    """Drop what a resumed run writes again, write its settings, and remove its summary if rounds are left.
+
+    Until here a resumed run keeps its records, so that one whose clients are missing or have other data loses nothing.
 
     Args:
         settings: the run's settings; nothing happens unless they resume a run.
+        start: the state in which the run starts.
         done: rounds that are done.
     """
     if not settings.resume:
         return
+    if start.checkpoint is not None:
+        start.history.rewind()
     folder = settings.output_folder
     write_text(folder / "config.yaml", yaml_of(settings.raw))
     if done < settings.train.rounds:

@@ -1,4 +1,4 @@
-"""A run is not resumed with settings that contradict its rounds: nothing is started, and the folder keeps every byte."""
+"""A run is not resumed with settings that contradict its rounds: nothing starts, and the folder keeps every byte."""
 
 from __future__ import annotations
 
@@ -101,9 +101,7 @@ def test_it_is_refused_before_an_engine_is_started(
     assert content(finished) == before
 
 
-def test_the_remedies_work_when_typed(
-    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_remedies_work_when_typed(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = content(finished)
     assert main(["resume", str(finished), "train.rounds=2"]) == 1
     message = capsys.readouterr().err

@@ -253,7 +253,7 @@ def test_scores_are_taken_every_given_number_of_rounds_and_at_the_end(tmp_path: 
 
 def test_participation_takes_some_and_scores_all(tmp_path: Path) -> None:
     done = run(toy_settings("fedavg", tmp_path, train={"rounds": 4}, rounds={"participation": 0.34}))
-    trained = [row for row in done.rows("activity.csv") if row["status"] in ("trained", "clipped")]
+    trained = [row for row in done.rows("activity.csv") if row["status"] in ("trained", "scaled")]
     assert len(trained) == 4
     by_round: dict[str, set[str]] = {}
     for row in done.rows("history.csv"):
