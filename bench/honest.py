@@ -31,7 +31,9 @@ from bench.measuring import arguments, start
 from bench.rows import append_rows
 from common.choices import CONF
 from common.settings import RunSettings, load_settings
+from common.wire.messages import SCALED
 from server.run.history import read_rows
+from server.trackers.events import SCALED_EVENT
 
 RESULTS = Path(__file__).parent / "results" / "honest.csv"
 METHODS = sorted(path.stem for path in (CONF / "method").glob("*.yaml"))
@@ -63,10 +65,10 @@ def row_of(method: str, data: str) -> dict[str, object]:
         done = run(settings_of(method, data, folder))
         rows = read_rows(folder / "activity.csv")
     statuses = Counter(row["status"] for row in rows)
-    parts = Counter(part for kind, entry in done.events if kind == "client clipped" for part in entry["factors"])
+    parts = Counter(part for kind, entry in done.events if kind == SCALED_EVENT for part in entry["factors"])
     return {
         **{name: os.environ.get(name, "") for name in SETS[0]},
-        "method": method, "data": data, "answers": len(rows), "clipped": statuses["clipped"],
+        "method": method, "data": data, "answers": len(rows), "clipped": statuses[SCALED],
         "parameters_clipped": parts["parameters"], "refused": statuses["refused"],
         "failed": statuses["failed"] + statuses["lost"], "accuracy": round(done.averages()[-1], 2),
         "sha256": done.sha256[:16],

@@ -5,7 +5,7 @@
     python bench/many_answers.py --dry-run                       # four clients, writes nothing
 
 Each answer is ResNet-10's state, 19.6 MB, moved by one of seven noises and by a distance of its own; one in fifty moved
-five times as far, and is clipped. Answers come as Flower messages and go the whole way: decoded by the engine, checked
+five times as far, and is scaled. Answers come as Flower messages and go the whole way: decoded by the engine, checked
 by the gate, measured against the bounds, averaged. Only nodes and SuperLink are missing: a message is made when the
 engine polls for it.
 
@@ -179,7 +179,7 @@ def one(clients: int, memory: float, folder: Path) -> dict[str, Any]:
     return {
         "anonymous": max(watch.most, anonymous()) / 1e9, "before": start / 1e9,
         "maxrss": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9,
-        "answers": sum(reply.bytes_up for reply in replies) / 1e9, "clipped": len(closed.clipped),
+        "answers": sum(reply.bytes_up for reply in replies) / 1e9, "clipped": len(closed.scaled),
         "receive": came - began, "close": done - came, "sha256": closed.state.sha256(),
     }  # fmt: skip
 

@@ -32,8 +32,17 @@ MAX_CONFIG_LENGTH = 100_000
 SCORING_SETTINGS = ("rounds.last_rounds", "rounds.evaluate_every", "rounds.test_samples", "rounds.test")
 """Settings that change which scores a run has, but not its state."""
 
-CHANGEABLE_ON_RESUME = ("train.rounds", "train.patience", *SCORING_SETTINGS)
-"""Settings that change the result, but not the rounds already done: a run may be resumed with other values."""
+NOT_THE_IDENTITY = ("train.rounds", "train.patience", *SCORING_SETTINGS)
+"""Settings that change a run's results, but not its state after a round; a run's identity is without them."""
+
+CHANGEABLE_ON_RESUME = ("train.rounds", "train.patience", "rounds.last_rounds")
+"""Settings that change the result, with which a run may be resumed otherwise than it began.
+
+They say when the run ends and how many scores are averaged, so the scores that it has stay comparable with those that
+follow. The other :data:`SCORING_SETTINGS` decide which rounds and images are scored: with other values, one history
+would hold scores of both kinds. ``train.rounds`` cannot be less than the rounds that are done, and cannot change in a
+run that follows a schedule over all rounds.
+"""
 
 ADDED_SETTINGS: Mapping[str, Any] = {
     "protocol.validation": 0.0,
@@ -153,17 +162,38 @@ def _is_record(content: Any) -> bool:
     return isinstance(content["data"].get("domains"), list | None)
 
 
-def differing(raw: Mapping[str, Any], path: Path) -> list[str]:
-    """Return the settings that change the rounds already done and differ from the ``config.yaml`` at ``path``."""
+def contradictions(
+    raw: Mapping[str, Any], path: Path, changeable: Sequence[str] = CHANGEABLE_ON_RESUME
+) -> dict[str, tuple[Any, Any]]:
+    """Return the settings of which a run that is resumed has other values than in the rounds that are done.
+
+    Args:
+        raw: the composed configuration of the resumed run.
+        path: the ``config.yaml`` of the rounds that are done.
+        changeable: settings that may differ.
+
+    Returns:
+        By ``a.b.c`` keys, the value now and the value before, ``None`` for a missing one; empty without the file.
+        Of a group with another option, the option alone is among them, by the group's name. Scoring settings that the
+        file lacks, as of older versions, are not.
+    """
     if not path.exists():
-        return []
+        return {}
+    recorded = read_config(path)
     written: Any = OmegaConf.to_container(OmegaConf.create(yaml_of(raw)))
-    before = result_settings(read_config(path), CHANGEABLE_ON_RESUME)
-    now = result_settings(written, CHANGEABLE_ON_RESUME)
-    found: list[str] = []
+    before = result_settings(recorded, changeable)
+    now = result_settings(written, changeable)
+    found: dict[str, tuple[Any, Any]] = {}
     for key in sorted(before | now):
-        if before.get(key) != now.get(key):
-            found.append(key)
+        unknown = key in SCORING_SETTINGS and key not in before
+        if before.get(key) == now.get(key) or unknown:
+            continue
+        group = key.partition(".")[0]
+        options = written["choices"].get(group), recorded["choices"].get(group)
+        if options[0] != options[1]:
+            found[group] = options
+        else:
+            found[key] = (now.get(key), before.get(key))
     return found
 
 

@@ -37,7 +37,7 @@ from common.models.specs import ModelSpec
 from common.overrides import CONFIGURATION, overrides_in, split_overrides
 from common.own_metric import NoMetric, OwnMetric, check_own_metric
 from common.privacy import GaussianPrivacy, NoPrivacy
-from common.run_config import CHANGEABLE_ON_RESUME, SCORING_SETTINGS, flat, result_settings, sent_config
+from common.run_config import NOT_THE_IDENTITY, SCORING_SETTINGS, flat, result_settings, sent_config
 from common.versions import CODE, code_sha256
 from common.wire.messages import printable
 
@@ -269,7 +269,7 @@ class RunSettings:
 
     @cached_property
     def identity(self) -> str:
-        """16 hex digits over the settings that change the result, without :data:`CHANGEABLE_ON_RESUME`.
+        """16 hex digits over the settings that change the result, without :data:`NOT_THE_IDENTITY`.
 
         A checkpoint of another identity is refused.
         """
@@ -313,7 +313,7 @@ class RunSettings:
         return text
 
     def _digest(self, without: tuple[str, ...]) -> str:
-        relevant = result_settings(self.raw, CHANGEABLE_ON_RESUME + without)
+        relevant = result_settings(self.raw, NOT_THE_IDENTITY + without)
         return hashlib.sha256(json.dumps(relevant, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
     @cached_property

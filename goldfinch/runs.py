@@ -287,19 +287,22 @@ def run(*overrides: str, settings: Mapping[str, Any] | None = None, quiet: bool 
 def resume(folder: Path | str, *overrides: str, quiet: bool = False, **keywords: Any) -> Run:
     """Resume a run with its own configuration, and return it.
 
+    A run that has finished with a whole score stays as it is, unless there are more rounds to do.
+
     Args:
         folder: the run's folder.
-        overrides: settings that change from now on, such as ``"train.rounds=20"``.
+        overrides: settings that change from now on, such as ``"train.rounds=20"``. They must not contradict the rounds
+            that are done; see :data:`common.run_config.CHANGEABLE_ON_RESUME`. With ``"output=DIR"`` it is a new run in
+            another folder.
         quiet: show nothing.
         keywords: as in :func:`run`.
 
     Raises:
-        CheckpointError: the run cannot be resumed.
+        CheckpointError: the run cannot be resumed; its folder is as it was.
     """
     from server.commands import running
 
-    running.resume(Path(folder), [*overrides_of(None, keywords), *overrides], quiet=quiet)
-    return Run(folder)
+    return Run(running.resume(Path(folder), [*overrides_of(None, keywords), *overrides], quiet=quiet))
 
 
 def load_run(folder: Path | str) -> Run:

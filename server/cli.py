@@ -140,7 +140,8 @@ def _run(
     show_loading(quiet)
     from server.flower.superlink import simulation_link
 
-    with simulation_link() if "engine=ray" in overrides else contextlib.nullcontext() as link:
+    early = "engine=ray" in overrides and not composed["resume"]  # a run that cannot be resumed starts nothing
+    with simulation_link() if early else contextlib.nullcontext() as link:
         from common.settings import settings_of  # seconds in which the SuperLink comes up
         from server.commands.running import run
 
@@ -153,7 +154,7 @@ def _resume(folder: Annotated[Path, argument("DIR")], overrides: Settings, quiet
 
     goldfinch resume DIR [train.rounds=20]
     DIR        the run's folder; its config.yaml says what it is
-    KEY=VALUE  what is to be otherwise from here on, such as more rounds
+    KEY=VALUE  what is to be otherwise from here on, such as more rounds; what contradicts the rounds done is refused
     """
     show_loading(quiet)
     from server.commands.running import resume

@@ -151,17 +151,17 @@ def test_empty_and_absent_package_files() -> None:
 
 
 def test_which_statuses_trained_is_stated_in_one_place() -> None:
-    """A clipped update was used: who compares with "trained" alone forgets those clients."""
+    """A scaled update was used: who compares with "trained" alone forgets those clients."""
     home = ROOT / "common/wire/messages.py"
     wrong = []
     for path in [*SOURCES, *sorted((ROOT / "docker").glob("*.py"))]:
         for node in ast.walk(ast.parse(path.read_text())):
-            spelled = isinstance(node, ast.Constant) and node.value in ("clipped", "trained")
+            spelled = isinstance(node, ast.Constant) and node.value in ("scaled", "trained")
             if spelled and path != home and name_of(path) not in STATUS_NAMED:
                 wrong.append(f"{name_of(path)}:{node.lineno} {node.value!r}")
     assert not wrong
     for path in [*(ROOT / "docker").glob("*.sh"), *(ROOT / "server").rglob("*.html"), *(ROOT / "server").rglob("*.js")]:
-        assert not re.search(r"""status[^\n]{0,10}==\s*['"](trained|clipped)""", path.read_text()), path
+        assert not re.search(r"""status[^\n]{0,10}==\s*['"](trained|scaled)""", path.read_text()), path
 
 
 STATUS_NAMED = {"server/results/report/results.py", "strategies/fdse.py"}

@@ -26,10 +26,21 @@ MAX_ENTRIES = 50
 MAX_DOMAINS = 1000
 MAX_CLASSES = 10_000
 
-CLIPPED = "clipped"
-TRAINED_STATUSES = frozenset({"trained", CLIPPED})
-"""Statuses in ``activity.csv`` of a client that trained, if its update was used. A clipped update was scaled down to
-its bound first, which happens to honest clients too."""
+SCALED = "scaled"
+"""Status in ``activity.csv`` of a client whose update was scaled down to the bound and used."""
+
+LEFT_OUT = "left out"
+"""Status of a client whose update was not used since it worked against the others'; only runs of versions that compared
+directions have it."""
+
+TRAINED_STATUSES = frozenset({"trained", SCALED})
+"""Statuses of a client that trained, if its update was used."""
+
+UNUSED_STATUSES = (LEFT_OUT, "refused", "failed", "lost")
+"""Statuses of a client whose update was not used, although it was waited for."""
+
+COUNTED_STATUSES = (SCALED, *UNUSED_STATUSES, "late")
+"""Every status that is counted and shown on its own, in the order in which it is shown."""
 
 
 def trained(status: str) -> bool:
@@ -42,12 +53,17 @@ def trained_count(counts: Mapping[str, int]) -> int:
     return sum(count for status, count in counts.items() if trained(status))
 
 
-def completed_status(*, train: bool, clipped: bool = False) -> str:
-    """Return the status of a client that did what it was asked: train, or only score the model."""
+def completed_status(*, train: bool, scaled: bool = False) -> str:
+    """Return the status of a client that did what it was asked: train, or only score the model.
+
+    Args:
+        train: whether it trained.
+        scaled: whether its update was scaled down to the bound.
+    """
     if not train:
         return "scored"
-    if clipped:
-        return CLIPPED
+    if scaled:
+        return SCALED
     return "trained"
 
 

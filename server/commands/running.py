@@ -23,6 +23,7 @@ from server.flower.superlink import SimulationLink
 from server.relay.supervisor import run_on_superlinks
 from server.results.run import Run
 from server.run.conduct import check_holds_no_runs, check_not_in_a_run, prepare_output, run_federation
+from server.run.resume import check_resumable, has_finished
 from server.trackers.live import watching
 from strategies.core.federation import Federation
 
@@ -33,6 +34,9 @@ ENGINES = ("inline", "ray", "superlink")
 def run(settings: RunSettings, *, quiet: bool = False, link: SimulationLink | None = None) -> None:
     """Train one run on the engine that its settings name.
 
+    With ``resume`` a run that has finished with a whole score, of which the settings ask for nothing more, stays as it
+    is.
+
     Args:
         settings: the run's settings.
         quiet: show no progress.
@@ -40,12 +44,19 @@ def run(settings: RunSettings, *, quiet: bool = False, link: SimulationLink | No
 
     Raises:
         ConfigError: the engine does not exist, or the output folder cannot be used.
+        CheckpointError: a setting contradicts the rounds that are done of a run that is resumed; nothing was started
+            or written.
     """
     warnings.filterwarnings("ignore", category=FutureWarning)
     logging.getLogger("flwr").setLevel(logging.WARNING)
     engine = settings.engine.get("name")
     if engine not in ENGINES:
         raise ConfigError(f"engine.name={engine!r}; {nearest(str(engine), ENGINES)}")
+    check_resumable(settings)  # before an engine is started or data are read
+    if has_finished(settings):
+        if not quiet:
+            print(f"{settings.output_folder} has finished, and nothing is left to do; train.rounds=N adds rounds")
+        return
     inline = None
     if engine == "inline":
         inline = InlineEngine(settings)  # before the output folder is written: it may refuse the device
@@ -80,8 +91,20 @@ def _warn_if_partial(folder: Path) -> None:
         )
 
 
-def resume(folder: Path, overrides: Sequence[str], *, quiet: bool = False) -> None:
-    """Resume the run in ``folder`` with its own configuration, changed by ``overrides``."""
+def resume(folder: Path, overrides: Sequence[str], *, quiet: bool = False) -> Path:
+    """Resume the run in ``folder`` with its own configuration, changed by ``overrides``.
+
+    Engine, tracker, device and deadlines may change, and of the settings that change the result those of
+    :data:`common.run_config.CHANGEABLE_ON_RESUME`: more rounds, ``train.patience`` and ``rounds.last_rounds``. With
+    ``output=`` of another folder it is a new run, and every setting may change.
+
+    Returns:
+        The folder that the run is in.
+
+    Raises:
+        ConfigError: the folder holds no run, or a setting is wrong.
+        CheckpointError: a setting contradicts the rounds that are done; nothing was started or written.
+    """
     trust_overrides(overrides)  # only the user's own, not those of the folder
     recorded = {**Run(folder).config, "output": str(folder.absolute()), "resume": True, "overwrite": False}
     try:
@@ -89,6 +112,7 @@ def resume(folder: Path, overrides: Sequence[str], *, quiet: bool = False) -> No
     except ConfigError as error:
         raise ConfigError(f"{folder / 'config.yaml'} with your overrides: {error}") from error
     run(settings, quiet=quiet)
+    return settings.output_folder
 
 
 # ---- goldfinch run --dry-run -----------------------------------------------------------------------------------------

@@ -242,10 +242,10 @@ def sweep(arguments: Sequence[str], output: Path, jobs: int = 1, *, overwrite: b
     console = Console()
     say = partial(console.print, highlight=False, markup=False)
     planned, skipped = plan(arguments, output)
+    check_data(planned)  # before --overwrite deletes runs
     check_folder(output, arguments, overwrite=overwrite)
     for label, reason in skipped.items():
         say(f"skipped: {label}: {reason}")
-    check_data(planned)
     say(f"output in {output.absolute()}")
     output.mkdir(parents=True, exist_ok=True)
     _write_record(output, arguments, planned)

@@ -505,6 +505,7 @@ def _following(path: Path, listeners: Sequence[Listener]) -> Iterator[threading.
             for line in complete.splitlines():
                 if line in known:
                     continue
+                known.add(line)  # the server replaces the file once more when all clients are checked
                 has_event.set()
                 entry = json.loads(line)
                 for listener in listeners:

@@ -22,16 +22,21 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from common.errors import some_of
 from common.metrics import COUNTED, PARTIAL, Measure, named_missing
 from common.versions import combined_hash
 from server.results.run import Run, setting_text, varying
 from server.results.seeds import Value
+from server.trackers.events import COUNTS_LESS_SETTINGS, counts_text
 
 MAX_LABEL_SETTINGS = 4
 """Settings in a row's label, unless more are needed to tell rows of one method apart."""
 
 MAX_DIFFERENCES = 8
 """Differing settings that are listed below a table; the report lists all of them."""
+
+MAX_CLIENTS = 3
+"""Clients of a row that count for fewer samples, of which the note below a table has the numbers."""
 
 MANY_ROWS = 6
 """Rows of a table from which on its notes count the rows with a value that more than two of them have."""
@@ -239,6 +244,7 @@ class Board:
             found.append(
                 f"{label} is binned: after the last round it differs from the exact one by at most {resolution:.2f}."
             )
+        found += self._reply_notes()
         for group in self.groups:
             metric = group.runs[0].validation_metric
             if metric != "accuracy":
@@ -252,6 +258,31 @@ class Board:
             for run in group.contradictions:
                 again = f"{run.folder} is seed {run.seed} once more with another state; it does not count."
                 found.append(f"{group.label}: {again}")
+        return found
+
+    def _reply_notes(self) -> list[str]:
+        """Return the notes on updates that were scaled or not used, and on clients that count for fewer samples."""
+        replies: list[str] = []
+        samples: list[str] = []
+        for group in self.groups:
+            counts: Counter[str] = Counter()
+            fewer: dict[str, None] = {}
+            for run in group.runs:
+                counts.update(run.answers)
+                for client, entry in run.counts_less.items():
+                    fewer[f"{client} as {entry['counted']} of {entry['registered']}"] = None
+            text = counts_text(counts)
+            if text:
+                replies.append(f"{group.label}: {text}")
+            if fewer:
+                samples.append(f"{group.label}: {some_of(list(fewer), MAX_CLIENTS)}")
+        found: list[str] = []
+        if replies:
+            found.append(f"Replies: {'; '.join(replies)}.")
+        if samples:
+            found.append(
+                f"Clients count for fewer samples than they registered ({COUNTS_LESS_SETTINGS}): {'; '.join(samples)}."
+            )
         return found
 
     def differences(self) -> list[str]:

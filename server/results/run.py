@@ -21,10 +21,10 @@ from common.metrics import MEASURES, METRICS, ClassTotals, Measure, RoundScore, 
 from common.regular_files import read_small
 from common.run_config import read_config, result_settings
 from common.versions import hash_of_files
-from common.wire.messages import printable
-from server.run.history import class_totals, round_scores, rows_on, scores_by, validation_by
+from common.wire.messages import SCALED, printable
+from server.run.history import answers, class_totals, counts_less, round_scores, rows_on, scores_by, validation_by
 from server.run.measures import MEASURES_FILE, measures_in, recorded_values, scores_by_values
-from server.run.schema import check_events, check_lines, read_lines, read_rows, reading
+from server.run.schema import EARLIER_SCALED, check_events, check_lines, read_lines, read_rows, reading, stream_rows
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -188,6 +188,29 @@ class Run:
         if found is None:
             return None
         return str(found)
+
+    @cached_property
+    def answers(self) -> Mapping[str, int]:
+        """The number of updates that were used, as ``admitted``, and of replies with each other status.
+
+        Of a run of an older version without ``activity.csv``, what was left out counts as scaled.
+        """
+        known = dict(self.summary.get("answers", {}))
+        if SCALED in known:
+            return known
+        path = self.folder / "activity.csv"
+        if path.exists():
+            return answers(stream_rows(path))
+        if EARLIER_SCALED in known:
+            known[SCALED] = known.pop(EARLIER_SCALED)
+        return known
+
+    @cached_property
+    def counts_less(self) -> Mapping[str, Mapping[str, int]]:
+        """The clients that count for fewer samples than they registered; see :func:`server.run.history.counts_less`."""
+        if "counts_less" in self.summary:
+            return dict(self.summary["counts_less"])
+        return counts_less(self._kept_events)
 
     @cached_property
     def code(self) -> str:

@@ -1,6 +1,6 @@
 """Checkpoints: the global state after a round in one file, complete or absent, and found again after any crash."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -99,38 +99,3 @@ def _understand(entry: Entry) -> Checkpoint:
         raise ValueError(f"{bad} has values that are not finite")
     check_run_id(entry.facts.get("run"))  # clients keep their state in a folder of this name
     return Checkpoint(state, **entry.facts, memory=under_prefix(MEMORY, entry.tensors))
-
-
-def check_belongs(checkpoint: Checkpoint, method: str, identity: str, seed: int, differ: Sequence[str] = ()) -> None:
-    """Refuse to go on from another run's checkpoint; ``differ`` are the settings that are not as they were.
-
-    Raises:
-        CheckpointError: method, seed or settings differ.
-    """
-    if checkpoint.method != method:
-        raise CheckpointError(
-            f"the checkpoint is of method {checkpoint.method}, this run is {method}; "
-            f"use method={checkpoint.method} or another output="
-        )
-    if checkpoint.seed != seed:
-        raise CheckpointError(f"the checkpoint is of seed {checkpoint.seed}, this run has {seed}")
-    if checkpoint.identity != identity:
-        raise CheckpointError(
-            f"the checkpoint was made with other settings ({', '.join(differ) or 'see config.yaml next to it'}): "
-            "set them as they were, or choose another output="
-        )
-
-
-def check_length(checkpoint: Checkpoint, rounds: int) -> None:
-    """Refuse to give a run that follows a schedule over all rounds another number of rounds.
-
-    Raises:
-        CheckpointError: the rounds that are done followed the schedule of a run of another length.
-    """
-    if checkpoint.rounds != rounds:
-        raise CheckpointError(
-            f"this run of {checkpoint.method} follows a schedule over all rounds, and the {checkpoint.state.round} "
-            f"rounds that are done followed that of train.rounds={checkpoint.rounds}; with train.rounds={rounds} the "
-            f"result would be neither's: resume with train.rounds={checkpoint.rounds}, or start again with "
-            "overwrite=true"
-        )

@@ -5,7 +5,6 @@ import fcntl
 import json
 import os
 import shutil
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,12 +16,12 @@ from common.run_config import yaml_of
 from common.settings import RunSettings
 from common.storage import write_json, write_text
 from common.versions import package_versions, processor
-from common.wire.messages import CLIPPED, trained_count
 from server.run.accounting import check_accountant
 from server.run.checkpoint import Checkpoints
 from server.run.engine import Engine, Notices
 from server.run.history import PARTS, History
 from server.run.measures import MEASURES_FILE, described, largest_resolution, recorded_values, scores_by_values
+from server.run.resume import check_resumable
 from server.run.rounds import RoundLoop
 from server.run.schema import stream_rows
 from server.trackers.base import tracker_settings, tracking
@@ -31,14 +30,16 @@ from strategies.core.method import Method
 
 
 def prepare_output(settings: RunSettings) -> None:
-    """Make the output folder and write ``config.yaml``, before any process is started.
+    """Check the output folder, make it and write ``config.yaml``, before any process is started.
 
-    A run in the folder is overwritten only with ``overwrite``. :func:`run_federation` checks this again under its lock,
-    because another process may have started a run here in between.
+    A run in the folder is overwritten only with ``overwrite``, and with ``resume`` its settings must agree with the
+    rounds that are done (:func:`server.run.resume.check_resumable`). :func:`run_federation` checks this again under its
+    lock, because another process may have started a run here in between.
 
     Raises:
         ConfigError: the folder holds a run and neither ``resume`` nor ``overwrite`` is set, another process writes to
             the folder, it cannot be written, or the library of a tracker is missing.
+        CheckpointError: the run cannot be resumed with these settings; the folder is as it was.
     """
     if settings.resume and settings.overwrite:
         raise ConfigError("resume=true goes on with a run and overwrite=true replaces it: choose one")
@@ -57,6 +58,7 @@ def _begin(settings: RunSettings) -> None:
             f"{folder} already holds a run; add resume=true to go on with it, overwrite=true to replace it, "
             "or choose another output="
         )
+    check_resumable(settings)
     if settings.resume and (folder / "config.yaml").exists():
         return
     with writing(folder, "another output="):
@@ -162,6 +164,7 @@ def run_federation(
 
     Raises:
         ConfigError: another process writes to the same folder, or it holds a run.
+        CheckpointError: the run cannot be resumed with these settings; the folder is as it was.
         EngineError: the disk is full or cannot be written; no round was held, or the last state could not be scored
             (then there is a summary without a final score); or see :meth:`server.run.rounds.RoundLoop.run`.
     """
@@ -233,7 +236,7 @@ def summary_of(settings: RunSettings, rounds: RoundLoop, seconds: float) -> dict
         "rounds_held": len(history.rounds("round done")),
         "rounds_skipped": len(history.rounds("round skipped")),
         **({"stopped_early": _early_stop(settings, rounds)} if rounds.stopped_early else {}),
-        "answers": answers(stream_rows(folder / "activity.csv")),
+        "answers": history.answers(),
         "scored": _scored(settings.method),
         "accuracy": final.get("accuracy", {}),
         "average": final.get("average"),
@@ -252,6 +255,7 @@ def summary_of(settings: RunSettings, rounds: RoundLoop, seconds: float) -> dict
         "wall_seconds": round(seconds, 3),
         "server_peak_bytes": peak_bytes(),
         "clients": {client: registrations[client].samples for client in sorted(registrations)},
+        "counts_less": history.counts_less(),
         "splits": {client: registrations[client].split for client in sorted(registrations)},
         "processor": processor(),
         "versions": package_versions(),
@@ -308,18 +312,6 @@ def code_that_ran(settings: RunSettings, history: History) -> str:
     if history.rounds("code changed"):
         return f"{settings.code} (changed)"
     return settings.code
-
-
-def answers(activity: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """Return the number of replies that were admitted for training, and the number of each other status.
-
-    Clipped replies are admitted, and are also counted on their own.
-    """
-    statuses = Counter(row["status"] for row in activity)
-    found = {"admitted": trained_count(statuses)}
-    for status in (CLIPPED, "refused", "failed", "lost", "late"):
-        found[status] = statuses[status]
-    return found
 
 
 def bytes_total(activity: Iterable[Mapping[str, Any]]) -> dict[str, int]:

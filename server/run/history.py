@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from common.errors import ConfigError
 from common.metrics import COUNTED, MEASURES, ClassTotals, Coverage, Measure, RoundScore
+from common.wire.messages import COUNTED_STATUSES, UNUSED_STATUSES, trained_count
 from server.run.measures import MEASURES_FILE, recorded_values, scores_by_values
 from server.run.schema import read_lines, read_rows, stream_rows
-from server.trackers.events import Listener
+from server.trackers.events import COUNTS_LESS_EVENT, Listener
 
 if TYPE_CHECKING:  # imports torch, which the readers of records do without
     from server.run.prototype_log import Confusions
@@ -91,6 +92,8 @@ class History:
         validators: the same of validation samples.
         metric: what a score on validation samples is.
         measures: the metrics that the run has besides :data:`common.metrics.MEASURES`.
+        at_once: whether later rounds are dropped now; otherwise :meth:`rewind` does it, once clients and data are
+            checked. Until then only events can be added.
     """
 
     def __init__(
@@ -104,18 +107,27 @@ class History:
         validators: Mapping[str, int] | None = None,
         metric: str = "accuracy",
         measures: Mapping[str, Measure] | None = None,
+        at_once: bool = True,
     ) -> None:
         self.folder, self.metric = folder, metric
+        self._until = keep_until, scores_until
         self.measures = dict(measures or {})
         self._columns = (*SCORES, *self.measures)
         self._scorers, self._validators = scorers, validators
         self.listeners = list(listeners)
+        self._latest: list[dict[str, Any]] = []  # the present round's activity; all others are on the disk alone
+        folder.mkdir(parents=True, exist_ok=True)
+        if at_once:
+            self.rewind()
+
+    def rewind(self) -> None:
+        """Drop the rounds that the run writes again. It must be called once before rows are added."""
         from server.run.prototype_log import Confusions, PrototypeLog
 
-        folder.mkdir(parents=True, exist_ok=True)
+        folder, metric = self.folder, self.metric
+        keep_until, scores_until = self._until
         _reopen(folder / "history.csv", self._columns, scores_until)
         _reopen(folder / "activity.csv", ACTIVITY, keep_until)
-        self._latest: list[dict[str, Any]] = []  # the present round's activity; all others are on the disk alone
         self.confusions = Confusions(folder / "confusion.jsonl", scores_until)
         self.validation_confusions: Confusions | None = None
         counts = folder / VALIDATION_COUNTS
@@ -221,6 +233,14 @@ class History:
         found = read_lines(self.folder / "events.jsonl")
         return [int(entry["round"]) for entry in found if entry["event"] == event]
 
+    def answers(self) -> dict[str, int]:
+        """Return the run's replies by what became of them, see :func:`answers`."""
+        return answers(stream_rows(self.folder / "activity.csv"))
+
+    def counts_less(self) -> dict[str, dict[str, int]]:
+        """Return the clients that count for fewer samples than they registered, see :func:`counts_less`."""
+        return counts_less(read_lines(self.folder / "events.jsonl"))
+
     def commonest_trouble(self) -> str:
         """Return the most frequent reason why a reply did not count, as text.
 
@@ -230,7 +250,7 @@ class History:
         shown: dict[tuple[str, str], str] = {}
         count = 0
         for row in stream_rows(self.folder / "activity.csv"):  # a long run's rows would fill the memory
-            if row["status"] in ("refused", "failed", "lost"):
+            if row["status"] in UNUSED_STATUSES:
                 kind = row["status"], re.sub(r"\d+(\.\d+)?(e[+-]?\d+)?", "#", row["reason"].replace(row["client"], "#"))
                 kinds[kind] += 1
                 shown.setdefault(kind, f"{row['client']} in round {row['round']}: {row['reason']}")
@@ -239,6 +259,37 @@ class History:
             return "no client was asked, because none was available"
         (kind, times), *_ = kinds.most_common(1)
         return f"{times} of the {count} replies that did not count were {kind[0]}, such as {shown[kind]}"
+
+
+def answers(activity: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """Return the number of updates that were used, as ``admitted``, and of replies with each other status.
+
+    Updates that were scaled are used, and are also counted on their own.
+
+    Args:
+        activity: rows of ``activity.csv``.
+    """
+    statuses = Counter(row["status"] for row in activity)
+    found = {"admitted": trained_count(statuses)}
+    for status in COUNTED_STATUSES:
+        found[status] = statuses[status]
+    return found
+
+
+def counts_less(events: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
+    """Return the clients that count for fewer samples than they registered (``rounds.largest_client``).
+
+    Args:
+        events: the run's events.
+
+    Returns:
+        By client, the samples that it ``registered`` and that it ``counted`` for in the first such ``round``.
+    """
+    found: dict[str, dict[str, int]] = {}
+    for entry in events:
+        if entry["event"] == COUNTS_LESS_EVENT and "counted" in entry:  # older versions wrote a text alone
+            found[str(entry["client"])] = {key: int(entry[key]) for key in ("registered", "counted", "round")}
+    return dict(sorted(found.items()))
 
 
 def rows_on(scored_on: str, rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

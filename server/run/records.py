@@ -9,12 +9,13 @@ from typing import Any, NamedTuple
 
 from common.metrics import COUNTED, MEASURES, ClassTotals, Coverage, RoundScore, best_round, counts_fit, states
 from common.settings import RunSettings
-from common.wire.messages import CLIPPED, Request, completed_status, request_text
+from common.wire.messages import Request, completed_status, request_text
 from common.wire.payload import Payload, encoded_size
 from server.run.accounting import PrivacyAccount
 from server.run.engine import MAX_REASON, Failure
 from server.run.history import PARTS, History, scores_by
 from server.run.measures import FurtherMeasures, scores_by_values
+from server.trackers.events import COUNTS_LESS_EVENT, COUNTS_LESS_SETTINGS, SCALED_EVENT
 from strategies.core.federation import Federation, Outcome, Reply
 from strategies.core.method import ServerContext
 
@@ -51,7 +52,7 @@ class Recorder:
         self.account, self.run_id = account, run_id
         self.registry = federation.registry
         self.scores_new_state = settings.method.scores_new_state
-        self._capped: set[str] = set()
+        self._capped = set(history.counts_less())
         """Clients that count for fewer samples than they registered, each reported once."""
         self._unscored: set[str] = set()
         """Domains that no client was asked to score in the last exchange."""
@@ -119,7 +120,7 @@ class Recorder:
         self._write_activity(message, requests, replies, outcome, failures)
         if self.server.scoring and not self.scores_new_state:  # scores of the round before come first
             self._write_scores(outcome, requests, failures)
-        self._write_clipped(outcome)
+        self._write_scaled(outcome)
         self._write_capped(outcome)
         self._write_failures(failures)
         if self.server.scoring and self.scores_new_state and not outcome.skipped:  # else the scored state is discarded
@@ -144,14 +145,14 @@ class Recorder:
         message_parts, message_size = message.part_bytes(), encoded_size(message)
         arrived = {reply.client: reply for reply in replies}
         rows: list[dict[str, Any]] = []
-        reductions = outcome.reductions()
+        reasons = outcome.scaling_reasons()
         for reply in outcome.admitted:
             row = self._reply_row(reply)
             if reply.answer.trained:
                 self._steps[reply.client] = reply.answer.steps
-            if reply.client in reductions:
-                row["status"] = CLIPPED
-                row["reason"] = reductions[reply.client][:MAX_REASON]
+            if reply.client in reasons:
+                row["status"] = completed_status(train=True, scaled=True)
+                row["reason"] = reasons[reply.client][:MAX_REASON]
             rows.append(row)
         for failure in failures:
             rows.append(self._failure_row(failure, arrived.get(failure.client)))
@@ -208,10 +209,10 @@ class Recorder:
             size = len(failure.reason.encode()) + len(failure.traceback.encode())
         return row | _byte_columns("up", {}, size)
 
-    def _write_clipped(self, outcome: Outcome) -> None:
-        for client, reason in outcome.reductions().items():
-            factors = {name: round(factor, 6) for name, factor in outcome.clipped.get(client, {}).items()}
-            self._client_event("client clipped", client, reason=reason[:MAX_REASON], factors=factors)
+    def _write_scaled(self, outcome: Outcome) -> None:
+        for client, reason in outcome.scaling_reasons().items():
+            factors = {name: round(factor, 6) for name, factor in outcome.scaled[client].items()}
+            self._client_event(SCALED_EVENT, client, reason=reason[:MAX_REASON], factors=factors)
 
     def _write_capped(self, outcome: Outcome) -> None:
         """Report once each client that counts for fewer samples than it registered."""
@@ -220,8 +221,14 @@ class Recorder:
             registered = self.registry.registrations[client].samples
             if update.samples < registered and client not in self._capped:
                 self._capped.add(client)
-                reason = f"as {update.samples} of {registered} samples (rounds.largest_client, rounds.largest_share)"
-                self.history.event("client counts less", round=self.server.round, client=client, reason=reason)
+                self.history.event(
+                    COUNTS_LESS_EVENT,
+                    round=self.server.round,
+                    client=client,
+                    reason=f"as {update.samples} of {registered} samples ({COUNTS_LESS_SETTINGS})",
+                    counted=update.samples,
+                    registered=registered,
+                )
 
     def _write_failures(self, failures: Sequence[Failure]) -> None:
         late = sorted(failure.client for failure in failures if failure.status == "late")

@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from common.errors import CheckpointError
+from common.errors import CheckpointError, some_of
 from common.metrics import RoundScore
 from common.regular_files import read_small
-from common.run_config import differing, yaml_of
+from common.run_config import contradictions, yaml_of
 from common.settings import RunSettings
 from common.storage import write_json, write_text
 from common.versions import code_files, package_versions
 from common.wire.messages import Registration, printable
-from server.run.checkpoint import Checkpoint, Checkpoints, check_belongs, check_length
+from server.run.checkpoint import Checkpoint, Checkpoints
 from server.run.history import History
 from server.run.schema import read_lines
 from server.trackers.events import Listener
 
 MAX_NAMED = 5
-"""Largest number of changed files and packages that a message names."""
+"""Largest number of changed settings, files and packages that a message names."""
+
+ELSEWHERE = "add output=DIR to do it as a new run in another folder"
+"""What to do with settings that a run cannot be resumed with."""
 
 _DATA = ("samples", "class_counts", "split", "content")
 
@@ -32,7 +36,7 @@ class RunStart:
     """The state in which a run starts.
 
     Args:
-        history: the run's files; for a resumed run, without the rounds after the checkpoint.
+        history: the run's files; :func:`take_over` drops a resumed run's rounds after the checkpoint.
         checkpoint: the checkpoint that the run is resumed from; ``None`` if it is new.
         check: what the clients registered before; empty if the run is new.
     """
@@ -56,26 +60,20 @@ def open_run(
         listeners: called with every event of the history.
 
     Raises:
-        CheckpointError: no checkpoint can be read, or they belong to another run.
+        CheckpointError: see :func:`check_resumable`.
     """
-    checkpoint: Checkpoint | None = None
-    if settings.resume:
-        checkpoint = checkpoints.load()
+    checkpoint = check_resumable(settings)
     folder = settings.output_folder
     if checkpoint is None:
         checkpoints.clear()
         best.clear()
         changed_code(folder, settings.own_packages, resumed=False)
-        return RunStart(_history(settings, listeners, -1, -1), None, ResumeCheck())
-    differ = differing(settings.raw, folder / "config.yaml")
-    check_belongs(checkpoint, settings.method.name, settings.identity, settings.seed, differ)
-    if settings.scheduled:
-        check_length(checkpoint, settings.train.rounds)
+        return RunStart(_history(settings, listeners), None, ResumeCheck())
     done = checkpoint.state.round
     scored = done
     if not settings.method.scores_new_state:  # a round's state is scored in the next round
         scored -= 1
-    history = _history(settings, listeners, done, scored)
+    history = _history(settings, listeners, (done, scored))
     check = ResumeCheck.of(folder, anyway=settings.resume == "anyway")
     changed = changed_code(folder, settings.own_packages, resumed=True)
     if changed:
@@ -83,12 +81,133 @@ def open_run(
     return RunStart(history, checkpoint, check)
 
 
-def _history(settings: RunSettings, listeners: Sequence[Listener], keep_until: int, scores_until: int) -> History:
+def check_resumable(settings: RunSettings) -> Checkpoint | None:
+    """Check that a resumed run's settings agree with the rounds that are done; return the checkpoint to go on from.
+
+    It only reads, so that a run that cannot be resumed keeps every byte. :data:`common.run_config.CHANGEABLE_ON_RESUME`
+    are the settings that may differ.
+
+    Args:
+        settings: the run's settings.
+
+    Returns:
+        The newest checkpoint in the run's folder; ``None`` if there is none, or if the run is not to be resumed.
+
+    Raises:
+        CheckpointError: no checkpoint can be read; a setting contradicts the rounds that are done; or
+            ``train.rounds`` is less than they are, or differs although the run follows a schedule over all rounds.
+    """
+    if not settings.resume:
+        return None
+    checkpoints = Checkpoints(settings.output_folder / "checkpoint")
+    checkpoint = checkpoints.load()
+    if checkpoint is None:
+        return None
+    _check_settings(settings, checkpoint)
+    _check_rounds(settings, checkpoint, checkpoints.series.numbers())
+    return checkpoint
+
+
+def has_finished(settings: RunSettings) -> bool:
+    """Return whether a run that is to be resumed ended with a whole score, and its settings ask for nothing more.
+
+    To resume such a run would only score its last state again.
+
+    Args:
+        settings: the run's settings, which agree with the rounds that are done (:func:`check_resumable`).
+    """
+    folder = settings.output_folder
+    if not settings.resume or not (folder / "config.yaml").exists():
+        return False
+    try:
+        summary = dict(json.loads(read_small(folder / "summary.json")))
+    except (OSError, ValueError, TypeError, RecursionError):
+        return False
+    total = settings.train.rounds if settings.method.trains else 0
+    ended = summary.get("rounds") == total or "stopped_early" in summary  # Ctrl-C writes a summary, too
+    whole = ended and summary.get("average") is not None and not summary.get("missing")
+    validation = summary.get("validation")
+    if isinstance(validation, dict) and validation.get("missing"):
+        whole = False
+    same = not contradictions(settings.raw, folder / "config.yaml", changeable=())
+    return whole and same and summary.get("identity") == settings.identity
+
+
+def _check_settings(settings: RunSettings, checkpoint: Checkpoint) -> None:
+    """Refuse settings that contradict the rounds that are done.
+
+    Raises:
+        CheckpointError: which settings, their values now and before, and what to do.
+    """
+    folder = settings.output_folder
+    parts: list[str] = []
+    if checkpoint.method != settings.method.name:
+        parts.append(f"method={settings.method.name}, which was {checkpoint.method}")
+    if checkpoint.seed != settings.seed:
+        parts.append(f"seed={settings.seed}, which was {checkpoint.seed}")
+    for key, (now, before) in contradictions(settings.raw, folder / "config.yaml").items():
+        if key not in ("method", "seed"):  # of which the checkpoint's own record is told
+            parts.append(f"{key}={_shown(now)}, which was {_shown(before)}")
+    if not parts and checkpoint.identity == settings.identity:
+        return
+    differ = some_of(parts, MAX_NAMED) or "they differ from config.yaml, which was changed or is of another version"
+    own = shlex.join(["goldfinch", "resume", str(folder)])
+    raise CheckpointError(
+        f"{folder} cannot go on with other settings than in the {checkpoint.state.round} rounds that are done: "
+        f"{differ}. Leave out what differs ({own} takes the run's own settings), or {ELSEWHERE}"
+    )
+
+
+def _check_rounds(settings: RunSettings, checkpoint: Checkpoint, kept: Sequence[int]) -> None:
+    """Refuse fewer rounds than are done, and another number of rounds of a run that follows a schedule over them.
+
+    Args:
+        settings: the run's settings.
+        checkpoint: the newest checkpoint.
+        kept: the rounds with a checkpoint, ascending.
+
+    Raises:
+        CheckpointError: the number of rounds does not fit the checkpoint.
+    """
+    folder, rounds, done = settings.output_folder, settings.train.rounds, checkpoint.state.round
+    if settings.scheduled and checkpoint.rounds != rounds:
+        raise CheckpointError(
+            f"this run of {checkpoint.method} follows a schedule over all rounds, and the {done} rounds that are done "
+            f"followed that of train.rounds={checkpoint.rounds}; with train.rounds={rounds} the result would be "
+            f"neither's: resume with train.rounds={checkpoint.rounds}, or {ELSEWHERE}"
+        )
+    if rounds >= done:
+        return
+    if rounds in kept:
+        export = shlex.join(["goldfinch", "export", str(folder), "--round", str(rounds), "--to"])
+        model = f"{export} DIR takes the model after round {rounds}"
+    else:
+        numbers = ", ".join(map(str, kept))
+        model = f"the state after round {rounds} is not kept (rounds.checkpoints; kept are {numbers})"
+    raise CheckpointError(
+        f"train.rounds={rounds}, and {folder} has {done} rounds that are done: a run cannot be resumed to fewer. "
+        f"Use train.rounds={done} or more, or {ELSEWHERE}; {model}"
+    )
+
+
+def _shown(value: Any) -> str:
+    """Return a setting's value for a message."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return printable(str(value))[:100]
+
+
+def _history(settings: RunSettings, listeners: Sequence[Listener], until: tuple[int, int] | None = None) -> History:
+    """Return the run's files; ``until`` are the last rounds with activity and with scores of a resumed run."""
+    keep_until, scores_until = until or (-1, -1)
     return History(
         settings.output_folder,
         keep_until,
         scores_until,
         listeners,
+        at_once=until is None,
         scorers=settings.test_scorers,
         validators=settings.validation_scorers,
         metric=settings.rounds.metric,
@@ -96,15 +215,20 @@ def _history(settings: RunSettings, listeners: Sequence[Listener], keep_until: i
     )
 
 
-def take_over(settings: RunSettings, done: int) -> None:
-    """Write a resumed run's settings, and remove its summary if rounds are left.
+def take_over(settings: RunSettings, start: RunStart, done: int) -> None:
+    """Drop what a resumed run writes again, write its settings, and remove its summary if rounds are left.
+
+    Until here a resumed run keeps its records, so that one whose clients are missing or have other data loses nothing.
 
     Args:
         settings: the run's settings; nothing happens unless they resume a run.
+        start: the state in which the run starts.
         done: rounds that are done.
     """
     if not settings.resume:
         return
+    if start.checkpoint is not None:
+        start.history.rewind()
     folder = settings.output_folder
     write_text(folder / "config.yaml", yaml_of(settings.raw))
     if done < settings.train.rounds:

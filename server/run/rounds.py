@@ -24,7 +24,7 @@ from server.run.checkpoint import BEST, Checkpoint, Checkpoints
 from server.run.engine import ENOUGH, Engine, Failure, Notices
 from server.run.measures import described
 from server.run.records import Recorder
-from server.run.resume import ResumeCheck, best_of, open_run, take_over
+from server.run.resume import ResumeCheck, RunStart, best_of, open_run, take_over
 from server.trackers.events import Listener
 from strategies.core.federation import Closing, Federation, Outcome, Reply
 from strategies.core.method import Client, Method, ServerContext
@@ -102,13 +102,13 @@ class RoundLoop:
                 the same error, or the state is no longer finite.
             CheckpointError: the run is to be resumed, but the checkpoint belongs to another run.
         """
-        self._open()
+        start = self._open()
         self._register(self.settings.rounds.registration)
         self._check_changed_data()
         self._check_quorum()
         if not self.trained:
             self.state = self.federation.initial_state()
-        take_over(self.settings, self.state.round)
+        take_over(self.settings, start, self.state.round)
         self.account = PrivacyAccount(self.settings, self._sent_parts())
         self.recorder = Recorder(self.settings, self.federation, self.history, self.account, self.run_id)
         self._announce()
@@ -116,7 +116,7 @@ class RoundLoop:
             self._finish()
         return self.state
 
-    def _open(self) -> None:
+    def _open(self) -> RunStart:
         """Open the run's folder; if it is resumed, take state, run id and the guards' memory from it."""
         start = open_run(self.settings, self.checkpoints, self.best_checkpoint, self.listeners)
         self.history, self.resume_check = start.history, start.check
@@ -128,6 +128,7 @@ class RoundLoop:
             self.run_id = start.checkpoint.run
             self.earlier_seconds = start.checkpoint.seconds
             self.federation.remember(start.checkpoint.memory)
+        return start
 
     def _record_notice(self, reason: str) -> None:
         self.history.event("superlink", round=self.server.round, reason=reason)
@@ -228,7 +229,8 @@ class RoundLoop:
             self.history.event("privacy spent", round=self.state.round, reason=spent)
         self.recorder.warn_if_at_chance()
         missing = dict(self._scores()[-1].missing)
-        self.history.event("finish", round=self.state.round, sha256=self.state.sha256(), missing=missing)
+        content = {"sha256": self.state.sha256(), "missing": missing, "answers": self.history.answers()}
+        self.history.event("finish", round=self.state.round, **content)
 
     def _scores(self) -> list[RoundScore]:
         """The scores that are the run's result: on test sets, or on validation samples if test sets are not used."""

@@ -13,7 +13,7 @@ from typing_extensions import TypedDict  # pydantic takes typing's own from Pyth
 
 from common.errors import ConfigError
 from common.regular_files import check_regular
-from common.wire.messages import MAX_CLASSES, ClassCounts, Integer, Number, Text, printable
+from common.wire.messages import LEFT_OUT, MAX_CLASSES, SCALED, ClassCounts, Integer, Number, Text, printable
 
 Whole = Annotated[Integer, BeforeValidator(int)]
 """In a CSV, where everything is text."""
@@ -118,6 +118,9 @@ class Event(TypedDict):
     validation: NotRequired[dict[str, Integer]]
     unseen: NotRequired[list[str]]
     reason: NotRequired[str]
+    counted: NotRequired[Integer]
+    registered: NotRequired[Integer]
+    answers: NotRequired[dict[Text, Integer]]
     sha256: NotRequired[str]
 
 
@@ -168,6 +171,14 @@ class Privacy(TypedDict):
     warnings: NotRequired[list[Text]]
 
 
+class CountsLess(TypedDict):
+    """The samples that a client registered, and that it counted for from a round on."""
+
+    registered: Integer
+    counted: Integer
+    round: Integer
+
+
 class Summary(TypedDict):
     """``summary.json``, as far as others read it."""
 
@@ -192,6 +203,8 @@ class Summary(TypedDict):
     worst: Finite | None
     validation: NotRequired[Validation]
     metrics: NotRequired[dict[Text, FinalMeasure]]
+    answers: NotRequired[dict[Text, Integer]]
+    counts_less: NotRequired[dict[Text, CountsLess]]
     privacy: NotRequired[Privacy]
     state_sha256: Text
     bytes: dict[Literal["up", "down"], Integer]
@@ -199,6 +212,9 @@ class Summary(TypedDict):
     splits: NotRequired[dict[str, str]]
     versions: NotRequired[dict[str, str]]
 
+
+EARLIER_SCALED = "clipped"
+"""How older versions recorded updates that were scaled, and those that were left out; the reason tells which."""
 
 MAX_RECORD = 4 * 2**30
 """Largest file of a run's record that is read, bytes."""
@@ -304,7 +320,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         ConfigError: a line is not as a run writes it.
     """
     with reading(path), path.open() as stream:
-        found = [entry for line in stream if (entry := _entry(line))]
+        found = [_renamed(entry) for line in stream if (entry := _entry(line))]
     check_lines(path, found)
     return found
 
@@ -313,7 +329,7 @@ def stream_rows(path: Path) -> Iterator[dict[str, Any]]:
     """The rows of a CSV that ends with a complete line, one at a time; none if there is no file."""
     if path.exists():
         with path.open(newline="") as stream:
-            yield from csv.DictReader(stream)
+            yield from map(_renamed, csv.DictReader(stream))
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
@@ -327,9 +343,22 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     with reading(path):
         text = path.read_text()
         complete = text[: text.rfind("\n") + 1]
-        rows = [dict(row) for row in csv.DictReader(io.StringIO(complete)) if None not in row.values()]
+        rows = [_renamed(dict(row)) for row in csv.DictReader(io.StringIO(complete)) if None not in row.values()]
     check_lines(path, rows)
     return rows
+
+
+def _renamed(entry: dict[str, Any]) -> dict[str, Any]:
+    """Return a row of ``activity.csv``, or an event, of an older version with the status's present name."""
+    reason = str(entry.get("reason"))
+    status = SCALED
+    if reason.startswith(f"{LEFT_OUT}:") or f"; {LEFT_OUT}:" in reason:
+        status = LEFT_OUT
+    if entry.get("status") == EARLIER_SCALED:
+        return {**entry, "status": status}
+    if entry.get("event") == f"client {EARLIER_SCALED}":
+        return {**entry, "event": f"client {status}"}
+    return entry
 
 
 def _entry(line: str) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from common.errors import kind_of, some_of
 from common.metrics import CONFIDENCE_MEASURES, METRICS, named_missing
+from common.wire.messages import COUNTED_STATUSES, SCALED
 
 if TYPE_CHECKING:  # imports torch, which the text of an event does without
     from common.settings import RunSettings
@@ -40,16 +41,40 @@ LINES = {
 """The line of each event that only names its content."""
 
 
-SHORTENED = (
-    "round {round}: updates longer than the bound are shortened, here that of {client}. This is usual where domains "
-    "differ (rounds.outliers=clip); activity.csv lists all, and further ones are not shown"
+SCALED_EVENT = f"client {SCALED}"
+"""The event of an update that was scaled down to the bound."""
+
+COUNTS_LESS_EVENT = "client counts less"
+"""The event of a client that counts for fewer samples than it registered."""
+
+COUNTS_LESS_SETTINGS = "rounds.largest_client, rounds.largest_share"
+"""The settings by which a client counts for fewer samples."""
+
+FIRST_SCALED = (
+    "round {round}: longer than the bound, scaled: {updates}, such as {client}. This is usual where domains differ "
+    "(rounds.outliers=clip); activity.csv lists all, and the last line counts them"
 )
-"""The line of the first update that was shortened."""
+"""The line of the first round in which updates were scaled."""
 
 
-def only_shortened(name: str) -> bool:
-    """Return whether an event is of an update that was shortened to the bound."""
-    return name == "client clipped"
+def counts_text(answers: Mapping[str, int]) -> str:
+    """Return the number of replies of each status that is counted on its own, as text; empty if there are none.
+
+    >>> counts_text({"admitted": 30, "scaled": 7, "refused": 1})
+    '7 of 30 updates scaled, 1 refused'
+
+    Args:
+        answers: the updates that were ``admitted``, and the number of each status of
+            :data:`common.wire.messages.COUNTED_STATUSES`.
+    """
+    parts: list[str] = []
+    for status in COUNTED_STATUSES:
+        count = answers.get(status, 0)
+        if count and status == SCALED:
+            parts.append(f"{count:,} of {answers['admitted']:,} updates {SCALED}")
+        elif count:
+            parts.append(f"{count:,} {status}")
+    return ", ".join(parts)
 
 
 def waiting_for(settings: RunSettings) -> str:
@@ -87,7 +112,9 @@ class Repeats:
     def __init__(self) -> None:
         self._round: Any = None
         self._counts: Counter[str] = Counter()
-        self._told_of_shortening = False
+        self._scaled: list[str] = []
+        """Clients whose update was scaled in the present round."""
+        self._told_of_scaling = False
 
     def passed(self, name: str, entry: Mapping[str, Any], line: str) -> list[str]:
         """Return the lines to show for an event: the counts of the round that ended, and the event's own line.
@@ -101,12 +128,12 @@ class Repeats:
         if entry.get("round") != self._round or name in ("failed", "stopped", "finish"):
             lines = self._held_back()
             self._round = entry.get("round")
-        if not line:
+        if name in ("round done", "round skipped"):
+            lines += self._first_scaled(entry)
+        if name == SCALED_EVENT:
+            self._scaled.append(str(entry["client"]))
             return lines
-        if only_shortened(name):
-            if not self._told_of_shortening:
-                self._told_of_shortening = True
-                lines.append(SHORTENED.format_map(entry))
+        if not line:
             return lines
         if "client" in entry:
             kind = kind_of(line.replace(str(entry["client"]), "…"))
@@ -114,6 +141,17 @@ class Repeats:
             if self._counts[kind] > MAX_ALIKE:
                 return lines
         return [*lines, line]
+
+    def _first_scaled(self, entry: Mapping[str, Any]) -> list[str]:
+        """Return the line of a round in which updates were scaled if it is the first, and reset their list."""
+        clients, self._scaled = self._scaled, []
+        if not clients or self._told_of_scaling:
+            return []
+        self._told_of_scaling = True
+        updates = f"{len(clients):,} updates"
+        if len(clients) == 1:
+            updates = "1 update"
+        return [FIRST_SCALED.format(round=entry["round"], updates=updates, client=clients[0])]
 
     def _held_back(self) -> list[str]:
         """Return a line for each kind of which lines were held back, and reset the counts."""
@@ -224,6 +262,9 @@ def _skipped_line(entry: Mapping[str, Any]) -> str:
 
 def _finish_line(entry: Mapping[str, Any]) -> str:
     line = f"finished after round {entry['round']}, state {entry['sha256'][:16]}"
+    counts = counts_text(entry.get("answers", {}))
+    if counts:
+        line += f"; {counts}"
     missing = entry.get("missing")
     if missing:
         line += f"; THE FINAL SCORE IS PARTIAL, without {named_missing(missing)}"

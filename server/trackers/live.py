@@ -25,13 +25,12 @@ from rich.text import Text
 from common.metrics import PARTIAL, named_missing
 from common.settings import RunSettings
 from common.text import duration, size
-from common.wire.messages import CLIPPED, trained_count
-from server.trackers.events import Listener, describe, only_shortened, plain_lines, waiting_for
+from common.wire.messages import COUNTED_STATUSES, SCALED, UNUSED_STATUSES, trained_count
+from server.trackers.events import COUNTS_LESS_EVENT, SCALED_EVENT, Listener, describe, plain_lines, waiting_for
 
 SUMMARIES = ("average", "worst", "validation")
 BARS = "▁▂▃▄▅▆▇█"
 MAX_NOTES = 4
-TROUBLES = ("refused", "failed", "lost")
 SMOOTHING = 0.6
 """Weight of the past in the moving average of a round's seconds, in [0, 1)."""
 
@@ -41,7 +40,10 @@ MIN_WIDTH = 44
 WIDE, WIDEST = 60, 66
 """Columns from which the live view also has the time gone and the best score, and from which it has all bytes."""
 
-NOT_NOTED = ("start", "score", "validation", "finish", "stopped", "scores", "activity", "metrics")
+NOT_NOTED = (
+    *("start", "score", "validation", "finish", "stopped", "scores", "activity", "metrics"),
+    *(SCALED_EVENT, COUNTS_LESS_EVENT),
+)
 """Events that the view shows elsewhere; the line of every other event is a note at the end."""
 
 STATE_STYLES = {"finished": "green", "failed": "bold red"}
@@ -75,6 +77,7 @@ class LiveView:
         self.losses: dict[str, list[float]] = {}
         self.outcomes: Counter[str] = Counter()
         self.last_outcomes: dict[str, int] = {}
+        self.counting_less = 0  # clients that count for fewer samples than they registered
         self.bytes = {"up": 0, "down": 0}
         self.last_bytes = {"up": 0, "down": 0}
         self.notes: list[str] = []
@@ -114,12 +117,12 @@ class LiveView:
             self.state = "finished"
             if entry.get("missing"):
                 self.state = "finished, score partial"
+        elif name == COUNTS_LESS_EVENT:
+            self.counting_less += 1
         elif name == "stopped":
             self.state = "stopped; resume=true goes on"
         if name in NOT_NOTED:
             return
-        if only_shortened(name):
-            return  # shown as a number of clients
         line = describe(name, entry, self.total)
         if line:
             self.notes.append(line)
@@ -298,7 +301,7 @@ class LiveView:
         table.add_row(*cells, style=style)
 
     def _facts(self, width: int) -> Table:
-        """Return the table of losses, clients and bytes; each row appears with its first value."""
+        """Return the table of losses, clients by status, and bytes; each row appears with its first value."""
         table = Table.grid(padding=(0, 2))
         table.add_column(style="dim", no_wrap=True)
         table.add_column(overflow="fold")
@@ -306,7 +309,10 @@ class LiveView:
             terms = [_loss_text(term, values) for term, values in self.losses.items()]
             table.add_row("loss", Text("   ".join(terms)))
         if self.last_outcomes:
-            table.add_row("clients", self._outcomes())
+            for label, text in self._outcomes():
+                table.add_row(label, text)
+        if self.counting_less:
+            table.add_row("samples", f"fewer than registered count: {self.counting_less:,} clients")
         if self.bytes["up"] or self.bytes["down"]:
             text = f"{size(self.last_bytes['down'])} down, {size(self.last_bytes['up'])} up a round"
             if width >= WIDEST:
@@ -314,28 +320,27 @@ class LiveView:
             table.add_row("bytes", Text(text))
         return table
 
-    def _outcomes(self) -> Text:
-        """Return the numbers of clients that trained, were late, or were in trouble, in the last round and in all."""
-        asked = sum(self.last_outcomes.values())
-        text = Text(f"{trained_count(self.last_outcomes)} of {asked} trained")
-        if self.outcomes["late"]:
-            text.append(f"   {self.last_outcomes.get('late', 0)} late ({self.outcomes['late']} in all)", "dim")
-        if self.outcomes[CLIPPED]:
-            text.append(f"   {self.last_outcomes.get(CLIPPED, 0)} shortened ({self.outcomes[CLIPPED]} in all)", "dim")
-        no_trouble = True
-        for outcome in TROUBLES:
-            in_all = self.outcomes[outcome]
+    def _outcomes(self) -> list[tuple[str, Text]]:
+        """Return a label and a text for the clients that trained, and for each other status that occurred.
+
+        Each text has the numbers of the last round and of all rounds, and fits the narrowest view.
+        """
+        trained = Text(f"{trained_count(self.last_outcomes)} of {sum(self.last_outcomes.values())} trained")
+        rows = [("clients", trained)]
+        for status in COUNTED_STATUSES:
+            in_all = self.outcomes[status]
             if not in_all:
                 continue
-            no_trouble = False
-            now = self.last_outcomes.get(outcome, 0)
-            style = "yellow"
-            if now:
-                style = "red"
-            text.append(f"   {now} {outcome} ({in_all} in all)", style)
-        if no_trouble:
-            text.append("   none refused, none failed", "dim")
-        return text
+            now = self.last_outcomes.get(status, 0)
+            text = Text(f"{now:,} now, {in_all:,} in all")
+            if status == SCALED:
+                text = Text(f"longer than the bound: {now:,} now, {in_all:,} in all")
+            elif status in UNUSED_STATUSES:
+                text.stylize("red" if now else "yellow")
+            rows.append((status, text))
+        if not any(self.outcomes[status] for status in UNUSED_STATUSES):
+            trained.append("   none refused, none failed", "dim")
+        return rows
 
 
 def sparkline(values: Sequence[float], width: int) -> str:

@@ -47,7 +47,7 @@ MAX_RATIO = 2.0
 
 STILL = 0.02
 """The median counts as at least this share of the parameters' own norm. Otherwise, when most clients have converged, an
-honest client that has not would be clipped."""
+honest client that has not would be scaled."""
 
 BLOCK_ELEMENTS = 2**20
 """Elements that are compared at a time: four MiB. Smaller ones cost more in calls than they save in the cache."""
@@ -112,8 +112,8 @@ class Bounds:
         - prototypes, and tables with one row per sample, by the norm of the longest row;
         - further tensors, those of one net or kind together, by their norm.
 
-        Integers have no length. A part that fewer than :data:`MIN_UPDATES` clients sent, or with median 0, is not
-        bounded.
+        Integers have no length. A part that fewer than :data:`MIN_UPDATES` clients sent, or with median 0, has no
+        bound.
 
         Args:
             updates: of all participants that passed the gate.
@@ -162,7 +162,7 @@ class Bounds:
                 found[client.id] = Excess(length, bound, median)
         return found
 
-    def clip(
+    def scale(
         self,
         update: Update,
         state: GlobalState,
@@ -176,7 +176,7 @@ class Bounds:
         for name, bound in limits.items():
             part = parts[name]
             if part.holder == "prototypes":
-                vectors = _shortened_rows(prototypes.vectors, bound)
+                vectors = _scaled_rows(prototypes.vectors, bound)
                 prototypes = PrototypeSet(vectors, prototypes.labels, prototypes.weights)
                 continue
             tensors = weights
@@ -185,7 +185,7 @@ class Bounds:
             share = bound / _length(update, part, state)
             for each in part.names:
                 if part.by_row:
-                    tensors[each] = _shortened_rows(tensors[each], bound)
+                    tensors[each] = _scaled_rows(tensors[each], bound)
                 elif part.moved:
                     tensors[each] = torch.lerp(state.weights[each], tensors[each], share)
                 else:
@@ -194,7 +194,7 @@ class Bounds:
 
 
 def _parts(expected: UploadSpec, server: ServerContext) -> dict[str, Part]:
-    """Return the parts that are bounded in an exchange, by the name that the record uses."""
+    """Return the parts that have a bound in an exchange, by the name that the record uses."""
     parts: dict[str, Part] = {}
     if expected.weights:
         trained = tuple(name for name in server.shared if name in server.parameters)
@@ -272,7 +272,7 @@ def _row_norms(rows: Tensor) -> Tensor:
     return torch.linalg.vector_norm(rows.unsqueeze(-1).flatten(1), dim=1)
 
 
-def _shortened_rows(rows: Tensor, bound: float) -> Tensor:
+def _scaled_rows(rows: Tensor, bound: float) -> Tensor:
     """Return ``rows``, those longer than ``bound`` scaled down to it; the other rows keep every bit."""
     norms = _row_norms(rows)
     shares = torch.where(norms > bound, bound / norms, torch.ones_like(norms))

@@ -76,7 +76,7 @@ class Outcome:
         updates: the updates that were aggregated, sorted by client id. Their numbers of samples are those that count:
             ``rounds.largest_client`` and ``rounds.largest_share`` limit them.
         refused: clients whose replies were not accepted, with the reasons.
-        clipped: by client id, the factors in (0, 1) by which parts of its update were scaled.
+        scaled: by client id, the factors in (0, 1) by which parts of its update were scaled down to the bound.
         needed: updates that the exchange needed.
         by: the setting that ``needed`` comes from.
     """
@@ -85,17 +85,17 @@ class Outcome:
     admitted: list[Reply]
     updates: list[Update]
     refused: list[tuple[str, str]]
-    clipped: dict[str, dict[str, float]]
+    scaled: dict[str, dict[str, float]]
     needed: int = 0
     by: str = ""
 
-    def reductions(self) -> dict[str, str]:
-        """Return what was scaled of accepted replies, by client id, as text for the record."""
+    def scaling_reasons(self) -> dict[str, str]:
+        """Return what was scaled of accepted replies and by how much, by client id, as text for the record."""
         texts: dict[str, str] = {}
-        for client, factors in self.clipped.items():
+        for client, factors in self.scaled.items():
             ascending = sorted(factors.items(), key=lambda item: item[1])
             parts = [f"{name} by {factor:.3g}" for name, factor in ascending]
-            texts[client] = "longer than the bound, scaled: " + ", ".join(parts)
+            texts[client] = "longer than the bound, " + ", ".join(parts)
         return texts
 
     @property
@@ -277,7 +277,8 @@ class Federation:
         tolerates; if as many updates are left as :meth:`needed` says, they are aggregated. ``bounds`` remembers the
         exchange even if too few updates are left.
 
-        By default nothing is bounded or limited: every accepted update counts unchanged, with the method's weighting.
+        By default nothing is scaled, refused for its length or limited: every accepted update counts unchanged, with
+        the method's weighting.
 
         Args:
             state: the state that :meth:`message` was made from.
@@ -287,7 +288,7 @@ class Federation:
                 or if no client was asked to train.
         """
         admitted, updates, refusals = self._accept(replies)
-        updates, too_long, clipped = self._bound(state, updates)
+        updates, too_long, scaled = self._bound(state, updates)
         admitted = [reply for reply in admitted if reply.client not in too_long]
         refusals += too_long.items()
         updates = cap_samples(updates, self.server.clients, self.settings.rounds.largest_share)
@@ -300,7 +301,7 @@ class Federation:
             needed, by = self.needed(asked, aggregation)
         if needed and len(updates) >= needed:
             state = self._aggregate(state, updates, aggregation)
-        return Outcome(state, admitted, updates, refusals, clipped, needed, by)
+        return Outcome(state, admitted, updates, refusals, scaled, needed, by)
 
     def _aggregate(self, state: GlobalState, updates: Sequence[Update], aggregation: Mean) -> GlobalState:
         """Return the next state. What the rule remembers changes only if the method's aggregation succeeds."""
@@ -404,20 +405,20 @@ class Federation:
         """Apply ``rounds.outliers`` to updates that are too long.
 
         Returns:
-            The updates to aggregate; the reasons for refused clients; the factors of clients that were scaled down.
+            The updates to aggregate; the reasons for refused clients; the factors of clients whose update was scaled.
         """
         outliers = self.settings.rounds.outliers
         if outliers == "off":
             return updates, {}, {}
         expected = self.method.expects(self.server)
         too_long = self.bounds.find(updates, state, expected, self.server)
-        bounded: list[Update] = []
+        kept: list[Update] = []
         refusals: dict[str, str] = {}
         factors: dict[str, dict[str, float]] = {}
         for update in updates:
             client = update.client.id
             if client not in too_long:
-                bounded.append(update)
+                kept.append(update)
                 continue
             if outliers == "refuse":
                 refusals[client] = self._refusal(too_long[client])
@@ -427,9 +428,9 @@ class Federation:
             for part, excess in too_long[client].items():
                 limits[part] = excess.bound
                 factors[client][part] = excess.bound / excess.length
-            clipped = self.bounds.clip(update, state, expected, self.server, limits)
-            bounded.append(self.answer_store.keep(clipped))
-        return bounded, refusals, factors
+            scaled = self.bounds.scale(update, state, expected, self.server, limits)
+            kept.append(self.answer_store.keep(scaled))
+        return kept, refusals, factors
 
     def memory(self) -> dict[str, Tensor]:
         """Return what bounds and aggregation rule remember from one exchange to the next; a checkpoint must keep it."""
@@ -445,8 +446,8 @@ class Federation:
         name = max(parts, key=lambda part: parts[part].length / parts[part].bound)
         length, bound, median = parts[name]
         return (
-            f"the length of its {name} is {length:.3g}, {length / median:.3g} times the round's median; at most "
-            f"{bound:.3g} is accepted (rounds.outliers=refuse, "
+            f"longer than the bound: the length of its {name} is {length:.3g}, {length / median:.3g} times the round's "
+            f"median; at most {bound:.3g} is accepted (rounds.outliers=refuse, "
             f"rounds.outlier_factor={self.settings.rounds.outlier_factor:g})"
         )
 

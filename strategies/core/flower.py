@@ -203,7 +203,7 @@ class FlowerStrategy(Strategy):
         closed = self.federation.close(self.state, arrived, len(unread))
         for sender, reason in unread + closed.refused:
             log(WARNING, "round %s: the answer of %s is refused: %s", server_round, _shown(sender), _shown(reason))
-        for client, reason in closed.reductions().items():
+        for client, reason in closed.scaling_reasons().items():
             log(WARNING, "round %s: the update of %s: %s", server_round, client, reason)
         if failures:
             log(WARNING, "round %s: %s clients failed", server_round, len(failures))

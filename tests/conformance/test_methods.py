@@ -97,10 +97,10 @@ def test_three_rounds_leave_what_a_run_leaves(method: str, baseline: Baseline) -
     assert done.summary["method"] == method
     assert done.sha256 == last_state(done).sha256()
     assert_finite(done)
-    trained = [row for row in done.rows("activity.csv") if row["status"] in ("trained", "clipped")]
+    trained = [row for row in done.rows("activity.csv") if row["status"] in ("trained", "scaled")]
     exchanges = composed(f"method={method}", "engine=inline", "train.device=cpu").method.exchanges
     assert [row["exchange"] for row in trained if row["client"] == SPOILED] == list(exchanges) * ROUNDS
-    assert not [row for row in done.rows("activity.csv") if row["status"] not in ("trained", "clipped", "scored")]
+    assert not [row for row in done.rows("activity.csv") if row["status"] not in ("trained", "scaled", "scored")]
 
 
 @every_method
@@ -282,7 +282,7 @@ def test_a_client_drops_out_and_comes_back(method: str, tmp_path: Path) -> None:
     assert_finite(done)
     rows = [row for row in done.rows("activity.csv") if row["client"] == SPOILED]
     assert [row["reason"] for row in rows if row["status"] == "failed"] == ["BrokenError: the camera fell off"]
-    assert {row["round"] for row in rows if row["status"] in ("trained", "clipped")} == {"1", "3"}
+    assert {row["round"] for row in rows if row["status"] in ("trained", "scaled")} == {"1", "3"}
     assert sum(name == "round done" for name, _ in done.events) == ROUNDS
     failures = [entry for name, entry in done.events if name == "client failed"]
     assert len(failures) == 1
@@ -295,7 +295,7 @@ def test_who_sits_out_keeps_its_state(method: str, tmp_path: Path) -> None:
     settings = three_rounds(method, tmp_path, train={"local_steps": 2}, rounds={"participation": 0.5})
     done = run(settings)
     per_round = len(settings.method.exchanges)
-    taken = [row for row in done.rows("activity.csv") if row["status"] in ("trained", "clipped")]
+    taken = [row for row in done.rows("activity.csv") if row["status"] in ("trained", "scaled")]
     rounds = {client: {int(row["round"]) for row in taken if row["client"] == client} for client in _clients(taken)}
     assert any(len(numbers) < ROUNDS for numbers in rounds.values())
     folders = [folder for run_folder in (tmp_path / "clients").glob("*") for folder in run_folder.iterdir()]
@@ -344,13 +344,13 @@ def test_hostile_answers_are_refused_and_named(method: str, tmp_path: Path) -> N
         if [attack.reason in reason for reason in reasons] != expected:
             wrong.append((attack.name, [(row["status"], row["reason"]) for row in mine]))
     assert not wrong
-    accepted = {row["round"] for row in rows if row["client"] == "noisy-0" and row["status"] in ("trained", "clipped")}
+    accepted = {row["round"] for row in rows if row["client"] == "noisy-0" and row["status"] in ("trained", "scaled")}
     assert len(accepted) == number, "honest clients are still accepted"
     assert len(spoiled) >= 8
 
 
 @on_any_processor
-def test_replays_are_refused_and_giants_shortened_and_named(method: str, tmp_path: Path) -> None:
+def test_replays_are_refused_and_giants_scaled_and_named(method: str, tmp_path: Path) -> None:
     """Round 2: the bytes of round 1 again. Round 3: a thousand times as long, which the gate lets in by itself."""
     settings = three_rounds(method, tmp_path)
     kept: dict[str, bytes] = {}
@@ -375,7 +375,7 @@ def test_replays_are_refused_and_giants_shortened_and_named(method: str, tmp_pat
     refused = {row["round"]: row["reason"] for row in mine if row["status"] == "refused"}
     assert set(refused) == {"2"}
     assert "stale, replayed" in refused["2"]
-    assert (3 in spoiled) == any(row["round"] == "3" and row["status"] == "clipped" for row in mine)
+    assert (3 in spoiled) == any(row["round"] == "3" and row["status"] == "scaled" for row in mine)
     assert sum(name == "round done" for name, _ in done.events) == ROUNDS
     assert (3 in spoiled) == (method != "single_set"), "only who sends nothing has nothing to enlarge"
 

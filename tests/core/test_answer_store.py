@@ -74,7 +74,7 @@ def test_answers_beyond_the_limit_take_no_memory(tmp_path: Path) -> None:
 
 
 RUNS: dict[str, dict[str, Any]] = {
-    "clipped": {"overrides": ("rounds.outliers=clip", "rounds.outlier_factor=1.001")},
+    "scaled": {"overrides": ("rounds.outliers=clip", "rounds.outlier_factor=1.001")},
     "rounded on the wire": {"overrides": ("rounds.transport=bfloat16",)},
     "encoded": {"engine": {"wire": True}},
 }
@@ -101,9 +101,9 @@ def test_a_run_has_the_same_state_with_all_answers_in_files(
     found = run(settings)
     assert found.sha256 == expected.sha256
     assert found.summary["scores"] == expected.summary["scores"]
-    answers, clipped = 3 * settings.train.rounds, found.summary["answers"]["clipped"]
-    assert len(files) == answers * (2 if case == "rounded on the wire" else 1) + clipped
-    assert clipped or case != "clipped"
+    answers, scaled = 3 * settings.train.rounds, found.summary["answers"]["scaled"]
+    assert len(files) == answers * (2 if case == "rounded on the wire" else 1) + scaled
+    assert scaled or case != "scaled"
     assert all(Path(name).parent == tmp_path / "files" for name in files)
     assert list((tmp_path / "files").glob(f"{ANSWER_PREFIX}*")) == []
 

@@ -56,8 +56,8 @@ def limits(updates: list[Update], expected: UploadSpec | None = None, **changes:
     }
 
 
-def clipped(update: Update, most: Mapping[str, float], expected: UploadSpec | None = None) -> Update:
-    return Bounds(FACTOR).clip(update, STATE, expected or UploadSpec(), Half(), most)
+def scaled_down(update: Update, most: Mapping[str, float], expected: UploadSpec | None = None) -> Update:
+    return Bounds(FACTOR).scale(update, STATE, expected or UploadSpec(), Half(), most)
 
 
 def distance(weights: Mapping[str, Tensor], names: frozenset[str]) -> float:
@@ -81,7 +81,7 @@ def test_the_bound_is_a_multiple_of_the_exchange_s_median() -> None:
 
 def test_what_is_too_long_is_scaled_to_the_bound_in_its_own_direction() -> None:
     long = moved(clients([20])[0], 5.0, 7.0)
-    short = clipped(long, {"parameters": 2.0, MEAN: 0.5})
+    short = scaled_down(long, {"parameters": 2.0, MEAN: 0.5})
     assert distance(short.weights, PARAMETERS) == pytest.approx(2.0, rel=1e-5)
     torch.testing.assert_close(short.weights[MEAN], long.weights[MEAN] * 0.5 / 7.0)
     for name in PARAMETERS:
@@ -89,7 +89,7 @@ def test_what_is_too_long_is_scaled_to_the_bound_in_its_own_direction() -> None:
         torch.testing.assert_close(short.weights[name].double(), expected, rtol=1e-5, atol=1e-6)
     assert short.weights[COUNTER] is long.weights[COUNTER]
     assert short.client is long.client
-    parameters_alone = clipped(long, {"parameters": 2.0})
+    parameters_alone = scaled_down(long, {"parameters": 2.0})
     assert parameters_alone.weights[MEAN] is long.weights[MEAN]
 
 
@@ -111,7 +111,7 @@ def test_a_domain_of_its_own_scale_keeps_its_variances_however_near_the_others_l
     assert not limits(scaled(FACTOR**2 - 0.1))
     length, bound, middle = found(scaled(60.0))["c-3"][VARIANCE]
     assert (length, bound) == pytest.approx((60 * middle, FACTOR**2 * middle), rel=1e-5)
-    assert (clipped(scaled(60.0)[3], {VARIANCE: bound}).weights[VARIANCE] > 0).all()
+    assert (scaled_down(scaled(60.0)[3], {VARIANCE: bound}).weights[VARIANCE] > 0).all()
 
 
 def test_the_order_does_not_matter_and_fewer_than_half_cannot_shift_the_median() -> None:
@@ -151,14 +151,14 @@ def rows(length: float, count: int = 1) -> PrototypeSet:
     return PrototypeSet(vectors, torch.arange(count), torch.ones(count))
 
 
-def test_prototypes_by_the_longest_row_and_only_long_rows_are_shortened() -> None:
+def test_prototypes_by_the_longest_row_and_only_long_rows_are_scaled() -> None:
     everyone = clients([20] * 4)
     updates = [Update({}, rows(1.0 + index, 3), client=client) for index, client in enumerate(everyone[:3])]
     expected = UploadSpec(weights=False, prototypes=True)
     assert not limits([*updates, Update({}, rows(9.9, 3), client=everyone[3])], expected)
     long = Update({}, rows(100.0, 3), client=everyone[3])
     assert limits([*updates, long], expected) == {"c-3": {"prototypes": 10.0}}
-    short = clipped(long, {"prototypes": 10.0}, expected).prototypes
+    short = scaled_down(long, {"prototypes": 10.0}, expected).prototypes
     torch.testing.assert_close(short.vectors[0], torch.tensor([10.0, 0, 0, 0]))
     assert torch.equal(short.vectors[1:], long.prototypes.vectors[1:])
     assert short.labels is long.prototypes.labels
@@ -183,7 +183,7 @@ def test_tables_by_row_and_other_tensors_by_their_norm() -> None:
     tables[2][7] = 100.0
     updates = [Update({}, extra={"features": t}, client=c) for c, t in zip(everyone, tables, strict=True)]
     assert limits(updates, by_row) == {"c-2": {"features by row": 8.0}}
-    short = clipped(updates[2], {"features by row": 8.0}, by_row).extra["features"]
+    short = scaled_down(updates[2], {"features by row": 8.0}, by_row).extra["features"]
     torch.testing.assert_close(short[7], torch.full((4,), 4.0))
     assert torch.equal(short[8:], tables[2][8:])
     fixed = UploadSpec(weights=False, extra={"control/a": (torch.float32, (2,)), "control/b": (torch.float32, (2,)),
@@ -195,7 +195,7 @@ def test_tables_by_row_and_other_tensors_by_their_norm() -> None:
     updates = [Update({}, extra=e, client=c) for c, e in zip(everyone, sent, strict=True)]
     (name, bound), = limits(updates, fixed)["c-2"].items()  # fmt: skip
     assert (name, bound) == ("control", pytest.approx(4 * 2**0.5, rel=1e-3))
-    short_extra = clipped(updates[2], {name: bound}, fixed).extra
+    short_extra = scaled_down(updates[2], {name: bound}, fixed).extra
     torch.testing.assert_close(short_extra["control/a"], torch.full((2,), 4.0), rtol=1e-3, atol=0)
     assert int(short_extra["count"]) == 10**9
 
@@ -299,16 +299,16 @@ def test_with_the_bound_it_is_scaled_and_recorded(tmp_path: Path) -> None:
     done = run(settings, TouchedEngine(settings, edit=far(2)))
     assert not refusals(done)
     assert not [name for name, _ in done.events if name == "round skipped"]
-    told = [entry for name, entry in done.events if name == "client clipped" and entry["round"] == 2]
+    told = [entry for name, entry in done.events if name == "client scaled" and entry["round"] == 2]
     (entry,) = [entry for entry in told if entry["client"] == "dark-0"]
     assert 0 < entry["factors"]["parameters"] < 0.01
     assert "parameters by " in entry["reason"]
-    assert "dark-0 clipped: longer than the bound" in describe("client clipped", entry, 3)
+    assert "dark-0 scaled: longer than the bound" in describe("client scaled", entry, 3)
     mine = [r for r in done.rows("activity.csv") if r["round"] == "2" and r["client"] == "dark-0"]
-    assert [(row["status"], row["reason"]) for row in mine] == [("clipped", entry["reason"])]
+    assert [(row["status"], row["reason"]) for row in mine] == [("scaled", entry["reason"])]
     assert int(mine[0]["samples"]) > 0
     totals = [entry["outcomes"] for name, entry in done.events if name == "round done" and entry["round"] == 2]
-    assert totals[0]["clipped"] >= 1
+    assert totals[0]["scaled"] >= 1
 
 
 def test_by_default_a_long_update_is_accepted_as_it_is(tmp_path: Path) -> None:
@@ -329,7 +329,7 @@ def test_a_resumed_run_remembers_what_the_guards_do(engine: dict[str, Any], tmp_
     make = partial(toy_settings, "fedavg", train={"rounds": 6}, rounds={"outliers": "clip"}, engine=engine)
     whole = make(tmp_path / "whole")
     done = run(whole, TouchedEngine(whole, edit=always))
-    assert len([name for name, _ in done.events if name == "client clipped"]) >= 6
+    assert len([name for name, _ in done.events if name == "client scaled"]) >= 6
     half = make(tmp_path / "half")
     run(half, TouchedEngine(half, edit=always), stop_after=4)
     again = replace(half, resume=True)

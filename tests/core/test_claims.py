@@ -159,7 +159,7 @@ def test_a_counter_that_ran_away_does_not_end_the_run(tmp_path: Path) -> None:
     done = run(settings, TouchedEngine(settings, edit=edit))
     status = [(row["client"], row["status"]) for row in done.rows("activity.csv") if row["status"] != "scored"]
     assert {client for client, word in status if word == "refused"} == {"bright-0"}
-    assert sum(word in ("trained", "clipped") for _, word in status) == 6
+    assert sum(word in ("trained", "scaled") for _, word in status) == 6
 
 
 # ---- samples ---------------------------------------------------------------------------------------------------------

@@ -63,7 +63,15 @@ def test_the_summary_counts_rounds_and_answers(tmp_path: Path) -> None:
     settings = toy_settings("fedavg", tmp_path, train={"rounds": 3})
     summary = run(settings, TouchedEngine(settings, failing=failing, edit=edit)).summary
     assert (summary["rounds"], summary["rounds_held"], summary["rounds_skipped"]) == (3, 2, 1)
-    assert summary["answers"] == {"admitted": 2 + 1 + 2, "clipped": 0, "refused": 1, "failed": 3, "lost": 0, "late": 0}
+    assert summary["answers"] == {
+        "admitted": 2 + 1 + 2,
+        "scaled": 0,
+        "left out": 0,
+        "refused": 1,
+        "failed": 3,
+        "lost": 0,
+        "late": 0,
+    }
     assert summary["processor"]["instruction_set"] == torch.backends.cpu.get_cpu_capability()
 
 

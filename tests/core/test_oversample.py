@@ -75,7 +75,15 @@ def test_the_late_are_named_and_count_as_if_they_had_never_answered(tmp_path: Pa
     found = late(done)
     assert [number for number, _ in found] == [2, 3, 4, 5], "in the first round all score, and are waited for"
     assert len({client for _, client in found}) > 1
-    assert done.summary["answers"] == {"admitted": 11, "clipped": 0, "refused": 0, "failed": 0, "lost": 0, "late": 4}
+    assert done.summary["answers"] == {
+        "admitted": 11,
+        "scaled": 0,
+        "left out": 0,
+        "refused": 0,
+        "failed": 0,
+        "lost": 0,
+        "late": 4,
+    }
     assert done.summary["rounds_skipped"] == 0, "the quorum is of those that are needed"
     told = [entry for name, entry in done.events if name == "late"]
     assert [(entry["round"], *entry["clients"]) for entry in told] == found
@@ -144,7 +152,8 @@ def test_the_live_view_counts_them_apart_from_failures(tmp_path: Path) -> None:
     view = LiveView(toy_settings("fedavg", tmp_path), Console(width=120))
     view.last_outcomes = {"trained": 10, "late": 3}
     view.outcomes.update(view.last_outcomes)
-    assert str(view._outcomes()) == "10 of 13 trained   3 late (3 in all)   none refused, none failed"
+    shown = [(label, str(text)) for label, text in view._outcomes()]
+    assert shown == [("clients", "10 of 13 trained   none refused, none failed"), ("late", "3 now, 3 in all")]
 
 
 # ---- real devices ----------------------------------------------------------------------------------------------------

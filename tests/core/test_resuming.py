@@ -167,10 +167,14 @@ def changed(folder: Path, **more: Any) -> RunSettings:
 
 def test_changed_data_are_refused_and_nothing_is_lost(tmp_path: Path) -> None:
     finished = run(settings(tmp_path)).summary
+    names = ("history.csv", "activity.csv", "confusion.jsonl", "config.yaml", "summary.json")
+    before = [(tmp_path / name).read_bytes() for name in names]
     for _ in range(2):  # it does not get used to them
         with pytest.raises(CheckpointError, match=r"other data of dark-0 \(content\): .*resume=anyway"):
             run(changed(tmp_path, resume=True))
     assert Run.open(tmp_path).summary == finished
+    assert [(tmp_path / name).read_bytes() for name in names] == before
+    assert [entry["round"] for entry in events(tmp_path, "score")] == [0, 1]
     assert [entry["client"] for entry in events(tmp_path, "registration refused")] == ["dark-0"] * 2
     again = run(changed(tmp_path, resume="anyway"))
     assert again.summary["rounds"] == 2

@@ -63,7 +63,7 @@ def arguments(folder: Path) -> list[str]:
 def test_a_node_that_was_away_and_came_back_is_right(
     check_record: ModuleType, whole_run: Path, tmp_path: Path, status: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Also where honest clients were clipped: they trained."""
+    """Also where updates of honest clients were scaled: they trained."""
     folder = recorded(whole_run, tmp_path / "run", lost=(2, 3), status=status)
     assert check_record.main(arguments(folder)) == 0
     lines = capsys.readouterr().out

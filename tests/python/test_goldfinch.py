@@ -99,7 +99,7 @@ def test_records_are_data_frames_with_numbers(trained: SimpleNamespace) -> None:
     assert dict(zip(last["domain"], last["accuracy"], strict=True)) == pytest.approx(run.accuracy, abs=1e-4)
     assert list(run.scores.index) == [0, 1, 2]
     assert run.scores.loc[2, "average"] == run.average
-    trained_rows = run.activity[run.activity["status"].isin(["trained", "clipped"])]
+    trained_rows = run.activity[run.activity["status"].isin(["trained", "scaled"])]
     assert trained_rows.groupby("round")["client"].nunique().tolist() == [4, 4]
     assert pd.api.types.is_numeric_dtype(run.activity["bytes_up"])
     assert pd.api.types.is_numeric_dtype(run.activity["seconds_train"])

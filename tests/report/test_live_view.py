@@ -58,7 +58,8 @@ def test_no_line_is_wider_than_the_terminal(tmp_path: Path, width: int) -> None:
     assert "cross_entropy\u00a00.200\u00a0↓" in drawn
     words = " ".join(drawn.split())
     assert "2 of 2 trained" in words
-    assert "0 failed (1 in all)" in words
+    assert "failed 0 now, 1 in all" in words
+    assert "none failed" not in words
 
 
 def test_the_time_left_follows_the_rounds(tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ def test_scores_on_own_models_are_marked_and_not_ranked_with_those_on_one(boards
 
 def test_loss_terms_are_weighted_by_samples(boards: Any) -> None:
     record = boards[0].groups[0].runs[0]
-    rows = [row for row in record.activity if row["round"] == "3" and row["status"] in ("trained", "clipped")]
+    rows = [row for row in record.activity if row["round"] == "3" and row["status"] in ("trained", "scaled")]
     total = sum(float(row["samples"]) for row in rows)
     expected = sum(float(row["samples"]) * json.loads(row["losses"])["cross_entropy"] for row in rows) / total
     assert train_losses(record)["cross entropy"][3] == pytest.approx(expected)
@@ -139,7 +139,7 @@ def test_clients_add_up_to_the_run(boards: Any) -> None:
     assert sum(row["up"] for row in rows) == record.summary["bytes"]["up"]
     assert {row["client"]: row["samples"] for row in rows} == record.summary["clients"]
     dark = next(row for row in rows if row["domain"] == "dark")
-    assert (dark["trained"], dark["clipped"], dark["trouble"]) == (3, 0, 1)
+    assert (dark["trained"], dark["scaled"], dark["unused"]) == (3, 0, 1)
     total = sum(cost(record)["bytes"].values())
     assert total == pytest.approx(record.summary["bytes"]["up"] + record.summary["bytes"]["down"])
 

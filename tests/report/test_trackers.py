@@ -44,7 +44,7 @@ def expected_points(folder: Path) -> set[Point]:
             points.add((f"test_loss/{row['domain']}/{row['client']}", number, float(row["loss"])))
     with (folder / "activity.csv").open(newline="") as stream:
         for row in csv.DictReader(stream):
-            if row["status"] in ("trained", "clipped", "scored"):
+            if row["status"] in ("trained", "scaled", "scored"):
                 points.add((f"bytes/up/{row['client']}", int(row["round"]), float(row["bytes_up"])))
                 points.add((f"seconds/train/{row['client']}", int(row["round"]), float(row["seconds_train"])))
     assert len({number for _, number, _ in points}) == 4  # rounds 0 to 2, and the last trip, which only scores

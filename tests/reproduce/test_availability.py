@@ -49,7 +49,7 @@ def present(registry: Registry, rounds: int) -> dict[str, list[int]]:
 def trained(done: Run) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     for row in done.rows("activity.csv"):
-        if row["status"] in ("trained", "clipped"):
+        if row["status"] in ("trained", "scaled"):
             found.setdefault(row["client"], []).append(int(row["round"]))
     return found
 

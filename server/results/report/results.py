@@ -4,12 +4,13 @@ import datetime
 import json
 import math
 import statistics
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from common.metrics import COUNTED, RULES, ScoreRule
 from common.text import duration, listing, size
-from common.wire.messages import CLIPPED, trained
+from common.wire.messages import COUNTED_STATUSES, UNUSED_STATUSES, trained
 from server.results.classes import ClassRow, ClassTable, class_tables
 from server.results.columns import cell_marks, score_columns
 from server.results.groups import Board, Group, cells, comparable, ranked
@@ -18,7 +19,6 @@ from server.results.seeds import Value
 from server.run.accounting import largest_epsilon
 from server.trackers.events import describe
 
-TROUBLE = ("failed", "refused", "lost")
 ORDINARY = ("round", "round done", "score", "validation", "registered")
 STATES = {
     "finished": "finished",
@@ -60,17 +60,19 @@ def key_figures(boards: Sequence[Board]) -> list[tuple[str, str, str]]:
     seconds: list[float] = []
     traffic: list[float] = []
     requests = 0
-    trouble = 0
+    statuses: Counter[str] = Counter()
     for board in boards:
         for run in board.runs:
             seconds.append(float(run.summary.get("wall_seconds") or _wall_seconds(run)))
             traffic.append(total_bytes(run))
             requests += len(run.activity)
             for row in run.activity:
-                trouble += row["status"] in TROUBLE
+                statuses[str(row["status"])] += 1
     figures.append((duration(statistics.fmean(seconds)), "wall time", "mean of a run"))
     figures.append((size(statistics.fmean(traffic)), "traffic", "both ways, mean of a run"))
-    figures.append((str(trouble), "failed or refused", f"of {requests} requests"))
+    counts = [f"{statuses[status]} {status}" for status in UNUSED_STATUSES if statuses[status]]
+    unused = sum(statuses[status] for status in UNUSED_STATUSES)
+    figures.append((str(unused), "replies not used", ", ".join([*counts, f"of {requests} requests"])))
     return figures
 
 
@@ -201,8 +203,9 @@ def partial_groups(board: Board) -> list[tuple[str, str]]:
 def client_rows(run: Run) -> list[dict[str, Any]]:
     """Return each client's data and its cost over the run.
 
-    ``trained`` counts the exchanges in which the client trained, ``clipped`` those in which its update was clipped,
-    ``trouble`` the replies that did not count. ``up`` and ``down`` are bytes, ``memory`` is the peak in bytes.
+    ``trained`` counts the exchanges in which the client trained and its update was used; each of
+    :data:`common.wire.messages.COUNTED_STATUSES` counts the replies with that status, and ``unused`` those that were
+    not used. ``up`` and ``down`` are bytes, ``memory`` is the peak in bytes.
     """
     rows: dict[str, dict[str, Any]] = {}
     for client, entry in run.registrations.items():
@@ -213,8 +216,9 @@ def client_rows(run: Run) -> list[dict[str, Any]]:
             rows[client] = _client(client, row)
         found = rows[client]
         found["trained"] += trained(status)
-        found["clipped"] += status == CLIPPED
-        found["trouble"] += status in TROUBLE
+        if status in COUNTED_STATUSES:
+            found[status] += 1
+        found["unused"] += status in UNUSED_STATUSES
         for direction in ("up", "down"):
             found[direction] += int(row.get(f"bytes_{direction}") or 0)
         for phase in ("load", "score", "train", "save"):
@@ -232,8 +236,17 @@ def _client(client: str, entry: Mapping[str, Any]) -> dict[str, Any]:
         "classes": counts,
         "tallest": max(counts, default=0),
         "device": str(entry.get("device", "")),
-        **dict.fromkeys(("trained", "clipped", "trouble", "up", "down", "seconds", "memory"), 0),
+        **dict.fromkeys(("trained", *COUNTED_STATUSES, "unused", "up", "down", "seconds", "memory"), 0),
     }
+
+
+def statuses_in(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the statuses, besides that of having trained, that a reply of any client has.
+
+    Args:
+        rows: those of :func:`client_rows`.
+    """
+    return [status for status in COUNTED_STATUSES if any(row[status] for row in rows)]
 
 
 def cost(run: Run) -> dict[str, dict[str, float]]:

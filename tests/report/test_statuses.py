@@ -1,0 +1,209 @@
+"""Scaled, left out and refused are statuses of their own, with counts of their own, wherever a run is shown."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from support.runs import TouchedEngine, run
+from support.toy import toy_settings
+
+from common.settings import RunSettings
+from common.wire.messages import COUNTED_STATUSES, Request
+from common.wire.payload import Payload
+from server.cli import main
+from server.results.groups import group_runs
+from server.results.report.page import write_report
+from server.results.report.results import client_rows, event_rows
+from server.results.run import Run
+from server.run.conduct import run_federation
+from server.run.history import answers
+from server.run.schema import read_lines, read_rows
+from server.trackers.events import counts_text, plain_lines
+from server.trackers.live import LiveView
+from server.trackers.scalars import scalars
+
+EARLIER = "longer than the bound, scaled: parameters by 0.5"
+OPPOSED = "left out: its update works against the other clients'"
+
+
+def ten_times_too_far(request: Request, payload: Payload) -> Payload:
+    """From round 2 on, dark-0 sends an update that is much longer than the others."""
+    if request.client != "dark-0" or request.round < 2 or not request.train:
+        return payload
+    weights = {name: tensor * 100 if tensor.is_floating_point() else tensor for name, tensor in payload.weights.items()}
+    return replace(payload, weights=weights)
+
+
+def guarded(folder: Path, outliers: str, **more: object) -> RunSettings:
+    rounds = {"outliers": outliers, "outlier_factor": 4.0, **more}
+    return toy_settings("fedavg", folder, train={"rounds": 3}, rounds=rounds)
+
+
+def shown(view: LiveView, width: int = 80) -> list[str]:
+    """The lines of the live view in a terminal of that width."""
+    console = Console(file=io.StringIO(), width=width, force_terminal=False, color_system=None)
+    console.print(view)
+    return [line.rstrip() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("outliers", "status"), [("clip", "scaled"), ("refuse", "refused")])
+def test_each_status_has_its_own_count_everywhere(
+    outliers: str, status: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = guarded(tmp_path / "run", outliers)
+    view = LiveView(settings, Console(width=80))
+    engine = TouchedEngine(settings, edit=ten_times_too_far)
+    logged: dict[str, float] = {}
+
+    def track(name: str, entry: object) -> None:
+        logged.update({scalar.tag: scalar.value for scalar in scalars(name, entry)})  # type: ignore[arg-type]
+
+    summary = run_federation(settings, engine, [view, plain_lines(settings), track])
+    others = {"scaled", "refused"} - {status}
+    done = Run.open(tmp_path / "run")
+    mine = [row for row in done.activity if row["client"] == "dark-0" and row["round"] in ("2", "3")]
+    assert [row["status"] for row in mine] == [status, status]
+    assert all(row["reason"].startswith("longer than the bound") for row in mine)
+    assert summary["answers"][status] == 2
+    assert summary["answers"] == done.answers == answers(done.activity)
+    assert list(summary["answers"]) == ["admitted", *COUNTED_STATUSES]
+    assert all(summary["answers"][other] == 0 for other in others)
+    assert [entry["client"] for entry in done.events if entry["event"] == f"client {status}"] == ["dark-0", "dark-0"]
+    assert logged[f"round/clients_{status}"] == 1
+    assert not [tag for tag in logged if any(tag.endswith(f"clients_{other}") for other in others)]
+
+    told = counts_text(summary["answers"])
+    assert told == ("2 of 9 updates scaled" if status == "scaled" else "2 refused")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-2].endswith(f"; {told}")
+    about = [line for line in lines if "longer than the bound" in line]
+    assert len(about) == (1 if status == "scaled" else 2)
+    if status == "scaled":
+        assert "round 2: longer than the bound, scaled: 1 update, such as dark-0." in about[0]
+
+    drawn = shown(view)
+    text = "1 now, 2 in all"
+    if status == "scaled":
+        text = f"longer than the bound: {text}"
+    assert [line for line in drawn if re.fullmatch(rf"{status} +{text}", line.strip())]
+    assert ("none failed" in "\n".join(drawn)) == (status == "scaled")
+    assert not [line for line in drawn if line.startswith(tuple(others))]
+
+    (board,) = group_runs([done])
+    assert f"Replies: {board.groups[0].label}: {told}." in board.notes()
+    assert main(["table", str(tmp_path)]) == 0
+    assert told in " ".join(capsys.readouterr().out.split())
+    assert sum(row[status] for row in client_rows(done)) == 2
+    page = write_report([str(tmp_path)]).read_text()
+    assert f'<th scope="col">{status}</th>' in page
+    assert not [other for other in others if f'<th scope="col">{other}</th>' in page]
+
+
+def test_a_plain_run_tells_nothing_of_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["run", "method=fpl", "data=glyphs", "train.rounds=2", "train.local_steps=1", "protocol.samples=24"]
+    assert main([*words, "rounds.test_samples=8", f"output={tmp_path / 'run'}"]) == 0
+    assert main(["table", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    for word in ("scaled", "left out", "refused", "bound", "counts less", "Replies"):
+        assert word not in printed
+    assert Run.open(tmp_path / "run").answers == {"admitted": 8, **dict.fromkeys(COUNTED_STATUSES, 0)}
+
+
+@pytest.mark.parametrize("width", [44, 60, 80])
+def test_every_status_fits_a_narrow_view_with_the_reason_first(width: int, tmp_path: Path) -> None:
+    view = LiveView(guarded(tmp_path, "clip"), Console(width=width))
+    outcomes = {"trained": 4321, **dict.fromkeys(COUNTED_STATUSES, 1234)}
+    for number in (1, 2):
+        view("round done", {"round": number, "seconds": 1.0, "outcomes": outcomes})
+    for number in range(20):
+        reason = f"as {number} of 50 samples (rounds.largest_client, rounds.largest_share)"
+        view("client counts less", {"round": 1, "client": f"a-{number}", "reason": reason})
+    drawn = shown(view, width)
+    assert max(map(len, drawn)) <= width
+    text = " ".join(" ".join(drawn).split())
+    assert "scaled longer than the bound: 1,234 now, 2,468 in all" in text
+    for status in COUNTED_STATUSES[1:]:
+        assert f"{status} 1,234 now, 2,468 in all" in text
+    assert "none failed" not in text
+    assert "fewer than registered count: 20 clients" in text
+    assert not view.notes, "twenty notes of one kind would hide all others"
+
+
+def as_earlier(folder: Path) -> None:
+    """Rewrite a run's record as earlier versions wrote it."""
+    path = folder / "activity.csv"
+    lines = path.read_text().splitlines()
+    changed: list[str] = []
+    reasons = iter([EARLIER, OPPOSED, f"{EARLIER}; {OPPOSED}"])
+    for line in lines:
+        if ",trained,," in line and (reason := next(reasons, None)):
+            line = line.replace(",trained,,", f',clipped,"{reason}",')
+        changed.append(line)
+    path.write_text("\n".join(changed) + "\n")
+    with (folder / "events.jsonl").open("a") as stream:
+        for reason in (EARLIER, OPPOSED):
+            entry = {"event": "client clipped", "time": 1.0, "round": 1, "client": "dark-0", "reason": reason}
+            stream.write(json.dumps(entry) + "\n")
+    summary = json.loads((folder / "summary.json").read_text())
+    summary["answers"] = {"admitted": 9, "clipped": 3, "refused": 0, "failed": 0, "lost": 0, "late": 0}
+    del summary["counts_less"]
+    (folder / "summary.json").write_text(json.dumps(summary))
+
+
+def test_records_of_earlier_versions_are_read_under_the_present_names(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    run(toy_settings("fedavg", folder, train={"rounds": 3}))
+    as_earlier(folder)
+    done = Run.open(folder)
+    assert [row["status"] for row in done.activity if row["status"] not in ("trained", "scored")] == [
+        *("scaled", "left out", "left out")
+    ]
+    assert read_rows(folder / "activity.csv") == done.activity
+    assert {**done.answers} == {"admitted": 7, **dict.fromkeys(COUNTED_STATUSES, 0), "scaled": 1, "left out": 2}
+    assert [entry["event"] for entry in read_lines(folder / "events.jsonl")][-2:] == [
+        "client scaled",
+        "client left out",
+    ]
+    assert [row["name"] for row in event_rows(done)][-2:] == ["client scaled", "client left out"]
+    (board,) = group_runs([done])
+    assert any("1 of 7 updates scaled, 2 left out" in note for note in board.notes())
+    page = write_report([str(tmp_path)]).read_text()
+    assert '<th scope="col">left out</th>' in page
+    assert "clipped" not in page
+    (folder / "activity.csv").unlink()
+    assert Run.open(folder).answers["scaled"] == 3, "the summary alone cannot tell them apart"
+    longer = run(toy_settings("fedavg", folder, train={"rounds": 4}, resume=True))
+    assert "clipped" not in (longer.folder / "events.jsonl").read_text()
+
+
+def test_clients_that_count_less_are_in_summary_and_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "run"
+    summary = run(guarded(folder, "off", largest_share=0.34)).summary
+    assert list(summary["counts_less"]) == ["bright-0", "dark-0"]
+    entry = summary["counts_less"]["dark-0"]
+    assert entry["registered"] == summary["clients"]["dark-0"]
+    assert 0 < entry["counted"] < entry["registered"]
+    assert entry["round"] == 1
+    (board,) = group_runs([Run.open(folder)])
+    (note,) = board.notes()
+    assert note.startswith("Clients count for fewer samples than they registered (rounds.largest_client, rounds.larg")
+    assert f"dark-0 as {entry['counted']} of {entry['registered']}" in note
+    assert main(["table", str(folder)]) == 0
+    assert "Clients count for fewer samples" in " ".join(capsys.readouterr().out.split())
+    assert "Clients count for fewer samples" in write_report([str(folder)]).read_text()
+    longer = toy_settings(
+        "fedavg",
+        folder,
+        train={"rounds": 4},
+        rounds={"outliers": "off", "outlier_factor": 4.0, "largest_share": 0.34},
+        resume=True,
+    )
+    again = run(longer)
+    assert "client counts less" not in [name for name, _ in again.events], "they were told before"
+    assert again.summary["counts_less"] == summary["counts_less"]
