@@ -58,6 +58,8 @@ REMOVED_SETTINGS: Mapping[str, Any] = {
     "engine.connections": None,
     "engine.listen": "127.0.0.1:0",
     "engine.advertised": None,
+    "tracker.prometheus_port": None,
+    "tracker.prometheus_address": "127.0.0.1",
 }
 """Settings that recorded runs have and that exist no more, each with the value that changed nothing."""
 
