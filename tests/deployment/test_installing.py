@@ -143,7 +143,6 @@ BROUGHT_BY = metadata.packages_distributions()
 CALLED_OTHERWISE = {
     "mlflow": "mlflow-skinny",
     "wandb": "wandb",
-    "executorch": "executorch",
     "timm": "timm",
     "pillow_heif": "pillow-heif",
     "pyarrow": "pyarrow",
