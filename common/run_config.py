@@ -54,6 +54,8 @@ ADDED_SETTINGS: Mapping[str, Any] = {
 """Settings that some recorded runs have and others lack, each with the value that changes nothing."""
 
 REMOVED_SETTINGS: Mapping[str, Any] = {
+    "rounds.absence": 0.0,
+    "rounds.joins": None,
     "rounds.opposing": "off",
     "engine.connections": None,
     "engine.listen": "127.0.0.1:0",
@@ -62,6 +64,9 @@ REMOVED_SETTINGS: Mapping[str, Any] = {
     "tracker.prometheus_address": "127.0.0.1",
 }
 """Settings that recorded runs have and that exist no more, each with the value that changed nothing."""
+
+REMOVED_FROM_ALL = ("rounds.absence", "rounds.joins")
+"""Removed settings that every run had. They stay in the identity, so that runs from before keep theirs."""
 
 
 def flat(settings: Mapping[str, Any], without: Sequence[str] = (), prefix: str = "") -> dict[str, Any]:
@@ -190,6 +195,8 @@ def differing(raw: Mapping[str, Any], path: Path) -> list[str]:
 def result_settings(raw: Mapping[str, Any], without: Sequence[str] = ()) -> dict[str, Any]:
     """Return every setting that changes a run's results, by ``a.b.c`` keys, without those that ``without`` names."""
     found = flat(raw, (*NOT_THE_RESULT, *without))
+    for key in REMOVED_FROM_ALL:
+        found.setdefault(key, REMOVED_SETTINGS[key])
     if found.get("train.schedule", "constant") != "step":  # no other schedule reads them
         found.pop("train.step_rounds", None)
         found.pop("train.step_factor", None)

@@ -313,7 +313,7 @@ class RoundLoop:
         before = self.state
         started = time.perf_counter()
         self._register(0.0)
-        participants, enough = self.registry.sample(number), self.registry.enough(number)
+        participants, enough = self.registry.sample(number), self.registry.enough()
         self.history.event("round", round=number, clients=[client.id for client in participants])
         uploads: list[tuple[str, PrototypeSet]] = []
         for exchange in self.method.exchanges:
