@@ -4,8 +4,7 @@
     python bench/light_nodes.py --nodes 100 500 --secure                 # TLS, signed calls, enrolled keys
     python bench/light_nodes.py --nodes 100 500 --proxy                  # and through nginx, as docker/ has it
     python bench/light_nodes.py --nodes 100 --store memory               # the SuperLink's store, sqlite by default
-    python bench/light_nodes.py --nodes 500 --superlinks 2 --proxy       # two SuperLinks and proxies under one server
-    python bench/light_nodes.py --nodes 2000 --superlinks 2 --proxy --polls 120  # GOLDFINCH_POLLS of each proxy
+    python bench/light_nodes.py --nodes 500 --proxy --polls 80           # GOLDFINCH_POLLS of the proxy
     python bench/light_nodes.py --nodes 30 --vanish 0.1                  # a tenth of the nodes leaves in every round
     python bench/light_nodes.py --nodes 200 --against ../earlier         # this checkout and another one, in turn
     python bench/light_nodes.py --dry-run                                # three nodes, writes nothing
@@ -20,10 +19,6 @@ A round is from the end of the one before to its own end; the first two do not c
 Nodes register before the first.
 Processor seconds are those of the SuperLink, the server process, the proxy and all nodes over these rounds, memory is
 the most they held. ``faults`` are calls of nodes that failed and were made again; what the logs say of them is printed.
-
-With ``--superlinks`` the nodes are divided among several SuperLinks, each with its own proxy and relay, and the rounds
-run in ``goldfinch run``: ``server`` is that process, ``relays`` are those at the SuperLinks; processor seconds and
-memory of several processes of a kind are added.
 
 With ``--vanish`` nodes stop without a farewell when a round begins, as devices do that lose power, and two rounds later
 other nodes play their clients. With ``--secure`` those have the same keys, which the SuperLink refuses until their last
@@ -45,7 +40,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -85,7 +80,6 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from measuring import arguments, start
 from meter import Meter, wrong
 from support.federation import start_proxy
-from support.shards import connections, shared, start_run, write_home
 
 from common.settings import RunSettings, load_settings
 from common.versions import code_sha256
@@ -184,13 +178,9 @@ class LightNode:
             request.run, request.method, request.round, request.exchange, request.client,
             SAMPLES, self.client.class_counts, request.train, scores, {}, 1, {}, 0, "light", 0,
         )  # fmt: skip
-        weights = self.trained(payload.weights) if request.train else {}
+        weights = payload.weights if request.train else {}
         result = answer_to_fit_res(Payload(weights, header=header_of(answer)))
         return Message(fitres_to_recorddict(result, keep_input=True), reply_to=message)
-
-    def trained(self, weights: Mapping[str, Any]) -> Mapping[str, Any]:
-        """What the node makes of the model that it was sent: nothing else."""
-        return weights
 
     def _send(self, reply: Message) -> None:
         run = reply.metadata.run_id
@@ -378,19 +368,18 @@ class LightDeployment(LocalDeployment):
             link.RegisterNode(RegisterNodeRequest(public_key=public_key_to_bytes(key), name=name))
 
 
-def settings_of(nodes: int, rounds: int, output: Path, more: list[str]) -> tuple[RunSettings, list[str]]:
-    """A run with a number of clients, and its overrides."""
+def settings_of(nodes: int, rounds: int, output: Path, more: list[str]) -> RunSettings:
+    """A run with a number of clients."""
     domains = ("handwritten", "printed", "signs", "sketch")
     counts = ", ".join(f"{name}: {len(range(place, nodes, 4))}" for place, name in enumerate(domains))
     shares = ", ".join(f"{name}: {1 / nodes}" for name in domains if name != "signs")
-    chosen = [
+    return load_settings([
         "method=fedavg", "model=small", "tuned=none", "engine=superlink", "protocol=glyphs_uneven",
         f"protocol.counts={{{counts}}}", f"protocol.fractions={{{shares}}}", f"protocol.fraction={1 / nodes}",
         "rounds.evaluate_every=100000", f"train.rounds={rounds}", f"rounds.registration={max(600, 4 * nodes)}",
         f"rounds.deadline={max(600, 4 * nodes)}", "train.device=cpu", f"output={output}",
         *more,
-    ]  # fmt: skip
-    return load_settings(chosen), chosen
+    ])  # fmt: skip
 
 
 def registration_of(settings: RunSettings, client: str, domain: str) -> Registration:
@@ -404,7 +393,7 @@ def registration_of(settings: RunSettings, client: str, domain: str) -> Registra
 
 
 class Place:
-    """A SuperLink of the measurement, with its proxy and the clients of the nodes that connect to it.
+    """The SuperLink of the measurement, with its proxy.
 
     Args:
         folder: everything of its processes.
@@ -417,7 +406,6 @@ class Place:
         self.limits = {} if options.polls is None else {"GOLDFINCH_POLLS": str(options.polls)}
         names: dict[str, dict[str, object]] = {client: {} for client in clients} if options.secure else {}
         self.deployment = LightDeployment(folder, names, secure=options.secure, **store_of(options))
-        self.clients = clients
         self.proxy: int | None = None
         self.address = ""
 
@@ -449,43 +437,18 @@ def one(nodes: int, rounds: int, options: argparse.Namespace) -> dict[str, Any]:
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="light-nodes-")))
         output = folder / "run"
-        names = [f"link{number}" for number in range(options.superlinks)]
-        several = [connections(names)] if options.superlinks > 1 else []
-        settings, chosen = settings_of(nodes, rounds + options.skip, output, [*several, *options.override])
+        settings = settings_of(nodes, rounds + options.skip, output, options.override)
         specs = settings.protocol.clients(settings.data)
-        parts = shared([spec.id for spec in specs], options.superlinks)
-        places = [Place(folder / name, part, options) for name, part in zip(names, parts, strict=True)]
-        for place in places:
-            place.start(stack)
-        owners = {client: place for place in places for client in place.clients}
-
-        def connect(client: Registration) -> LightNode:
-            return owners[client.client].connect(client)
-
-        light = [connect(registration_of(settings, spec.id, spec.domain)) for spec in specs]
-        links = [place.link for place in places]
-        proxies = [place.proxy for place in places if place.proxy]
+        place = Place(folder / "link", [spec.id for spec in specs], options)
+        place.start(stack)
+        light = [place.connect(registration_of(settings, spec.id, spec.domain)) for spec in specs]
         printed = io.StringIO()
         there = stack.enter_context(LightNodes(light, options.threads))
-        vanishing = stack.enter_context(Vanishing(there, output / "events.jsonl", options.vanish, connect))
-        if several:
-            home = write_home(
-                folder / "home", {name: place.deployment for name, place in zip(names, places, strict=True)}
-            )
-            log = folder / "log.txt"
-            process = start_run(home, chosen, log)
-            stack.callback(process.kill)
-            with Meter(links, proxies, process.pid) as meter:
-                code = process.wait()
-            printed.write(log.read_text())
-            if code:
-                raise RuntimeError(f"the run ended with {code}:\n{printed.getvalue()}")
-        else:
-            prepare_output(settings)
-            with Meter(links, proxies) as meter, contextlib.redirect_stdout(printed):
-                places[0].deployment.run(settings, [plain_lines(settings)])
-        logs = [line for place in places for line in wrong(place.deployment.folder / "logs")]
-        print(printed.getvalue(), *logs, sep="\n", file=sys.stderr)
+        vanishing = stack.enter_context(Vanishing(there, output / "events.jsonl", options.vanish, place.connect))
+        prepare_output(settings)
+        with Meter(place.link, place.proxy) as meter, contextlib.redirect_stdout(printed):
+            place.deployment.run(settings, [plain_lines(settings)])
+        print(printed.getvalue(), *wrong(place.deployment.folder / "logs"), sep="\n", file=sys.stderr)
         found = found_in(output, meter, rounds, options.skip)
         found["faults"] = there.faults
         if options.vanish:
@@ -526,21 +489,18 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=1, help="runs of each variant, in turn")
     parser.add_argument("--threads", type=int, default=8, help="nodes at work at the same time")
     parser.add_argument("--store", choices=("sqlite", "memory"), default="sqlite", help="of the SuperLink")
-    parser.add_argument("--superlinks", type=int, default=1, help="under one server")
     parser.add_argument("--skip", type=int, default=SKIPPED, help="first rounds that do not count")
     parser.add_argument("--vanish", type=float, default=0.0, help="share of the nodes that vanishes in every round")
     parser.add_argument("--override", action="append", default=[], help="of the run, such as rounds.oversample=1.3")
     parser.add_argument("--secure", action="store_true")
     parser.add_argument("--proxy", action="store_true", help="through nginx; secure")
-    parser.add_argument("--polls", type=int, help="GOLDFINCH_POLLS of each proxy")
+    parser.add_argument("--polls", type=int, help="GOLDFINCH_POLLS of the proxy")
     parser.add_argument(
         "--against", type=Path, help="another checkout; its server and proxy are measured in turn with this one's"
     )
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     options.secure = options.secure or options.proxy
-    if options.superlinks > 1 and options.vanish:
-        parser.error("--vanish is for one SuperLink")
     if options.one:
         print(json.dumps(one(options.one, options.rounds, options)), flush=True)
         return
@@ -558,8 +518,6 @@ def main() -> None:
         shape = f"nodes={nodes} secure={options.secure} proxy={options.proxy}"
         if options.store != "sqlite":
             shape += f" store={options.store}"
-        if options.superlinks > 1:
-            shape += f" superlinks={options.superlinks}"
         if options.polls is not None:
             shape += f" polls={options.polls}"
         if options.vanish:
@@ -581,7 +539,7 @@ def run(nodes: int, checkout: Path, options: argparse.Namespace) -> dict[str, An
     """One run in a process of its own that imports from ``checkout``."""
     command = [sys.executable, __file__, "--one", str(nodes), "--rounds", str(options.rounds)]
     command += ["--threads", str(options.threads), "--store", options.store, "--vanish", str(options.vanish)]
-    command += ["--superlinks", str(options.superlinks), "--skip", str(options.skip)]
+    command += ["--skip", str(options.skip)]
     if options.polls is not None:
         command += ["--polls", str(options.polls)]
     for override in options.override:

@@ -8,22 +8,20 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 
 class Meter:
-    """Processor seconds and memory of SuperLinks, of the server processes they start and of proxies, twice a second.
+    """Processor seconds and memory of a SuperLink, of the server process it starts and of a proxy, twice a second.
 
     Args:
-        links: the SuperLinks' processes.
-        proxies: the proxies' processes.
-        coordinator: the process that runs the rounds; the SuperLinks' own are relays then. ``None``: there is one
-            SuperLink, and its own process runs the rounds.
+        link: the SuperLink's process.
+        proxy: the proxy's process; ``None`` without one.
     """
 
-    def __init__(self, links: Sequence[int], proxies: Sequence[int] = (), coordinator: int | None = None) -> None:
-        self.links, self.proxies, self.coordinator = links, proxies, coordinator
+    def __init__(self, link: int, proxy: int | None = None) -> None:
+        self.link, self.proxy = link, proxy
         self.seen: list[tuple[float, dict[str, float]]] = []
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -45,17 +43,12 @@ class Meter:
 
     def _look(self) -> dict[str, float]:
         """What all processes have used and hold now, by kind; those of one kind are added."""
-        kinds: list[tuple[str, int]] = []
-        server = "server" if self.coordinator is None else "relays"
-        for link in self.links:
-            kinds.append(("superlink", link))
-            for pid in descendants(link):
-                if "flwr-serverapp" in Path(f"/proc/{pid}/cmdline").read_text():
-                    kinds.append((server, pid))
-        if self.coordinator is not None:
-            kinds.append(("server", self.coordinator))
-        for proxy in self.proxies:
-            kinds += [("proxy", pid) for pid in [proxy, *descendants(proxy)]]
+        kinds = [("superlink", self.link)]
+        for pid in descendants(self.link):
+            if "flwr-serverapp" in Path(f"/proc/{pid}/cmdline").read_text():
+                kinds.append(("server", pid))
+        if self.proxy is not None:
+            kinds += [("proxy", pid) for pid in [self.proxy, *descendants(self.proxy)]]
         found: dict[str, float] = {}
         for kind, pid in kinds:
             for name, value in self._of(kind, pid):

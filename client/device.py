@@ -72,7 +72,7 @@ class Device:
         self.method: Method = settings.method
         self.ledger = ledger
         self.privacy = device_privacy(settings, ledger, simulated=simulated, allows_keyed=allows_keyed)
-        self.torch_device = choose_device(settings.train.device, settings.train.precision)
+        self.torch_device = choose_device(settings.train.device)
         if scores is None:
             scores = (spec.domain,)
         self.scores = scores

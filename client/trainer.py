@@ -19,71 +19,13 @@ from common.prototypes import ClassSums, PrototypeSet, class_means
 from common.settings import RunSettings, TrainSettings
 from strategies.core.method import Batch, Client, Measured, Method, Phase, Trained, build_model, feature_size
 
-INITIAL_SCALE = 2.0**16
-GROWTH_STEPS = 2000
-"""Torch's own start of a gradient scaler, and the steps without an overflow after which it doubles the scale."""
 
-
-class LossScale:
-    """Scales the loss before it is differentiated, so that small gradients do not vanish in float16.
-
-    Gradients are divided by the scale at once, so methods see them in float32 at their true size. If one overflows, the
-    same loss is differentiated again with half the scale, so no step is lost, which matters in rounds of few steps.
-    (Micikevicius et al., ICLR 2018, section 3.2.) ``torch.amp.GradScaler`` cannot be used here: it must take the
-    optimizer's step itself, and methods take it; and it would skip the first steps of every round.
-    """
-
-    def __init__(self) -> None:
-        self.scale = INITIAL_SCALE
-        self._steps = 0
-
-    def backward(self, loss: Tensor, model: nn.Module) -> None:
-        """Differentiate ``loss``; leave ``model`` with true gradients, or with none if they are not finite at scale 1.
-
-        An optimizer leaves parameters without a gradient as they are.
-        """
-        while self.scale >= 1:
-            (loss * self.scale).backward(retain_graph=True)
-            if self._unscale(model):
-                self._steps += 1
-                if self._steps % GROWTH_STEPS == 0:
-                    self.scale *= 2
-                return
-            model.zero_grad(set_to_none=True)
-            self.scale /= 2
-            self._steps = 0
-        self.scale = 1.0
-
-    def _unscale(self, model: nn.Module) -> bool:
-        """Divide the gradients by the scale; return whether all are finite."""
-        gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-        if not gradients:
-            return True
-        torch._foreach_div_(gradients, self.scale)
-        norms = torch.stack(torch._foreach_norm(gradients, torch.inf))
-        return bool(norms.isfinite().all())
-
-
-def choose_device(name: str, precision: str = "float32") -> torch.device:
+def choose_device(name: str) -> torch.device:
     """Return the device of ``train.device``: ``auto`` is CUDA if it is available.
 
-    Args:
-        name: ``train.device``.
-        precision: ``train.precision``.
-
     Raises:
-        ConfigError: the CUDA device is not available, or ``float16`` without CUDA.
+        ConfigError: the CUDA device is not available.
     """
-    device = _device(name)
-    if precision == "float16" and device.type != "cuda":
-        raise ConfigError(
-            f"train.precision=float16 needs CUDA, and this device computes on the {device.type}; use "
-            "train.precision=bfloat16 or float32"
-        )
-    return device
-
-
-def _device(name: str) -> torch.device:
     if name == "auto":
         if torch.cuda.is_available():
             return torch.device("cuda")
@@ -153,9 +95,6 @@ class LocalExchange:
         self.class_weights: Tensor | None = None
         if settings.train.class_weights == "balanced":
             self.class_weights = balanced_weights(client.class_counts).to(device)
-        self.loss_scale: LossScale | None = None
-        if settings.train.precision == "float16":
-            self.loss_scale = LossScale()
         self.class_count: int = settings.data.class_count
         self.feature_size = feature_size(model)
         self.cache = cache
@@ -190,10 +129,7 @@ class LocalExchange:
     def backward(self, loss: Tensor) -> None:
         """Clear the gradients and differentiate ``loss``; clip the gradients to ``train.clip_norm`` if it is set."""
         self.optimizer.zero_grad(set_to_none=True)
-        if self.loss_scale is None:
-            loss.backward()
-        else:
-            self.loss_scale.backward(loss, self.model)
+        loss.backward()
         if self.train.clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.train.clip_norm)
 
@@ -428,8 +364,6 @@ class LocalExchange:
     def _autocast(self) -> contextlib.AbstractContextManager[Any]:
         if self.train.precision == "float32":
             return contextlib.nullcontext()
-        if self.train.precision == "float16":
-            return torch.autocast(self.device.type, dtype=torch.float16)
         return torch.autocast(self.device.type, dtype=torch.bfloat16)
 
     def _formatted(self, images: Tensor) -> Tensor:

@@ -62,6 +62,21 @@ ADDED_SETTINGS: Mapping[str, Any] = {
 }
 """Settings that some recorded runs have and others lack, each with the value that changes nothing."""
 
+REMOVED_SETTINGS: Mapping[str, Any] = {
+    "rounds.absence": 0.0,
+    "rounds.joins": None,
+    "rounds.opposing": "off",
+    "engine.connections": None,
+    "engine.listen": "127.0.0.1:0",
+    "engine.advertised": None,
+    "tracker.prometheus_port": None,
+    "tracker.prometheus_address": "127.0.0.1",
+}
+"""Settings that recorded runs have and that exist no more, each with the value that changed nothing."""
+
+REMOVED_FROM_ALL = ("rounds.absence", "rounds.joins")
+"""Removed settings that every run had. They stay in the identity, so that runs from before keep theirs."""
+
 
 def flat(settings: Mapping[str, Any], without: Sequence[str] = (), prefix: str = "") -> dict[str, Any]:
     """Return nested settings by ``a.b.c`` keys; lists stay values.
@@ -117,7 +132,17 @@ def read_config(path: Path) -> dict[str, Any]:
                 f"imported. If it is yours, name it yourself: goldfinch resume {path.parent} {key}={shown}, or "
                 f"goldfinch --own {shown} table, report, figure ..., or --config-dir with the folder that names it"
             )
-    return {str(key): value for key, value in content.items()}
+    return _without_removed({str(key): value for key, value in content.items()})
+
+
+def _without_removed(content: dict[str, Any]) -> dict[str, Any]:
+    """Return a recorded configuration without the settings that exist no more, where they changed nothing."""
+    for key, neutral in REMOVED_SETTINGS.items():
+        group, _, name = key.partition(".")
+        settings = content.get(group)
+        if isinstance(settings, dict) and settings.get(name, neutral) == neutral:
+            settings.pop(name, None)
+    return content
 
 
 def sent_config(text: str) -> dict[str, Any]:
@@ -200,6 +225,8 @@ def contradictions(
 def result_settings(raw: Mapping[str, Any], without: Sequence[str] = ()) -> dict[str, Any]:
     """Return every setting that changes a run's results, by ``a.b.c`` keys, without those that ``without`` names."""
     found = flat(raw, (*NOT_THE_RESULT, *without))
+    for key in REMOVED_FROM_ALL:
+        found.setdefault(key, REMOVED_SETTINGS[key])
     if found.get("train.schedule", "constant") != "step":  # no other schedule reads them
         found.pop("train.step_rounds", None)
         found.pop("train.step_factor", None)

@@ -72,8 +72,7 @@ class TrainSettings:
             ``protocol.validation``. ``None`` runs all rounds.
         device: ``auto`` (CUDA if available), ``cpu``, ``cuda`` or ``cuda:0`` ...
         threads: CPU threads of one client. Another number may round differently and so change the result.
-        precision: ``float32``, or autocast with ``bfloat16`` or ``float16``; ``float16`` scales the loss and needs
-            CUDA.
+        precision: ``float32``, or autocast with ``bfloat16``.
         channels_last: memory format of images and convolutions; ``None`` takes the faster one of the network's spec.
         deterministic: use only deterministic algorithms on CUDA.
     """
@@ -96,7 +95,7 @@ class TrainSettings:
     patience: Count | None = None
     device: str = "auto"
     threads: Count = 1
-    precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    precision: Literal["float32", "bfloat16"] = "float32"
     channels_last: bool | None = None
     deterministic: bool = False
 
@@ -148,7 +147,6 @@ class RoundSettings:
             ``brier_score`` or ``log_loss``; with ``own_metric`` also the values of that metric.
         scores: whether devices count confidences with each score, for AUROC, calibration error, Brier score and log
             loss. See :class:`common.confidence.ConfidenceCounts`.
-        absence: probability, in [0, 1), that a client is absent, drawn for each round; at least one client is present.
         outliers: how an update with a norm above the bound is treated: ``clip`` scales it down to the bound,
             ``refuse`` leaves it out, ``off`` sets no bound. See :mod:`strategies.core.bounds`.
         outlier_factor: the bound as a multiple of the norm of the exchange's median update, > 1.
@@ -161,7 +159,6 @@ class RoundSettings:
             prototypes and other dtypes are sent unchanged. See :mod:`common.wire.payload`.
         memory: GiB of an exchange's updates that stay in the server's memory, >= 0. Further updates are stored in
             memory-mapped files in the run's folder until they are averaged; see :mod:`common.storage`.
-        joins: first round, >= 1, of the domains and clients that join later, by name.
     """
 
     participation: Share = 1.0
@@ -177,7 +174,6 @@ class RoundSettings:
     test: bool = True
     metric: Metric | str = "accuracy"
     scores: bool = False
-    absence: BelowOne = 0.0
     outliers: Literal["clip", "refuse", "off"] = "off"
     outlier_factor: Annotated[float, Field(gt=1)] = 1.2
     max_samples: Count = 10_000_000
@@ -185,7 +181,6 @@ class RoundSettings:
     largest_share: Share = 1.0
     transport: Literal["float32", "bfloat16", "float16"] = "float32"
     memory: NonNegative = 1.5
-    joins: dict[str, Count] | None = None
 
     def __post_init__(self) -> None:
         check(
@@ -432,10 +427,6 @@ def settings_of(raw: Mapping[str, Any]) -> RunSettings:
     _check_validation(settings)
     _check_smoothing(settings)
     _check_freeze(settings)
-    names: list[str] = []
-    for spec in clients:
-        names += [spec.domain, spec.id]
-    _check_joins(settings, names)
     if getattr(settings.method, "multi_view", False) and settings.views.count < 1:
         raise ConfigError(
             f"method={raw['choices']['method']} compares views of an image, and views={raw['choices']['views']} gives "
@@ -501,13 +492,3 @@ def _check_freeze(settings: RunSettings) -> None:
             "model.freeze=backbone keeps the backbone as it is, and privacy.update_clip adds noise to all weights that "
             "are sent; set model.freeze=none or privacy.update_clip=null"
         )
-
-
-def _check_joins(settings: RunSettings, names: Sequence[str]) -> None:
-    joins = settings.rounds.joins or {}
-    for name in joins:
-        if name not in names:
-            raise ConfigError(f"rounds.joins.{name}: no such domain or client; {nearest(name, names)}")
-    late = [name for name, first in joins.items() if first > settings.train.rounds]
-    if late:
-        raise ConfigError(f"rounds.joins: {', '.join(late)} would join after the last round, {settings.train.rounds}")

@@ -175,7 +175,7 @@ def test_flower_and_ray_are_imported_where_they_belong() -> None:
         for path in SOURCES
         if any(name.partition(".")[0] in ("flwr", "ray") for name in imports(ast.parse(path.read_text())))
         and name_of(path) not in allowed
-        and not name_of(path).startswith(("server/engines/", "server/flower/", "server/relay/"))
+        and not name_of(path).startswith(("server/engines/", "server/flower/"))
         and name_of(path) != "server/app.py"
     ]
     assert not wrong

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from common.errors import ConfigError, GoldfinchError, libraries_of, nearest, writing
 from common.exports.description import CARD, DESCRIPTION, Description
@@ -24,9 +24,9 @@ from common.storage import with_prefix, write_json, write_tensors, write_text
 Predictor = Callable[[Tensor], Tensor]
 """From images ``[N, 3, S, S]`` in 0..1 to probabilities ``[N, K]``."""
 
-FORMATS = {"safetensors": WEIGHTS, "torch": "model.pt2", "onnx": "model.onnx", "executorch": "model.pte"}
-NEEDS = {"onnx": ("export", ("onnxruntime", "onnxscript")), "executorch": ("edge", ("executorch.exir",))}
-"""The extra with a format's packages, and the modules that are imported."""
+FORMATS = {"safetensors": WEIGHTS, "onnx": "model.onnx"}
+ONNX_MODULES = ("onnxruntime", "onnxscript")
+"""Modules of the extra ``export``, which write a file of ONNX and compare it."""
 
 MAX_DIFFERENCE = 1e-3
 """Largest difference of probabilities of a written file and of the run's own net; rounding gives about 1e-6."""
@@ -71,9 +71,9 @@ def chosen_formats(names: Sequence[str]) -> list[str]:
     for name in names:
         if name not in FORMATS:
             raise ConfigError(f"--format {name}: {nearest(name, FORMATS)}")
-        extra, modules = NEEDS.get(name, ("", ()))
-        with libraries_of(extra, f"--format {name}"):
-            for module in modules:
+    if "onnx" in names:
+        with libraries_of("export", "--format onnx"):
+            for module in ONNX_MODULES:
                 importlib.import_module(module)
     return [name for name in FORMATS if name in ("safetensors", *names)]
 
@@ -134,8 +134,8 @@ def _fill(place: Path, content: Content, formats: Sequence[str]) -> tuple[Descri
     for name in formats:
         path = place / FORMATS[name]
         with quiet():
-            if model and name in WRITERS:
-                WRITERS[name](model, path, metadata)
+            if model and name == "onnx":
+                _write_onnx(model, path, metadata)
         written = path.read_bytes()
         entry = {"name": path.name, "sha256": hashlib.sha256(written).hexdigest(), "bytes": len(written)}
         description = replace(description, files={**description.files, name: entry})
@@ -150,10 +150,7 @@ def _fill(place: Path, content: Content, formats: Sequence[str]) -> tuple[Descri
     for name in formats:
         with quiet():
             predict = READERS[name](place / FORMATS[name])
-        size = BATCH
-        if name == "executorch":
-            size = 1
-        found = in_batches(predict, content.images, size)
+        found = in_batches(predict, content.images)
         difference = float((found - expected).abs().max())
         if not difference <= MAX_DIFFERENCE:
             raise ExportError(f"{FORMATS[name]} differs by {difference:.2g} from the run's own net: nothing is written")
@@ -162,9 +159,9 @@ def _fill(place: Path, content: Content, formats: Sequence[str]) -> tuple[Descri
 
 
 @torch.no_grad()
-def in_batches(predict: Predictor, images: Tensor, size: int = BATCH) -> Tensor:
-    """Return ``predict`` of all ``images [N, 3, S, S]`` uint8, scaled to 0..1, ``size`` at a time."""
-    return torch.cat([predict(part.float() / 255) for part in images.split(size)])
+def in_batches(predict: Predictor, images: Tensor) -> Tensor:
+    """Return ``predict`` of all ``images [N, 3, S, S]`` uint8, scaled to 0..1, :data:`BATCH` at a time."""
+    return torch.cat([predict(part.float() / 255) for part in images.split(BATCH)])
 
 
 @contextlib.contextmanager
@@ -178,21 +175,6 @@ def quiet() -> Iterator[None]:
             yield
     finally:
         logging.disable(before)
-
-
-def _traced(model: TrainedModel, batch: int | None = None) -> torch.export.ExportedProgram:
-    """Return the model as a graph, for any number of images or for ``batch`` of them."""
-    example = torch.zeros(batch or 2, 3, model.image_size, model.image_size)
-    shapes = None
-    if batch is None:
-        shapes = {"images": {0: torch.export.Dim("batch", min=1)}}
-    program = torch.export.export(model, (example,), dynamic_shapes=shapes)
-    program.example_inputs = None  # else they are saved too
-    return program
-
-
-def _write_torch(model: TrainedModel, path: Path, metadata: str) -> None:
-    torch.export.save(_traced(model), path, extra_files={DESCRIPTION: metadata})
 
 
 def _write_onnx(model: TrainedModel, path: Path, metadata: str) -> None:
@@ -211,19 +193,8 @@ def _write_onnx(model: TrainedModel, path: Path, metadata: str) -> None:
     program.save(path, external_data=False)
 
 
-def _write_executorch(model: TrainedModel, path: Path, metadata: str) -> None:  # noqa: ARG001  # the format has no metadata
-    from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
-    from executorch.exir import to_edge_transform_and_lower
-
-    program = to_edge_transform_and_lower(_traced(model, batch=1), partitioner=[XnnpackPartitioner()]).to_executorch()
-    path.write_bytes(program.buffer)
-
-
 def _read_net(path: Path) -> Predictor:
-    if path.name == WEIGHTS:
-        model: nn.Module = load_model(path.parent)
-    else:
-        model = torch.export.load(path).module()
+    model = load_model(path.parent)
     return lambda images: model(images)["probabilities"]
 
 
@@ -234,12 +205,4 @@ def _read_onnx(path: Path) -> Predictor:
     return lambda images: torch.from_numpy(session.run(["probabilities"], {"images": images.numpy()})[0])
 
 
-def _read_executorch(path: Path) -> Predictor:
-    from executorch.runtime import Runtime
-
-    method = Runtime.get().load_program(path).load_method("forward")
-    return lambda images: method.execute([images])[0].clone()
-
-
-WRITERS = {"torch": _write_torch, "onnx": _write_onnx, "executorch": _write_executorch}
-READERS = {"safetensors": _read_net, "torch": _read_net, "onnx": _read_onnx, "executorch": _read_executorch}
+READERS = {"safetensors": _read_net, "onnx": _read_onnx}

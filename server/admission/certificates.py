@@ -185,23 +185,6 @@ def _make_node(files: Certificates, name: str) -> None:
     _write(files.node_public_key(name), public + f" {name}\n".encode(), private=False)
 
 
-def self_signed(name: str) -> tuple[bytes, bytes]:
-    """Return a new private key and its own certificate for a server, both PEM. Neither is written to a file.
-
-    Args:
-        name: the server's name in the certificate.
-    """
-    key = ec.generate_private_key(ec.SECP384R1())
-    certificate = (
-        _builder(_name(name), _name(name), key.public_key(), SERVER_DAYS)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(x509.SubjectAlternativeName([_general_name(name)]), critical=False)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .sign(key, hashes.SHA384())
-    )
-    return _pem(key), certificate.public_bytes(serialization.Encoding.PEM)
-
-
 def _server_outdated(files: Certificates, hosts: Sequence[str]) -> str:
     """Why the server's certificate must be made (again); empty if it is good."""
     if not (files.server.exists() and files.server_key.exists()):

@@ -16,7 +16,7 @@ def export(
     data: Settings,
     to: Annotated[Path | None, option("--to", text="The new folder; always given.", metavar="DIR")] = None,
     formats: Annotated[
-        str, option("--format", text="Besides safetensors: torch, onnx, executorch; commas between.", metavar="NAMES")
+        str, option("--format", text="onnx, besides safetensors, which is always written.", metavar="NAMES")
     ] = "",
     chosen: Annotated[
         str | None, option("--round", text="best (by validation, default where it was kept), last, or a round.")
@@ -30,7 +30,7 @@ def export(
 ) -> None:
     """Write a trained model into a folder of its own.
 
-    goldfinch export outputs/first --to models/first --format torch,onnx
+    goldfinch export outputs/first --to models/first --format onnx
     RUN        the run's folder; with --shared, the device's state folder
     KEY=VALUE  data to compare the files on, as of evaluate; the run's test splits by default
     """

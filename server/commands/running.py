@@ -20,7 +20,6 @@ from common.wire.payload import Payload, cast_down, encoded_size
 from server.engines.inline import InlineEngine
 from server.flower.submit import run_on_ray, run_on_superlink
 from server.flower.superlink import SimulationLink
-from server.relay.supervisor import run_on_superlinks
 from server.results.run import Run
 from server.run.conduct import check_holds_no_runs, check_not_in_a_run, prepare_output, run_federation
 from server.run.resume import check_resumable, has_finished
@@ -73,8 +72,6 @@ def run(settings: RunSettings, *, quiet: bool = False, link: SimulationLink | No
             run_federation(settings, inline, [show])
         elif engine == "ray":
             run_on_ray(settings, [show], link)
-        elif settings.engine.get("connections") is not None:
-            run_on_superlinks(settings, [show])
         else:
             run_on_superlink(settings, [show])
     _warn_if_partial(settings.output_folder)

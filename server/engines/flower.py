@@ -156,7 +156,6 @@ class FlowerEngine:
         enrolled: a node may only be the client that its key is enrolled for. The SuperLink binds each call of a node
             to its key, and the operator decides which client a key is enrolled for.
         silence: seconds that the SuperLink may take for one call; then this process ends, see :class:`SilenceLimit`.
-        describe: returns a node's name for messages.
     """
 
     def __init__(
@@ -166,10 +165,8 @@ class FlowerEngine:
         simulated: bool = False,
         enrolled: bool = False,
         silence: float = inf,
-        describe: Callable[[int], str] = "node {}".format,
     ) -> None:
         self.grid = grid
-        self.describe = describe
         self.simulated = simulated
         self.enrolled = enrolled
         self._inbox = Inbox(grid)
@@ -210,7 +207,7 @@ class FlowerEngine:
             self._pause(current_deadline)
         if absent and seconds:
             for node in self._asked.values():
-                failures.setdefault(node, Failure(self.describe(node), "lost", "it has not answered yet"))
+                failures.setdefault(node, Failure(f"node {node}", "lost", "it has not answered yet"))
         return list(failures.values())
 
     def _admit_registered(self, admit: Admit, found: set[str], failures: dict[int, Failure]) -> None:
@@ -237,12 +234,12 @@ class FlowerEngine:
         """Return why ``node`` cannot be ``client``, or ``None`` if it can."""
         name = self._states[node].name
         if name is None:
-            return f"{self.describe(node)} left again"
+            return f"node {node} left again"
         if self.enrolled and name != client:
-            return f"{self.describe(node)} claims to be {client}, but its key is enrolled for {name or 'no client'}"
+            return f"node {node} claims to be {client}, but its key is enrolled for {name or 'no client'}"
         other = self._nodes.get(client, node)
         if other != node and self._is_online(other):
-            return f"{self.describe(other)} and {self.describe(node)} both claim to be it"
+            return f"nodes {other} and {node} both claim to be it"
         return None
 
     def _absent(self, expected: Sequence[str]) -> set[str]:
@@ -315,7 +312,7 @@ class FlowerEngine:
     def _note_registration(self, identity: str, message: Message | None) -> None:
         """Keep a node's reply to an invitation until :meth:`register` reads it."""
         node = self._asked.pop(identity)
-        outcome = self._read(self.describe(node), message, _registrations)
+        outcome = self._read(f"node {node}", message, _registrations)
         state = self._states[node]
         state.outcome = outcome
         if isinstance(outcome, Failure) and outcome.status == "lost":

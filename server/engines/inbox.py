@@ -82,18 +82,14 @@ class Inbox:
                 yield identity, message
 
     def _pull_in_memory(self, identities: set[str]) -> Iterator[tuple[str, Message]]:
-        """Yield the replies of a grid in which every reply is complete: a simulation's, or one over several SuperLinks.
-
-        The latter yields each reply when it is read.
-        """
+        """Yield the replies of a simulation's grid, in which every reply is complete."""
         if not identities:
             return
         began = time.monotonic()
-        found = self.grid.pull_messages(identities)
+        messages = list(self.grid.pull_messages(identities))
         self.poll_seconds = time.monotonic() - began
-        if isinstance(found, list):
-            found = _emptied(found)
-        for message in found:
+        while messages:
+            message = messages.pop()  # so that the list does not hold a reply that was read
             yield message.metadata.reply_to_message_id, message
 
     def _pull_http(self, grid: HttpGrid, identities: set[str]) -> Iterator[tuple[str, Message | None]]:
@@ -149,9 +145,3 @@ class Inbox:
             return cast(Message, inflate_object_from_contents(reply.identity, reply.parts))
         except Exception:  # Flower can raise any type on parts that another program made
             return None
-
-
-def _emptied(messages: list[Message]) -> Iterator[Message]:
-    """Yield the messages; the list releases each as soon as it is read."""
-    while messages:
-        yield messages.pop()

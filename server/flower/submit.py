@@ -45,14 +45,12 @@ dependencies = []
 publisher = "goldfinch"
 
 [tool.flwr.app.components]
-serverapp = "{serverapp}"
+serverapp = "server.app:app"
 clientapp = "client.app:app"
 
 [tool.flwr.app.config]
-{config}"""
-
-SERVER_APP = "server.app:app"
-"""The ServerApp that runs the rounds."""
+{configuration} = ""
+"""
 
 MAX_LINES = 60
 """Lines of an error's message that are passed on: a client's traceback fits, a longer list is in the log only."""
@@ -100,19 +98,10 @@ class SuperLinkSettings:
     Args:
         name: ``superlink``.
         connection: name of the connection in Flower's ``config.toml``; ``None`` is its default.
-        connections: names of several connections. Their SuperLinks serve one run together (:mod:`server.relay`);
-            ``None`` for one SuperLink.
-        listen: with ``connections``, ``host:port`` on which this process waits for the SuperLinks' relays; port 0 lets
-            the system choose one.
-        advertised: with ``connections``, ``host:port`` by which the SuperLinks' machines reach this process; ``None``
-            is ``listen``.
     """
 
     name: str
     connection: str | None = None
-    connections: Sequence[str] | None = None
-    listen: str = "127.0.0.1:0"
-    advertised: str | None = None
 
 
 def run_on_ray(settings: RunSettings, listeners: Sequence[Listener], link: SimulationLink | None = None) -> None:
@@ -168,8 +157,8 @@ def run_on_superlink(settings: RunSettings, listeners: Sequence[Listener]) -> No
         submit(settings, options.connection, environment, Path(neutral), {}, listeners, outlives=True)
 
 
-def check_connection(path: Path, name: str | None) -> str:
-    """Check that a connection leads to a SuperLink that is running already. Return the SuperLink's address.
+def check_connection(path: Path, name: str | None) -> None:
+    """Check that a connection leads to a SuperLink that is running already.
 
     Without such a connection, ``flwr run`` starts a SuperLink, simulates on this machine, and leaves it running.
 
@@ -192,7 +181,7 @@ def check_connection(path: Path, name: str | None) -> str:
     if isinstance(connection, dict):
         address = connection.get("address")
     if isinstance(address, str) and address and not address.startswith(":local"):
-        return address
+        return
     found = "names no SuperLink"
     if address:
         found = f"is Flower's local simulation, {address}"
@@ -231,8 +220,8 @@ def submit(
         KeyboardInterrupt: this program was interrupted. With ``outlives``, the message says how to follow the run.
     """
     app = write_bundle(neutral / "goldfinch")
-    run_config = {CONFIGURATION: json.dumps(remote_configuration(settings))}
-    run = start_run(app, run_config, connection, environment, neutral, federation)
+    configuration = json.dumps(remote_configuration(settings))
+    run = start_run(app, configuration, connection, environment, neutral, federation)
     log = settings.output_folder / "logs" / "flower.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -257,7 +246,7 @@ def submit(
 
 def start_run(
     app: Path,
-    run_config: Mapping[str, str],
+    configuration: str,
     connection: str | None,
     environment: Mapping[str, str],
     neutral: Path,
@@ -267,7 +256,7 @@ def start_run(
 
     Args:
         app: the app's folder, see :func:`write_bundle`.
-        run_config: values of the app's configuration.
+        configuration: the run's composed configuration as JSON.
         connection: name of the connection in Flower's ``config.toml``; ``None`` is its default.
         environment: environment of Flower's programs.
         neutral: a folder for the programs' files.
@@ -279,8 +268,7 @@ def start_run(
     folder = neutral / "cwd"  # Flower's commands read an argument that names a folder here as an app
     folder.mkdir(exist_ok=True)
     path = neutral / "run.toml"  # a file, because Flower's parser of command-line values fails on nested quotes
-    lines = [f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in run_config.items()]
-    path.write_text("".join(lines), encoding="utf-8")
+    path.write_text(f"{CONFIGURATION} = {json.dumps(configuration, ensure_ascii=False)}\n", encoding="utf-8")
     target = []
     if connection:
         target.append(connection)
@@ -310,7 +298,7 @@ def remote_configuration(settings: RunSettings) -> dict[str, Any]:
     return raw
 
 
-def write_bundle(folder: Path, serverapp: str = SERVER_APP, keys: Sequence[str] = (CONFIGURATION,)) -> Path:
+def write_bundle(folder: Path) -> Path:
     """Copy the app's packages and a minimal ``pyproject.toml`` to ``folder``, and return it.
 
     Choices of the user's own folders (:func:`common.config.search`) are copied to ``conf/``, so that every process of
@@ -319,8 +307,6 @@ def write_bundle(folder: Path, serverapp: str = SERVER_APP, keys: Sequence[str] 
 
     Args:
         folder: a folder that does not exist yet.
-        serverapp: the app's ServerApp, ``module:name``.
-        keys: the keys of the app's configuration, which are empty texts by default.
     """
     folder.mkdir(parents=True)
     for package in CODE:
@@ -330,9 +316,7 @@ def write_bundle(folder: Path, serverapp: str = SERVER_APP, keys: Sequence[str] 
             continue
         for path in choices_of(group.name, FOLDERS[1:]).values():
             shutil.copy(path, folder / "conf" / group.name)
-    config = "".join(f'{key} = ""\n' for key in keys)
-    content = PYPROJECT.format(version=VERSION, serverapp=serverapp, config=config)
-    (folder / "pyproject.toml").write_text(content)
+    (folder / "pyproject.toml").write_text(PYPROJECT.format(version=VERSION, configuration=CONFIGURATION))
     return folder
 
 

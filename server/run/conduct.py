@@ -18,7 +18,7 @@ from common.storage import write_json, write_text
 from common.versions import package_versions, processor
 from server.run.accounting import check_accountant
 from server.run.checkpoint import Checkpoints
-from server.run.engine import Engine, Notices
+from server.run.engine import Engine
 from server.run.history import PARTS, History
 from server.run.measures import MEASURES_FILE, described, largest_resolution, recorded_values, scores_by_values
 from server.run.resume import check_resumable
@@ -149,7 +149,6 @@ def run_federation(
     engine: Engine,
     listeners: Sequence[Listener] = (),
     stop: Callable[[], bool] = lambda: False,
-    notices: Notices | None = None,
 ) -> dict[str, Any]:
     """Run all rounds, write ``summary.json``, and return its content.
 
@@ -160,7 +159,6 @@ def run_federation(
         engine: how clients are reached. It is closed at the end.
         listeners: called with every event.
         stop: called before every round; ``True`` ends the run.
-        notices: what happens to the engine besides replies; the run records it.
 
     Raises:
         ConfigError: another process writes to the same folder, or it holds a run.
@@ -174,7 +172,7 @@ def run_federation(
         finished = 0.0
         if settings.resume:
             finished = _earlier_seconds(settings)  # which include the last scoring, unlike the checkpoint's
-        rounds = RoundLoop(settings, engine, told, stop, notices)
+        rounds = RoundLoop(settings, engine, told, stop)
         try:
             rounds.run()
         except EngineError as error:

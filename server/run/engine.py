@@ -1,6 +1,5 @@
 """What an engine is to the round loop: a way to reach clients, independent of the transport."""
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -53,31 +52,6 @@ Keep = Callable[[Payload], Payload]
 def as_it_is(payload: Payload) -> Payload:
     """The answer stays where it is, in memory."""
     return payload
-
-
-class Notices:
-    """What happens to an engine besides replies, such as a SuperLink that is lost. Any thread may add a notice.
-
-    Notices that are added before the run's history is open wait for it.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._waiting: list[str] = []
-        self._take: Callable[[str], None] = self._waiting.append
-
-    def add(self, reason: str) -> None:
-        """Add a notice: one line."""
-        with self._lock:
-            self._take(reason)
-
-    def connect(self, take: Callable[[str], None]) -> None:
-        """Call ``take`` with the notices that wait, and from now on with each new one."""
-        with self._lock:
-            self._take = take
-            for reason in self._waiting:
-                take(reason)
-            self._waiting = []
 
 
 class Engine(Protocol):

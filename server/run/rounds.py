@@ -21,7 +21,7 @@ from common.wire.messages import Registration, Request
 from common.wire.payload import Payload
 from server.run.accounting import PrivacyAccount
 from server.run.checkpoint import BEST, Checkpoint, Checkpoints
-from server.run.engine import ENOUGH, Engine, Failure, Notices
+from server.run.engine import ENOUGH, Engine, Failure
 from server.run.measures import described
 from server.run.records import Recorder
 from server.run.resume import ResumeCheck, RunStart, best_of, open_run, take_over
@@ -44,7 +44,6 @@ class RoundLoop:
         engine: how clients are reached.
         listeners: called with every event.
         stop: called before every round; ``True`` ends the run. The last round's checkpoint is kept.
-        notices: what happens to the engine besides replies; the run records it.
 
     Attributes:
         state: the present global state.
@@ -60,10 +59,8 @@ class RoundLoop:
         engine: Engine,
         listeners: Sequence[Listener] = (),
         stop: Callable[[], bool] = lambda: False,
-        notices: Notices | None = None,
     ) -> None:
         self.settings, self.engine, self.listeners, self.stop = settings, engine, listeners, stop
-        self.notices = notices or Notices()
         self.method: Method = settings.method
         self.federation = Federation(settings)
         self.registry = self.federation.registry
@@ -120,7 +117,6 @@ class RoundLoop:
         """Open the run's folder; if it is resumed, take state, run id and the guards' memory from it."""
         start = open_run(self.settings, self.checkpoints, self.best_checkpoint, self.listeners)
         self.history, self.resume_check = start.history, start.check
-        self.notices.connect(self._record_notice)
         self.trained = start.checkpoint is not None
         if start.checkpoint is not None:
             self.federation.check_fits(start.checkpoint.state)
@@ -129,9 +125,6 @@ class RoundLoop:
             self.earlier_seconds = start.checkpoint.seconds
             self.federation.remember(start.checkpoint.memory)
         return start
-
-    def _record_notice(self, reason: str) -> None:
-        self.history.event("superlink", round=self.server.round, reason=reason)
 
     def _announce(self) -> None:
         """Write the event ``start`` or ``resume``, and what the privacy settings do not protect."""
@@ -322,7 +315,7 @@ class RoundLoop:
         before = self.state
         started = time.perf_counter()
         self._register(0.0)
-        participants, enough = self.registry.sample(number), self.registry.enough(number)
+        participants, enough = self.registry.sample(number), self.registry.enough()
         self.history.event("round", round=number, clients=[client.id for client in participants])
         uploads: list[tuple[str, PrototypeSet]] = []
         for exchange in self.method.exchanges:

@@ -5,9 +5,7 @@ import importlib
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal, Protocol
-
-from pydantic import Field
+from typing import Any, ClassVar, Literal, Protocol
 
 from common.config import build, checked
 from common.errors import ConfigError
@@ -94,59 +92,34 @@ class ScalarTracker(ABC):
 
 @checked
 class TrackerSettings:
-    """conf/tracker/csv.yaml, and the options that every other tracker has too.
-
-    Args:
-        prometheus_port: TCP port on which the server process answers Prometheus at ``/metrics``; ``None`` is off.
-        prometheus_address: network address to listen on; ``0.0.0.0`` is all addresses, as a container needs.
-    """
+    """conf/tracker/csv.yaml: no library. Other trackers are subclasses."""
 
     library: ClassVar[str] = ""
     """Module that the tracker writes with, and the extra of the installation that brings it; empty for none."""
 
-    prometheus_port: Annotated[int, Field(gt=0, lt=65536)] | None = None
-    prometheus_address: str = "127.0.0.1"
-
     def require(self) -> None:
-        """Check that the tracker's libraries can be imported.
+        """Check that the tracker's library can be imported.
 
         Raises:
-            ConfigError: a library cannot be imported. The message says how to install it.
+            ConfigError: it cannot be imported. The message says how to install it.
         """
-        extras = {}  # extra by module
-        if self.prometheus_port is not None:
-            extras["prometheus_client"] = "prometheus"
-        if self.library:
-            extras[self.library] = self.library
-        for module, extra in extras.items():
-            try:
-                importlib.import_module(module)
-            except ImportError as error:
-                raise ConfigError(
-                    f"this tracker needs {module}, which cannot be imported ({error}); "
-                    f"pip install 'goldfinch-fl[{extra}]', or choose tracker=csv"
-                ) from error
+        if not self.library:
+            return
+        try:
+            importlib.import_module(self.library)
+        except ImportError as error:
+            raise ConfigError(
+                f"this tracker needs {self.library}, which cannot be imported ({error}); "
+                f"pip install 'goldfinch-fl[{self.library}]', or choose tracker=csv"
+            ) from error
 
-    def trackers(self, settings: RunSettings) -> list[Tracker]:
-        """Return the open trackers: Prometheus if it has a port. A subclass adds its own.
+    def trackers(self, settings: RunSettings) -> list[Tracker]:  # noqa: ARG002  # those of a library need them
+        """Return the open trackers. Without a library there is none.
 
         Args:
             settings: the run's settings.
-
-        Raises:
-            ConfigError: the port is taken.
         """
-        if self.prometheus_port is None:
-            return []
-        from server.trackers.prometheus import PrometheusExporter
-
-        try:
-            return [PrometheusExporter(self.prometheus_port, self.prometheus_address, settings)]
-        except OSError as error:
-            raise ConfigError(
-                f"tracker.prometheus_port={self.prometheus_port}: cannot listen on {self.prometheus_address} "
-                f"({error.strerror}); choose another port or null"
-            ) from error
+        return []
 
 
 def tracker_settings(settings: RunSettings) -> TrackerSettings:

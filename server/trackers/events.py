@@ -35,7 +35,6 @@ LINES = {
         "stopped early after round {round} of {rounds}: validation was best after round {best} and did not improve in "
         "the {patience} rounds after it (train.patience)"
     ),
-    "superlink": "{reason}",
     "failed": "failed after round {round}: {reason}",
 }
 """The line of each event that only names its content."""

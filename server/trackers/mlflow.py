@@ -36,7 +36,7 @@ class MLflow(TrackerSettings):
     def trackers(self, settings: RunSettings) -> list[Tracker]:
         """See :class:`~server.trackers.base.TrackerSettings`."""
         address = self.tracking_uri or f"sqlite:///{settings.output_folder / 'mlflow.db'}"
-        return [*super().trackers(settings), MLflowTracker(address, self.experiment, settings)]
+        return [MLflowTracker(address, self.experiment, settings)]
 
 
 class MLflowTracker(ScalarTracker):

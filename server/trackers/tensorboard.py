@@ -28,7 +28,7 @@ class TensorBoard(TrackerSettings):
         folder = settings.output_folder / "tensorboard"
         if self.folder:
             folder = Path(self.folder)
-        return [*super().trackers(settings), TensorBoardTracker(folder, settings)]
+        return [TensorBoardTracker(folder, settings)]
 
 
 class TensorBoardTracker(ScalarTracker):

@@ -25,7 +25,7 @@ class WeightsAndBiases(TrackerSettings):
 
     def trackers(self, settings: RunSettings) -> list[Tracker]:
         """See :class:`~server.trackers.base.TrackerSettings`."""
-        return [*super().trackers(settings), WandbTracker(self.project, self.mode, settings)]
+        return [WandbTracker(self.project, self.mode, settings)]
 
 
 class WandbTracker(ScalarTracker):

@@ -128,45 +128,17 @@ class Registry:
     def sample(self, number: int) -> list[Client]:
         """Return the participants of round ``number``, by id; never empty.
 
-        A share ``rounds.participation`` of the clients that have joined by then is drawn, keyed by seed and round. Of
-        these, absent clients (``rounds.absence``) are left out; if all are absent, the one with the largest draw stays.
+        A share ``rounds.participation`` of the clients is drawn, keyed by seed and round.
         """
-        clients = self._joined(number)
+        clients = self.clients()
         count = self.settings.rounds.asked(len(clients))
         draws = generator(self.settings.seed, "participants", number)
         chosen = torch.randperm(len(clients), generator=draws)[:count]
-        drawn = [clients[index] for index in sorted(chosen.tolist())]
-        if not self.settings.rounds.absence:
-            return drawn
-        return self._present(drawn, number)
+        return [clients[index] for index in sorted(chosen.tolist())]
 
-    def enough(self, number: int) -> int:
-        """Return how many participants of round ``number`` must have replied before its first exchange may close."""
-        return self.settings.rounds.sampled(len(self._joined(number)))
-
-    def _joined(self, number: int) -> list[Client]:
-        """Return the clients that have joined by round ``number``; all clients if none has."""
-        clients = self.clients()
-        joined = [client for client in clients if self._first_round(client) <= number]
-        return joined or clients
-
-    def _first_round(self, client: Client) -> int:
-        """Return the first round of a client: of ``rounds.joins`` for it and for its domain, the later one."""
-        joins = self.settings.rounds.joins or {}
-        return max(joins.get(client.id, 1), joins.get(client.domain, 1))
-
-    def _present(self, clients: Sequence[Client], number: int) -> list[Client]:
-        """Return the clients that are not absent in round ``number``, keyed by seed, round and client."""
-        draws: dict[str, float] = {}
-        present: list[Client] = []
-        for client in clients:
-            draw = torch.rand(1, generator=generator(self.settings.seed, "absence", number, client.id))
-            draws[client.id] = float(draw)
-            if draws[client.id] >= self.settings.rounds.absence:
-                present.append(client)
-        if not present:
-            present.append(max(clients, key=lambda client: draws[client.id]))
-        return present
+    def enough(self) -> int:
+        """Return how many participants of a round must have replied before its first exchange may close."""
+        return self.settings.rounds.sampled(len(self.clients()))
 
     def scorers(self, participants: Sequence[Client], *, personal: bool) -> dict[str, list[str]]:
         """Return the domains that each client scores, by client id.

@@ -220,11 +220,14 @@ def test_any_letter_comes_through_hydras_grammar(text: str) -> None:
     assert compose_config([quoted_override("output", text)])["output"] == text
 
 
+ALLOCATION = "protocol=common.data.protocols.Allocation"
+
+
 def test_names_need_no_quotes_for_letters_of_any_language() -> None:
-    words = ["data=folder", "data.domains=[Zürich-东京,b]", "rounds.joins={Zürich-东京:2}"]
+    words = ["data=folder", "data.domains=[Zürich-东京,b]", ALLOCATION, "protocol.counts={Zürich-东京:2}"]
     composed = compose_config(words)
     assert composed["data"]["domains"] == ["Zürich-东京", "b"]
-    assert composed["rounds"]["joins"] == {"Zürich-东京": 2}
+    assert composed["protocol"]["counts"] == {"Zürich-东京": 2}
     jobs, _ = plan(["data=folder", "data.classes=[猫]", "data.domains=[Zürich],[东京]"], Path("x"))
     assert [job.settings.data.domains for job in jobs] == [("Zürich",), ("东京",)]
     assert build(jobs[0].settings.raw["data"], "data").classes == ("猫",)
@@ -248,8 +251,9 @@ def test_a_run_with_odd_domain_names_is_resumed(tmp_path: Path) -> None:
     place = tmp_path / "läuft"
     words = ["data=folder", quoted_override("data.root", tmp_path / "data"), "train.batch_size=4", "method=fedavg"]
     words += ["data.image_size=16", "train.rounds=1", f"output={place}", "engine.wire=true"]
-    words += ["rounds.joins={" + ",".join(f"{escaped(name, r'[^a-zü-]')}:1" for name in odd) + "}"]
+    counts = ",".join(f"{escaped(name, r'[^a-zü-]')}:1" for name in odd)
+    words += [ALLOCATION, f"protocol.counts={{{counts}}}", "protocol.fraction=1"]
     assert main(["run", "--quiet", *words]) == 0
-    assert settings_of(changed_config(Run(place).config, [])).rounds.joins == dict.fromkeys(odd, 1)
+    assert settings_of(changed_config(Run(place).config, [])).protocol.counts == dict.fromkeys(odd, 1)
     assert main(["resume", str(place), "train.rounds=2", "--quiet"]) == 0
     assert set(Run(place).summary["accuracy"]) == set(odd)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,9 +20,9 @@ from common.wire.messages import Request
 from common.wire.payload import Payload
 from server.results.run import Run
 from server.run.checkpoint import Checkpoints
-from server.run.conduct import prepare_output, run_federation
-from server.run.engine import Admit, Failure, Notices
-from server.run.history import read_lines, read_rows
+from server.run.conduct import prepare_output
+from server.run.engine import Admit, Failure
+from server.run.history import read_rows
 from server.run.rounds import RoundLoop
 from strategies.core.federation import Reply
 from strategies.core.method import ClientContext, ServerContext, Update, Upload, UploadSpec
@@ -103,25 +102,6 @@ def test_too_few_registrations_end_the_run_with_every_reason(tmp_path: Path) -> 
     assert "only 1 of 3 clients registered" in text
     assert "missing: bright-0, noisy-0" in text
     assert "node 7: DataError: no data here" in text
-
-
-def test_notices_of_the_engine_are_events_of_the_run(tmp_path: Path) -> None:
-    """From another thread, before the run's folder is open and in a round."""
-    settings = toy_settings("fedavg", tmp_path, train={"rounds": 2})
-    notices = Notices()
-    notices.add("SuperLink b is lost: before the run")
-
-    def notice_in_round_two(name: str, entry: Mapping[str, Any]) -> None:
-        if name == "round" and entry["round"] == 2:
-            other = threading.Thread(target=notices.add, args=("SuperLink b is back",))
-            other.start()
-            other.join()
-
-    prepare_output(settings)
-    run_federation(settings, TouchedEngine(settings), [notice_in_round_two], notices=notices)
-    recorded = [(entry["round"], entry["reason"]) for entry in read_lines(tmp_path / "events.jsonl")
-                if entry["event"] == "superlink"]  # fmt: skip
-    assert recorded == [(0, "SuperLink b is lost: before the run"), (1, "SuperLink b is back")]
 
 
 class Late(TouchedEngine):

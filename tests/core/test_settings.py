@@ -269,12 +269,16 @@ def test_defaults_of_the_files_are_those_of_the_classes(kind: type) -> None:
     assert build(compose_config([])[group], group, kind) == kind()
 
 
+UNEVEN = {"handwritten": 2, "printed": 3, "signs": 4, "sketch": 1}
+"""``protocol.counts`` of ``protocol=glyphs_uneven``."""
+
 RECORDED = [
     "method=fedprox",
     "method.mu=0.5",
     "train.learning_rate=0.02",
     "engine.wire=true",
-    "rounds.joins={sketch: 2}",
+    "protocol=glyphs_uneven",
+    "protocol.counts={sketch: 2}",
 ]
 
 
@@ -285,7 +289,7 @@ RECORDED = [
         (["train.rounds=20"], {"train.rounds": 20}),
         (["engine=ray", "engine.actors=2"], {"engine": {"name": "ray", "actors": 2, "gpus": 0}}),
         (["engine=inline"], {}),
-        (["rounds.joins={signs: 3}"], {"rounds.joins": {"signs": 3}}),
+        (["protocol.counts={signs: 3}"], {"protocol.counts": {**UNEVEN, "signs": 3}}),
         (["method.mu=0.25", "data.augmentation.flip=true"], {"method.mu": 0.25, "data.augmentation.flip": True}),
         (["method=strategies.fedprox.FedProx"], {}),
         (["method=fedavg"], {"method": {"_target_": "strategies.fedavg.FedAvg", "weighting": "samples"}}),

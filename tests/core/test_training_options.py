@@ -1,4 +1,4 @@
-"""Schedules, optimizers, label smoothing, class weights, the float16 loss scale, and runs that stop early."""
+"""Schedules, optimizers, label smoothing, class weights, and runs that stop early."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from support.runs import run
 from support.toy import composed, toy_settings
 from torch.nn import functional as F
 
-from client.trainer import LossScale, choose_device
 from common.choices import CONF
 from common.errors import CheckpointError, ConfigError
 from common.losses import balanced_weights, cross_entropy
@@ -133,58 +132,6 @@ def test_smoothing_and_class_weights_act_on_every_method(method: str, tmp_path: 
 def test_a_method_with_a_smoothing_of_its_own_refuses_a_second() -> None:
     with pytest.raises(ConfigError, match=r"set method\.smoothing instead"):
         load_settings(["method=fedadg", "train.label_smoothing=0.1"])
-
-
-# ---- float16 ---------------------------------------------------------------------------------------------------------
-
-
-def test_gradients_come_out_of_the_loss_scale_at_their_true_size() -> None:
-    scale, layer = LossScale(), torch.nn.Linear(3, 2)
-    inputs = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
-    scale.backward(layer(inputs).square().mean(), layer)
-    scaled = layer.weight.grad.clone()
-    layer.zero_grad()
-    layer(inputs).square().mean().backward()
-    torch.testing.assert_close(scaled, layer.weight.grad)
-
-
-def test_an_overflow_is_repeated_with_a_smaller_scale() -> None:
-    scale, layer = LossScale(), torch.nn.Linear(3, 2)
-    scale.backward((layer(torch.ones(1, 3)).half() * 100).float().sum(), layer)
-    torch.testing.assert_close(layer.weight.grad, torch.full((2, 3), 100.0))
-    assert scale.scale == 512, "100 * 1024 is above the largest float16, 65504"
-
-
-def test_a_loss_that_is_not_finite_leaves_no_gradient() -> None:
-    scale, layer = LossScale(), torch.nn.Linear(3, 2)
-    scale.backward(layer(torch.ones(1, 3)).sum() * torch.nan, layer)
-    assert [parameter.grad for parameter in layer.parameters()] == [None, None]
-    assert scale.scale == 1
-
-
-@pytest.mark.parametrize("method", ["fedavg", "fedsam", "scaffold", "fpl"])
-def test_the_float16_loop_is_close_to_float32(method: str, tmp_path: Path) -> None:
-    """The CPU can compute in float16 too, slowly; only the settings of a device refuse it there."""
-    after: list[dict[str, torch.Tensor]] = []
-    for precision in ("float32", "float16"):
-        local = local_exchange(toy_settings(method, tmp_path, train={"precision": precision, "learning_rate": 0.01}))
-        trained = local.run()
-        after.append({"loss": torch.tensor(trained.losses["cross_entropy"]), **local.model.state_dict()})
-    assert after[1]["head.weight"].dtype == torch.float32
-    assert not torch.equal(after[0]["head.weight"], after[1]["head.weight"])
-    for name, tensor in after[0].items():
-        torch.testing.assert_close(after[1][name], tensor, rtol=0.05, atol=0.02)
-
-
-def test_float16_needs_cuda() -> None:
-    with pytest.raises(ConfigError, match=r"train\.precision=bfloat16 or float32"):
-        choose_device("cpu", "float16")
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-def test_float16_trains_on_cuda(tmp_path: Path) -> None:
-    done = run(toy_settings("fpl", tmp_path, train={"precision": "float16", "device": "cuda", "rounds": 8}))
-    assert done.averages()[-1] > 50
 
 
 # ---- identity --------------------------------------------------------------------------------------------------------

@@ -81,11 +81,10 @@ def test_a_device_reaches_the_proxy_and_nothing_else(name: str) -> None:
     assert COMPOSE["networks"]["control"] == {"internal": True}
 
 
-def test_only_the_proxy_and_the_dashboard_publish_a_port_and_only_to_this_machine_by_default() -> None:
+def test_only_the_proxy_publishes_a_port_and_only_to_this_machine_by_default() -> None:
     published = {name: service["ports"] for name, service in SERVICES.items() if "ports" in service}
-    assert set(published) == {"proxy", "grafana"}
+    assert set(published) == {"proxy"}
     assert published["proxy"] == ["${GOLDFINCH_BIND:-127.0.0.1}:${GOLDFINCH_PORT:-8443}:8443"]
-    assert published["grafana"][0].startswith("127.0.0.1:")
 
 
 def test_each_container_has_the_keys_of_its_own_party_only() -> None:
@@ -237,10 +236,10 @@ def test_a_missing_certificate_is_named(tmp_path: Path, role: str, message: str)
 def test_the_image_installs_the_dependencies_without_the_simulation() -> None:
     chosen = runpy.run_path(str(DOCKER / "dependencies.py"))["dependencies"]
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    assert "server prometheus" in (DOCKER / "Dockerfile").read_text()
-    names = chosen(project, ["server", "prometheus"])
+    assert 'ARG EXTRAS="server"' in (DOCKER / "Dockerfile").read_text()
+    names = chosen(project, ["server"])
     assert not {"finch-clust", "scikit-learn", "scipy", "matplotlib"} & set(chosen(project, ["device"]))
-    assert {"flwr", "hydra-core", "psutil", "finch-clust", "scikit-learn", "prometheus-client"} <= set(names)
+    assert {"flwr", "hydra-core", "psutil", "finch-clust", "scikit-learn"} <= set(names)
     assert not {"ray", "torch", "torchvision", "flwr[simulation]"} & set(names)
     assert all(re.fullmatch(r"[A-Za-z0-9._-]+", name) for name in names)
 

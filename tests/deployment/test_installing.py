@@ -97,7 +97,7 @@ def test_every_pin_is_exact_and_names_no_source() -> None:
 @pytest.mark.parametrize("platform", PLATFORMS)
 def test_everything_declared_is_pinned_on_every_platform(platform: str) -> None:
     wanted = names(PROJECT["dependencies"])
-    for extra in ("device", "server", "simulation", "tensorboard", "prometheus", "privacy", "export", "tune", "dev"):
+    for extra in ("device", "server", "simulation", "tensorboard", "privacy", "export", "tune", "dev"):
         wanted |= names(EXTRAS[extra])
     pinned = {canonicalize_name(pin.name) for pin in pinned_on(platform)}
     assert wanted <= pinned
@@ -143,7 +143,6 @@ BROUGHT_BY = metadata.packages_distributions()
 CALLED_OTHERWISE = {
     "mlflow": "mlflow-skinny",
     "wandb": "wandb",
-    "executorch": "executorch",
     "timm": "timm",
     "pillow_heif": "pillow-heif",
     "pyarrow": "pyarrow",

@@ -138,7 +138,7 @@ def test_two_nodes_cannot_be_the_same_client(grid: Any, tmp_path: Path) -> None:
     engine = FlowerEngine(there)
     found, failures = registered(engine, ["sketch-0"])
     assert found == ["sketch-0"]
-    assert f"node {one} and node {two} both claim to be it" in failures[0].reason
+    assert f"nodes {one} and {two} both claim to be it" in failures[0].reason
     there.world.leave(one)
     there.world.leave(two)
     third = there.world.join(node_of(tmp_path, "1"))

@@ -14,7 +14,7 @@ from common.data.batches import Split
 from server.commands.export import export
 from server.results.run import Run
 
-HERE = [name for name, module in (("torch", "torch"), ("onnx", "onnxscript")) if importlib.util.find_spec(module)]
+HERE = ["onnx"] if importlib.util.find_spec("onnxscript") else []
 
 
 @pytest.fixture(scope="session")

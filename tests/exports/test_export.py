@@ -47,7 +47,7 @@ def accuracy(predict: Any, domain: str) -> float:
 # ---- files -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["safetensors", "torch", pytest.param("onnx", marks=needs_onnx)])
+@pytest.mark.parametrize("name", ["safetensors", pytest.param("onnx", marks=needs_onnx)])
 def test_each_file_scores_as_the_run_did(name: str, trained: Run, exported: Path) -> None:
     predict = READERS[name](exported / FORMATS[name])
     found = {domain: accuracy(predict, domain) for domain in DOMAINS}
@@ -56,7 +56,7 @@ def test_each_file_scores_as_the_run_did(name: str, trained: Run, exported: Path
     assert predict(torch.zeros(1, 3, 16, 16)).shape == (1, 4)  # any number of images
 
 
-@pytest.mark.parametrize("name", ["safetensors", "torch", pytest.param("onnx", marks=needs_onnx)])
+@pytest.mark.parametrize("name", ["safetensors", pytest.param("onnx", marks=needs_onnx)])
 def test_an_exported_model_normalises_each_image_as_its_training_did(name: str, tmp_path: Path) -> None:
     data = Toy(augmentation=Augmentation(normalisation="image"))
     run(toy_settings("fedavg", tmp_path / "run", data=data))
@@ -65,14 +65,6 @@ def test_an_exported_model_normalises_each_image_as_its_training_did(name: str, 
     predict = READERS[name](tmp_path / "model" / FORMATS[name])
     found = {domain: accuracy(predict, domain) for domain in DOMAINS}
     assert found == Run(tmp_path / "run").summary["accuracy"]
-
-
-def test_executorch_scores_as_the_run_did(trained: Run, tmp_path: Path) -> None:
-    pytest.importorskip("executorch", reason="ExecuTorch is not installed")
-    export(trained.folder, tmp_path / "edge", ["executorch"])
-    predict = READERS["executorch"](tmp_path / "edge" / "model.pte")
-    images = Toy().load("dark").test.images[:4].float() / 255
-    assert torch.allclose(torch.cat([predict(image[None]) for image in images]), reference(trained, images), atol=1e-4)
 
 
 def reference(record: Run, images: torch.Tensor) -> torch.Tensor:
@@ -286,13 +278,19 @@ def test_a_device_completes_what_the_server_shares(
     assert "compared with the net on 16 test images of dark" in capsys.readouterr().out
 
 
+@needs_onnx
+def test_a_part_of_a_net_is_no_graph(tmp_path: Path) -> None:
+    run(toy_settings("fedrep", tmp_path / "run", train={"rounds": 1}))
+    (tmp_path / "run" / "clients").rename(tmp_path / "devices")
+    with pytest.raises(ConfigError, match="made on devices"):
+        export(tmp_path / "run", tmp_path / "shared", ["onnx"])
+
+
 def test_parts_that_a_device_does_not_have_are_reported(trained: Run, exported: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="the whole net"):
         export(tmp_path, tmp_path / "model", shared=exported)
     run(toy_settings("fedrep", tmp_path / "run", train={"rounds": 1}))
     (tmp_path / "run" / "clients").rename(tmp_path / "devices")
-    with pytest.raises(ConfigError, match="made on devices"):
-        export(tmp_path / "run", tmp_path / "shared", ["torch"])
     export(tmp_path / "run", tmp_path / "shared")
     with pytest.raises(ConfigError, match="state-dir"):
         export(tmp_path, tmp_path / "model", shared=tmp_path / "shared")
@@ -309,10 +307,10 @@ def test_a_file_with_other_content_is_not_kept(trained: Run, tmp_path: Path, mon
     place = tmp_path / "model"
     export(trained.folder, place)
     before = {path.name: path.read_bytes() for path in place.iterdir()}
-    whole = formats.READERS["torch"]
-    monkeypatch.setitem(formats.READERS, "torch", lambda path: lambda images: whole(path)(images).flip(1))
-    with pytest.raises(ExportError, match=r"model\.pt2 differs by .* from the run's own net"):
-        export(trained.folder, place, ["torch"], overwrite=True)
+    whole = formats.READERS["safetensors"]
+    monkeypatch.setitem(formats.READERS, "safetensors", lambda path: lambda images: whole(path)(images).flip(1))
+    with pytest.raises(ExportError, match=r"model\.safetensors differs by .* from the run's own net"):
+        export(trained.folder, place, overwrite=True)
     assert {path.name: path.read_bytes() for path in place.iterdir()} == before
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
@@ -365,10 +363,9 @@ def test_a_damaged_folder_is_named(case: str, exported: Path, tmp_path: Path, mo
 
 
 def test_missing_packages_are_an_error_before_any_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for package, name, extra in (("onnxscript", "onnx", "export"), ("executorch.exir", "executorch", "edge")):
-        monkeypatch.setitem(sys.modules, package, None)
-        with pytest.raises(ConfigError, match=rf"pip install 'goldfinch-fl\[{extra}\]'"):
-            export(tmp_path / "nowhere", tmp_path / "model", [name])
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    with pytest.raises(ConfigError, match=r"pip install 'goldfinch-fl\[export\]'"):
+        export(tmp_path / "nowhere", tmp_path / "model", ["onnx"])
 
 
 def test_a_loaded_model_is_a_module_in_evaluation_mode(exported: Path) -> None:

@@ -57,7 +57,7 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
     [
         ({"method": "fpl", "rounds": 3}, None, ["method=fpl", "train.rounds=3"]),
         ({"seed": None}, {"method.temperature": 0.05}, ["method.temperature=0.05"]),
-        ({"overwrite": True}, {"rounds.joins": None}, ["overwrite=true", "rounds.joins=null"]),
+        ({"overwrite": True}, {"rounds.test_samples": None}, ["overwrite=true", "rounds.test_samples=null"]),
         ({"output": Path("a b,c=d")}, None, ["output='a b,c=d'"]),
         ({"output": "null"}, None, ["output='null'"]),
         ({}, {"data.domains": ["a", "b c"]}, ["data.domains=[a,'b c']"]),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import math
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
@@ -175,25 +174,6 @@ def test_trackers_do_not_mix_partial_means_with_whole_ones() -> None:
     assert (partial["summary/partial/average"], partial["summary/missing_domains"]) == (60.0, 1)
     held_out = {"round": 2, "average": 60.0, "missing": {"dark": 1}}
     assert [each.tag for each in scalars("validation", held_out)] == ["summary/partial/validation"]
-
-
-def test_prometheus_has_no_mean_of_a_round_that_lacks_a_domain(tmp_path: Path) -> None:
-    pytest.importorskip("prometheus_client", reason="prometheus-client is not installed")
-    from server.trackers.prometheus import PrometheusExporter
-
-    exporter = PrometheusExporter(0, "127.0.0.1", toy_settings("fedavg", tmp_path))
-    try:
-        value = exporter.registry.get_sample_value
-        exporter("score", score(1, {}, dark=40.0, bright=60.0))
-        assert (value("goldfinch_accuracy_average_percent"), value("goldfinch_domains_missing")) == (50.0, 0.0)
-        exporter("score", score(2, {"dark": 1}, bright=60.0))
-        gone = [value("goldfinch_accuracy_average_percent"), value("goldfinch_accuracy_percent", {"domain": "dark"})]
-        assert all(math.isnan(each) for each in gone if each is not None)
-        assert None not in gone
-        assert value("goldfinch_domains_missing") == 1.0
-        assert value("goldfinch_accuracy_percent", {"domain": "bright"}) == 60.0
-    finally:
-        exporter.close()
 
 
 def test_the_card_of_an_exported_model_names_missing_domains(folders: Mapping[str, Path], tmp_path: Path) -> None:

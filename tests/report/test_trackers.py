@@ -62,9 +62,6 @@ def test_every_tracker_option_is_a_checked_dataclass(name: str) -> None:
     raw = compose_config([f"tracker={name}"])
     chosen = build(raw["tracker"], "tracker")
     assert isinstance(chosen, TrackerSettings)
-    assert chosen.prometheus_port is None
-    with pytest.raises(ConfigError, match=r"tracker.prometheus_port=70000: must be"):
-        build({**raw["tracker"], "prometheus_port": 70000}, "tracker")
 
 
 def test_a_missing_library_is_an_error_before_the_run_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
