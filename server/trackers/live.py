@@ -309,8 +309,8 @@ class LiveView:
             terms = [_loss_text(term, values) for term, values in self.losses.items()]
             table.add_row("loss", Text("   ".join(terms)))
         if self.last_outcomes:
-            for label, text in self._outcomes():
-                table.add_row(label, text)
+            for label, outcomes in self._outcomes():
+                table.add_row(label, outcomes)
         if self.counting_less:
             table.add_row("samples", f"fewer than registered count: {self.counting_less:,} clients")
         if self.bytes["up"] or self.bytes["down"]:
