@@ -95,14 +95,13 @@ def test_the_headline_of_a_failed_run_has_the_reason(tmp_path: Path) -> None:
     assert re.search('<p class="bad">FPL has not finished(:.*)?</p>', write_report([str(tmp_path)]).read_text())
 
 
-def test_clipped_updates_count_as_trained_and_are_shown(tmp_path: Path) -> None:
+def test_scaled_updates_count_as_trained_and_are_shown(tmp_path: Path) -> None:
     run(toy_settings("fedavg", tmp_path / "run", train={"rounds": 2}))
     path = tmp_path / "run" / "activity.csv"
-    whole = path.read_text().replace(",clipped,", ",trained,")  # regardless of what the bound has clipped
-    path.write_text(whole.replace(",trained,", ",clipped,", 2))
+    path.write_text(path.read_text().replace(",trained,", ",scaled,", 2))
     rows = client_rows(Run(tmp_path / "run"))
-    assert sum(row["clipped"] for row in rows) == 2
-    assert [row["trouble"] for row in rows] == [0] * len(rows)
+    assert sum(row["scaled"] for row in rows) == 2
+    assert [row["unused"] for row in rows] == [0] * len(rows)
     cells = re.search(
         r"<tbody>(.*?)</tbody>", write_report([str(tmp_path)]).read_text().split("Clients of")[2], re.DOTALL
     )
