@@ -36,7 +36,7 @@ from common.numerics import generator
 from common.prototypes import PrototypeSet
 from common.settings import RunSettings, load_settings
 from common.storage import GlobalState
-from common.wire.messages import Registration, Request
+from common.wire.messages import SCALED, Registration, Request
 from common.wire.payload import Payload
 from server.engines.inline import InlineEngine
 from server.run.conduct import prepare_output
@@ -416,13 +416,13 @@ def run(federation: str, method: str, attack: str, defence: str, seed: int, more
         rows = read_rows(Path(folder) / "activity.csv")
         score = rounds.history.round_scores()[-1]
     statuses = Counter(row["status"] for row in rows)
-    reasons = [row["reason"] for row in rows if row["status"] == "clipped" and row["client"] not in engine.hostile]
+    reasons = [row["reason"] for row in rows if row["status"] == SCALED and row["client"] not in engine.hostile]
     shortened = sum("longer than the bound" in reason for reason in reasons)
     left_out = sum("left out: its" in reason for reason in reasons)
     where = environment(torch.device("cpu"))
     return Outcome(
         federation, method, attack, defence, seed, round(score.average, 3), round(score.worst, 3),
-        statuses["clipped"], statuses["refused"], shortened, left_out,
+        statuses[SCALED], statuses["refused"], shortened, left_out,
         round(time.process_time() - started, 2), str(where["torch"]), str(where["commit"]), str(where["when"]),
     )  # fmt: skip
 

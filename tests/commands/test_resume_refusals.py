@@ -65,12 +65,12 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     def start(*_: object, **__: object) -> None:
         raise AssertionError("an engine was started")
 
-    for name in ("InlineEngine", "run_federation", "run_on_ray", "run_on_superlink", "run_on_superlinks"):
+    for name in ("InlineEngine", "run_federation", "run_on_ray", "run_on_superlink"):
         monkeypatch.setattr(running, name, start)
     monkeypatch.setattr("server.flower.superlink.simulation_link", start)
 
 
-ENGINES = (["engine=inline"], ["engine=ray"], ["engine=superlink"], ["engine=superlink", "engine.connections=[a,b]"])
+ENGINES = (["engine=inline"], ["engine=ray"], ["engine=superlink"])
 
 
 @pytest.mark.usefixtures("nothing_starts")
