@@ -17,6 +17,7 @@ from common.losses import balanced_weights
 from common.numerics import generator
 from common.prototypes import ClassSums, PrototypeSet, class_means
 from common.settings import RunSettings, TrainSettings
+from strategies.core.last_batch import keeps_single
 from strategies.core.method import Batch, Client, Measured, Method, Phase, Trained, build_model, feature_size
 
 
@@ -225,7 +226,8 @@ class LocalExchange:
         if training_mode:  # unshuffled batches could have one class each, with other statistics than the whole
             order, size = torch.randperm(len(self.split), generator=draws), self.train.batch_size
         rows = []
-        for indices in split_batches(order, size, "keep"):
+        single = training_mode and self._keeps_single(len(order) % size)
+        for indices in split_batches(order, size, "keep", single=single):
             images = self.split.images_at(indices.to(self.device))
             views = [augmentation.train(images, draws) for _ in range(augmented)] or [augmentation.test(images)]
             with self._autocast():
@@ -292,7 +294,7 @@ class LocalExchange:
         """Yield the batches of one epoch with their views; the order is keyed by (seed, purpose, round, client)."""
         draws = self.generator(*purpose)
         order = torch.randperm(len(self.split), generator=draws)
-        batches = split_batches(order, self.train.batch_size, self.train.last_batch)
+        batches = self._epoch_of(order)
         known = self._known_training_features()
         for indices in batches[: self.train.local_steps]:
             chosen = indices.to(self.device)
@@ -304,6 +306,20 @@ class LocalExchange:
             if self.views > 1:
                 labels = self.settings.views.repeat(labels)
             yield self._formatted(images), labels
+
+    @property
+    def batches_per_epoch(self) -> int:
+        """See :attr:`strategies.core.method.ClientContext.batches_per_epoch`."""
+        return len(self._epoch_of(torch.arange(len(self.split)))[: self.train.local_steps])
+
+    def _epoch_of(self, order: Tensor) -> list[Tensor]:
+        """Return ``order`` cut into the batches of one epoch, before ``train.local_steps``."""
+        size = self.train.batch_size
+        return split_batches(order, size, self.train.last_batch, single=self._keeps_single(len(order) % size))
+
+    def _keeps_single(self, left: int) -> bool:
+        """Return whether a last batch of ``left`` samples is kept if it has one."""
+        return left == 1 and self.cached("keeps single", lambda: keeps_single(self.settings, self.model))
 
     def _augmented(self, images: Tensor, draws: torch.Generator) -> Tensor:
         """Return the augmented images of a training batch, with all views."""
