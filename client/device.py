@@ -22,7 +22,7 @@ from common.errors import ConfigError, DataError, PayloadError, some_of
 from common.metrics import peak_bytes
 from common.privacy import GaussianPrivacy
 from common.prototypes import PrototypeSet
-from common.settings import RunSettings, check_kept_step
+from common.settings import RunSettings
 from common.storage import MODEL_PREFIX, ClientStore, check_run_id, under_prefix, with_prefix
 from common.versions import package_versions
 from common.wire.messages import Answer, Registration, Request, header_of
@@ -155,7 +155,6 @@ class Device:
         self._check(request)
         self.privacy.check_settings(self._new_model)
         self.privacy.check_request(request)
-        check_kept_step(self.settings)
         torch.set_num_threads(self.settings.train.threads)  # a setting of the calling thread
         clock = Clock()
         split, validation = self._own_data()

@@ -10,11 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from common.settings import RunSettings, TrainSettings
-
-
-class _OneValueError(Exception):
-    """A layer has one value of each channel."""
+from common.settings import RunSettings
 
 
 def keeps_single(settings: RunSettings, model: nn.Module) -> bool:
@@ -42,13 +38,13 @@ def _normalises_one(model: nn.Module, image: Tensor) -> bool:
     def check(layer: nn.Module, arguments: tuple[Tensor, ...]) -> None:  # noqa: ARG001
         values = arguments[0]
         if values.numel() // values.shape[1] < 2:
-            raise _OneValueError
+            raise ValueError  # as torch does when it trains
 
     handles = [layer.register_forward_pre_hook(check) for layer in training]
     model.eval()
     try:
         model(image)
-    except _OneValueError:
+    except ValueError:
         return False
     finally:
         for handle in handles:
@@ -56,13 +52,6 @@ def _normalises_one(model: nn.Module, image: Tensor) -> bool:
         for module, mode in modes.items():
             module.training = mode
     return True
-
-
-def ends_in_single(train: TrainSettings, samples: int) -> bool:
-    """Return whether a local epoch over ``samples`` reaches a last batch of one sample that is to be kept."""
-    whole = samples // train.batch_size
-    reached = train.local_steps is None or train.local_steps >= whole
-    return train.last_batch == "keep" and whole > 0 and samples % train.batch_size == 1 and reached
 
 
 def joined_clients(settings: RunSettings, new_model: Callable[[], nn.Module], samples: Mapping[str, int]) -> list[str]:
@@ -73,7 +62,13 @@ def joined_clients(settings: RunSettings, new_model: Callable[[], nn.Module], sa
         new_model: builds its model, extended; called only if there is such a batch.
         samples: training samples by client id.
     """
-    found = sorted(client for client, count in samples.items() if ends_in_single(settings.train, count))
+    train = settings.train
+    found: list[str] = []
+    for client, count in sorted(samples.items()):
+        whole, left = divmod(count, train.batch_size)
+        reached = train.local_steps is None or train.local_steps >= whole
+        if train.last_batch == "keep" and whole and left == 1 and reached:
+            found.append(client)
     if not found or not settings.method.trains or keeps_single(settings, new_model()):
         return []
     return found
