@@ -252,7 +252,7 @@ class Board:
                 found.append(f"{group.label}: validation is {label} (rounds.metric={metric}).")
             if group.partition_follows_seed:
                 found.append(f"{group.label}: every seed has a partition of its own.")
-            found += altered(group)
+            found += joined_note(group)
             for run in group.duplicates:
                 again = f"{run.folder} is seed {run.seed} once more with the same state; it counts once."
                 found.append(f"{group.label}: {again}")
@@ -357,30 +357,18 @@ def all_groups(runs: Sequence[Run]) -> list[Group]:
     return found
 
 
-def altered(group: Group) -> list[str]:
-    """Return notes on replies that the server did not count as they were sent, and on batches that were joined.
-
-    :mod:`common.alterations` lists what else may change an algorithm.
-    """
-    answers: Counter[str] = Counter()
+def joined_note(group: Group) -> list[str]:
+    """Return the note on clients whose last batch of one sample joined the batch before it, if there are any."""
     joined: set[str] = set()
     for run in group.runs:
-        answers.update(run.summary.get("answers", {}))
         joined |= set(run.summary.get("joined_batches", []))
-    total = sum(answers[status] for status in ("admitted", "refused", "failed", "lost"))
-    parts: list[str] = []
-    for status, done in (("clipped", "scaled down"), ("refused", "refused"), ("failed", "failed"), ("lost", "lost")):
-        if answers[status]:
-            parts.append(f"{answers[status]} {done}")
-    found: list[str] = []
-    if parts:
-        found.append(f"{group.label}: of {total} replies, {', '.join(parts)} (activity.csv says why).")
-    if joined:
-        found.append(
-            f"{group.label}: a last batch of one sample joined the batch before it at {', '.join(sorted(joined))}, "
-            "because network or method cannot train on one sample."
-        )
-    return found
+    if not joined:
+        return []
+    clients = some_of(sorted(joined), MAX_CLIENTS)
+    return [
+        f"{group.label}: a last batch of one sample joined the batch before it at {clients}, because network or method "
+        "cannot train on one sample."
+    ]
 
 
 def run_name(group: Group, run: Run) -> str:

@@ -194,7 +194,6 @@ class Summary(TypedDict):
     rounds: Integer
     rounds_skipped: Integer
     stopped_early: NotRequired[EarlyStop]
-    answers: NotRequired[dict[Text, Integer]]
     joined_batches: NotRequired[list[Text]]
     scored: Text
     scores: dict[str, Scores]

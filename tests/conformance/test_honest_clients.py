@@ -111,7 +111,7 @@ def test_every_update_counts_as_it_was_sent(method: str, honest: Callable[[str],
     altered = 0
     counted: set[tuple[int, str, str]] = set()
     for number, exchange, outcome in found.outcomes:
-        altered += len(outcome.clipped)
+        altered += len(outcome.scaled)
         for update in outcome.updates:
             place = (number, exchange, update.client.id)
             counted.add(place)
@@ -125,7 +125,7 @@ def test_every_update_counts_as_it_was_sent(method: str, honest: Callable[[str],
     assert (altered, left_out, refused) == (0, 0, 0), [outcome.refused for _, _, outcome in found.outcomes]
     assert len(counted) == ROUNDS * len(found.settings.method.exchanges) * len(SAMPLES)
     answers = found.done.summary["answers"]
-    assert [answers[name] for name in ("clipped", "refused", "failed", "lost")] == [0, 0, 0, 0]
+    assert [answers[name] for name in ("scaled", "refused", "failed", "lost")] == [0, 0, 0, 0]
     assert found.done.summary["rounds_skipped"] == 0
     # at 16x16 the last maps have one position, so that nine samples in batches of eight are one batch
     assert found.done.summary["joined_batches"] == ["two_classes-0"]
