@@ -18,7 +18,7 @@ from client.privacy import DevicePrivacy, GaussianDevicePrivacy, Unprotected
 from client.trainer import LocalExchange, choose_device, memory_format
 from common.data.batches import Split
 from common.data.protocols import ClientSpec, content_hash, split_hash, test_subset
-from common.errors import DataError, PayloadError
+from common.errors import ConfigError, DataError, PayloadError, some_of
 from common.metrics import peak_bytes
 from common.privacy import GaussianPrivacy
 from common.prototypes import PrototypeSet
@@ -31,9 +31,6 @@ from strategies.core.method import Client, ClientContext, Method, Trained, Uploa
 
 _MODELS = threading.local()
 """The model of each thread with its initial state, so that a Ray actor or an inline worker builds its model once."""
-
-MIN_VARIANCE = 1e-7
-"""Smallest variance that is sent: a hundredth of batch norm's epsilon, which float16 can represent."""
 
 LOCAL_PREFIX = "local/"
 """Prefix of the names of a method's own tensors in a client's state."""
@@ -352,7 +349,19 @@ class Device:
         return upload, trained
 
     def _keep(self, store: ClientStore, position: int, local: LocalExchange, upload: Upload, best_before: int) -> None:
-        """Write the client's own state. This is the last step, so that a failed exchange changes nothing."""
+        """Write the client's own state. This is the last step, so that a failed exchange changes nothing.
+
+        Raises:
+            ConfigError: the method keeps tensors that it does not declare, and the server may change updates.
+        """
+        altering = self.settings.alters_updates
+        if upload.local and altering and self.method.keeps_step is None:
+            raise ConfigError(
+                f"method={self.method.name} keeps tensors on the device ({some_of(sorted(upload.local), 3)}) and does "
+                f"not declare whether they must equal what the server made of its update, which "
+                f"{' and '.join(altering)} may change; nothing was sent. Give the method the property keeps_step "
+                f"(docs/add-a-method.md), or set {' '.join(altering.values())}"
+            )
         shared = self.method.shared_names(local.model)
         state = with_prefix(LOCAL_PREFIX, {**local.kept, **upload.local})
         for name, tensor in local.model.state_dict().items():
@@ -386,16 +395,8 @@ def device_privacy(
 
 
 def _on_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return copies on the CPU, because the next client of this thread changes the model's own tensors.
-
-    The variance of a channel that is dead for hundreds of steps decays to 0, which the gate refuses. So variances are
-    at least :data:`MIN_VARIANCE`.
-    """
-    copies = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
-    for name, tensor in copies.items():
-        if name.endswith("running_var"):
-            tensor.clamp_min_(MIN_VARIANCE)
-    return copies
+    """Return copies on the CPU, because the next client of this thread changes the model's own tensors."""
+    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
 
 
 def describe_device(device: torch.device) -> str:

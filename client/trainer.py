@@ -17,6 +17,7 @@ from common.losses import balanced_weights
 from common.numerics import generator
 from common.prototypes import ClassSums, PrototypeSet, class_means
 from common.settings import RunSettings, TrainSettings
+from strategies.core.last_batch import keeps_single
 from strategies.core.method import Batch, Client, Measured, Method, Phase, Trained, build_model, feature_size
 
 
@@ -221,11 +222,13 @@ class LocalExchange:
         self.model.train(training_mode)
         draws = self.generator("feature pass")
         augmentation = self.settings.data.augmentation
-        order, size = torch.arange(len(self.split)), EVALUATION_BATCH
+        order = torch.arange(len(self.split))
+        parts = split_batches(order, EVALUATION_BATCH, "keep")
         if training_mode:  # unshuffled batches could have one class each, with other statistics than the whole
-            order, size = torch.randperm(len(self.split), generator=draws), self.train.batch_size
+            order = torch.randperm(len(self.split), generator=draws)
+            parts = self._split(order, "keep")
         rows = []
-        for indices in split_batches(order, size, "keep"):
+        for indices in parts:
             images = self.split.images_at(indices.to(self.device))
             views = [augmentation.train(images, draws) for _ in range(augmented)] or [augmentation.test(images)]
             with self._autocast():
@@ -292,7 +295,7 @@ class LocalExchange:
         """Yield the batches of one epoch with their views; the order is keyed by (seed, purpose, round, client)."""
         draws = self.generator(*purpose)
         order = torch.randperm(len(self.split), generator=draws)
-        batches = split_batches(order, self.train.batch_size, self.train.last_batch)
+        batches = self._split(order, self.train.last_batch)
         known = self._known_training_features()
         for indices in batches[: self.train.local_steps]:
             chosen = indices.to(self.device)
@@ -304,6 +307,18 @@ class LocalExchange:
             if self.views > 1:
                 labels = self.settings.views.repeat(labels)
             yield self._formatted(images), labels
+
+    @property
+    def batches_per_epoch(self) -> int:
+        """See :attr:`strategies.core.method.ClientContext.batches_per_epoch`."""
+        return len(self._split(torch.arange(len(self.split)), self.train.last_batch)[: self.train.local_steps])
+
+    def _split(self, order: Tensor, last: str) -> list[Tensor]:
+        """Return ``order`` cut into training batches; a last batch of one sample stays if it can be trained on."""
+        size, single = self.train.batch_size, False
+        if len(order) % size == 1:
+            single = self.cached("keeps single", lambda: keeps_single(self.settings, self.model))
+        return split_batches(order, size, last, single=single)
 
     def _augmented(self, images: Tensor, draws: torch.Generator) -> Tensor:
         """Return the augmented images of a training batch, with all views."""

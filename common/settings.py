@@ -55,7 +55,8 @@ class TrainSettings:
         epochs: local epochs E per round, >= 1.
         local_steps: batches after which each local epoch stops; ``None`` runs whole epochs.
         batch_size: samples per batch, >= 2.
-        last_batch: a short last batch is kept, dropped, or merged into the one before, as a single sample always is.
+        last_batch: a short last batch is kept, dropped, or merged into the one before. A kept batch of a single sample
+            is merged only if the network or the method cannot train on it; ``summary.json`` names these clients.
         optimizer: ``sgd``, ``adam`` or ``adamw``; a new one for each client and round.
         learning_rate: of the first round, > 0.
         schedule: how the learning rate changes over the rounds: not at all, by half a cosine down to 0, or in steps.
@@ -311,6 +312,19 @@ class RunSettings:
         relevant = result_settings(self.raw, NOT_THE_IDENTITY + without)
         return hashlib.sha256(json.dumps(relevant, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
+    @property
+    def alters_updates(self) -> dict[str, str]:
+        """The settings under which the server may count another update than a client computed, each with a remedy."""
+        found: dict[str, str] = {}
+        if self.rounds.outliers != "off":
+            found[f"rounds.outliers={self.rounds.outliers}"] = "rounds.outliers=off"
+        if getattr(self.aggregation, "robust", False):
+            rule = self.choices.get("aggregation", type(self.aggregation).__name__)
+            found[f"aggregation={rule}"] = "aggregation=mean"
+        if isinstance(self.privacy, GaussianPrivacy) and self.privacy.update_clip is not None:
+            found[f"privacy.update_clip={self.privacy.update_clip:g}"] = "privacy.update_clip=null"
+        return found
+
     @cached_property
     def test_scorers(self) -> dict[str, int]:
         """The number of clients that score each test domain in a round, by domain, in the data's order.
@@ -423,6 +437,7 @@ def settings_of(raw: Mapping[str, Any]) -> RunSettings:
     settings = construct(RunSettings, values)
     clients = settings.protocol.clients(settings.data)  # the protocol's domains must exist in the data set
     settings.aggregation.check(settings.method.name, settings.method.averages, settings.rounds.sampled(len(clients)))
+    check_kept_step(settings)
     _check_metrics(settings)
     _check_validation(settings)
     _check_smoothing(settings)
@@ -433,6 +448,21 @@ def settings_of(raw: Mapping[str, Any]) -> RunSettings:
             "none besides the image; choose views=randconv, augmented or another of conf/views/, with views.count >= 1"
         )
     return settings
+
+
+def check_kept_step(settings: RunSettings) -> None:
+    """Refuse a method whose clients keep what the server made of their updates, if the server may change these.
+
+    Raises:
+        ConfigError: the method cannot be combined with the settings; the message says what to set.
+    """
+    altering = settings.alters_updates
+    if altering and getattr(settings.method, "keeps_step", None):
+        raise ConfigError(
+            f"method={settings.method.name}: each client keeps a correction that must equal what the server made of "
+            f"its updates, and {' and '.join(altering)} may change them on the way, so that the two drift apart; set "
+            f"{' '.join(altering.values())}, or choose a method that keeps no such correction (fedavg, fpl ...)"
+        )
 
 
 def _check_metrics(settings: RunSettings) -> None:

@@ -200,11 +200,8 @@ def prototype_gradient(features: Tensor, labels: Tensor, prototypes: Prototypes,
 
 
 def batches_of(split: Split, draws: torch.Generator) -> list[Tensor]:
-    """Return the indices of one epoch's batches, in random order. A last batch of one sample joins the one before."""
-    batches = list(torch.randperm(len(split), generator=draws).split(BATCH_SIZE))
-    if len(batches[-1]) == 1:
-        batches[-2:] = [torch.cat(batches[-2:])]
-    return batches
+    """Return the indices of one epoch's batches, in random order. The last one may have fewer samples."""
+    return list(torch.randperm(len(split), generator=draws).split(BATCH_SIZE))
 
 
 def train(model: Model, client: str, split: Split, prototypes: Prototypes | None, round_number: int) -> Prototypes:

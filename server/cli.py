@@ -604,7 +604,7 @@ def _list(
 ) -> None:
     """List methods, data sets, models, protocols, engines.
 
-    GROUP  one of them, such as method; all by default
+    GROUP  one of them, such as method; all by default. alterations lists what may change a published algorithm
     """
     from server.commands.listing import print_choices
 

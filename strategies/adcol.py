@@ -71,6 +71,11 @@ class ADCOL(SingleSet):
     feature_mode: Literal["train", "eval"] = "train"
     server_training: NetTraining = field(default_factory=NetTraining)
 
+    @property
+    def takes_single(self) -> bool:
+        """Without the discriminator, whose batch normalisation needs two features or more."""
+        return not self.divergence
+
     def loss(self, batch: Batch, local: ClientContext) -> Losses:
         """Return cross-entropy, and how far D is from uniform on the batch's features."""
         terms = {"cross_entropy": batch.cross_entropy()}

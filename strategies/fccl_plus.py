@@ -171,6 +171,11 @@ class FCCLPlus(Averaging):
         """Whether the public learning rate depends on how many rounds the run has."""
         return self.public_rate_end < 1
 
+    @property
+    def keeps_step(self) -> bool:
+        """False: a client keeps its own trained model, whatever the server makes of it."""
+        return False
+
     # On the device, exchange "train"
 
     def loss(self, batch: Batch, local: ClientContext) -> Losses:

@@ -125,6 +125,11 @@ class FDSE(Averaging):
                 shared.add(name)
         return shared
 
+    @property
+    def keeps_step(self) -> bool:
+        """False: a client keeps its own trained model for its score."""
+        return False
+
     # ---- how it is scored ------------------------------------------------------------------------------------------
 
     @property

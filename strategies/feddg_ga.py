@@ -54,9 +54,10 @@ class FedDGGA(Averaging):
 
     In round t client k measures its trained model: ``b_k``. At the beginning of round t+1 it measures the average that
     it has received: ``e_k``. The generalisation gap is ``g_k = e_k - b_k``. The server moves the shares before it
-    averages, ``a_k <- clip(a_k + sign (step_size / C) (1 - (t-1) / R) g_k / max_j |g_j|, 0, 1)``, and scales them so
+    averages, ``a_k <- clip(a_k + sign (step_size / C) (1 - (t-2) / R) g_k / max_j |g_j|, 0, 1)``, and scales them so
     that their sum stays. The sign is -1 for accuracy and +1 for loss: a client that loses by averaging gains weight.
-    With ``centred`` the mean gap is subtracted first, the step is not divided by C, and shares are clipped at 0 only.
+    With ``centred`` the mean gap is subtracted first, the step is not divided by C and falls by ``1 - (t-1) / R``, and
+    shares are clipped at 0 only.
 
     Measurements are on the client's validation samples. Set ``protocol.validation=0.1``, as in ``experiment=
     feddg_ga_pacs``; without it they are on its training samples, where the gap is larger. A client that was not in
@@ -159,7 +160,10 @@ class FedDGGA(Averaging):
                 gaps[index] = received - float(trained[index])
             trained[index] = after
             measured_in[index] = server.round
-        left = 1 - (last - 1) / server.rounds
+        done = last - 2  # the released code counts its first round as 0 where its formula has t - 1
+        if self.centred:
+            done = last - 1
+        left = 1 - done / server.rounds
         for index, share in self.moved({index: float(shares[index]) for index in gaps}, gaps, left, server).items():
             shares[index] = share
         return {SHARES: shares, TRAINED: trained, MEASURED_IN: measured_in, AVERAGED_IN: torch.tensor(server.round)}
@@ -185,7 +189,7 @@ class FedDGGA(Averaging):
         Args:
             shares: a_k by the client's index.
             gaps: g_k of the same clients.
-            left: ``1 - (t-1) / R``, in (0, 1].
+            left: what is left of the step, in (0, 1 + 1 / R].
             server: gives the number of clients.
         """
         size = self.step_size * left

@@ -74,6 +74,11 @@ class FedDyn(Averaging):
         """False: the mean was received, so its score reveals nothing about the client's own training data."""
         return False
 
+    @property
+    def keeps_step(self) -> bool:
+        """Yes: ``h`` is the mean of the lambda_k only if the server counts what each client sent."""
+        return self.alpha > 0
+
     def adapt(self, local: ClientContext) -> None:
         """Load the mean's parameters; the buffers are those of the mean already."""
         local.model.load_state_dict(under_prefix(SCORED_PREFIX, local.extra), strict=False)
@@ -171,11 +176,8 @@ def server_step(
     following, weights = dict(state.extra), state.weights
     for key, h in under_prefix(SERVER_PREFIX, state.extra).items():
         moved = torch.zeros_like(h, dtype=torch.float64)
-        if server.aggregation.robust:  # h must not use the updates that the rule leaves out
-            moved += len(updates) * (mean[key].double() - weights[key].double())
-        else:
-            for update in updates:
-                moved += update.weights[key].double() - weights[key].double()
+        for update in updates:
+            moved += update.weights[key].double() - weights[key].double()
         h = h.double() - alpha / server.client_count * moved
         following[SERVER_PREFIX + key] = h
         mean[key] = (mean[key].double() - h / alpha).to(mean[key].dtype)

@@ -88,6 +88,11 @@ class FedPall(SingleSet):
     server_training: NetTraining = field(default_factory=NetTraining)
 
     @property
+    def takes_single(self) -> bool:
+        """Without the amplifier, whose batch normalisation needs two features or more."""
+        return not self.divergence
+
+    @property
     def scored_at(self) -> str:
         """After training, before the next classifier."""
         return "mix"

@@ -57,6 +57,11 @@ class MOON(Averaging):
         with initialised(seed, "moon projection"):
             return with_projection(model, self.projection)
 
+    @property
+    def keeps_step(self) -> bool:
+        """False: a client keeps its own trained model, whatever the server makes of it."""
+        return False
+
     def loss(self, batch: Batch, local: ClientContext) -> Losses:
         """Return cross-entropy + model contrast, on all views."""
         terms = {"cross_entropy": batch.cross_entropy()}

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from common.config import Natural, NonNegative, Positive, checked
-from common.data.batches import split_batches
 from strategies.core.method import ClientContext, Losses, Method
 from strategies.parts.edits import displace, restore
 
@@ -58,7 +57,7 @@ class PerFedAvg(Method):
 
     def step(self, local: ClientContext, images: Tensor, labels: Tensor) -> Losses:
         """Take one step per pair of batches; the first batch of a pair waits for the second."""
-        if self._batch_count(local) == 1:
+        if local.batches_per_epoch == 1:
             half = len(labels) // local.views // 2
             if half < 2:  # batch norm needs two rows
                 return self._pair_step(local, (images, labels), (images, labels))
@@ -88,14 +87,3 @@ class PerFedAvg(Method):
         if self.inner_rate is None:
             return local.learning_rate
         return self.inner_rate
-
-    @staticmethod
-    def _batch_count(local: ClientContext) -> int:
-        """Return the number of batches in one local epoch."""
-
-        def count() -> int:
-            order = torch.arange(local.client.samples)
-            batches = split_batches(order, local.train.batch_size, local.train.last_batch)
-            return len(batches[: local.train.local_steps])
-
-        return local.cached("batches per epoch", count)

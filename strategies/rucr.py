@@ -82,6 +82,11 @@ class RUCR(Method):
         return self.rebalance_last is not None
 
     @property
+    def keeps_step(self) -> bool:
+        """False: a client keeps synthetic features until the next exchange."""
+        return False
+
+    @property
     def scored_at(self) -> str:
         """Score the averaged model before re-balancing (FedPall), or with the re-balanced classifier."""
         if self.feed_back:

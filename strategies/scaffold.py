@@ -71,6 +71,11 @@ class SCAFFOLD(Averaging):
     control: ZeroToOne = 1.0
     weighting: Weighting = "uniform"
 
+    @property
+    def keeps_step(self) -> bool:
+        """Yes: ``c`` is the mean of the c_k only if the server counts what each client sent."""
+        return self.control > 0
+
     def edit_gradients(self, local: ClientContext) -> None:
         """``g <- g + control (c - c_k)``."""
         add_linear(local.model, local.cached("direction", lambda: self._direction(local)), self.control)

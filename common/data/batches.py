@@ -76,21 +76,23 @@ class Split:
         return torch.bincount(self.labels, minlength=class_count)
 
 
-def split_batches(order: Tensor, size: int, last: str) -> list[Tensor]:
-    """Return ``order`` cut into batches.
+def split_batches(order: Tensor, size: int, last: str, *, single: bool = False) -> list[Tensor]:
+    """Return ``order`` cut into batches. The only batch of a split is always kept.
 
     Args:
         order: int64 [N], indices of samples.
         size: samples per batch, >= 1.
         last: ``keep``, ``drop`` or ``merge`` a last batch with fewer samples. ``merge`` joins it to the batch before
-            it. A last batch of one sample is joined also with ``keep``: batch normalisation cannot train on it.
+            it.
+        single: whether ``keep`` also keeps a last batch of one sample; otherwise it is joined to the batch before it,
+            because batch normalisation of feature vectors cannot train on it.
     """
     batches = list(order.split(size))
     if len(batches) > 1:
         short = len(batches[-1])
         if short < size and last == "drop":
             batches.pop()
-        elif short == 1 or (short < size and last == "merge"):
+        elif (short == 1 and not single) or (short < size and last == "merge"):
             tail = batches.pop()
             batches[-1] = torch.cat([batches[-1], tail])
     return batches

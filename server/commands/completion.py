@@ -54,7 +54,7 @@ def names_for(incomplete: str) -> list[str]:
 
 def groups_for(incomplete: str) -> list[str]:
     """Return the groups that begin with ``incomplete``, for ``goldfinch list``."""
-    return [group for group in groups() if group.startswith(incomplete)]
+    return [group for group in [*groups(), "alterations"] if group.startswith(incomplete)]
 
 
 def groups() -> list[str]:

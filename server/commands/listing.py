@@ -7,13 +7,19 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
+from common.alterations import ALTERATIONS, WHOSE
 from common.choices import CONF, choices_of
 from common.errors import ConfigError, nearest
 from common.versions import place_of
 
+ALTERATIONS_GROUP = "alterations"
+"""What ``goldfinch list`` shows besides the groups of ``conf/``."""
+
 
 def print_choices(groups: Sequence[str]) -> None:
     """Print the choices of ``groups``, or of all.
+
+    ``alterations`` among them prints what may change a published algorithm (:mod:`common.alterations`).
 
     Raises:
         ConfigError: there is no such group.
@@ -21,11 +27,23 @@ def print_choices(groups: Sequence[str]) -> None:
     known = sorted(path.name for path in CONF.iterdir() if path.is_dir())
     width = max(60, shutil.get_terminal_size((1000, 24)).columns)  # without a terminal nothing is cut
     for group in groups or known:
+        if group == ALTERATIONS_GROUP:
+            print_alterations()
+            continue
         if group not in known:
-            raise ConfigError(f"{group}: no such group; {nearest(group, known)}")
+            raise ConfigError(f"{group}: no such group; {nearest(group, [*known, ALTERATIONS_GROUP])}")
         print(f"{group}=")
         for _, path in sorted(choices_of(group).items()):
             print(f"  {path.stem:24} {textwrap.shorten(description(path), width - 27, placeholder=' ...')}".rstrip())
+
+
+def print_alterations() -> None:
+    """Print what may change a published algorithm, when, and why a plain run may have it."""
+    print("What may change a published algorithm; a plain run has none of those that are off by default")
+    for alteration in ALTERATIONS:
+        print(f"  {alteration.name} ({WHOSE[alteration.whose]})")
+        print(f"      {alteration.changes}")
+        print(f"      when: {alteration.when}")
 
 
 def description(path: Path) -> str:

@@ -252,6 +252,7 @@ class Board:
                 found.append(f"{group.label}: validation is {label} (rounds.metric={metric}).")
             if group.partition_follows_seed:
                 found.append(f"{group.label}: every seed has a partition of its own.")
+            found += joined_note(group)
             for run in group.duplicates:
                 again = f"{run.folder} is seed {run.seed} once more with the same state; it counts once."
                 found.append(f"{group.label}: {again}")
@@ -354,6 +355,20 @@ def all_groups(runs: Sequence[Run]) -> list[Group]:
     for board in group_runs(runs):
         found += board.groups
     return found
+
+
+def joined_note(group: Group) -> list[str]:
+    """Return the note on clients whose last batch of one sample joined the batch before it, if there are any."""
+    joined: set[str] = set()
+    for run in group.runs:
+        joined |= set(run.summary.get("joined_batches", []))
+    if not joined:
+        return []
+    clients = some_of(sorted(joined), MAX_CLIENTS)
+    return [
+        f"{group.label}: a last batch of one sample joined the batch before it at {clients}, because network or method "
+        "cannot train on one sample."
+    ]
 
 
 def run_name(group: Group, run: Run) -> str:

@@ -26,6 +26,7 @@ from server.run.rounds import RoundLoop
 from server.run.schema import stream_rows
 from server.trackers.base import tracker_settings, tracking
 from server.trackers.events import Listener
+from strategies.core.last_batch import joined_clients
 from strategies.core.method import Method
 
 
@@ -202,7 +203,8 @@ def summary_of(settings: RunSettings, rounds: RoundLoop, seconds: float) -> dict
     A run that never held a round has no ``scores``. If the last state could not be scored, there is no score by the
     rule ``final``. ``average``, ``worst`` and ``spread`` are ``null`` in both cases. ``stopped_early`` is there only if
     ``train.patience`` ended the run before its last round. ``missing`` has the domains that the final score lacks, with
-    the last round that scored each; ``partial`` is whether there are any.
+    the last round that scored each; ``partial`` is whether there are any. ``joined_batches`` has the clients whose last
+    batch of one sample joined the one before it, if there are any (:mod:`strategies.core.last_batch`).
     """
     history, folder = rounds.history, settings.output_folder
     validation = history.validation_scores()
@@ -220,6 +222,8 @@ def summary_of(settings: RunSettings, rounds: RoundLoop, seconds: float) -> dict
     best = best_round(states(validation, skipped))
     registrations = rounds.registry.registrations
     private = rounds.privacy_report()
+    samples = {client: registrations[client].samples for client in sorted(registrations)}
+    joined = joined_clients(settings, rounds.federation.new_model, samples)
     return {
         "method": settings.method.name,
         "data": settings.data.name,
@@ -252,8 +256,9 @@ def summary_of(settings: RunSettings, rounds: RoundLoop, seconds: float) -> dict
         **({"privacy": private} if private else {}),
         "wall_seconds": round(seconds, 3),
         "server_peak_bytes": peak_bytes(),
-        "clients": {client: registrations[client].samples for client in sorted(registrations)},
+        "clients": samples,
         "counts_less": history.counts_less(),
+        **({"joined_batches": joined} if joined else {}),
         "splits": {client: registrations[client].split for client in sorted(registrations)},
         "processor": processor(),
         "versions": package_versions(),

@@ -194,6 +194,7 @@ class Summary(TypedDict):
     rounds: Integer
     rounds_skipped: Integer
     stopped_early: NotRequired[EarlyStop]
+    joined_batches: NotRequired[list[Text]]
     scored: Text
     scores: dict[str, Scores]
     missing: NotRequired[Missing]

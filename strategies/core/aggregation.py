@@ -7,6 +7,7 @@ the share ``rounds.largest_share``. Fewer than half of the clients cannot move t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -229,13 +230,15 @@ def sample_limit(samples: Sequence[float], share: float) -> float:
 
     It is the largest c with ``max_k min(N_k, c) <= share * sum_k min(N_k, c)``.
 
-    If there are fewer numbers than ``1 / share`` there is no such c; the smallest number is returned, so that all
-    clients count the same.
+    With ``share=1`` there is no limit: c is infinite. If there are fewer numbers than ``1 / share`` there is no such c;
+    the smallest number is returned, so that all clients count the same.
 
     Args:
         samples: the clients' samples N_k.
         share: largest share of one client, in (0, 1].
     """
+    if share == 1:
+        return math.inf
     ordered = sorted(samples)
     if len(ordered) * share < 1:
         return float(ordered[0])

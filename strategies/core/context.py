@@ -46,6 +46,10 @@ class ClientContext(Protocol):
     data_root: str | None
     """Folder of this device's data, for methods that read more than its own split; ``None``: as configured."""
 
+    @property
+    def batches_per_epoch(self) -> int:
+        """The number of batches of one local epoch, at most ``train.local_steps``."""
+
     def forward(self, images: Tensor, labels: Tensor) -> Batch:
         """Run a forward pass of the model in its current mode."""
 

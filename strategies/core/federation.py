@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from common.errors import CheckpointError, PayloadError, some_of
 from common.metrics import COUNTED, counts_fit
 from common.numerics import generator
-from common.settings import RunSettings
+from common.settings import RunSettings, check_kept_step
 from common.storage import AnswerStore, GlobalState, under_prefix, with_prefix
 from common.wire.messages import Answer, Request
 from common.wire.payload import Payload, cast_down, cast_up
@@ -121,7 +121,8 @@ class Federation:
             that devices keep their own state of that round.
 
     Raises:
-        ConfigError: the method cannot be combined with the aggregation rule or with the privacy settings.
+        ConfigError: the method cannot be combined with the aggregation rule, with ``rounds.outliers`` or with the
+            privacy settings.
     """
 
     def __init__(self, settings: RunSettings) -> None:
@@ -143,6 +144,7 @@ class Federation:
         self.server = self._server_context(model)
         participants = settings.rounds.sampled(len(self.registry.expected))
         settings.aggregation.check(self.method.name, self.method.averages, participants)
+        check_kept_step(settings)
         expected = self.method.expects(self.server)
         check_protects(settings.privacy, self.method, model, expected, settings.protocol.validation)
 

@@ -32,6 +32,9 @@ MAX_REPEATS = 100
 MAX_PASSES = 100
 """Most forward passes of a sample in a local epoch, which limits how far batch norm's counters can move."""
 
+MAX_NORM = 1e18
+"""Largest L2 norm of a tensor that is accepted; its square is a finite float32. Only diverging training comes near."""
+
 MAX_LOSS = 1e30
 """Largest mean loss that is accepted; even a diverged net stays below it."""
 
@@ -52,7 +55,7 @@ class Gate:
     expected: UploadSpec
     server: ServerContext
     asked: int = 1
-    max_norm: float = 1e8
+    max_norm: float = MAX_NORM
     sum_names: tuple[str, ...] = ()
     confidence: bool = False
 
@@ -197,7 +200,7 @@ class Gate:
             raise PayloadError(f"prototypes of {pairs} pairs; at most {share:.0f} from each of {self.asked} clients")
 
     def _check_model(self, weights: Mapping[str, Tensor]) -> None:
-        """Check for values that training cannot produce: huge counters, variances <= 0, parameters that are all zero.
+        """Check for values that training cannot produce: huge counters, variances < 0, parameters that are all zero.
 
         Raises:
             PayloadError: the model has such values.
@@ -214,8 +217,8 @@ class Gate:
                 counted = tensor.long() - self.server.shared[name].long()
                 if bool((counted > max_batches).any()):
                     raise PayloadError(f"{name} is {int(tensor.max())}, which {rounds} rounds of training cannot reach")
-            if name.endswith("running_var") and bool((tensor <= 0).any()):
-                raise PayloadError(f"{name} has values that are not positive; it is a variance")
+            if name.endswith("running_var") and bool((tensor < 0).any()):
+                raise PayloadError(f"{name} has negative values; it is a variance")
 
     def _check_values(self, name: str, tensor: Tensor) -> None:
         if not tensor.is_floating_point() or not tensor.numel():

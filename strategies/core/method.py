@@ -79,6 +79,21 @@ class Method:
         return False
 
     @property
+    def takes_single(self) -> bool:
+        """Whether the loss is defined on a batch of one sample; otherwise a last batch of one joins the one before."""
+        return True
+
+    @property
+    def keeps_step(self) -> bool | None:
+        """Whether clients keep tensors that must equal what the server made of their updates, such as SCAFFOLD's c_k.
+
+        ``True`` refuses the settings under which the server counts another update than the client sent
+        (:attr:`common.settings.RunSettings.alters_updates`); ``False`` allows them. ``None`` is for methods that keep
+        nothing by :attr:`Upload.local`; under such settings a device refuses to keep what is not declared.
+        """
+        return None
+
+    @property
     def trains(self) -> bool:
         """Whether there are rounds; otherwise a run only scores the initial state."""
         return True

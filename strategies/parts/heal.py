@@ -72,6 +72,11 @@ class Heal(Averaging):
     mask: bool = True
     weighting: Weighting = "uniform"
 
+    @property
+    def keeps_step(self) -> bool:
+        """What the base method declares: the counts themselves are of the client's own steps, whatever they became."""
+        return bool(super().keeps_step)
+
     @torch.no_grad()
     def upload(self, local: ClientContext, trained: Trained) -> Upload:
         """The model where the mask is set and the received model elsewhere, with the mask; the client keeps counts."""

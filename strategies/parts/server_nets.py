@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from common.config import BelowOne, Count, NonNegative, Positive, checked
 from common.data.batches import split_batches
@@ -60,7 +61,7 @@ def train_net(
 ) -> dict[str, Tensor]:
     """Train ``net`` in place by cross-entropy, in its current mode.
 
-    A last batch of one row joins the batch before it, since batch normalisation cannot train on it.
+    A last batch of one row joins the batch before it if the net has batch normalisation, which cannot train on it.
 
     Args:
         net: ``[B, D]`` to logits.
@@ -82,11 +83,12 @@ def train_net(
         if velocity and training.momentum:
             optimizer.state[parameter]["momentum_buffer"] = velocity[name].clone()
     epochs = training.epochs
-    if len(features) < 2:
+    single = not any(isinstance(layer, _BatchNorm) and layer.training for layer in net.modules())
+    if len(features) < 2 and not single:
         epochs = 0
     for _ in range(epochs):
         order = torch.randperm(len(features), generator=draws).to(features.device)
-        for rows in split_batches(order, batch_size, "keep"):
+        for rows in split_batches(order, batch_size, "keep", single=single):
             optimizer.zero_grad(set_to_none=True)
             cross_entropy(net(features[rows]), labels[rows]).backward()
             optimizer.step()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from common.numerics import derive, generator, numpy_generator
-from strategies.core.aggregation import Mean, average
+from strategies.core.aggregation import Mean, average, cap_samples, cap_shares
 from strategies.core.method import Client, Update
 from strategies.parts.edits import add_linear, pull_towards
 
@@ -181,3 +181,16 @@ def test_the_streams_are_those_of_every_other_machine() -> None:
     assert (
         derive(0, "initialisation") == int.from_bytes(hashlib.sha256(b"(0, 'initialisation')").digest()[:8], "big") >> 1
     )
+
+
+@given(st.lists(st.floats(0, 1e12), min_size=1, max_size=8))
+def test_a_largest_share_of_1_leaves_every_share_as_it_is(shares: list[float]) -> None:
+    assert cap_shares(shares, 1.0) == shares
+
+
+@pytest.mark.parametrize("samples", [(80, 10, 10), (1, 1, 10**6), (5,), (3, 3, 3, 3)])
+def test_a_largest_share_of_1_leaves_every_update_as_it_is(samples: tuple[int, ...]) -> None:
+    clients = [Client(f"c-{place}", "c", count, (count,)) for place, count in enumerate(samples)]
+    updates = [Update({"w": torch.ones(1)}, client=client) for client in clients]
+    capped = cap_samples(updates, clients, 1.0)
+    assert all(ours is theirs for ours, theirs in zip(capped, updates, strict=True))

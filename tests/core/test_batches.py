@@ -36,6 +36,11 @@ def test_batches(count: int, size: int, last: str, expected: list[int]) -> None:
     assert lengths(count, size, last) == expected
 
 
+@pytest.mark.parametrize(("last", "expected"), [("keep", [8, 8, 8, 1]), ("merge", [8, 8, 9]), ("drop", [8, 8, 8])])
+def test_a_single_sample_is_a_batch_where_it_can_be(last: str, expected: list[int]) -> None:
+    assert [len(batch) for batch in split_batches(torch.arange(25), 8, last, single=True)] == expected
+
+
 def test_no_batch_has_one_sample() -> None:
     for count in range(2, 70):
         for size in (2, 3, 8, 64):

@@ -68,7 +68,7 @@ def test_scores_of_personal_models_are_refused(case: str, unit: str, tmp_path: P
         Federation(private(method, tmp_path, f"privacy.unit={unit}", hyper=hyper))
 
 
-@pytest.mark.parametrize("method", ["fpl", "fedproto", "fedavg", "per_fedavg", "feddyn", "fedsr", "moon"])
+@pytest.mark.parametrize("method", ["fpl", "fedproto", "fedavg", "per_fedavg", "fedsr", "moon"])
 def test_scores_of_the_shared_model_are_allowed(method: str, tmp_path: Path) -> None:
     Federation(private(method, tmp_path))
 

@@ -13,11 +13,12 @@ from support.exchanges import ANSWER, COUNTS, registration
 from support.hostile import ATTACKS
 from support.toy import CLASSES, toy_settings
 
+from client.device import _on_cpu
 from common.errors import PayloadError
 from common.prototypes import PrototypeSet
 from common.settings import RunSettings
 from common.wire.messages import Answer, Registration, Request, header_of, read_header
-from common.wire.payload import Payload, decode, encode
+from common.wire.payload import Payload, cast_down, cast_up, decode, encode
 from strategies.core.federation import Federation
 from strategies.core.registry import Registry
 
@@ -198,6 +199,24 @@ def test_a_good_reply_is_accepted(asked: Asked) -> None:
     assert update.prototypes.classes == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize("transport", ["float32", "float16"])
+def test_a_dead_channel_and_a_long_update_are_accepted_as_they_were_trained(transport: str, asked: Asked) -> None:
+    """Honest training can come to a variance that decayed to 0, or to a model that diverges."""
+    good = asked.answer()
+    variance = next(name for name in good.weights if name.endswith("running_var"))
+    weight = next(name for name in good.weights if name in asked.federation.server.parameters)
+    dead = torch.full_like(good.weights[variance], 1e-12)
+    dead[0] = 0.0
+    long = torch.full_like(good.weights[weight], 1e4 if transport == "float16" else 1e15)
+    trained = replace(good, weights={**good.weights, **_on_cpu({variance: dead, weight: long})})
+    sent = cast_up(cast_down(trained, transport), transport)
+    update = asked.admit(sent)
+    assert torch.equal(update.weights[variance], sent.weights[variance])
+    assert torch.equal(update.weights[weight], sent.weights[weight])
+    if transport == "float32":
+        assert torch.equal(update.weights[variance], dead)
+
+
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.name)
 def test_each_attack_is_refused_with_its_reason(attack: Any, asked: Asked) -> None:
     spoiled = attack.spoil(replace(asked.answer(), extra={}))
@@ -255,7 +274,7 @@ FURTHER: dict[str, tuple[Change, str]] = {
     "a field too many": (header(admin=True), "admin: no such key"),
     "two rows of a class": (of_class_one(torch.ones(2, 128), torch.ones(2)), "2 prototypes of class 1; at most 1"),
     "more mass than samples": (of_class_one(torch.ones(1, 128), torch.tensor([6.5])), "weigh 6.5; 6 samples exist"),
-    "far too large": (of_class_one(torch.full((1, 128), 1e9), torch.ones(1)), "norm"),
+    "far too large": (of_class_one(torch.full((1, 128), 1e19), torch.ones(1)), "norm"),
 }
 
 

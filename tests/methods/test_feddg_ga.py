@@ -48,8 +48,8 @@ def released(received, trained, models, step, *, metric, centred, rounds, start)
         if np.abs(gap).max() < 1e-12:
             continue
         length = step * (1 - t / rounds)
-        if not centred:
-            length /= len(shares)
+        if not centred:  # the code's formula has t - 1 and its loop begins with 0
+            length = step * (1 - (t - 1) / rounds) / len(shares)
         shares = shares + sign * length * gap / np.abs(gap).max()
         shares = np.maximum(shares, 0) if centred else np.clip(shares, 0, 1)
         shares = shares / shares.sum()

@@ -63,6 +63,21 @@ def test_the_same_seed_with_another_state_is_named_and_does_not_count(seeds: Pat
     assert any("another state" in note and str(tmp_path / "b") in note for note in board.notes())
 
 
+def test_joined_batches_are_under_the_table(seeds: Path, tmp_path: Path) -> None:
+    changed(seeds / "seed-0", tmp_path / "a", joined_batches=["noisy-0", "bright-0"])
+    (board,) = boards_of(tmp_path)
+    note = board.notes()[-1]
+    assert note.startswith("fpl: a last batch of one sample joined the batch before it at bright-0, noisy-0, because")
+    assert note in " ".join(str(render(board, "final").caption).split())
+    assert note in markdown(board, "final")
+
+
+def test_a_plain_run_has_a_note_on_joined_batches_alone(seeds: Path) -> None:
+    notes = boards_of(seeds)[0].notes()
+    assert [note for note in notes if "joined" in note]
+    assert not [note for note in notes if note.startswith("Replies")]
+
+
 def test_runs_of_other_code_are_other_rows_and_marked_everywhere(seeds: Path, tmp_path: Path) -> None:
     shutil.copytree(seeds / "seed-0", tmp_path / "a")
     changed(seeds / "seed-1", tmp_path / "b", code="feedfeedfeedfeed")
@@ -97,7 +112,7 @@ def test_other_differences_than_the_method_are_listed_under_every_table(tmp_path
     run(toy_settings("fpl", tmp_path / "fpl", rounds={"outliers": "clip"}))
     run(toy_settings("fedavg", tmp_path / "fedavg", train={"learning_rate": 0.5}))
     (board,) = boards_of(tmp_path)
-    (note,) = board.notes()
+    note = board.notes()[0]
     assert "rounds.outliers" in note
     assert "train.learning_rate" in note
     assert "temperature" not in note

@@ -114,11 +114,14 @@ def _no_prototypes(payload: Payload) -> Payload | None:
     return None if payload.prototypes is None else replace(payload, prototypes=None)
 
 
-def _no_variance(factor: float, payload: Payload) -> Payload | None:
+def _negative_variances(count: int | None, payload: Payload) -> Payload | None:
+    """The first ``count`` variances of a layer below zero; all with ``None``."""
     name = next((name for name in payload.weights if name.endswith("running_var")), None)
     if name is None:
         return None
-    return replace(payload, weights={**payload.weights, name: factor * payload.weights[name]})
+    variances = payload.weights[name].clone()
+    variances[:count] = -variances[:count] - 1e-9
+    return replace(payload, weights={**payload.weights, name: variances})
 
 
 def _floating(tensor: Tensor) -> bool:
@@ -167,8 +170,8 @@ ATTACKS = (
     Attack("counter -9", _counter, ""),
     Attack("counter as float", _tensor(_whole, lambda tensor: tensor.float()), "expected torch.int64"),
     Attack("all-zero model", _zero_model, "zero"),
-    Attack("negative variance", partial(_no_variance, -1.0), "not positive"),
-    Attack("variance of zero", partial(_no_variance, 0.0), "not positive"),
+    Attack("negative variances", partial(_negative_variances, None), "variance"),
+    Attack("one negative variance", partial(_negative_variances, 1), "variance"),
     Attack(
         "(1,) for (n,)",
         _tensor(lambda tensor: tensor.ndim == 1 and len(tensor) > 1, lambda tensor: tensor[:1].clone()),
