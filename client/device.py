@@ -119,7 +119,7 @@ class Device:
         if self._own is None:
             domain = self.settings.data.load(self.spec.domain, self.data_root)
             trained, validated = self.settings.protocol.parts(domain, self.spec, self.settings.seed)
-            self.privacy.note_training(domain, trained)
+            self.privacy.note_training(domain, trained, self.scores)
             hashed = [trained, domain.train.labels]
             if len(validated):
                 hashed.append(validated)

@@ -9,7 +9,7 @@ exchange. With ``privacy=gaussian`` they are :class:`GaussianDevicePrivacy` and 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Literal
 
 import torch
@@ -98,21 +98,27 @@ class DevicePrivacy:
                 key = self.budgets[0].releases_key
             check_exact_scores(key, self.method, validates=request.validate)
 
-    def note_training(self, domain: Domain, rows: Tensor) -> None:
+    def note_training(self, domain: Domain, rows: Tensor, scores: Collection[str]) -> None:
         """Note which images the client trains on, and check that the device may train on them.
+
+        If the device also scores the domain, its test images are checked as well, so that a run that would score images
+        that were trained on is refused at registration and not in its first round.
 
         Args:
             domain: the client's domain.
             rows: int64 [n], the training samples in its train split.
+            scores: the domains that the device scores.
 
         Raises:
-            ImageSideError: one of them was scored before, or trained on as another domain's.
+            ImageSideError: one was scored before or trained on as another domain's, or a test image was trained on.
             DataError: the record of images is damaged.
         """
         if self._border is None:
             return
         self._note("train", trained(domain.name), training_images(self.settings.data, domain, rows))
-        if domain.name in self.settings.protocol.test_domains(self.settings.data) and self.settings.rounds.test:
+        if not self.settings.rounds.test or domain.name not in scores:
+            return
+        if domain.name in self.settings.protocol.test_domains(self.settings.data):
             self.note_test(domain, self.settings.protocol.test_split(domain))
 
     def note_test(self, domain: Domain, split: Split) -> None:

@@ -248,6 +248,7 @@ def test_a_device_may_score_nothing(tmp_path: Path) -> None:
     assert registered[0].scores == []
     assert attacker.ask(*NOISED, train=True).ok
     assert not attacker.ask(*NOISED, score=["clinic"]).ok
+    assert attacker.register(*NOISED, "data.train_fraction=0.3").ok, "no image is scored in either run"
     attacker.configuration["privacy-scores"] = "all"
     assert attacker.register(*NOISED).text == REASONS[ConfigError]
 
