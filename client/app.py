@@ -5,7 +5,8 @@ In a deployment, a SuperNode's ``--node-config`` names its client::
     --node-config 'domain="webcam" data-dir="/data" state-dir="/var/lib/goldfinch"'
 
 with ``index`` (0) if several devices hold one domain, and ``device`` ("cuda:0") if this node does not use the run's
-device; ``privacy-max-epsilon`` (with ``privacy-delta``) and ``privacy-max-releases`` are the device's own budget.
+device; ``privacy-max-epsilon`` (with ``privacy-delta``) and ``privacy-max-releases`` are the device's own budget;
+``privacy-scores="none"`` scores no images of this device.
 
 In a simulation, a node hosts a client if the position of the client among all clients, modulo the number of nodes, is
 the node's ``partition-id``. So a plain ``flwr run .`` works with any number of nodes. A SuperNode may have a
@@ -29,6 +30,7 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable
 from flwr.common import Code, FitIns, FitRes, GetPropertiesIns, GetPropertiesRes, Parameters, Scalar, Status
 
+from client.reasons import says_private
 from client.resident.caller import Caller
 from client.resident.messages import Question, Reply
 from client.resident.place import of_node
@@ -62,7 +64,10 @@ class FlowerClient(Client):
         return GetPropertiesRes(Status(Code.OK, ""), {"registrations": reply.text})
 
     def fit(self, ins: FitIns) -> FitRes:
-        """Return the answer to a request; an error is returned with its traceback, so that the server can record it."""
+        """Return the answer to a request, or its error with the traceback, so that the server can record it.
+
+        A private node sends a reason of :data:`client.reasons.REASONS` instead.
+        """
         request, sent = ins.config.get("request"), ins.parameters
         reply = self._ask("answer", request, sent.tensor_type, sent.tensors)
         if not reply.ok:
@@ -81,8 +86,8 @@ class FlowerClient(Client):
             return answer_question(question, simulated=in_simulation())
         try:
             return caller.ask(question)
-        except Exception as error:  # every error is sent to the server
-            return Reply.of(error)
+        except Exception as error:  # the server records why a node failed
+            return Reply.of(error, private=says_private(self.run_config, self.configuration))
 
     def _caller(self) -> Caller | None:
         """Return the connection to the resident trainer; ``None`` if this process does the work."""

@@ -116,6 +116,7 @@ class Device:
         if self._own is None:
             domain = self.settings.data.load(self.spec.domain, self.data_root)
             trained, validated = self.settings.protocol.parts(domain, self.spec, self.settings.seed)
+            self.privacy.note_training(domain, trained, self.scores)
             hashed = [trained, domain.train.labels]
             if len(validated):
                 hashed.append(validated)
@@ -127,11 +128,14 @@ class Device:
 
     def _test_data(self, domain: str) -> Split:
         if domain not in self.scores:
-            raise PayloadError(f"client {self.spec.id} cannot score {domain}; it can score {', '.join(self.scores)}")
+            known = ", ".join(self.scores) or "nothing"
+            raise PayloadError(f"client {self.spec.id} cannot score {domain}; it can score {known}")
         if domain not in self._test_splits:
-            split = self.settings.protocol.test_split(self.settings.data.load(domain, self.data_root))
+            loaded = self.settings.data.load(domain, self.data_root)
+            split = self.settings.protocol.test_split(loaded)
             if not len(split):
                 raise DataError(f"domain {domain} has no test images; put some into its test split")
+            self.privacy.note_test(loaded, split)
             chosen = test_subset(split, self.settings.rounds.test_samples, domain)
             self._test_splits[domain] = chosen.to(self.torch_device)
         return self._test_splits[domain]
@@ -160,6 +164,7 @@ class Device:
         split, validation = self._own_data()
         for domain in request.score:
             self._test_data(domain)
+        self.privacy.keep_sides(request)
         store, position = self._store(request.run), self._position(request)
         received = cast_up(message, self.settings.rounds.transport)
         local = self._install(received, request, split, validation, store, position)

@@ -7,27 +7,22 @@ killed in between, one release too many is counted, never one too few.
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import hmac
 import json
 import math
-import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from client.border import Border
+from client.private_folder import PrivateFolder
 from common.accounting import composed, new_accountant
-from common.errors import DataError, PrivacyError
-from common.storage import write_text
+from common.errors import BudgetSpentError, DataError, PrivacyError
 
 FOLDER = ".privacy"
 """Folder of all ledgers, in the folder with clients' states by run. No run's id begins with a dot."""
 
-LEDGER, SECRET, LOCK = "ledger.json", "secret", "lock"
-
-SECRET_BYTES = 32
+LEDGER = "ledger.json"
 
 
 @dataclass(frozen=True)
@@ -68,16 +63,19 @@ class Spent:
     count: int
 
 
-class Ledger:
+class Ledger(PrivateFolder):
     """The ledger of one client's data on this device, and the device's secret.
 
     Args:
         folder: created with the first file; only this user may read its files.
         budget: the device's own, which applies with any settings of a server.
+        border: which of the device's images are trained on, and which are scored; ``None`` in a simulation, whose
+            ledger is that of one run.
     """
 
-    def __init__(self, folder: Path, budget: Budget | None = None) -> None:
-        self.folder, self.budget = folder, budget or Budget()
+    def __init__(self, folder: Path, budget: Budget | None = None, border: Border | None = None) -> None:
+        super().__init__(folder)
+        self.budget, self.border = budget or Budget(), border
 
     def check(self, multipliers: Mapping[str, float], budgets: Sequence[Budget]) -> None:
         """Check that another update may be released.
@@ -127,21 +125,13 @@ class Ledger:
             self._write(LEDGER, json.dumps(content, indent=2) + "\n")
             return released
 
-    def keyed_hash(self, *texts: str) -> str:
-        """Return HMAC-SHA-256 (hex) of ``texts`` with the device's secret, which is created on first use.
-
-        Without the secret it reveals nothing about the texts; with the same secret, equal texts have equal hashes.
-        """
-        text = json.dumps(texts).encode()
-        return hmac.new(self._secret(), text, hashlib.sha256).hexdigest()
-
     def _check(self, entries: Sequence[Spent], multipliers: Mapping[str, float], budgets: Sequence[Budget]) -> None:
         count = sum(entry.count for entry in entries)
         spent = [(tuple(entry.multipliers.values()), entry.count) for entry in entries]
         spent.append((tuple(multipliers.values()), 1))
         for budget in budgets:
             if budget.max_releases is not None and count >= budget.max_releases:
-                raise PrivacyError(
+                raise BudgetSpentError(
                     f"the privacy budget is spent: updates released of this device's data: {count}, and "
                     f"{budget.releases_key}={budget.max_releases} allows no more; nothing was sent"
                 )
@@ -164,42 +154,6 @@ class Ledger:
                 "restore it; deleting it forgets the releases so far"
             ) from error
 
-    def _secret(self) -> bytes:
-        path = self.folder / SECRET
-        with self._locked():
-            if not path.exists():
-                self._write(SECRET, secrets.token_hex(SECRET_BYTES) + "\n")
-            try:
-                found = bytes.fromhex(path.read_text(encoding="ascii"))
-            except (OSError, ValueError) as error:
-                raise DataError(f"{path}, this device's secret, cannot be read: {error}; delete it") from error
-        if len(found) != SECRET_BYTES:
-            raise DataError(f"{path}, this device's secret, has {len(found)} bytes, not {SECRET_BYTES}; delete it")
-        return found
-
-    def _write(self, name: str, text: str) -> None:
-        path = self.folder / name
-        try:
-            write_text(path, text, private=True)
-        except OSError as error:
-            raise DataError(
-                f"{path} cannot be written, so nothing is sent: {error.strerror}; free space on that disk, or give the "
-                "node another state-dir"
-            ) from error
-
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        import fcntl  # not on all systems; only private runs need it
-
-        try:
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            stream = (self.folder / LOCK).open("ab")
-        except OSError as error:
-            raise DataError(f"{self.folder}, for the device's ledger, cannot be written: {error.strerror}") from error
-        with stream:
-            fcntl.flock(stream, fcntl.LOCK_EX)
-            yield
-
 
 def check_accountant(budgets: Sequence[Budget]) -> None:
     """Check that epsilon can be computed here, if a budget needs it.
@@ -221,11 +175,11 @@ def _check_epsilon(spent: Sequence[tuple[Sequence[float], int]], budget: Budget)
     if min(spent[-1][0], default=0.0) <= 0:
         raise PrivacyError(f"a part of this update would carry no noise, which {limit} forbids; nothing was sent")
     if not math.isfinite(value):
-        raise PrivacyError(
+        raise BudgetSpentError(
             f"the privacy budget is spent: updates without noise were released of this device's data before, and "
             f"{limit} allows no more; nothing was sent"
         )
-    raise PrivacyError(
+    raise BudgetSpentError(
         f"the privacy budget is spent: with this update epsilon would be {value:.4g} at delta {budget.delta:g}, and "
         f"{limit} allows no more; nothing was sent"
     )

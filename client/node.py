@@ -12,19 +12,23 @@ from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
+from client.border import FOLDER as BORDER_FOLDER
+from client.border import Border
 from client.device import Device
 from client.ledger import FOLDER, Budget, Ledger
 from client.local import local_device
+from client.reasons import says_private
 from client.resident.messages import Question, Reply
 from common.data.protocols import ClientSpec
 from common.errors import ConfigError, nearest
+from common.privacy import GaussianPrivacy
 from common.settings import RunSettings, settings_in
 from common.storage import client_stores, folder_name
 from common.wire.messages import Answer, read_header
 from common.wire.payload import encode
 from strategies.core.codec import read_request, write_registrations
 
-RANDOMNESS = "privacy-randomness"
+RANDOMNESS, SCORES = "privacy-randomness", "privacy-scores"
 EPSILON_KEY, DELTA_KEY, RELEASES_KEY = "privacy-max-epsilon", "privacy-delta", "privacy-max-releases"
 NODE_KEYS = (
     "domain",
@@ -36,6 +40,7 @@ NODE_KEYS = (
     "partition-id",
     "num-partitions",
     RANDOMNESS,
+    SCORES,
     EPSILON_KEY,
     DELTA_KEY,
     RELEASES_KEY,
@@ -59,6 +64,8 @@ def _settings_of(run_config: str) -> RunSettings:
 def answer_question(question: Question, *, simulated: bool = False) -> Reply:
     """Return the node's reply to a question, or its error, so that the server can record it.
 
+    A private node's error is one of :data:`client.reasons.REASONS`; the rest of it is in the node's own log.
+
     Args:
         question: the question.
         simulated: whether this process is an actor of Flower's simulation. The engine decides this, and neither the
@@ -70,7 +77,23 @@ def answer_question(question: Question, *, simulated: bool = False) -> Reply:
             return node.register()
         return node.answer()
     except Exception as error:
-        return Reply.of(error)
+        return Reply.of(error, private=not simulated and is_private(question))
+
+
+def is_private(question: Question) -> bool:
+    """Return whether the run or this node is private, so that the server gets no text of an error."""
+    if says_private(question.run_config, question.configuration):
+        return True
+    try:
+        settings = _settings_of(run_config_text(question))
+    except Exception:  # the run's settings are wrong: no run of them begins, private or not
+        return False
+    return isinstance(settings.privacy, GaussianPrivacy)
+
+
+def run_config_text(question: Question) -> str:
+    """Return the run's configuration as text, by which its settings are cached."""
+    return json.dumps(dict(question.run_config), sort_keys=True)
 
 
 class Node:
@@ -78,7 +101,7 @@ class Node:
 
     def __init__(self, question: Question, *, simulated: bool = False) -> None:
         self.question, self.configuration, self.simulated = question, question.configuration, simulated
-        self.run_config = json.dumps(dict(question.run_config), sort_keys=True)
+        self.run_config = run_config_text(question)
 
     def register(self) -> Reply:
         """Return the registrations of the clients that this node hosts."""
@@ -142,10 +165,9 @@ class Node:
             raise ConfigError(f"--node-config: data-dir {data_root} is not a folder on this device")
         if data_root is not None:
             data_root = str(data_root)
-        scores = None
-        if "domain" not in self.configuration:
-            scores = tuple(settings.protocol.test_domains(settings.data))
+        scores = self._scores(settings)
         folder = self._state_folder()
+        border = Border(folder / FOLDER / BORDER_FOLDER)
         return Device(
             settings,
             spec,
@@ -153,7 +175,7 @@ class Node:
             data_root,
             scores,
             # by domain and not by client, because another server may split the domain in another way
-            ledger=Ledger(folder / FOLDER / folder_name(spec.domain), self._budget()),
+            ledger=Ledger(folder / FOLDER / folder_name(spec.domain), self._budget(), border),
             allows_keyed=self._allows_keyed(),
         )
 
@@ -165,6 +187,17 @@ class Node:
         if home:
             return Path(home, "goldfinch-state")
         return Path.home() / ".goldfinch" / "state"
+
+    def _scores(self, settings: RunSettings) -> tuple[str, ...] | None:
+        """Return the domains whose test sets this node scores; ``None`` is each client's own."""
+        chosen = self.configuration.get(SCORES, "test")
+        if chosen not in ("test", "none"):
+            raise ConfigError(f'--node-config: {SCORES} must be "test" or "none"; got {chosen!r}')
+        if chosen == "none":
+            return ()
+        if "domain" in self.configuration:
+            return None
+        return tuple(settings.protocol.test_domains(settings.data))
 
     def _allows_keyed(self) -> bool:
         chosen = self.configuration.get(RANDOMNESS, "system")

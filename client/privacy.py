@@ -9,22 +9,25 @@ exchange. With ``privacy=gaussian`` they are :class:`GaussianDevicePrivacy` and 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
+from client.border import SCORED, Border, Images, scored_images, trained, training_images
 from client.ledger import Budget, Ledger, check_accountant
 from client.trainer import LocalExchange
+from common.data.batches import Split
+from common.data.domain import Domain
 from common.data.protocols import ClientSpec, public_split_hash
 from common.errors import ConfigError, PayloadError, PrivacyError
 from common.privacy import GaussianPrivacy, clip_factor, clip_rows, finite, gaussian
 from common.prototypes import PrototypeSet, class_means
-from common.settings import OWN_METRIC_IS_PRIVATE, RunSettings
+from common.settings import OWN_METRIC_IS_PRIVATE, RunSettings, check_test_images
 from common.wire.messages import Request
 from strategies.core.method import Method, Upload
-from strategies.core.protection import check_nothing_else, check_scores
+from strategies.core.protection import check_exact_scores, check_nothing_else, check_scores
 
 
 class DevicePrivacy:
@@ -38,6 +41,10 @@ class DevicePrivacy:
     def __init__(self, settings: RunSettings, ledger: Ledger | None) -> None:
         self.settings, self.ledger = settings, ledger
         self.method: Method = settings.method
+        self._sides: dict[str, tuple[str, Images]] = {}
+        """The images that the run trains on, and those that it scores of each domain, with their side of the border."""
+        self._kept: set[str] = set()
+        """Those of them that the border has recorded."""
 
     @property
     def budgets(self) -> list[Budget]:
@@ -78,7 +85,86 @@ class DevicePrivacy:
             )
 
     def check_request(self, request: Request) -> None:
-        """Refuse an exchange if differential privacy does not cover its upload or its scores."""
+        """Refuse an exchange if differential privacy does not cover its upload or its scores.
+
+        A budget counts updates alone. So a device with one sends no score that tells of images that it trained on.
+
+        Raises:
+            ConfigError: a score would.
+        """
+        if self.counts and (request.score or request.validate):
+            key = self.budgets[0].epsilon_key
+            if self.budgets[0].max_epsilon is None:
+                key = self.budgets[0].releases_key
+            check_exact_scores(key, self.method, validates=request.validate)
+
+    def note_training(self, domain: Domain, rows: Tensor, scores: Collection[str]) -> None:
+        """Note which images the client trains on, and check that the device may train on them.
+
+        If the device also scores the domain, its test images are checked as well, so that a run that would score images
+        that were trained on is refused at registration and not in its first round.
+
+        Args:
+            domain: the client's domain.
+            rows: int64 [n], the training samples in its train split.
+            scores: the domains that the device scores.
+
+        Raises:
+            ImageSideError: one was scored before or trained on as another domain's, or a test image was trained on.
+            DataError: the record of images is damaged.
+        """
+        if self._border is None:
+            return
+        self._note("train", trained(domain.name), training_images(self.settings.data, domain, rows))
+        if not self.settings.rounds.test or domain.name not in scores:
+            return
+        if domain.name in self.settings.protocol.test_domains(self.settings.data):
+            self.note_test(domain, self.settings.protocol.test_split(domain))
+
+    def note_test(self, domain: Domain, split: Split) -> None:
+        """Note which images of a domain are scored, and check that the device may score them.
+
+        Args:
+            domain: the domain.
+            split: those of its images that the protocol scores.
+
+        Raises:
+            ImageSideError: one of them was trained on before.
+            DataError: the record of images is damaged.
+        """
+        if self._border is None:
+            return
+        images = scored_images(self.settings.data, domain, whole=split is not domain.test)
+        self._note(f"score {domain.name}", SCORED, images)
+
+    def keep_sides(self, request: Request) -> None:
+        """Record the sides of the images that an exchange uses, before they are used.
+
+        Raises:
+            ImageSideError: as in :meth:`note_training` and :meth:`note_test`.
+            DataError: the record of images is damaged, or cannot be written.
+        """
+        border = self._border
+        if border is None:
+            return
+        uses = [f"score {domain}" for domain in request.score]
+        if request.train:
+            uses.append("train")
+        for use in uses:
+            if use not in self._kept:
+                border.keep(*self._sides[use])
+                self._kept.add(use)
+
+    @property
+    def _border(self) -> Border | None:
+        if not self.counts or self.ledger is None:
+            return None
+        return self.ledger.border
+
+    def _note(self, use: str, side: str, images: Images) -> None:
+        if self._border is not None:
+            self._border.check(side, images)
+        self._sides[use] = side, images
 
     def check_budget(self, model: nn.Module) -> None:
         """Refuse, before training, an update that could not be sent after it.
@@ -185,6 +271,7 @@ class GaussianDevicePrivacy(DevicePrivacy):
     def check_settings(self, new_model: Callable[[], nn.Module]) -> None:
         """See :meth:`DevicePrivacy.check_settings`."""
         _ = self._required_ledger
+        check_test_images(self.settings.data, self.privacy)
         if self.privacy.randomness == "keyed" and not self.simulated and not self.allows_keyed:
             raise PrivacyError(
                 "privacy.randomness=keyed: anyone who knows the run's seed could subtract this device's noise; choose "

@@ -32,6 +32,14 @@ class PrivacyError(GoldfinchError):
     """An update that a device does not send, because its privacy budget or its own configuration forbids it."""
 
 
+class BudgetSpentError(PrivacyError):
+    """An update that a device does not send, because a privacy budget is spent."""
+
+
+class ImageSideError(PrivacyError):
+    """A request to score images that a private run trained on, or to train on images that were scored."""
+
+
 class CheckpointError(GoldfinchError):
     """A checkpoint that cannot be read, or that belongs to another run."""
 

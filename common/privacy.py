@@ -17,13 +17,14 @@ releases of several rounds compose; an accountant computes the total (:mod:`serv
 import math
 import os
 from collections.abc import Mapping
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
+from pydantic import AfterValidator, Field
 from torch import Tensor
 
-from common.config import Count, Fraction, NonNegative, Positive, checked
+from common.config import Count, Fraction, Positive, checked
 from common.errors import libraries_of
 from common.numerics import NORM_FLOOR
 
@@ -37,6 +38,19 @@ NEIGHBOURS: Mapping[Unit, str] = {
 
 Randomness = Literal["auto", "keyed", "system"]
 
+SMALLEST, LARGEST = 1e-9, 1e9
+"""Range of norms and of noise multipliers above 0. Beyond it the accountant, or noise in float32, would overflow."""
+
+
+def _none_or_in_range(multiplier: float) -> float:
+    if 0 < multiplier < SMALLEST:
+        raise ValueError(f"must be 0 for no noise, or from {SMALLEST:g} to {LARGEST:g}; got {multiplier:g}")
+    return multiplier
+
+
+Norm = Annotated[float, Field(ge=SMALLEST, le=LARGEST)]
+Multiplier = Annotated[float, Field(ge=0, le=LARGEST), AfterValidator(_none_or_in_range)]
+
 
 @checked
 class NoPrivacy:
@@ -49,11 +63,11 @@ class GaussianPrivacy:
 
     Args:
         unit: the difference of neighbouring data sets; see the module.
-        clip: C, > 0.
-        noise_multiplier: of the prototypes, >= 0; 0 only clips and protects nothing.
-        update_clip: U, > 0, over all floating-point tensors of the shared model together; ``None`` sends weights
-            unchanged: there is then no epsilon, because the next received model depends on every image.
-        update_noise_multiplier: of the weights, >= 0.
+        clip: C, in [1e-9, 1e9].
+        noise_multiplier: of the prototypes, 0 or in [1e-9, 1e9]; 0 only clips and protects nothing.
+        update_clip: U, in [1e-9, 1e9], over all floating-point tensors of the shared model together; ``None`` sends
+            weights unchanged: there is then no epsilon, because the next received model depends on every image.
+        update_noise_multiplier: of the weights, 0 or in [1e-9, 1e9].
         delta: probability with which the bound may fail, in (0, 1); well below one over the number of samples.
         randomness: ``system`` draws noise from the operating system, which cannot be predicted or repeated. ``keyed``
             draws it from the run's seed, so that runs repeat bit for bit, and **anyone who knows the seed can subtract
@@ -66,10 +80,10 @@ class GaussianPrivacy:
     """
 
     unit: Unit = "sample"
-    clip: Positive = 1.0
-    noise_multiplier: NonNegative = 1.0
-    update_clip: Positive | None = None
-    update_noise_multiplier: NonNegative = 1.0
+    clip: Norm = 1.0
+    noise_multiplier: Multiplier = 1.0
+    update_clip: Norm | None = None
+    update_noise_multiplier: Multiplier = 1.0
     delta: Fraction = 1e-5
     randomness: Randomness = "auto"
     max_releases: Count | None = None

@@ -46,6 +46,20 @@ OWN_METRIC_IS_PRIVATE = (
 )
 
 
+def check_test_images(data: DataSource, privacy: GaussianPrivacy | NoPrivacy) -> None:
+    """Refuse a private run whose training images decide which images are scored.
+
+    Raises:
+        ConfigError: they do; the message names the setting.
+    """
+    if isinstance(privacy, GaussianPrivacy) and data.test_follows_training:
+        raise ConfigError(
+            f"{data.test_follows_training}: training images would decide which images are scored, so the number of "
+            "scored images would tell of them without noise, and privacy=gaussian refuses it; remove copies from the "
+            "data themselves and set data.duplicates=keep, or choose privacy=none"
+        )
+
+
 @checked
 class TrainSettings:
     """Rounds and local training (conf/train/).
@@ -438,6 +452,7 @@ def settings_of(raw: Mapping[str, Any]) -> RunSettings:
     clients = settings.protocol.clients(settings.data)  # the protocol's domains must exist in the data set
     settings.aggregation.check(settings.method.name, settings.method.averages, settings.rounds.sampled(len(clients)))
     check_kept_step(settings)
+    check_test_images(settings.data, settings.privacy)
     _check_metrics(settings)
     _check_validation(settings)
     _check_smoothing(settings)

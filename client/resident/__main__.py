@@ -19,6 +19,7 @@ from multiprocessing.connection import Connection, Listener
 from pathlib import Path
 from typing import NoReturn
 
+from client.reasons import says_private
 from client.resident.messages import Question, Reply, receive, send, send_header
 from client.resident.place import Process, peer
 from common.errors import PayloadError
@@ -125,13 +126,12 @@ class Resident:
                 try:
                     task = Task(receive(connection, Question))
                 except PayloadError as error:
-                    send(connection, Reply.of(error))
+                    send(connection, Reply.of(error, private=True))  # whether it is private was in the question
                     return
                 self._tasks.put(task)
                 try:
                     self._wait_for_answer(connection, task)
-                    if task.reply is not None:
-                        _send(connection, task.reply)
+                    _send(connection, task)
                 finally:
                     task.finished.set()
 
@@ -176,14 +176,20 @@ def _answer(question: Question) -> Reply:
 
         return answer_question(question)
     except Exception as error:  # any error, such as a missing package, goes to the server
-        return Reply.of(error)
+        return Reply.of(error, private=_is_private(question))
 
 
-def _send(connection: Connection, reply: Reply) -> None:
+def _is_private(question: Question) -> bool:
+    return says_private(question.run_config, question.configuration)
+
+
+def _send(connection: Connection, task: Task) -> None:
+    if task.reply is None:
+        return
     try:
-        send(connection, reply)
+        send(connection, task.reply)
     except PayloadError as error:
-        send(connection, Reply.of(error))
+        send(connection, Reply.of(error, private=_is_private(task.question)))
 
 
 def main() -> NoReturn:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, fields
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
+from client.reasons import reason_for
 from common.errors import PayloadError
 
 MAX_HEADER_BYTES = 16 * 1024**2
@@ -51,7 +52,7 @@ class Reply:
     Args:
         ok: whether the trainer did what was asked.
         text: the registrations, or the error in one line.
-        traceback: the error's traceback.
+        traceback: the error's traceback; empty on a private device.
         samples: training samples of the client that answered.
         tensors: the encoded answer, one byte string.
     """
@@ -63,9 +64,17 @@ class Reply:
     tensors: Sequence[bytes] = ()
 
     @classmethod
-    def of(cls, error: Exception) -> Reply:
-        """Return a reply with the error that is being handled, and print its traceback to the node's log."""
+    def of(cls, error: Exception, *, private: bool) -> Reply:
+        """Return a reply with the error that is being handled, and print its traceback to the node's log.
+
+        Args:
+            error: the error.
+            private: whether the device or the run is private, so that the reply has a reason of
+                :data:`client.reasons.REASONS` and nothing else of the error.
+        """
         traceback.print_exc()
+        if private:
+            return cls(ok=False, text=reason_for(error))
         return cls(ok=False, text=f"{type(error).__name__}: {error}", traceback=traceback.format_exc())
 
 

@@ -30,11 +30,22 @@ _load_lock = threading.Lock()
 
 @dataclass(frozen=True, eq=False)
 class Domain:
-    """One domain (a camera, a country, a scanner) with its train and its test split."""
+    """One domain (a camera, a country, a scanner) with its train and its test split.
+
+    Attributes:
+        name: the domain's name.
+        train: the images that clients may train on.
+        test: the images that are scored.
+        train_files: a path for each training image that no other image has, whatever the settings of the data set;
+            empty if its images have none. A private device remembers images by it.
+        test_files: likewise, of each test image.
+    """
 
     name: str
     train: Split
     test: Split
+    train_files: tuple[Path, ...] = ()
+    test_files: tuple[Path, ...] = ()
 
     @cached_property
     def whole(self) -> Split:
@@ -81,6 +92,14 @@ class DataSource(ABC):
     @abstractmethod
     def class_names(self) -> tuple[str, ...]:
         """Names of the classes; a label is an index into it."""
+
+    @property
+    def test_follows_training(self) -> str:
+        """The setting by which the content of training images decides which images are scored; empty without one.
+
+        With such a setting there is no differential privacy: the number of scored images would tell of training images.
+        """
+        return ""
 
     @property
     def resizing(self) -> Resize:

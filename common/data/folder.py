@@ -21,7 +21,7 @@ from common.data.image_files import (
     is_image,
     without_duplicates,
 )
-from common.data.image_folders import Duplicates, Files, per_class_fraction, read_images
+from common.data.image_folders import Duplicates, Files, dropping, per_class_fraction, read_images
 from common.data.listings import TEST_NAMES, SavedSet, decode_saved, is_saved, leading_rows, read_list, saved_sets
 from common.errors import DataError, nearest
 
@@ -79,6 +79,11 @@ class Folder(DataSource):
             Path(self.listing).name == self.listing,
             f"listing: {self.listing!r} must be the name of a file in each domain's folder",
         )
+
+    @property
+    def test_follows_training(self) -> str:
+        """See :meth:`DataSource.test_follows_training`."""
+        return dropping(self.duplicates)
 
     @property
     def resizing(self) -> Resize:
@@ -210,14 +215,17 @@ class Folder(DataSource):
         """Return the domain of a folder that Hugging Face's datasets wrote."""
         train, test = saved_sets(directory)
         if test is not None:
-            return Domain(domain, self._whole(train), self._without_duplicates(test, train))
+            trained = self._whole(train)
+            tested, rows = self._without_duplicates(test, train)
+            return Domain(domain, trained, tested, _row_names(train, range(len(trained))), _row_names(test, rows))
         whole = self._whole(train)
         train_rows, test_rows = leading_rows(whole.labels.tolist(), self.train_fraction)
         if self.duplicates == "drop":
             digests = train.digests()
             known = {digests[row] for row in train_rows}
             test_rows = [row for row in test_rows if digests[row] not in known]
-        return Domain(domain, whole.subset(torch.tensor(train_rows)), whole.subset(torch.tensor(test_rows)))
+        splits = whole.subset(torch.tensor(train_rows)), whole.subset(torch.tensor(test_rows))
+        return Domain(domain, *splits, _row_names(train, train_rows), _row_names(train, test_rows))
 
     def _whole(self, saved: SavedSet) -> Split:
         labels = [self._label(name, saved.folder) for name in saved.labels()]
@@ -225,17 +233,17 @@ class Folder(DataSource):
             raise DataError(f"folder: {saved.folder} has no images")
         return Split(decode_saved(saved, self.image_size, self.resize), torch.tensor(labels, dtype=torch.int64))
 
-    def _without_duplicates(self, test: SavedSet, train: SavedSet) -> Split:
-        """Return the test images; with ``duplicates=drop`` without those that are training images byte for byte."""
+    def _without_duplicates(self, test: SavedSet, train: SavedSet) -> tuple[Split, Sequence[int]]:
+        """Return the test images and their rows; with ``duplicates=drop`` without those of ``train``, byte for byte."""
         whole = self._whole(test)
         if self.duplicates == "keep":
-            return whole
+            return whole, range(len(whole))
         known = set(train.digests())
         kept: list[int] = []
         for row, digest in enumerate(test.digests()):
             if digest not in known:
                 kept.append(row)
-        return whole.subset(torch.tensor(kept, dtype=torch.int64))
+        return whole.subset(torch.tensor(kept, dtype=torch.int64)), kept
 
     def _check_folders(self, directory: Path) -> None:
         """Check that all images of a domain lie directly in folders of the known classes.
@@ -329,6 +337,11 @@ def _saved_names(directory: Path) -> set[str]:
         if saved is not None:
             names.update(saved.names or saved.labels())
     return names
+
+
+def _row_names(saved: SavedSet, rows: Sequence[int]) -> tuple[Path, ...]:
+    """Return a path for each row, as if the images of a saved set were files in its folder."""
+    return tuple(saved.folder / f"row {row}" for row in rows)
 
 
 def _existing(directory: Path, names: Sequence[str]) -> Path | None:

@@ -57,6 +57,11 @@ class ImageFolders(DataSource):
         """``known_classes``."""
         return self.known_classes
 
+    @property
+    def test_follows_training(self) -> str:
+        """See :meth:`DataSource.test_follows_training`."""
+        return dropping(self.duplicates)
+
     def layout(self) -> str:
         """See :meth:`DataSource.layout`."""
         return self.wanted
@@ -162,6 +167,13 @@ class ImageFolders(DataSource):
         return sorted(found, key=lambda item: (item[1], item[0].name))
 
 
+def dropping(duplicates: Duplicates) -> str:
+    """Return the setting that drops test images for being training images as well; empty if none are dropped."""
+    if duplicates == "drop":
+        return "data.duplicates=drop"
+    return ""
+
+
 def read_images(
     name: str,
     train: Files,
@@ -194,7 +206,8 @@ def read_images(
     images = decode(paths, image_size, directory, resize=resize, upright=upright)
     targets = torch.tensor(labels, dtype=torch.int64)
     count = len(train)
-    return Domain(name, Split(images[:count], targets[:count]), Split(images[count:], targets[count:]))
+    splits = Split(images[:count], targets[:count]), Split(images[count:], targets[count:])
+    return Domain(name, *splits, tuple(paths[:count]), tuple(paths[count:]))
 
 
 def index_rule(files: Files) -> tuple[Files, Files]:

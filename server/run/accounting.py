@@ -37,7 +37,7 @@ PUBLIC = (
     "samples and class counts (labels are not protected)",
     "optimiser steps, which follow from them",
     "scores of the received model on test images (which are not protected)",
-    "whether and when a client replies, and errors that it reports",
+    "whether and when a client replies, and which of a few fixed reasons it gives if it cannot",
     "hardware and package versions",
 )
 """What leaves a device without noise, and depends on training images only through noised releases."""

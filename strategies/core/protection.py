@@ -73,19 +73,32 @@ def check_scores(privacy: GaussianPrivacy | NoPrivacy, method: Method, *, valida
     Raises:
         ConfigError: there are such scores; the message says which, and what to choose instead.
     """
-    if not isinstance(privacy, GaussianPrivacy):
-        return
+    if isinstance(privacy, GaussianPrivacy):
+        check_exact_scores("privacy=gaussian", method, validates=validates)
+
+
+def check_exact_scores(setting: str, method: Method, *, validates: bool) -> None:
+    """Refuse the scores of :func:`check_scores`, whatever it is that forbids them.
+
+    Args:
+        setting: what forbids them, for the message.
+        method: the method.
+        validates: as in :func:`check_scores`.
+
+    Raises:
+        ConfigError: as in :func:`check_scores`.
+    """
     if method.scores_own_training:
         raise ConfigError(
-            f"privacy=gaussian: {method.name} is scored on models that hold a part of each client's own, and such "
+            f"{setting}: {method.name} is scored on models that hold a part of each client's own, and such "
             "scores are exact functions of its training images, without noise; choose a method whose shared model is "
             "scored (fpl, fedproc, fedavg, fedprox ...; fedproto with method.aggregate_models=true, per_fedavg with "
-            "method.adapt_steps=0), or privacy=none"
+            "method.adapt_steps=0), or privacy=none on a device without a budget"
         )
     if validates:
         raise ConfigError(
-            "privacy=gaussian: validation scores are exact functions of the client's own images, without noise; remove "
-            "protocol.validation, or choose privacy=none"
+            f"{setting}: validation scores are exact functions of the client's own images, without noise; remove "
+            "protocol.validation, or choose privacy=none on a device without a budget"
         )
 
 

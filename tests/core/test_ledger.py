@@ -23,8 +23,9 @@ from support.toy import CLASSES, Toy, toy_settings
 import client.node
 from client.app import in_simulation
 from client.device import Device
-from client.ledger import LEDGER, SECRET, Budget, Ledger
+from client.ledger import LEDGER, Budget, Ledger
 from client.node import NODE_KEYS, Node, answer_question
+from client.private_folder import SECRET
 from client.resident.messages import Question
 from common.accounting import composed, epsilon
 from common.data.batches import Split
@@ -423,6 +424,7 @@ def test_a_server_cannot_make_a_deployed_device_draw_keyed_noise(tmp_path: Path)
         ("privacy_max_releases", 0),
         ("privacy_max_releases", 2.5),
         ("privacy_randomness", "seed"),
+        ("privacy_scores", "all"),
     ],
 )
 def test_a_nodes_own_budget_is_read_strictly(key: str, value: object, tmp_path: Path) -> None:

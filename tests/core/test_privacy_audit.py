@@ -26,8 +26,13 @@ import strategies.core.federation
 import strategies.core.protection
 from client.device import Device
 from client.ledger import Ledger
+from client.reasons import REASONS
+from client.resident.messages import Reply as NodeReply
 from common.accounting import epsilon
 from common.choices import choices_of
+from common.config import checked
+from common.data.batches import Split
+from common.data.domain import Domain
 from common.data.protocols import ClientSpec, content_hash
 from common.errors import ConfigError
 from common.privacy import GaussianPrivacy
@@ -38,8 +43,10 @@ from common.wire.payload import Payload
 from strategies.core.federation import Federation
 
 ASKED, PUBLIC, WITHHELD, RECEIVED, SECRET = "asked", "public", "withheld", "received", "secret"
+CARRIES, REASON = "carries", "reason"
 """What a field is: an echo of the request; a function of sample counts, split or machine; empty under privacy; a
-function of what was received and of test images; a keyed hash with a key that stays on the device."""
+function of what was received and of test images; a keyed hash with a key that stays on the device; what is classified
+itself (an answer or registrations); one of a fixed list of reasons."""
 
 ANSWER = {
     **dict.fromkeys(("run", "method", "round", "exchange", "client", "trained"), ASKED),
@@ -53,6 +60,10 @@ REGISTRATION = {
     "content": SECRET,
 }
 PAYLOAD = {"header", "weights", "prototypes", "extra"}
+REPLY = {"ok": PUBLIC, "text": CARRIES, "traceback": WITHHELD, "samples": PUBLIC, "tensors": CARRIES}
+"""A node's reply that did what was asked."""
+FAILURE = {"ok": PUBLIC, "text": REASON, "traceback": WITHHELD, "samples": WITHHELD, "tensors": WITHHELD}
+"""A node's reply that did not."""
 
 REFUSED = {
     **dict.fromkeys(("fedpall", "rucr", "scaffold", "adcol", "fccl_plus"), "also sends"),
@@ -60,6 +71,7 @@ REFUSED = {
     **dict.fromkeys(("fedplvm", "fedplcc", "fedapc"), "prototypes of its own"),
     **dict.fromkeys(("fdse", "fedbn", "fedrep", "single_set"), "exact functions of its training images"),
 }
+SECURITY = Path(__file__).resolve().parents[2] / "SECURITY.md"
 METHODS = sorted(choices_of("method"))
 ACCEPTED = [method for method in METHODS if method not in REFUSED]
 CLIP, UPDATE_CLIP = 0.5, 0.25
@@ -105,12 +117,41 @@ def replay(device: Device, messages: Sequence[Recorded]) -> list[Payload]:
 
 @pytest.mark.parametrize(
     ("kind", "known"),
-    [(Answer, set(ANSWER)), (Registration, set(REGISTRATION)), (Payload, PAYLOAD)],
-    ids=["answer", "registration", "payload"],
+    [
+        (Answer, set(ANSWER)),
+        (Registration, set(REGISTRATION)),
+        (Payload, PAYLOAD),
+        (NodeReply, set(REPLY)),
+        (NodeReply, set(FAILURE)),
+    ],
+    ids=["answer", "registration", "payload", "reply", "failure"],
 )
 def test_every_field_that_leaves_is_classified(kind: Any, known: set[str]) -> None:
     """A new field must be told apart here before it may leave a private device."""
     assert {field.name for field in fields(kind)} - known == set()
+
+
+@pytest.mark.parametrize("kind", [*REASONS, KeyError, MemoryError, torch.cuda.OutOfMemoryError])
+def test_a_failure_is_one_of_few_reasons_and_nothing_else(kind: type[Exception]) -> None:
+    """Neighbours that fail in the same way look the same."""
+    sent = NodeReply.of(kind("image patient_0417_positive.png cannot be decoded"), private=True)
+    for name, classified in FAILURE.items():
+        if classified == WITHHELD:
+            assert not getattr(sent, name)
+        elif classified == REASON:
+            assert getattr(sent, name) in REASONS.values()
+    assert not sent.ok
+
+
+def test_security_md_lists_the_methods_that_are_accepted() -> None:
+    (line,) = [line for line in SECURITY.read_text().splitlines() if line.startswith("| methods |")]
+    listed = line.partition(": ")[2].partition(";")[0]
+    assert sorted(plain(name) for name in listed.split(",")) == sorted(plain(method) for method in ACCEPTED)
+
+
+def plain(name: str) -> str:
+    """A method's name without case and signs: Per-FedAvg is per_fedavg."""
+    return "".join(letter for letter in name.lower() if letter.isalnum())
 
 
 # ---- the same noise --------------------------------------------------------------------------------------------------
@@ -186,6 +227,47 @@ def test_neighbours_differ_in_what_is_covered_alone(method: str, unit: str, tmp_
 def test_all_other_methods_are_refused(method: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=REFUSED[method]):
         Federation(private(method, tmp_path, "privacy.unit=client"))
+
+
+@checked
+class FollowingToy(ChangedToy):
+    """The changed toy data, in which something else follows a training image."""
+
+    follows: str = "test images"
+
+    @property
+    def test_follows_training(self) -> str:
+        return "data.follows" if self.follows == "test images" else ""
+
+    def _read(self, domain: str) -> Domain:
+        found = super()._read(domain)
+        if domain != self.changed_domain or not self.changed:
+            return found
+        if self.follows == "test images":
+            return replace(found, test=found.test.subset(torch.arange(len(found.test) - 1)))
+        if self.follows == "sizes":
+            return replace(found, train=found.train.subset(torch.arange(len(found.train) - 1)))
+        labels = found.train.labels.clone()
+        labels[1] = labels[0]
+        return replace(found, train=Split(found.train.images, labels))
+
+
+@pytest.mark.parametrize(
+    ("follows", "differs"), [("test images", "scores"), ("sizes", "samples"), ("classes", "class_counts")]
+)
+def test_the_audit_finds_what_follows_a_training_image(
+    follows: str, differs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = private("fedavg", tmp_path / "run", "privacy.unit=client", "privacy.randomness=keyed")
+    messages = recorded(settings)
+    theirs = FollowingToy(changed=(4,), follows=follows)
+    if theirs.test_follows_training:
+        with pytest.raises(ConfigError, match=r"data\.follows: training images would decide which images are scored"):
+            device_of(settings, theirs, tmp_path / "refused").register()
+        monkeypatch.setattr(client.privacy, "check_test_images", lambda *rest: None)
+    before = replay(device_of(settings, FollowingToy(changed=(), follows=follows), tmp_path / "a"), messages)
+    after = replay(device_of(settings, theirs, tmp_path / "b"), messages)
+    assert all(differs in difference(*pair).bare for pair in zip(before, after, strict=True))
 
 
 def unrefused(monkeypatch: pytest.MonkeyPatch) -> None:

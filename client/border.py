@@ -1,0 +1,175 @@
+"""The border between the images that a device trains on and those that it scores: each image is on one side, for good.
+
+A score has no noise: it is an exact function of each image that is scored. So an image that a private run trained on
+must never be scored, in no run, and one that was scored must never be claimed as protected. All settings of a run come
+from the server, the split of the data among them. Therefore the device remembers the side of each image, beside its
+ledgers, and refuses what would move one.
+
+An image is known by its file and not by its content. If equal content made two images one, then a copy of a test image
+among the training images would be refused, and the refusal would tell that it is there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from client.private_folder import PrivateFolder
+from common.data.domain import DataSource, Domain
+from common.errors import DataError, ImageSideError
+
+FOLDER = ".border"
+"""Folder of the border, beside the ledgers of domains. No domain's name begins with a dot."""
+
+BORDER = "border.json"
+
+SCORED = "scored"
+"""The side of the images that are scored. That of the images of a domain that are trained on is :func:`trained`."""
+
+NOT_THE_SPLIT = frozenset({"domains", "image_size", "augmentation", "root", "resize"})
+"""Settings of every data set that do not decide which image is a training image."""
+
+
+def trained(domain: str) -> str:
+    """Return the side of the images that are trained on as samples of ``domain``.
+
+    A domain's ledger counts what is released of its images. So an image belongs to one domain: a server that names the
+    same folder in another way would else find another ledger.
+    """
+    return f"trained on as {domain}"
+
+
+@dataclass(frozen=True)
+class Images:
+    """Images of one domain, by name.
+
+    Args:
+        domain: the domain's name.
+        names: one name for each image, equal in every run.
+        split: what decides which image a name means: that names are files, or the settings and sizes of a data set in
+            which they are places.
+    """
+
+    domain: str
+    names: tuple[str, ...]
+    split: str
+
+
+def training_images(source: DataSource, domain: Domain, rows: Tensor) -> Images:
+    """Return the images at ``rows`` (int64 [n]) of a domain's train split."""
+    names = _names(source, domain, "train", domain.train_files, len(domain.train))
+    return _images(source, domain, [names[row] for row in rows.tolist()])
+
+
+def scored_images(source: DataSource, domain: Domain, *, whole: bool) -> Images:
+    """Return the images of a domain's test split; with ``whole`` those of its train split as well."""
+    names = _names(source, domain, "test", domain.test_files, len(domain.test))
+    if whole:
+        names = [*_names(source, domain, "train", domain.train_files, len(domain.train)), *names]
+    return _images(source, domain, names)
+
+
+def _names(source: DataSource, domain: Domain, part: str, files: Sequence[Path], count: int) -> list[str]:
+    if files:
+        return [str(path.resolve()) for path in files]
+    return [f"{source.name} {domain.name} {part} {row}" for row in range(count)]
+
+
+def _images(source: DataSource, domain: Domain, names: Sequence[str]) -> Images:
+    return Images(domain.name, tuple(names), _split(source, domain))
+
+
+def _split(source: DataSource, domain: Domain) -> str:
+    if domain.train_files:
+        return "files"
+    settings = {"source": source.name, "train": len(domain.train), "test": len(domain.test)}
+    for field in dataclasses.fields(source):
+        if field.name not in NOT_THE_SPLIT:
+            settings[field.name] = getattr(source, field.name)
+    return json.dumps(settings, sort_keys=True, default=str)
+
+
+class Border(PrivateFolder):
+    """The side of each image of a device, in ``border.json``, as hashes that are keyed by the device's secret.
+
+    Args:
+        folder: one for all domains of the device; created with the first file.
+    """
+
+    def check(self, side: str, images: Images) -> None:
+        """Check that no image is on another side.
+
+        Args:
+            side: :data:`SCORED`, or :func:`trained` of a domain.
+            images: the images.
+
+        Raises:
+            ImageSideError: an image is on another side, or the data set was split in another way before.
+            DataError: the border is damaged, or cannot be read.
+        """
+        self._add(self._read(), side, self._keyed(images))
+
+    def keep(self, side: str, images: Images) -> None:
+        """Record that ``images`` are on ``side``, before any of them is used.
+
+        Raises:
+            ImageSideError: as in :meth:`check`; nothing is recorded.
+            DataError: the border is damaged, or cannot be written.
+        """
+        keyed = self._keyed(images)
+        with self._locked():
+            content = self._read()
+            if self._add(content, side, keyed):
+                self._write(BORDER, json.dumps(content, separators=(",", ":"), sort_keys=True) + "\n")
+
+    def _keyed(self, images: Images) -> Images:
+        """Return the images with hashes in place of all names."""
+        texts = [("domain", images.domain), ("split", images.split)]
+        domain, split, *names = self.keyed_hashes([*texts, *(("image", name) for name in images.names)])
+        return Images(domain, tuple(names), split)
+
+    @staticmethod
+    def _add(content: dict[str, dict[str, str]], side: str, images: Images) -> bool:
+        """Add ``images`` on ``side`` to the content of the file; return whether any was new."""
+        sides, splits = content["sides"], content["splits"]
+        if splits.get(images.domain, images.split) != images.split:
+            raise ImageSideError(
+                "this device's images were divided into training and test images before, and these settings of data, "
+                "or a changed number of images, would divide them in another way; use the settings of the first "
+                "private run"
+            )
+        known = len(sides)
+        for name in images.names:
+            before = sides.setdefault(name, side)
+            if before != side:
+                raise ImageSideError(
+                    f"an image that this device would use as {side} was {before} before, in a private run, and each "
+                    "image keeps its side; use the settings of data and protocol of the first private run"
+                )
+        splits[images.domain] = images.split
+        return len(sides) > known
+
+    def _read(self) -> dict[str, dict[str, str]]:
+        path = self.folder / BORDER
+        try:
+            text = path.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return {"sides": {}, "splits": {}}
+        except OSError as error:
+            raise DataError(f"{path}, the sides of this device's images, cannot be read: {error.strerror}") from error
+        try:
+            content = json.loads(text)
+            found: dict[str, dict[str, str]] = {}
+            for part in ("sides", "splits"):
+                found[part] = {str(key): str(value) for key, value in content[part].items()}
+            return found
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise DataError(
+                f"{path} is damaged, so it is not known which images were trained on, and nothing is sent: restore it; "
+                "deleting it forgets them"
+            ) from error

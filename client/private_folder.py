@@ -1,0 +1,83 @@
+"""A folder of a device that no server reads: files for this user alone, a lock, and a secret."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import json
+import secrets
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from common.errors import DataError
+from common.storage import write_text
+
+SECRET, LOCK = "secret", "lock"
+
+SECRET_BYTES = 32
+
+
+class PrivateFolder:
+    """A folder with files that only this user may read.
+
+    Args:
+        folder: created with the first file.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def keyed_hash(self, *texts: str) -> str:
+        """Return HMAC-SHA-256 (hex) of ``texts`` with the folder's secret, which is created on first use.
+
+        Without the secret it reveals nothing about the texts; with the same secret, equal texts have equal hashes.
+
+        Raises:
+            DataError: the secret cannot be read or written.
+        """
+        return self.keyed_hashes([texts])[0]
+
+    def keyed_hashes(self, several: Sequence[Sequence[str]]) -> list[str]:
+        """Return :meth:`keyed_hash` of each of several sequences of texts. The secret is read once."""
+        secret = self._secret()
+        found: list[str] = []
+        for texts in several:
+            found.append(hmac.new(secret, json.dumps(list(texts)).encode(), hashlib.sha256).hexdigest())
+        return found
+
+    def _secret(self) -> bytes:
+        path = self.folder / SECRET
+        with self._locked():
+            if not path.exists():
+                self._write(SECRET, secrets.token_hex(SECRET_BYTES) + "\n")
+            try:
+                found = bytes.fromhex(path.read_text(encoding="ascii"))
+            except (OSError, ValueError) as error:
+                raise DataError(f"{path}, this device's secret, cannot be read: {error}; delete it") from error
+        if len(found) != SECRET_BYTES:
+            raise DataError(f"{path}, this device's secret, has {len(found)} bytes, not {SECRET_BYTES}; delete it")
+        return found
+
+    def _write(self, name: str, text: str) -> None:
+        path = self.folder / name
+        try:
+            write_text(path, text, private=True)
+        except OSError as error:
+            raise DataError(
+                f"{path} cannot be written, so nothing is sent: {error.strerror}; free space on that disk, or give the "
+                "node another state-dir"
+            ) from error
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        import fcntl  # not on all systems; only private runs need it
+
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            stream = (self.folder / LOCK).open("ab")
+        except OSError as error:
+            raise DataError(f"{self.folder}, for the device's ledger, cannot be written: {error.strerror}") from error
+        with stream:
+            fcntl.flock(stream, fcntl.LOCK_EX)
+            yield
