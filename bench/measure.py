@@ -14,6 +14,8 @@ Every figure is counted, none is written down here:
 - longest functions: as above, without docstrings.
 - circles: groups of modules that import each other when they are loaded, of any length; of the census, also those whose
   imports are inside functions.
+- pages older than the last change of states: pages of docs/results/ with a record, or a date in their first lines, from
+  before LAST_STATE_CHANGE. A page is as old as its oldest run. Pages without either are listed as undated.
 - closing an exchange: functions that call a method's ``aggregate``. Reading a finished run: files outside server/run/
   in which the name of one of a run's files is a string of its own. What does not change a result: collections that list
   both ``output`` and ``overwrite``.
@@ -24,6 +26,7 @@ from __future__ import annotations
 import ast
 import io
 import os
+import re
 import sys
 import tempfile
 import threading
@@ -37,6 +40,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout,
 
 from bench import census
 from bench.measuring import arguments, start
+from bench.rows import read_all
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("client", "common", "goldfinch", "server", "strategies")
@@ -45,6 +49,9 @@ SMALL = ["method=fpl", "engine=inline", "train.device=cpu", "train.rounds=2", "t
 SMALL += ["protocol.samples=24", "rounds.test_samples=8"]
 LONGEST = 10
 """Functions that are listed as the longest."""
+
+LAST_STATE_CHANGE = ("1d64f67", "2026-11-25T17:52Z")
+"""The commit since which a plain run ends in another state, and its time; a change of state hashes writes its own."""
 
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 NO_CODE = frozenset(
@@ -117,6 +124,8 @@ def main() -> None:
     print("|---|---:|---:|---:|")
     for room in densities(texts, trees):
         print(f"| {room.name} | {room.code:,} | {room.comprehensions:.0f} | {room.conditionals:.0f} |")
+    dates = dates_of_pages()
+    commit, time = LAST_STATE_CHANGE
     for title, places in (
         ("files of one FPL round", [f"{place(path)} {lines[path]}" for path in visited]),
         ("longest functions", [f"{each.lines} {place(each.path)} {each.name}" for each in longest]),
@@ -130,8 +139,39 @@ def main() -> None:
         ("closing an exchange", closing),
         ("reading a finished run", reading),
         ("what does not change a result", neutral),
+        (f"pages older than the last change of states ({commit}, {time})", older_than(dates, time)),
+        ("undated pages", [page for page, date in dates.items() if not date]),
     ):
         print(f"\n{title}:", *(places or ["none"]), sep="\n  ")
+
+
+# ---- pages of results ------------------------------------------------------------------------------------------------
+
+
+def dates_of_pages() -> dict[str, str]:
+    """Return the time of the oldest run of each page of docs/results/, and of README.md; empty where none is recorded.
+
+    A page that says "made on DAY" at its top has that day. Else its runs are in docs/results/runs.csv, or in a CSV of
+    its own name in docs/results/ or bench/results/, with the column ``when``.
+    """
+    results = ROOT / "docs" / "results"
+    runs = read_all(results / "runs.csv")
+    found: dict[str, str] = {}
+    for path in [ROOT / "README.md", *sorted(results.rglob("*.md"))]:
+        page = place(path)
+        times = re.findall(r"^> .*[Mm]ade on (\d{4}-\d{2}-\d{2})", path.read_text(), re.MULTILINE)
+        rows = [row for row in runs if row["page"] == page]
+        for folder in (path.parent, ROOT / "bench" / "results"):
+            rows += read_all(folder / f"{path.stem}.csv")
+        if not times:
+            times = [row["when"] for row in rows if row.get("when")]
+        found[page] = min(times, default="")
+    return found
+
+
+def older_than(dates: Mapping[str, str], time: str) -> list[str]:
+    """Return the dated pages from before ``time``, each with its date."""
+    return [f"{page} {date}" for page, date in dates.items() if date and date < time]
 
 
 # ---- lines and density -----------------------------------------------------------------------------------------------

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+from pathlib import Path
 
 import pytest
+import yaml
+from support.scripts import ROOT
 
 from common.config import changed_config
 from common.run_config import yaml_of
@@ -12,6 +16,8 @@ from common.settings import load_settings, settings_of
 from server.results.run import Run
 
 OFFLINE = "train.device=cpu"
+FOUND_IN_PLAIN_RUNS: frozenset[str] = frozenset()
+"""Files of conf/tuned/ whose search had no guards: name those here that are found again."""
 
 
 @pytest.mark.parametrize("method", ["moon", "feddyn", "fedplvm", "fedplcc", "fedadg", "fccl_plus"])
@@ -40,3 +46,10 @@ def test_the_yaml_says_every_option_and_the_class_s_defaults(method):
     assert chosen.method == type(chosen.method)()
     fields = {field.name for field in dataclasses.fields(chosen.method)}
     assert set(chosen.raw["method"]) == fields | {"_target_"}
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "conf" / "tuned").glob("*_on_*.yaml")), ids=lambda path: path.stem)
+def test_a_tuned_file_says_whether_its_search_had_guards(path: Path) -> None:
+    found = yaml.safe_load(path.read_text())["found"]
+    guards = re.search(r"with the guards of [0-9a-f]{7} \(rounds\.outliers=clip\)", found)
+    assert (guards is None) == (path.stem in FOUND_IN_PLAIN_RUNS)

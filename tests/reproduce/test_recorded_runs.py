@@ -1,0 +1,108 @@
+"""Pages against the runs that their numbers are read from (docs/results/runs.csv); the cheapest of them run again."""
+
+from __future__ import annotations
+
+import shlex
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from support.scripts import ROOT
+
+from bench.measure import LAST_STATE_CHANGE, dates_of_pages, older_than
+from bench.page_runs import RESULTS, processor_of
+from bench.rows import read_all
+from common.versions import package_versions, processor
+from server.cli import main
+from server.results.board.statistics import paired_difference
+from server.results.run import Run
+
+ROWS = read_all(RESULTS)
+README = " ".join((ROOT / "README.md").read_text().partition("\n## Run\n")[0].split())
+
+
+def recorded(page: str, method: str, column: str = "average") -> list[float]:
+    """The recorded scores of a method, in the order of their seeds."""
+    rows = [row for row in ROWS if (row["page"], row["method"]) == (page, method)]
+    return [float(row[column]) for row in sorted(rows, key=lambda row: int(row["seed"]))]
+
+
+def scores(row: dict[str, str]) -> dict[str, float]:
+    """The recorded accuracy of each domain."""
+    pairs = (item.partition("=") for item in row["accuracy"].split())
+    return {domain: float(value) for domain, _, value in pairs}
+
+
+def cell(values: Sequence[float], digits: int = 2) -> str:
+    return f"{statistics.mean(values):.{digits}f} ± {statistics.stdev(values):.{digits}f}"
+
+
+# ---- README ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fpl"])
+def test_the_readme_s_table_is_the_recorded_run_of_seed_0(method: str) -> None:
+    (row,) = [row for row in ROWS if (row["page"], row["method"], row["seed"]) == ("README.md", method, "0")]
+    numbers = [*scores(row).values(), float(row["average"]), float(row["worst"])]
+    assert f" {method} {' '.join(f'{number:.2f}' for number in numbers)} " in README
+    assert f"({row['rounds']} rounds, one seed, 0;" in README
+
+
+def test_the_readme_s_sentences_are_the_recorded_runs() -> None:
+    fedavg, fpl = recorded("README.md", "fedavg"), recorded("README.md", "fpl")
+    assert len(fedavg) == len(fpl) == 3
+    assert f"FPL is {fpl[0] - fedavg[0]:.1f} points ahead of FedAvg on that seed" in README
+    found = paired_difference(fpl, fedavg)
+    assert f"Over three seeds it is {found.mean:.1f} points ahead" in README
+    assert f"the mean of three seeds: FPL {found.mean:.1f} points ahead of FedAvg" in README
+    assert f"FedAvg {cell(fedavg)}, FPL {cell(fpl)}" in README
+    assert f"interval of the difference [{found.low:+.1f}, {found.high:+.1f}]" in README
+
+
+def test_the_page_on_glyphs_states_the_same_runs() -> None:
+    text = " ".join((ROOT / "docs" / "results" / "glyphs.md").read_text().split())
+    average = [cell(recorded("README.md", method), 1) for method in ("fpl", "fedavg")]
+    worst = [cell(recorded("README.md", method, "worst"), 1) for method in ("fpl", "fedavg")]
+    assert f"({' against '.join(average)}, worst domain {' against '.join(worst)} after 15 rounds" in text
+
+
+def test_the_readme_names_the_processor_of_its_runs() -> None:
+    (found,) = {row["processor"] for row in ROWS if row["page"] == "README.md"}
+    assert found.replace(", ", " with ") in README
+
+
+# ---- the records -----------------------------------------------------------------------------------------------------
+
+
+def test_no_recorded_run_is_older_than_the_last_change_of_states() -> None:
+    assert [row["page"] for row in ROWS if row["when"] < LAST_STATE_CHANGE[1]] == []
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "docs" / "results").glob("*.md")), ids=lambda path: path.stem)
+def test_a_page_that_was_made_with_guards_is_listed_as_old(path: Path) -> None:
+    page = path.relative_to(ROOT).as_posix()
+    listed = [line.split()[0] for line in older_than(dates_of_pages(), LAST_STATE_CHANGE[1])]
+    assert page in listed or "with the guards of " not in path.read_text()
+
+
+def chosen() -> list[dict[str, str]]:
+    """The README's runs of seed 0, and the cheapest run of each other page."""
+    found = [row for row in ROWS if row["page"] == "README.md" and row["seed"] == "0"]
+    for page in sorted({row["page"] for row in ROWS} - {"README.md"}):
+        mine = [row for row in ROWS if row["page"] == page]
+        found.append(min(mine, key=lambda row: float(row["seconds"])))
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("row", chosen(), ids=lambda row: f"{Path(row['page']).stem}-{row['method']}-{row['seed']}")
+def test_a_recorded_run_gives_the_same_state_and_scores_again(row: dict[str, str], tmp_path: Path) -> None:
+    here = processor_of(processor()), package_versions()["torch"]
+    if here != (row["processor"], row["torch"]):
+        pytest.skip(f"recorded on {row['processor']}, torch {row['torch']}; this is {here[0]}, torch {here[1]}")
+    assert main([*shlex.split(row["command"])[1:], f"output={tmp_path / 'run'}", "--quiet"]) == 0
+    run = Run.open(tmp_path / "run")
+    assert {domain: round(value, 4) for domain, value in run.summary["accuracy"].items()} == scores(row)
+    assert run.state_sha256 == row["state"]
