@@ -122,7 +122,7 @@ def test_a_class_is_not_imported_wherever_a_folder_names_it(
     ("target", "reason"),
     [
         ("common.data.glyphs.Glyphs", "is not one of Goldfinch's own"),
-        ("strategies.core.robust.Median", "method"),
+        ("strategies.core.robust.GeometricMedian", "method"),
     ],
 )
 def test_a_class_of_goldfinch_is_used_only_for_its_own_group(
