@@ -306,17 +306,15 @@ def _table(
 def _report(
     folders: Runs,
     output: Annotated[Path | None, option(text="The page; report.html in the first folder by default.")] = None,
-    tsne: Annotated[bool, option("--tsne", text="Show the prototypes by t-SNE as well.")] = False,
-    images: Annotated[bool, option("--images", text="Show test images and where the model looked.")] = False,
 ) -> None:
     """Write one HTML page of runs.
 
     DIR  run folders, or folders with runs below them
     The page holds curves, confusion, prototypes and cost, and needs no network.
     """
-    from server.results.report.page import write_report
+    from server.commands.report import report
 
-    path = write_report(folders, output, tsne=tsne, images=images)
+    path = report(folders, output)
     print(f"wrote {path} ({path.stat().st_size / 1e6:.1f} MB); it needs no network: open it in any browser")
 
 
@@ -372,28 +370,29 @@ def _reproduce(
     reproduce(request_of(table, scale, items_of(methods), seeds_of(seeds), output, records))
 
 
-FIGURES = ("convergence", "features", "cam", "heatmap", "bars")
+FIGURES = ("convergence", "prototypes", "heatmap", "bars")
 """The same as :data:`server.commands.figure.KINDS`. Importing that module would import matplotlib."""
 
 
 @command("figure")
 def _figure(
-    kind: Annotated[
-        str, argument("KIND", autocompletion=one_of(("convergence", "features", "cam", "heatmap", "bars")))
-    ],
+    kind: Annotated[str, argument("KIND", autocompletion=one_of(FIGURES))],
     folders: Runs,
     output: Annotated[Path | None, option(text="The picture; KIND.png in the first folder by default.")] = None,
     rule: Rule = "final",
     column: Annotated[str, option(text="heatmap: average (default), worst, spread or a domain.")] = "average",
     axes: Annotated[str, option(text="heatmap: one or two settings, such as method.contrast,method.temperature.")] = "",
-    samples: Annotated[int | None, option(text="Images per test domain; features: 100, cam: 2 by default.")] = None,
+    samples: Annotated[int, option(text="prototypes: test images of each domain; 100 by default.")] = 100,
+    by: Annotated[
+        str, option(text="prototypes: placed by tsne (default) or pca.", autocompletion=one_of(("tsne", "pca")))
+    ] = "tsne",
     title: Annotated[str | None, option(text="The title; data and protocol by default.")] = None,
     size: Annotated[str | None, option(text="Width and height in inches.", metavar="7x4")] = None,
     label: Annotated[list[str] | None, option(text="Another name for a row; repeat it.", metavar="OLD=NEW")] = None,
 ) -> None:
     """Draw runs as one picture.
 
-    KIND  convergence, features, cam, heatmap or bars
+    KIND  convergence, prototypes, heatmap or bars
     DIR   run folders, or folders with runs below them
     """
     from server.commands.figure import draw
@@ -406,6 +405,7 @@ def _figure(
         column,
         axes.split(",") if axes else (),
         samples,
+        by,
         title,
         size,
         label or (),

@@ -75,7 +75,7 @@ def test_the_version_names_flower_s_too(capsys: pytest.CaptureFixture[str]) -> N
 
 def test_commands_and_options_complete(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("_GOLDFINCH_COMPLETE", "complete_bash")
-    for words, wanted in (("goldfinch re", {"resume", "report", "reproduce"}), ("goldfinch report --t", {"--tsne"})):
+    for words, wanted in (("goldfinch re", {"resume", "report", "reproduce"}), ("goldfinch report --o", {"--output"})):
         monkeypatch.setenv("COMP_WORDS", words)
         monkeypatch.setenv("COMP_CWORD", str(words.count(" ")))
         with pytest.raises(SystemExit):
@@ -303,7 +303,7 @@ def test_the_demonstration_trains_the_given_methods(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(demo_module, "run_on_ray", note)
     monkeypatch.setattr(demo_module, "print_table", lambda folders: None)
     monkeypatch.setattr(demo_module, "find_runs", lambda folders: [])
-    monkeypatch.setattr(demo_module, "write_report", lambda folders, path, images: path)
+    monkeypatch.setattr(demo_module, "report", lambda folders, path: path)
     assert main(["demo", "--methods", "fedprox,moon", "--output", str(tmp_path)]) == 0
     assert trained == ["fedprox", "moon"]
     assert main(["demo", "--methods", "fedprox,mooon", "--output", str(tmp_path)]) == 1

@@ -79,7 +79,7 @@ COMPLETIONS = {
     "an empty choice that bash has split": (["run", "views", "="], list(choices_of("views"))),
     "a key of the chosen method": (["run", "method", "=", "fpl", "method.temp"], ["method.temperature=0.02"]),
     "a bool": (["sweep", "protocol.balanced="], ["protocol.balanced=true", "protocol.balanced=false"]),
-    "a kind of figure": (["figure", "c"], ["convergence", "cam"]),
+    "a kind of figure": (["figure", "c"], ["convergence"]),
     "a rule": (["table", "--rule", "l"], ["last_n"]),
     "a name to explain": (["explain", "train"], ["train", "train.default"]),
     "after a command that does not exist": (["nothing", "e"], ["export", "evaluate", "explain", "enrol"]),

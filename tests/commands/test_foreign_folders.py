@@ -34,10 +34,10 @@ class Mine(FedAvg):
 
 READERS = {
     "resume": ["resume", "RUN", "train.rounds=2", "--quiet"],
-    "report": ["report", "RUN", "--images"],
+    "report": ["report", "RUN"],
     "table": ["table", "RUN"],
     "curves": ["figure", "convergence", "RUN"],
-    "features": ["figure", "features", "RUN"],
+    "prototypes": ["figure", "prototypes", "RUN"],
 }
 
 
