@@ -1,8 +1,8 @@
 """What can be chosen: the folders with the files of every group, and the classes that a configuration may import."""
 
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import yaml
@@ -28,6 +28,9 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "views": ("common.data.views",),
 }
 """Goldfinch's packages and modules that a configuration may import from, by group."""
+
+ENTRY_POINTS = "goldfinch"
+"""The group of entry points with which an installed package declares its modules and classes."""
 
 _OWN_NAMES: set[str] = set()
 """Dotted names the user of this process allowed, besides those in the files of :data:`FOLDERS`."""
@@ -77,51 +80,12 @@ def trust(names: Iterable[str]) -> None:
     _OWN_NAMES.update(names)
 
 
-def remembered() -> list[str]:
-    """Return the dotted names that this user allowed in earlier commands."""
-    try:
-        lines = _own_file().read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError, RuntimeError):
-        return []
-    names: list[str] = []
-    for line in lines:
-        name = line.strip()
-        if name and not name.startswith("#"):
-            names.append(name)
-    return names
-
-
-def remember(names: Iterable[str]) -> Path | None:
-    """Add dotted names to those that :func:`remembered` returns.
-
-    Returns:
-        The file; ``None`` if it cannot be written, as for a user without a home.
-    """
-    try:
-        path = _own_file()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a", encoding="utf-8") as stream:
-            for name in names:
-                stream.write(f"{name}\n")
-    except (OSError, RuntimeError):
-        return None
-    return path
-
-
-def _own_file() -> Path:
-    """Return ``goldfinch/own.txt`` in the user's configuration folder: $XDG_CONFIG_HOME or ~/.config."""
-    place = os.environ.get("XDG_CONFIG_HOME")
-    if place:
-        return Path(place) / "goldfinch" / "own.txt"
-    return Path.home() / ".config" / "goldfinch" / "own.txt"
-
-
 def trusted(name: object, where: str) -> bool:
     """Return whether the dotted ``name`` may be imported for the key ``where``.
 
     Goldfinch's own classes are allowed by group (:data:`ALLOWED`). A class of the user's is allowed if a file of the
-    group names it (:data:`FOLDERS`) or the user does (:func:`trust`). Below a group's own keys, data sets are allowed
-    too, such as a method's public images.
+    group names it (:data:`FOLDERS`), the user does (:func:`trust`), or an installed package declares it
+    (:data:`ENTRY_POINTS`). Below a group's own keys, data sets are allowed too, such as a method's public images.
     """
     if not isinstance(name, str):
         return False
@@ -137,7 +101,18 @@ def trusted(name: object, where: str) -> bool:
                 return True
         if name in _names_in_files(each):
             return True
-    return False
+    if group == "engine":  # its device may be any function, and a module has many
+        return False
+    return any(name == place or name.startswith(f"{place}.") for place in _declared())
+
+
+@lru_cache
+def _declared() -> tuple[str, ...]:
+    """Return the modules and classes that installed packages declare as entry points; none of them is imported."""
+    found: list[str] = []
+    for point in entry_points(group=ENTRY_POINTS):
+        found.append(point.value.replace(":", "."))
+    return tuple(found)
 
 
 @lru_cache

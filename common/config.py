@@ -7,7 +7,7 @@ import re
 import threading
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeVar, dataclass_transform, get_args, get_origin, get_type_hints
@@ -22,7 +22,6 @@ from pydantic import AfterValidator, ConfigDict, Field, ValidationError
 from pydantic.dataclasses import is_pydantic_dataclass
 from yaml import YAMLError
 
-from common.aliases import ALIASES, settings_meant
 from common.choices import CONF, FOLDERS, choices_of, imports_of, trust, trusted
 from common.errors import ConfigError, UnknownKeyError, nearest
 from common.overrides import parse_overrides, quoted_override, unescaped
@@ -31,6 +30,9 @@ from common.versions import CODE
 
 _HYDRA = threading.Lock()
 """Hydra keeps its initialisation in one global object, so one thread composes at a time."""
+
+SIMILAR = 0.8
+"""Smallest similarity of an unknown key to the last part of a setting at which it is suggested, from 0 to 1."""
 
 T = TypeVar("T")
 
@@ -379,11 +381,6 @@ def _check_group(item: Override) -> bool:
         if choice is None and group != "experiment":
             raise ConfigError(f"{group}=null: one must be chosen; {nearest('', options)}")
         if choice is not None and str(choice) not in options:
-            if isinstance(choice, int | float) and group in ALIASES:
-                known = ", ".join(options)
-                raise ConfigError(
-                    f"{group}={choice}: no such choice; did you mean {ALIASES[group]}={choice}? (choices: {known})"
-                )
             raise ConfigError(f"{group}={choice}: no such choice; {nearest(str(choice), options)}")
     return True
 
@@ -398,12 +395,38 @@ def _check_key(item: Override, base: dict[str, Any]) -> None:
             known = node if isinstance(node, Mapping) else {}
             meant = ""
             if not (where and difflib.get_close_matches(part, map(str, known), cutoff=0.5)):
-                meant = settings_meant(item.key_or_group, str(item.input_line).partition("=")[2], base)
+                meant = _nearest_setting(item.key_or_group, str(item.input_line).partition("=")[2], base)
             if meant:
-                raise UnknownKeyError(f"{item.key_or_group}: no such key; {meant}")
+                raise UnknownKeyError(f"{item.key_or_group}: no such key; did you mean {meant}?")
             raise UnknownKeyError(_no_such_key(part, node, where))
         where = f"{where}.{part}".removeprefix(".")
         node = node[part]
+
+
+def _nearest_setting(key: str, value: str, base: Mapping[str, Any]) -> str:
+    """Return what to write instead of an unknown key, such as ``train.epochs=3``; empty if no setting is spelt like it.
+
+    A key without a dot is compared with the last parts of all settings; of any other, the last part must be the same.
+    """
+    cutoff = SIMILAR
+    if "." in key:
+        cutoff = 1.0
+    by_name: dict[str, list[str]] = {}
+    for name in _settings_in(base):
+        by_name.setdefault(name.rpartition(".")[2], []).append(name)
+    close = difflib.get_close_matches(key.rpartition(".")[2], by_name, n=1, cutoff=cutoff)
+    if not close:
+        return ""
+    return " or ".join([f"{name}={value}" for name in by_name[close[0]]])
+
+
+def _settings_in(node: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Yield the key of every setting that is not a mapping."""
+    for name, value in node.items():
+        if isinstance(value, Mapping):
+            yield from _settings_in(value, f"{prefix}{name}.")
+        elif not str(name).startswith("_"):
+            yield f"{prefix}{name}"
 
 
 def _no_such_key(part: str, node: Any, where: str) -> str:

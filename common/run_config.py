@@ -1,6 +1,6 @@
 """A run's ``config.yaml``: reading it without importing what it names, and which of its settings change the result.
 
-Nothing here imports torch: tables, lists and completion read runs without it.
+Nothing here imports torch: tables and lists read runs without it.
 """
 
 import json
@@ -129,8 +129,9 @@ def read_config(path: Path) -> dict[str, Any]:
                 key = "engine.device"
             raise ConfigError(
                 f"{path}: {key}={shown} is not one of Goldfinch's own, and a class that only a folder names is not "
-                f"imported. If it is yours, name it yourself: goldfinch resume {path.parent} {key}={shown}, or "
-                f"goldfinch --own {shown} table, report, figure ..., or --config-dir with the folder that names it"
+                f"imported. If it is yours, name it yourself: goldfinch resume {path.parent} {key}={shown}; or use "
+                "--config-dir with the folder that names it; or declare it as an entry point of its package, see "
+                "docs/add-a-method.md"
             )
     return _without_removed({str(key): value for key, value in content.items()})
 

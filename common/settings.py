@@ -229,7 +229,7 @@ def _method(value: Any) -> Any:
 
 
 def _aggregation(value: Any) -> Any:
-    is_rule = hasattr(value, "average") and hasattr(value, "after_refusals")
+    is_rule = hasattr(value, "average") and hasattr(value, "class_means")
     check(is_rule, f"must be a rule of averaging (strategies.core.aggregation.Mean); got {type(value).__name__}")
     return value
 

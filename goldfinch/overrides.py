@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from common.aliases import ALIASES
 from common.errors import ConfigError, nearest
 from common.overrides import quoted_override
 
@@ -34,7 +33,7 @@ def overrides_of(settings: Mapping[str, Any] | None, keywords: Mapping[str, Any]
     values: dict[str, Any] = {}
     for name, value in keywords.items():
         if name not in SETTINGS:
-            remedy = nearest(ALIASES.get(name, name).rpartition(".")[2], list(SETTINGS))
+            remedy = nearest(name, list(SETTINGS))
             raise ConfigError(f"unknown argument {name!r}: {remedy}; other settings go into settings={{'key': value}}")
         if value is not None:
             values[SETTINGS[name]] = value

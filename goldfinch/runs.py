@@ -235,11 +235,11 @@ class Run:
         Args:
             path: where to write it; ``None`` writes ``report.html`` into the run's folder.
         """
-        from server.results.report.page import write_report
+        from server.commands.report import report
 
         if path is not None:
             path = Path(path)
-        return write_report([str(self.folder)], path)
+        return report([str(self.folder)], path)
 
     def model(self, *, client: str | None = None, chosen: str = "last") -> TrainedModel:
         """Return the trained model, on the CPU, in evaluation mode.

@@ -26,7 +26,6 @@ from server.commands.program import (
     app,
     argument,
     command,
-    complete_override,
     items_of,
     one_of,
     option,
@@ -47,53 +46,18 @@ def _goldfinch(
     version: Annotated[  # noqa: ARG001  # its callback has done it
         bool, option("--version", text="Show the versions and exit.", callback=_version, is_eager=True)
     ] = False,
-    own: Annotated[
-        list[str] | None, option("--own", text="A class of yours that a run's folder may name.", metavar="MODULE.CLASS")
-    ] = None,
 ) -> None:
     """Federated learning for devices whose data come from different domains, on Flower."""
     if strangers := shadows(sys.path):
         raise ConfigError(f"{strangers[0]} is imported in place of Goldfinch's package: call goldfinch elsewhere")
-    _trust(own or ())
     if ctx.invoked_subcommand is None:
         print(ctx.get_help())
         raise typer.Exit(2)
 
 
-def _trust(names: Sequence[str]) -> None:
-    """Allow the classes of ``--own`` and those of earlier commands of this user, and remember new ones."""
-    from common.choices import remember, remembered, trust
-
-    known = remembered()
-    trust([*known, *names])
-    new = [name for name in names if name not in known]
-    if new:
-        place = remember(new)
-        if place is not None:
-            print(f"remembered {', '.join(new)} in {place}; delete a line there to forget it", file=sys.stderr)
-
-
-def own_first(given: Sequence[str]) -> list[str]:
-    """Return the arguments with every ``--own NAME`` in front: it may also stand after the command."""
-    first: list[str] = []
-    others: list[str] = []
-    words_left = iter(given)
-    for word in words_left:
-        if word == "--own":
-            first.append(word)
-            name = next(words_left, None)
-            if name is not None:
-                first.append(name)
-        elif word.startswith("--own="):
-            first.append(word)
-        else:
-            others.append(word)
-    return [*first, *others]
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; the exit status is 0 only if what was asked for was done."""
-    given = own_first(list(sys.argv[1:] if arguments is None else arguments))
+    given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         return typer.main.get_command(app).main(given, prog_name="goldfinch", standalone_mode=False) or 0
     except click.NoSuchOption as error:
@@ -164,7 +128,7 @@ def _resume(folder: Annotated[Path, argument("DIR")], overrides: Settings, quiet
 
 @command("sweep")
 def _sweep(
-    overrides: Annotated[list[str], argument("KEY=A,B...", default_factory=list, autocompletion=complete_override)],
+    overrides: Annotated[list[str], argument("KEY=A,B...", default_factory=list)],
     output: Annotated[
         Path | None,
         option("--output", text="The folder; by default one below outputs/, named after the settings.", metavar="DIR"),
@@ -188,7 +152,7 @@ def _sweep(
 
 @command("tune")
 def _tune(
-    overrides: Annotated[list[str], argument("KEY=VALUE...", default_factory=list, autocompletion=complete_override)],
+    overrides: Annotated[list[str], argument("KEY=VALUE...", default_factory=list)],
     trials: Trials = 20,
     seeds: TestSeeds = "0,1,2",
     output: Output = None,
@@ -208,7 +172,7 @@ def _tune(
 
 @command("compare")
 def _compare(
-    overrides: Annotated[list[str], argument("KEY=VALUE...", default_factory=list, autocompletion=complete_override)],
+    overrides: Annotated[list[str], argument("KEY=VALUE...", default_factory=list)],
     methods: Annotated[
         str, option("--methods", text="The methods; * is all; FedAvg is always among them.", metavar="A,B")
     ] = "",
@@ -306,17 +270,15 @@ def _table(
 def _report(
     folders: Runs,
     output: Annotated[Path | None, option(text="The page; report.html in the first folder by default.")] = None,
-    tsne: Annotated[bool, option("--tsne", text="Show the prototypes by t-SNE as well.")] = False,
-    images: Annotated[bool, option("--images", text="Show test images and where the model looked.")] = False,
 ) -> None:
     """Write one HTML page of runs.
 
     DIR  run folders, or folders with runs below them
     The page holds curves, confusion, prototypes and cost, and needs no network.
     """
-    from server.results.report.page import write_report
+    from server.commands.report import report
 
-    path = write_report(folders, output, tsne=tsne, images=images)
+    path = report(folders, output)
     print(f"wrote {path} ({path.stat().st_size / 1e6:.1f} MB); it needs no network: open it in any browser")
 
 
@@ -372,28 +334,29 @@ def _reproduce(
     reproduce(request_of(table, scale, items_of(methods), seeds_of(seeds), output, records))
 
 
-FIGURES = ("convergence", "features", "cam", "heatmap", "bars")
+FIGURES = ("convergence", "prototypes", "heatmap", "bars")
 """The same as :data:`server.commands.figure.KINDS`. Importing that module would import matplotlib."""
 
 
 @command("figure")
 def _figure(
-    kind: Annotated[
-        str, argument("KIND", autocompletion=one_of(("convergence", "features", "cam", "heatmap", "bars")))
-    ],
+    kind: Annotated[str, argument("KIND", autocompletion=one_of(FIGURES))],
     folders: Runs,
     output: Annotated[Path | None, option(text="The picture; KIND.png in the first folder by default.")] = None,
     rule: Rule = "final",
     column: Annotated[str, option(text="heatmap: average (default), worst, spread or a domain.")] = "average",
     axes: Annotated[str, option(text="heatmap: one or two settings, such as method.contrast,method.temperature.")] = "",
-    samples: Annotated[int | None, option(text="Images per test domain; features: 100, cam: 2 by default.")] = None,
+    samples: Annotated[int, option(text="prototypes: test images of each domain; 100 by default.")] = 100,
+    by: Annotated[
+        str, option(text="prototypes: placed by tsne (default) or pca.", autocompletion=one_of(("tsne", "pca")))
+    ] = "tsne",
     title: Annotated[str | None, option(text="The title; data and protocol by default.")] = None,
     size: Annotated[str | None, option(text="Width and height in inches.", metavar="7x4")] = None,
     label: Annotated[list[str] | None, option(text="Another name for a row; repeat it.", metavar="OLD=NEW")] = None,
 ) -> None:
     """Draw runs as one picture.
 
-    KIND  convergence, features, cam, heatmap or bars
+    KIND  convergence, prototypes, heatmap or bars
     DIR   run folders, or folders with runs below them
     """
     from server.commands.figure import draw
@@ -406,6 +369,7 @@ def _figure(
         column,
         axes.split(",") if axes else (),
         samples,
+        by,
         title,
         size,
         label or (),
@@ -592,15 +556,9 @@ def _dismiss(folder: Folder, node: Nodes = None, connection: Connection = None) 
     dismiss(folder, node or [], connection)
 
 
-def _complete_group(incomplete: str) -> list[str]:
-    from server.commands.completion import groups_for
-
-    return groups_for(incomplete)
-
-
 @command("list")
 def _list(
-    groups: Annotated[list[str], argument("[GROUP]...", default_factory=list, autocompletion=_complete_group)],
+    groups: Annotated[list[str], argument("[GROUP]...", default_factory=list)],
 ) -> None:
     """List methods, data sets, models, protocols, engines.
 
@@ -611,14 +569,8 @@ def _list(
     print_choices(groups)
 
 
-def _complete_name(incomplete: str) -> list[str]:
-    from server.commands.completion import names_for
-
-    return names_for(incomplete)
-
-
 @command("explain")
-def _explain(names: Annotated[list[str], argument("NAME...", autocompletion=_complete_name)]) -> None:
+def _explain(names: Annotated[list[str], argument("NAME...")]) -> None:
     """Show what settings mean, their ranges and defaults.
 
     goldfinch explain fpl

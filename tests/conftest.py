@@ -63,14 +63,6 @@ def one_thread() -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def own_configuration_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Names that a test gives to --own are not remembered for the person who runs the tests."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("configuration")))
-        yield
-
-
-@pytest.fixture(autouse=True, scope="session")
 def no_waiting_for_the_disk() -> Iterator[None]:
     """Runs write thousands of small files; waiting until each has reached the disk is what they would mostly do."""
     with pytest.MonkeyPatch.context() as patch:

@@ -14,7 +14,7 @@ from server.results.groups import Group, group_runs
 from server.results.run import Run, find_runs
 from server.results.seeds import Value, curve
 
-KINDS = ("convergence", "features", "cam", "heatmap", "bars")
+KINDS = ("convergence", "prototypes", "heatmap", "bars")
 
 
 def draw(
@@ -24,7 +24,8 @@ def draw(
     rule: str = "final",
     column: str = "average",
     axes: Sequence[str] = (),
-    samples: int | None = None,
+    samples: int = 100,
+    by: str = "tsne",
     title: str | None = None,
     size: str | None = None,
     labels: Sequence[str] = (),
@@ -38,7 +39,8 @@ def draw(
         rule: the rule of the accuracies, as in ``goldfinch table``.
         column: what a heat map shows.
         axes: the settings of a heat map's axes.
-        samples: images per test domain.
+        samples: test images of each domain in a figure of prototypes.
+        by: how prototypes and features are placed, ``tsne`` or ``pca``.
         title: replaces data and protocol in the title; notes on missing values remain.
         size: width and height in inches, such as ``7x4``.
         labels: names of rows, such as ``fedavg=FedAvg``.
@@ -49,7 +51,7 @@ def draw(
     """
     if kind not in KINDS:
         raise ConfigError(f"goldfinch figure {kind}: no such kind; {nearest(kind, KINDS)}")
-    if samples is not None and samples < 1:
+    if samples < 1:
         raise ConfigError(f"--samples {samples}: must be 1 or more")
     path = output or Path(folders[0]) / f"{kind}.png"
     check_format(path)  # before the work
@@ -57,13 +59,12 @@ def draw(
     runs = find_runs(folders)
     kinds: Mapping[str, Callable[[], Figure]] = {
         "convergence": lambda: curves_of(runs, title, labels),
-        "features": lambda: _features(runs, samples or 100, title),
-        "cam": lambda: _cam(runs, samples or 2, title, labels),
+        "prototypes": lambda: _prototypes(runs, by, samples, title),
         "heatmap": lambda: sensitivity(runs, axes=axes, rule=rule, column=column, title=title),
         "bars": lambda: bars_of(runs, rule, title, labels),
     }
-    if labels and kind in ("features", "heatmap"):
-        raise ConfigError(f"--label: {kind} has no labels of runs; use it with convergence, bars or cam")
+    if labels and kind in ("prototypes", "heatmap"):
+        raise ConfigError(f"--label: {kind} has no labels of runs; use it with convergence or bars")
     figure = kinds[kind]()
     if inches is not None:
         figure.set_size_inches(*inches)
@@ -194,23 +195,10 @@ def _title(runs: Sequence[Run]) -> str:
     return f"{runs[0].summary['data']}, {runs[0].summary['protocol']}"
 
 
-def _features(runs: Sequence[Run], samples: int, title: str | None) -> Figure:
-    from server.plots.maps import feature_map
+def _prototypes(runs: Sequence[Run], by: str, samples: int, title: str | None) -> Figure:
+    from server.plots.prototypes import prototype_figure
 
     if len(runs) != 1:
         folders = [str(run.folder) for run in runs[:5]]
-        raise ConfigError(f"features shows one run; {len(runs)} were found: {', '.join(folders)}")
-    return feature_map(runs[0], samples, title)
-
-
-def _cam(runs: Sequence[Run], samples: int, title: str | None, labels: Sequence[str]) -> Figure:
-    from server.plots.maps import activation_maps
-
-    names = names_of(runs, labels)
-    titled: list[tuple[str, Run]] = []
-    for name, run in zip(names, runs, strict=True):
-        if names.count(name) > 1:
-            titled.append((f"{name}, {run.folder.name}", run))
-        else:
-            titled.append((name, run))
-    return activation_maps(titled, samples, title)
+        raise ConfigError(f"prototypes shows one run; {len(runs)} were found: {', '.join(folders)}")
+    return prototype_figure(runs[0], by, samples, title)

@@ -56,7 +56,6 @@ def predict(
     model: Model,
     images: Annotated[list[Path], argument("IMAGE...")],
     output: Annotated[Path | None, option("--output", text="A .csv or .json file for all of it.")] = None,
-    cam: Annotated[Path | None, option("--cam", text="A folder for pictures of where the model looked.")] = None,
 ) -> None:
     """Predict the classes of images with an exported model.
 
@@ -66,7 +65,7 @@ def predict(
     """
     from server.commands.predict import predict as classify
 
-    raise typer.Exit(classify(model, images, output, cam))
+    raise typer.Exit(classify(model, images, output))
 
 
 def evaluate(

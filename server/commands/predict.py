@@ -8,50 +8,39 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image, ImageOps
 from rich.console import Console
 from rich.progress import track
 
-from common.data.image_files import FORMATS, Resize, decode_image, is_image, square
+from common.data.image_files import decode_image, is_image
 from common.errors import ConfigError, DataError, writing
 from common.exports.model import TrainedModel, load_model
-from common.storage import write_bytes, write_text
+from common.storage import write_text
 from common.wire.messages import printable
-from server.results.heat import heat_maps, overlay
 
 MAX_SHOWN = 40
 """Lines that are printed; a file has all."""
 
-CAM_SIDE = 256
-"""The longer side of a picture with its class activation map, pixels."""
 
-
-def predict(folder: Path, places: Sequence[Path], output: Path | None = None, cam: Path | None = None) -> int:
+def predict(folder: Path, places: Sequence[Path], output: Path | None = None) -> int:
     """Print the class of every image and write the chosen files; return 1 if an image could not be read, else 0.
 
     Args:
         folder: an exported model.
         places: image files, or folders of them.
         output: a .csv or .json file for the results.
-        cam: a folder for class activation maps.
 
     Raises:
-        ConfigError: there are no images, the output is of another kind, or the net has no class activation maps.
+        ConfigError: there are no images, or the output is of another kind.
         CheckpointError: the model is damaged.
     """
     if output is not None and output.suffix not in (".csv", ".json"):
         raise ConfigError(f"--output {output}: name a .csv or a .json file")
     model, files = load_model(folder), _files(places)
-    if cam is not None and not (model.net.supports_cam and model.inference is model.net):
-        raise ConfigError(
-            f"--cam: {folder} has no class activation maps; its net must end in pooling and a linear layer"
-        )
     rows: list[dict[str, Any]] = []
     console = Console(stderr=True)
     for path in track(files, "images", console=console, transient=True, disable=not console.is_terminal):
         try:
-            with writing(cam, "another place"):
-                rows.append(_row(model, path, cam and cam / f"{len(rows):05d}-{path.stem}.png"))
+            rows.append(_row(model, path))
         except DataError as error:
             console.print(f"skipped: {printable(str(error))}", markup=False, highlight=False, soft_wrap=True)
     for row in rows[:MAX_SHOWN]:
@@ -87,14 +76,13 @@ def _files(places: Sequence[Path]) -> list[Path]:
 
 
 @torch.no_grad()
-def _row(model: TrainedModel, path: Path, picture: Path | None) -> dict[str, Any]:
-    """Return the result for one image, and write its class activation map to ``picture``.
+def _row(model: TrainedModel, path: Path) -> dict[str, Any]:
+    """Return the result for one image.
 
     Raises:
         DataError: the image cannot be read.
     """
-    resize = model.description.resize
-    decoded = decode_image(path, model.image_size, str(path), resize=resize, upright=True)
+    decoded = decode_image(path, model.image_size, str(path), resize=model.description.resize, upright=True)
     pixels = torch.from_numpy(decoded.copy()).permute(2, 0, 1)
     images = pixels[None].float() / 255
     outputs = model(images)
@@ -107,24 +95,8 @@ def _row(model: TrainedModel, path: Path, picture: Path | None) -> dict[str, Any
         threshold = (model.description.prototypes or {}).get("threshold")
         if threshold is not None:
             row["none_of_these"] = float(distance) > threshold
-    if picture is not None:
-        with Image.open(path, formats=FORMATS) as image:
-            shown = _shown(image, resize)
-        heat, _ = heat_maps(model.net, model.prepare(images), torch.tensor([chosen]), (shown.height, shown.width))
-        stream = io.BytesIO()
-        overlay(shown, heat[0].double().numpy()).save(stream, "PNG")
-        write_bytes(picture, stream.getvalue())
-        row["cam"] = str(picture)
     row["probabilities"] = dict(zip(model.classes, [round(value, 6) for value in probabilities.tolist()], strict=True))
     return row
-
-
-def _shown(image: Image.Image, resize: Resize) -> Image.Image:
-    """Return what of an image the network sees, in at most :data:`CAM_SIDE` pixels a side."""
-    ImageOps.exif_transpose(image, in_place=True)
-    if resize == "squash":
-        return ImageOps.contain(image.convert("RGB"), (CAM_SIDE, CAM_SIDE))
-    return square(image.convert("RGB"), CAM_SIDE, resize)
 
 
 def _line(row: Mapping[str, Any]) -> str:

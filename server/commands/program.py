@@ -113,9 +113,7 @@ class Commands(TyperGroup):
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except SystemExit as error:
-            message = (
-                f"a package that was imported called sys.exit({error.code!r}); see --own, --config-dir and _target_"
-            )
+            message = f"a package that was imported called sys.exit({error.code!r}); see --config-dir and _target_"
             print(f"error: {message}\n{_how_to_see_more()}", file=sys.stderr)
             raise typer.Exit(1) from error
         except Exception as error:
@@ -235,13 +233,6 @@ def seeds_of(text: str) -> tuple[int, ...]:
     return seeds
 
 
-def complete_override(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Complete a setting or its value."""
-    from server.commands.completion import overrides_for
-
-    return overrides_for(ctx, incomplete)
-
-
 def one_of(choices: Iterable[str]) -> Callable[[str], list[str]]:
     """Return a function that completes one of ``choices``."""
 
@@ -251,7 +242,7 @@ def one_of(choices: Iterable[str]) -> Callable[[str], list[str]]:
     return complete
 
 
-Settings = Annotated[list[str], argument("[KEY=VALUE]...", default_factory=list, autocompletion=complete_override)]
+Settings = Annotated[list[str], argument("[KEY=VALUE]...", default_factory=list)]
 Runs = Annotated[list[str], argument("DIR...")]
 Rule = Annotated[
     str,

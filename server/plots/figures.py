@@ -1,4 +1,4 @@
-"""Every figure but the maps, as matplotlib draws it: for ``goldfinch figure``, the pages of a table, the README.
+"""Every figure but the prototypes, as matplotlib draws it: for ``goldfinch figure``, the pages of a table, the README.
 
 Legible in print; series are told apart by colour, dash and marker at once, in colours that colour-blind readers can
 tell apart.
@@ -28,7 +28,7 @@ from server.results.seeds import Value
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 
 # Ten for classes, found by search: of any two, the distance in Oklab is 0.17 or more for most readers, and 0.11 or more
-# for protanopes, deuteranopes and tritanopes (Machado et al., 2009). The report's style sheet has the same.
+# for protanopes, deuteranopes and tritanopes (Machado et al., 2009).
 CLASS_COLOURS = (
     "#0000fc", "#d80000", "#b0a400", "#6c00a8", "#00b4e4", "#780000", "#f0789c", "#183c54", "#8478fc", "#846078",
 )  # fmt: skip

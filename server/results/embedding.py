@@ -1,4 +1,4 @@
-"""Vectors in the plane, for the report's page and the figures: one projection by PCA and one by t-SNE."""
+"""Vectors in the plane, for figures of prototypes: a projection by PCA and one by t-SNE."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,23 +25,23 @@ def embed_by_pca(rows: Matrix) -> tuple[Matrix, float]:
     """Place ``rows [N, D]``, N >= 2, on their first two principal components.
 
     Returns:
-        ``[N, 2]``, or ``[N, 1]`` if D is 1, and the share of the variance in [0, 1] that these components explain.
+        ``[N, 2]``, and the share of the variance in [0, 1] that these components explain. If D is 1, the second column
+        is 0.
     """
     model = PCA(min(2, *rows.shape), random_state=0).fit(rows)
     explained = float(np.nan_to_num(model.explained_variance_ratio_).sum())
-    return model.transform(rows), explained
+    places = model.transform(rows)
+    return np.pad(places, ((0, 0), (0, 2 - places.shape[1]))), explained
 
 
-def embed_by_tsne(rows: Matrix) -> Matrix | None:
-    """Place ``rows [N, D]``, N >= 4, by t-SNE, after PCA to at most 30 dimensions.
+def embed_by_tsne(rows: Matrix) -> Matrix:
+    """Place ``rows [N, D]``, N >= 4, finite and not all equal, by t-SNE, after PCA to at most 30 dimensions.
 
     The perplexity is 30, or a third of the points where they are few. The same rows give the same places.
 
     Returns:
-        ``[N, 2]``; ``None`` if the rows are not finite or do not differ.
+        ``[N, 2]``.
     """
-    if not np.isfinite(rows).all() or float(np.ptp(rows, axis=0).max()) < 1e-9:
-        return None
     reduced = PCA(min(REDUCED, *rows.shape), random_state=0).fit_transform(rows)
     perplexity = min(LARGEST_PERPLEXITY, (len(rows) - 1) / 3)
     return TSNE(2, perplexity=perplexity, init="pca", random_state=0, n_jobs=1).fit_transform(reduced)

@@ -403,8 +403,7 @@ class RoundLoop:
         replies, failures = self._ask(message, requests, closing)
         lost = [failure.client for failure in failures if failure.status == "lost"]
         self.registry.note_replies([reply.client for reply in replies], lost)
-        unread = sum(failure.status == "refused" for failure in failures)
-        outcome = self.federation.close(self.state, replies, unread, enough)
+        outcome = self.federation.close(self.state, replies, enough)
         failures += [Failure(client, "refused", reason) for client, reason in outcome.refused]
         self._failures = () if outcome.admitted else failures
         best_before = self.federation.best

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
@@ -95,26 +95,6 @@ def number_by_number(parts: Sequence[Tensor], combine: Callable[[Tensor], Tensor
     return torch.cat(blocks).view(parts[0].shape)
 
 
-@dataclass(frozen=True, eq=False)
-class RuleContext:
-    """What a rule may use of the current exchange, see :meth:`Mean.in_exchange`.
-
-    Args:
-        sent: the model state that the participants were sent.
-        memory: tensors that the rule keeps from one exchange to the next. The rule replaces its entries; a checkpoint
-            keeps them.
-        seed: the run's seed.
-        round: the round, >= 1.
-        exchange: the exchange's name.
-    """
-
-    sent: Mapping[str, Tensor]
-    memory: dict[str, Tensor]
-    seed: int
-    round: int
-    exchange: str
-
-
 @checked
 class Mean:
     """The average, which every method uses unless a rule of :mod:`strategies.core.robust` replaces it.
@@ -130,27 +110,6 @@ class Mean:
     def min_answers(self) -> int:
         """Fewest answers that the rule needs; a round with fewer is skipped."""
         return 1
-
-    def after_refusals(self, refused: int, answers: int) -> Mean:  # noqa: ARG002
-        """Return the rule for an exchange in which some answers were refused.
-
-        If too few answers are left for the rule, a refused answer counts as one of the attackers that it tolerates.
-        Otherwise a hostile client could stop a federation that has just as many clients as the rule needs, by being
-        refused. If enough are left nothing changes, because the refused client may be honest.
-
-        Args:
-            refused: answers that the gate refused.
-            answers: answers that it accepted.
-        """
-        return self
-
-    def in_exchange(self, context: RuleContext) -> Mean:  # noqa: ARG002
-        """Return the rule as it is used in one exchange; rules that remember or draw something return another object.
-
-        Args:
-            context: of the exchange.
-        """
-        return self
 
     def check(self, method: str, averages: bool, participants: int) -> None:
         """Check that the rule can be combined with a method.
@@ -182,10 +141,6 @@ class Mean:
                 shares.append(1.0)
             else:
                 shares.append(update.samples)
-        return self.combine_models(states, shares)
-
-    def combine_models(self, states: Sequence[Mapping[str, Tensor]], shares: Sequence[float]) -> dict[str, Tensor]:
-        """Return one state of the participants' models. A rule may use the model that they were sent for it."""
         return self.combine(states, shares)
 
     def combine(self, states: Sequence[Mapping[str, Tensor]], shares: Sequence[float]) -> dict[str, Tensor]:

@@ -23,7 +23,7 @@ from common.settings import RunSettings, check_kept_step
 from common.storage import AnswerStore, GlobalState, under_prefix, with_prefix
 from common.wire.messages import Answer, Request
 from common.wire.payload import Payload, cast_down, cast_up
-from strategies.core.aggregation import Mean, RuleContext, cap_samples, limit_samples
+from strategies.core.aggregation import cap_samples, limit_samples
 from strategies.core.bounds import Bounds, Excess
 from strategies.core.exchange import tensor_specs
 from strategies.core.gate import Gate
@@ -115,7 +115,6 @@ class Federation:
         server: the context of the method's functions on the server (``download``, ``expects``, ``aggregate`` ...); a
             new object for each exchange.
         bounds: limits on the L2 norm of updates.
-        rule_memory: what the aggregation rule remembers from one exchange to the next.
         answer_store: where replies wait until the exchange closes.
         best: number of the round with the best validation score so far; -1 if there is none. Requests contain it, so
             that devices keep their own state of that round.
@@ -130,7 +129,6 @@ class Federation:
         self.method: Method = settings.method
         self.registry = Registry(settings)
         self.bounds = Bounds(settings.rounds.outlier_factor)
-        self.rule_memory: dict[str, Tensor] = {}
         self.answer_store = AnswerStore(settings.output_folder, settings.rounds.memory * 2**30)
         self.best = -1
         self._requests: dict[str, Request] = {}
@@ -270,14 +268,13 @@ class Federation:
 
     # ---- replies -----------------------------------------------------------------------------------------------------
 
-    def close(self, state: GlobalState, replies: Sequence[Reply], refused: int = 0, enough: int = 0) -> Outcome:
+    def close(self, state: GlobalState, replies: Sequence[Reply], enough: int = 0) -> Outcome:
         """Check an exchange's replies and aggregate them. Every engine and Flower's own server aggregate through it.
 
         In this order: the gate accepts or refuses each reply; updates with an L2 norm above the bound are scaled down
-        or refused (``rounds.outliers``); no client counts for too many samples (``rounds.largest_share``); the
-        aggregation rule is told how many replies were refused, because it may count them among the attackers that it
-        tolerates; if as many updates are left as :meth:`needed` says, they are aggregated. ``bounds`` remembers the
-        exchange even if too few updates are left.
+        or refused (``rounds.outliers``); no client counts for too many samples (``rounds.largest_share``); if as
+        many updates are left as :meth:`needed` says, they are aggregated. ``bounds`` remembers the exchange even if too
+        few updates are left.
 
         By default nothing is scaled, refused for its length or limited: every accepted update counts unchanged, with
         the method's weighting.
@@ -285,7 +282,6 @@ class Federation:
         Args:
             state: the state that :meth:`message` was made from.
             replies: the replies that arrived, in any order.
-            refused: replies that arrived and could not be read.
             enough: updates after which the exchange was closed (``rounds.oversample``); 0 if it waited for all,
                 or if no client was asked to train.
         """
@@ -294,35 +290,24 @@ class Federation:
         admitted = [reply for reply in admitted if reply.client not in too_long]
         refusals += too_long.items()
         updates = cap_samples(updates, self.server.clients, self.settings.rounds.largest_share)
-        aggregation = self.settings.aggregation.after_refusals(refused + len(refusals), len(updates))
         needed, by = 0, ""
         asked = self._asked_to_train
         if enough:
             asked = min(asked, enough)
         if asked:
-            needed, by = self.needed(asked, aggregation)
+            needed, by = self.needed(asked)
         if needed and len(updates) >= needed:
-            state = self._aggregate(state, updates, aggregation)
+            state = self.method.aggregate(state, updates, self.server)
         return Outcome(state, admitted, updates, refusals, scaled, needed, by)
 
-    def _aggregate(self, state: GlobalState, updates: Sequence[Update], aggregation: Mean) -> GlobalState:
-        """Return the next state. What the rule remembers changes only if the method's aggregation succeeds."""
-        memory = dict(self.rule_memory)
-        context = RuleContext(state.weights, memory, self.settings.seed, self.server.round, self.server.exchange)
-        server = replace(self.server, aggregation=aggregation.in_exchange(context))
-        following = self.method.aggregate(state, updates, server)
-        self.rule_memory = memory
-        return following
-
-    def needed(self, asked: int, aggregation: Mean | None = None) -> tuple[int, str]:
+    def needed(self, asked: int) -> tuple[int, str]:
         """Return how many of ``asked`` participants must have replied for an exchange to count, and the setting's name.
 
         Args:
             asked: clients that were asked to train, >= 1.
-            aggregation: the rule of the exchange; ``None`` takes the run's.
         """
         quorum = math.ceil(self.settings.rounds.quorum * asked)
-        min_answers = (aggregation or self.settings.aggregation).min_answers
+        min_answers = self.settings.aggregation.min_answers
         if quorum >= min_answers:
             return quorum, "rounds.quorum"
         return min_answers, "aggregation"
@@ -435,13 +420,12 @@ class Federation:
         return kept, refusals, factors
 
     def memory(self) -> dict[str, Tensor]:
-        """Return what bounds and aggregation rule remember from one exchange to the next; a checkpoint must keep it."""
-        return with_prefix("bounds/", self.bounds.medians) | with_prefix("aggregation/", self.rule_memory)
+        """Return what the bounds remember from one exchange to the next; a checkpoint must keep it."""
+        return with_prefix("bounds/", self.bounds.medians)
 
     def remember(self, memory: Mapping[str, Tensor]) -> None:
         """Continue with the memory of a checkpoint, see :meth:`memory`."""
         self.bounds.medians = under_prefix("bounds/", memory)
-        self.rule_memory = under_prefix("aggregation/", memory)
 
     def _refusal(self, parts: dict[str, Excess]) -> str:
         """Return why an update is refused: its part that exceeds its bound most."""

@@ -200,7 +200,7 @@ class FlowerStrategy(Strategy):
                 arrived.append(Reply(answer.client, answer, payload, bytes_up=size))
             except PayloadError as error:
                 unread.append((f"node {proxy.cid}", str(error)))
-        closed = self.federation.close(self.state, arrived, len(unread))
+        closed = self.federation.close(self.state, arrived)
         for sender, reason in unread + closed.refused:
             log(WARNING, "round %s: the answer of %s is refused: %s", server_round, _shown(sender), _shown(reason))
         for client, reason in closed.scaling_reasons().items():

@@ -321,7 +321,7 @@ def test_a_package_that_exits_when_imported_ends_the_command_with_an_error(
 ) -> None:
     (tmp_path / "leaving_package.py").write_text("import sys\nsys.exit(0)\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    status = main(["--own", "leaving_package.Mine", "run", "--quiet", "method._target_=leaving_package.Mine", *TINY])
+    status = main(["run", "--quiet", "method._target_=leaving_package.Mine", *TINY])
     assert status == 1
     assert "sys.exit(0)" in capsys.readouterr().err
 

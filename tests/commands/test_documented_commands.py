@@ -136,8 +136,6 @@ def check_goldfinch(name: str, given: dict[str, Any], folder: Path) -> None:
 @pytest.mark.parametrize("line", SHOWN)
 def test_a_command_of_a_page_is_taken(line: str, tmp_path: Path) -> None:
     words = shlex.split(line)
-    if words[0] == "goldfinch":
-        words = ["goldfinch", *server.cli.own_first(words[1:])]
     if words[0] == "flwr":
         if not any(part in line for part in NOT_COMPOSED):
             check_flower(words)

@@ -1,9 +1,6 @@
-"""``goldfinch explain`` and the completion of settings."""
+"""``goldfinch explain``, and the completion of words."""
 
 from __future__ import annotations
-
-import subprocess
-import sys
 
 import pytest
 
@@ -12,7 +9,6 @@ from common.errors import ConfigError
 from common.explanation import explain
 from common.settings import load_settings
 from server.cli import main
-from server.commands.completion import whole_words
 
 GROUPS = sorted(path.name for path in CONF.iterdir() if path.is_dir())
 WITHOUT_TEXT = ("engine", "experiment", "printed", "tuned", "tracker")
@@ -73,15 +69,8 @@ def test_the_command_prints_each_setting(capsys: pytest.CaptureFixture[str]) -> 
 
 
 COMPLETIONS = {
-    "a key": (["run", "train.opt"], ["train.optimizer=sgd", "train.optimizer=adam", "train.optimizer=adamw"]),
-    "a choice": (["run", "method=fp"], ["method=fpl", "method=fpl_heal"]),
-    "a choice that bash has split": (["run", "method", "=", "fp"], ["fpl", "fpl_heal"]),
-    "an empty choice that bash has split": (["run", "views", "="], list(choices_of("views"))),
-    "a key of the chosen method": (["run", "method", "=", "fpl", "method.temp"], ["method.temperature=0.02"]),
-    "a bool": (["sweep", "protocol.balanced="], ["protocol.balanced=true", "protocol.balanced=false"]),
-    "a kind of figure": (["figure", "c"], ["convergence", "cam"]),
+    "a kind of figure": (["figure", "c"], ["convergence"]),
     "a rule": (["table", "--rule", "l"], ["last_n"]),
-    "a name to explain": (["explain", "train"], ["train", "train.default"]),
     "after a command that does not exist": (["nothing", "e"], ["export", "evaluate", "explain", "enrol"]),
 }
 
@@ -98,15 +87,3 @@ def test_words_are_completed(case: str, monkeypatch: pytest.MonkeyPatch, capsys:
     assert set(expected) <= set(found)
     if case != "after a command that does not exist":
         assert sorted(found) == sorted(expected)
-
-
-def test_overrides_that_bash_has_split_are_joined() -> None:
-    assert whole_words(["method", "=", "fpl", "seed=0"]) == ["method=fpl", "seed=0"]
-
-
-def test_completion_does_not_import_torch() -> None:
-    program = (
-        "import sys, click; from server.commands.completion import overrides_for; from server.commands import explain\n"
-        "assert overrides_for(click.Context(click.Command('run')), 'train.ro'); assert 'torch' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import json
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +35,10 @@ class Mine(FedAvg):
 
 READERS = {
     "resume": ["resume", "RUN", "train.rounds=2", "--quiet"],
-    "report": ["report", "RUN", "--images"],
+    "report": ["report", "RUN"],
     "table": ["table", "RUN"],
     "curves": ["figure", "convergence", "RUN"],
-    "features": ["figure", "features", "RUN"],
+    "prototypes": ["figure", "prototypes", "RUN"],
 }
 
 
@@ -122,7 +123,7 @@ def test_a_class_is_not_imported_wherever_a_folder_names_it(
     ("target", "reason"),
     [
         ("common.data.glyphs.Glyphs", "is not one of Goldfinch's own"),
-        ("strategies.core.robust.Median", "method"),
+        ("strategies.core.robust.GeometricMedian", "method"),
     ],
 )
 def test_a_class_of_goldfinch_is_used_only_for_its_own_group(
@@ -144,27 +145,76 @@ def test_a_method_of_one_s_own_goes_on_when_it_is_named_again(
     assert main([*words_for("resume", folder), "method._target_=stranger.Mine"]) == 0
     monkeypatch.setattr(choices, "_OWN_NAMES", set())
     assert main(["table", str(folder)]) == 1
-    assert "goldfinch --own stranger.Mine table" in capsys.readouterr().err
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "configuration"))
-    assert main(["table", str(folder), "--own", "stranger.Mine"]) == 0
-    assert "remembered stranger.Mine in" in capsys.readouterr().err
-    monkeypatch.setattr(choices, "_OWN_NAMES", set())
-    assert main(["table", str(folder)]) == 0
-    assert "Mine" not in capsys.readouterr().err
-    (tmp_path / "configuration" / "goldfinch" / "own.txt").write_text("# nothing\n")
-    monkeypatch.setattr(choices, "_OWN_NAMES", set())
-    assert main(["table", str(folder)]) == 1
+    assert "docs/add-a-method.md" in capsys.readouterr().err
 
 
-def test_own_may_stand_before_and_after_the_command_and_needs_no_home(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.fixture
+def installed(tmp_path: Path, stranger: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """Install the stranger's module with an entry point of this value: what pip writes, in a folder on ``sys.path``."""
+
+    def install(value: str) -> None:
+        folder = tmp_path / "modules" / "stranger-1.0.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: stranger\nVersion: 1.0\n")
+        (folder / "entry_points.txt").write_text(f"[goldfinch]\nanything = {value}\n")
+        importlib.invalidate_caches()
+        choices._declared.cache_clear()
+
+    yield install
+    choices._declared.cache_clear()
+
+
+@pytest.mark.parametrize("value", ["stranger", "stranger:Mine"])
+def test_a_class_of_an_installed_package_that_declares_it_is_imported(
+    value: str, folder: Path, stranger: Path, installed: Callable[[str], None]
 ) -> None:
-    monkeypatch.setattr(choices, "_OWN_NAMES", set())
-    monkeypatch.setenv("XDG_CONFIG_HOME", "/dev/null/no-folder")
-    assert main(["--own=mine.First", "list", "method", "--own", "mine.Second"]) == 0
-    assert choices.trusted("mine.First", "method")
-    assert choices.trusted("mine.Second", "method")
-    assert "remembered" not in capsys.readouterr().err
+    changed(folder, lambda content: content["method"].update(_target_="stranger.Mine"))
+    assert main(words_for("table", folder)) == 1
+    installed(value)
+    assert main(words_for("table", folder)) == 0
+    assert not stranger.exists(), "a table needs no class"
+    assert main(words_for("prototypes", folder)) == 0
+    assert stranger.exists()
+
+
+@pytest.mark.parametrize(
+    ("value", "target"),
+    [
+        ("stranger:Other", "stranger.Mine"),
+        ("strange", "stranger.Mine"),
+        ("stranger", "os.system"),
+        ("stranger", "strangers.Mine"),
+    ],
+)
+def test_an_entry_point_allows_what_it_declares_and_nothing_else(
+    value: str, target: str, folder: Path, stranger: Path, installed: Callable[[str], None]
+) -> None:
+    installed(value)
+    changed(folder, lambda content: content["method"].update(_target_=target))
+    assert main(words_for("resume", folder)) == 1
+    assert not stranger.exists()
+
+
+def test_an_entry_point_does_not_allow_functions_as_devices(
+    folder: Path, stranger: Path, installed: Callable[[str], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    installed("stranger")
+    changed(folder, HIDDEN["the inline engine's devices"])
+    assert main(words_for("resume", folder)) == 1
+    assert "engine.device=stranger.Mine is not one of Goldfinch's own" in capsys.readouterr().err
+    assert not stranger.exists()
+
+
+def test_what_lies_in_a_run_s_folder_is_not_installed(
+    folder: Path, stranger: Path, installed: Callable[[str], None], tmp_path: Path
+) -> None:
+    installed("stranger")
+    (tmp_path / "modules" / "stranger-1.0.dist-info").rename(folder / "stranger-1.0.dist-info")
+    importlib.invalidate_caches()
+    choices._declared.cache_clear()
+    changed(folder, lambda content: content["method"].update(_target_="stranger.Mine"))
+    assert main(words_for("table", folder)) == 1
+    assert not stranger.exists()
 
 
 def test_what_a_program_s_caller_names_is_trusted(monkeypatch: pytest.MonkeyPatch) -> None:

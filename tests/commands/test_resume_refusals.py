@@ -36,7 +36,7 @@ CONTRADICTIONS = {
     "method": ("method=fedavg", "method=fedavg, which was fpl"),
     "method's own setting": ("method.temperature=0.5", "method.temperature=0.5, which was 0.0"),
     "guard": ("rounds=guarded", "rounds=guarded, which was default"),
-    "aggregation": ("aggregation=median", "aggregation=median, which was mean"),
+    "aggregation": ("aggregation=geometric_median", "aggregation=geometric_median, which was mean"),
     "domains": ("data.domains=[sketch]", "data.domains=['sketch'], which was"),
 }
 

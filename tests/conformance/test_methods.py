@@ -23,7 +23,7 @@ from common.wire.messages import Request
 from common.wire.payload import Payload, decode, encode
 from server.results.run import Run as Finished
 from server.run.checkpoint import Checkpoints
-from strategies.core.robust import CenteredClipping, GeometricMedian, Median, RobustRule
+from strategies.core.robust import GeometricMedian
 
 METHODS = sorted(path.stem for path in (CONF / "method").glob("*.yaml"))
 KINDS = {
@@ -382,12 +382,12 @@ def test_replays_are_refused_and_giants_scaled_and_named(method: str, tmp_path: 
     assert (3 in spoiled) == (method != "single_set"), "only who sends nothing has nothing to enlarge"
 
 
-@pytest.mark.parametrize("rule", [Median(), CenteredClipping(), GeometricMedian()], ids=lambda rule: rule._name)
 @on_any_processor
-def test_a_robust_rule_bears_a_hostile_client(rule: RobustRule, method: str, tmp_path: Path) -> None:
+def test_the_geometric_median_bears_a_hostile_client(method: str, tmp_path: Path) -> None:
     """A client's values, a hundred thousand times too large, do not reach the state."""
     data = Toy(missing_class=False)  # what only two clients hold, no rule can defend
     base = three_rounds(method, tmp_path, data=data, train={"rounds": 1})
+    rule = GeometricMedian()
     raw = {**base.raw, "aggregation": to_config(rule)}
     settings = replace(base, aggregation=rule, raw=raw)
     if not settings.method.averages or settings.method.keeps_step:

@@ -353,7 +353,7 @@ def test_settings_are_frozen() -> None:
         ("protocol._target_=common.models.specs.Small", "protocol=Small.*must be .*Protocol"),
         ("model._target_=common.data.views.NoViews", "model=NoViews.*must be .*ModelSpec"),
         ("views._target_=common.models.specs.Small", "views=Small.*must be .*Views"),
-        ("method._target_=strategies.core.robust.Median", "method: must be a method .*; got Median"),
+        ("method._target_=strategies.core.robust.GeometricMedian", "method: must be a method .*; got GeometricMedian"),
         ("aggregation._target_=strategies.fedavg.FedAvg", "aggregation: must be a rule of averaging .*; got FedAvg"),
     ],
 )

@@ -159,7 +159,7 @@ def test_the_strategy_names_the_domains_that_an_accuracy_lacks(tmp_path: Path, m
     assert [line for line in logged if "partial" in line] == [expected]
 
 
-@pytest.mark.parametrize("setting", ["aggregation=trimmed_mean", "rounds.quorum=1"], ids=["rule", "quorum"])
+@pytest.mark.parametrize("setting", ["aggregation=geometric_median", "rounds.quorum=1"], ids=["rule", "quorum"])
 def test_the_strategy_skips_a_round_with_too_few_answers(setting: str, tmp_path: Path) -> None:
     overrides = [*OVERRIDES, "method=fedavg", setting, f"output={tmp_path}"]
     strategy = FlowerStrategy(FedAvg(), load_settings(overrides))

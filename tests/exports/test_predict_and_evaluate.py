@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from support.runs import run
 from support.toy import DOMAINS, Toy, toy_settings
 
@@ -100,16 +99,6 @@ def test_many_predictions_are_cut_on_the_screen_alone(
     assert "... and 16 more: --output FILE.csv holds all" in capsys.readouterr().out  # 16 + 40 images
 
 
-def test_maps_show_where_the_net_looked(exported: Path, pictures: Path, tmp_path: Path) -> None:
-    image = sorted((pictures / "dark" / "test").rglob("*.png"))[0]
-    words = ["predict", str(exported), str(image), "--cam", str(tmp_path / "cam"), "--output", str(tmp_path / "x.json")]
-    assert main(words) == 0
-    (row,) = json.loads((tmp_path / "x.json").read_text())
-    with Image.open(row["cam"]) as shown, Image.open(image) as plain:
-        assert shown.size == (256, 256)
-        assert not np.array_equal(np.asarray(shown), np.asarray(plain.convert("RGB").resize((256, 256))))
-
-
 def test_mistakes_are_named(exported: Path, pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("a file, not a folder")
@@ -120,23 +109,18 @@ def test_mistakes_are_named(exported: Path, pictures: Path, tmp_path: Path, caps
         ([model, image, "--output", "predictions.txt"], "name a .csv or a .json file"),
         ([str(tmp_path), image], "goldfinch export RUN --to"),
         ([model, image, "--output", str(tmp_path / "file" / "predictions.csv")], "cannot write"),
-        ([model, image, "--cam", str(tmp_path / "file" / "looks")], "cannot write"),
     ):
         assert main(["predict", *words]) == 1
         assert message in capsys.readouterr().err
 
 
-def test_nets_without_maps_or_prototypes_have_fewer_outputs(
-    pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    settings = toy_settings("fedavg", tmp_path / "run", overrides=("model=digit_cnn",), train={"rounds": 1})
+def test_nets_without_prototypes_have_fewer_outputs(pictures: Path, tmp_path: Path) -> None:
+    settings = toy_settings("fedavg", tmp_path / "run", train={"rounds": 1})
     run(settings)
     export(tmp_path / "run", tmp_path / "model")
     image, output = sorted((pictures / "dark" / "test").rglob("*.png"))[0], tmp_path / "predictions.csv"
     assert main(["predict", str(tmp_path / "model"), str(image), "--output", str(output)]) == 0
     assert output.read_text().splitlines()[0] == "image,class,probability"
-    assert main(["predict", str(tmp_path / "model"), str(image), "--cam", str(tmp_path / "cam")]) == 1
-    assert "its net must end in pooling and a linear layer" in capsys.readouterr().err
 
 
 # ---- evaluate --------------------------------------------------------------------------------------------------------

@@ -12,8 +12,9 @@ import pytest
 from chromium import Browser, find_chromium
 from PIL import Image
 
+from server.commands.report import report
 from server.results.groups import group_runs
-from server.results.report.page import render, write_report
+from server.results.report.page import render
 from server.results.run import find_runs
 
 pytestmark = pytest.mark.skipif(find_chromium() is None, reason="Chromium is not installed")
@@ -48,7 +49,7 @@ CONTRAST = """(() => {
 
 @pytest.fixture(scope="module")
 def page(finished_runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_report([str(finished_runs)], tmp_path_factory.mktemp("page") / "report.html", tsne=True, images=True)
+    return report([str(finished_runs)], tmp_path_factory.mktemp("page") / "report.html")
 
 
 @pytest.fixture(scope="module")
@@ -80,42 +81,17 @@ def choose(browser: Browser, selector: str, value: int) -> None:
 
 def test_every_figure_is_drawn(opened: Browser) -> None:
     assert opened.evaluate("document.title") == "FedAvg and FPL on toy"
-    for name in ("results", "rounds", "losses", "cost", "prototypes"):
+    for name in ("results", "rounds", "losses", "cost"):
         assert opened.evaluate(f"document.querySelectorAll('#{name} svg.chart').length") > 0, name
     lacking = 3  # of the mean of the last rounds: a domain, the average and the worst are partial
     assert opened.evaluate("document.querySelectorAll('#results rect.column').length") == 3 * 2 * 5 - lacking
     assert opened.evaluate("document.querySelectorAll('.matrix svg').length") == 3
-    assert opened.evaluate("document.querySelectorAll('#map .spot').length") > 8
+    widths = opened.evaluate("[...document.querySelectorAll('#prototypes img')].map((e) => e.naturalWidth)")
+    assert len(widths) == 1, "FPL's; FedAvg has no prototypes"
+    assert widths[0] > 500
     assert "[object" not in opened.evaluate("document.body.textContent")
     assert "undefined" not in opened.evaluate("document.querySelector('main').innerText")
     assert "NaN" not in opened.evaluate("document.querySelector('main').innerHTML")
-
-
-def test_the_map_follows_its_slider_and_the_keyboard(opened: Browser) -> None:
-    places = "[...document.querySelectorAll('#map .spot')].map((e) => e.style.transform).join()"
-    last = opened.evaluate(places)
-    choose(opened, "#map-round", 0)
-    first = opened.evaluate(places)
-    assert first != last
-    assert "after round 1:" in opened.evaluate("document.getElementById('map').getAttribute('aria-label')")
-    opened.evaluate("document.getElementById('map-round').focus()")
-    opened.press("End")
-    assert opened.evaluate(places) == last
-    assert opened.evaluate("document.getElementById('map-round').getAttribute('aria-valuetext')") == "round 4"
-
-
-def test_the_map_can_be_placed_and_coloured_otherwise(opened: Browser) -> None:
-    places = "[...document.querySelectorAll('#map .spot')].map((e) => e.style.transform).join()"
-    colours = "[...document.querySelectorAll('#map .spot path')].map((e) => e.getAttribute('fill')).join()"
-    before = opened.evaluate(places), opened.evaluate(colours)
-    opened.click("#prototypes input[value=t-SNE] + span")
-    assert opened.evaluate(places) != before[0]
-    opened.click("#prototypes input[value=domain] + span")
-    assert opened.evaluate(colours) != before[1]
-    opened.click(".key-list button")
-    assert opened.evaluate("document.querySelectorAll('#map .spot.dim').length") > 0
-    opened.click(".key-list button")
-    assert opened.evaluate("document.querySelectorAll('#map .spot.dim').length") == 0
 
 
 def test_the_confusion_matrices_follow_run_and_round(opened: Browser) -> None:
@@ -264,17 +240,6 @@ def test_nothing_sticks_out_on_a_narrow_screen(opened: Browser, width: int) -> N
 def test_text_of_a_client_is_not_executed(opened: Browser) -> None:
     assert opened.evaluate("document.title") == "FedAvg and FPL on toy"
     assert opened.evaluate("document.querySelectorAll('img:not([src^=\"data:image/png;\"])').length") == 0
-
-
-def test_images_are_shown_and_their_overlay_can_be_taken_off(opened: Browser) -> None:
-    sizes = opened.evaluate("[...document.querySelectorAll('.example img')].map((e) => e.naturalWidth)")
-    assert len(sizes) > 8
-    assert set(sizes) == {16}
-    assert opened.evaluate("[...document.querySelectorAll('.example img:not(.heat)')].every((e) => e.alt.length > 8)")
-    shown = "getComputedStyle(document.querySelector('.example .heat')).display"
-    assert opened.evaluate(shown) == "block"
-    opened.click("#heat")
-    assert opened.evaluate(shown) == "none"
 
 
 def test_everything_that_acts_can_be_reached_by_keyboard(opened: Browser) -> None:

@@ -10,11 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from support.runs import run
 from support.toy import DOMAINS, toy_settings
 
-from common.prototypes import PrototypeSet
 from server.results.groups import group_runs
 from server.results.report.page import write_report
 from server.results.report.plots import (
@@ -29,10 +27,8 @@ from server.results.report.plots import (
     over_rounds,
     train_losses,
 )
-from server.results.report.prototypes import prototype_map, prototype_numbers
 from server.results.report.results import client_rows, cost, metric_boards, score_rows
-from server.results.run import Run, find_runs
-from server.run.prototype_log import Page
+from server.results.run import find_runs
 
 
 def test_scores_are_those_of_the_summaries(boards: Any) -> None:
@@ -142,60 +138,3 @@ def test_clients_add_up_to_the_run(boards: Any) -> None:
     assert (dark["trained"], dark["scaled"], dark["unused"]) == (3, 0, 1)
     total = sum(cost(record)["bytes"].values())
     assert total == pytest.approx(record.summary["bytes"]["up"] + record.summary["bytes"]["down"])
-
-
-# ---- prototypes ------------------------------------------------------------------------------------------------------
-
-
-def test_the_map_places_all_rounds_together_and_keeps_distances(boards: Any) -> None:
-    record = boards[0].groups[1].runs[0]
-    found = prototype_map(record, tsne=True)
-    assert found is not None
-    assert found["rounds"] == [1, 2, 3, 4]
-    assert set(found["places"]) == {"PCA", "t-SNE"}
-    for place in found["places"].values():
-        for frame, spots in zip(found["frames"], place["frames"], strict=True):
-            assert len(spots["x"]) == len(spots["y"]) == len(frame["class"]) == len(frame["owner"])
-            assert all(-1e-9 <= value <= 1 + 1e-9 for value in [*spots["x"], *spots["y"]])
-    again = prototype_map(record, tsne=True)
-    assert again == found
-    assert prototype_map(boards[0].groups[0].runs[0]) is None  # FedAvg has none
-
-
-def test_prototype_numbers_against_a_case_by_hand(boards: Any) -> None:
-    record = boards[0].groups[1].runs[0]
-    clients = tuple(sorted(record.registrations))
-    east, north = [1.0, 0.0], [0.0, 1.0]
-
-    def page(number: int, global_rows: list[list[float]], sent: list[list[float]]) -> Page:
-        labels = torch.tensor([0, 0, 1, 1])
-        uploaded = PrototypeSet(torch.tensor(sent), labels, torch.ones(4))
-        made = PrototypeSet(torch.tensor(global_rows), torch.tensor([0, 1]), torch.ones(2))
-        return Page(number, made, uploaded, torch.tensor([0, 1, 0, 1]), clients[:2])
-
-    pages = [
-        page(1, [east, north], [east, north, north, north]),  # class 0: domains at right angles; class 1: equal
-        page(2, [north, north], [[5.0, 0.0], [3.0, 0.0], north, north]),
-    ]
-    numbers = prototype_numbers(_with(record, pages))
-    assert numbers == {
-        "rounds": [1, 2],
-        "count": [2, 2],
-        "drift": [None, pytest.approx(0.5)],  # class 0 turned by a right angle, class 1 stayed
-        "domains": [pytest.approx(0.5), pytest.approx(0.0)],
-        "classes": [pytest.approx(0.5), pytest.approx(1.0)],
-    }
-
-
-def _with(record: Any, pages: list[Page]) -> Any:
-    found = Run(record.folder)
-    vars(found)["pages"] = pages
-    return found
-
-
-def test_a_map_of_a_single_vector_does_not_fail(boards: Any) -> None:
-    one = PrototypeSet(torch.ones(1, 4), torch.tensor([0]), torch.ones(1))
-    lone = Page(1, one, PrototypeSet.empty(4), torch.zeros(0, dtype=torch.int64), ())
-    found = prototype_map(_with(boards[0].groups[1].runs[0], [lone]), tsne=True)
-    assert found is not None
-    assert found["places"] == {}

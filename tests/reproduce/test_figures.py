@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,11 +20,10 @@ from common.prototypes import PrototypeSet
 from server.cli import main
 from server.commands.figure import bars_of, curves_of, names_of
 from server.plots.figures import CLASS_COLOURS, COLOURS, bars, convergence, line_style, rendered, sensitivity
-from server.plots.maps import Panel, activation_maps, class_colours, draw_map, embed, feature_map
-from server.results.heat import heat_maps
-from server.results.report import page
+from server.plots.prototypes import Panel, class_colours, draw_map, embed, prototype_figure, sent_figure
 from server.results.run import Run, find_runs, varying
 from server.results.seeds import Value
+from server.run.prototype_log import Page
 from tests.support.runs import run
 from tests.support.toy import CLASSES, DOMAINS, toy_settings
 
@@ -90,11 +88,15 @@ def test_a_size_or_a_label_that_is_none_is_refused(
     assert not path.exists()
 
 
-@pytest.mark.parametrize("kind", ["convergence", "bars", "features", "cam"])
-def test_every_kind_writes_a_png(kind: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / f"{kind}.png"
-    chosen = folder / "fpl-0" if kind == "features" else folder
-    assert main(["figure", kind, str(chosen), "--output", str(path)]) == 0
+@pytest.mark.parametrize(
+    "words", [["convergence"], ["bars"], ["prototypes"], ["prototypes", "--by", "pca"]], ids=" ".join
+)
+def test_every_kind_writes_a_png(
+    words: list[str], folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "figure.png"
+    chosen = folder / "fpl-0" if words[0] == "prototypes" else folder
+    assert main(["figure", words[0], str(chosen), "--output", str(path), *words[1:]]) == 0
     assert str(path) in capsys.readouterr().out
     width, height = header(path)
     assert min(width, height) > 400
@@ -121,9 +123,10 @@ def test_the_default_place_is_the_first_folder(folder: Path) -> None:
     [
         (["heatmaps", "x"], "did you mean 'heatmap'"),
         (["bars", "nowhere"], "is not a folder"),
-        (["features", "FOLDER"], "features shows one run; 4 were found"),
+        (["prototypes", "FOLDER"], "prototypes shows one run; 4 were found"),
+        (["prototypes", "FOLDER/fpl-0", "--by", "pc"], "did you mean 'pca'"),
         (["heatmap", "FOLDER/fpl-0", "FOLDER/fpl-1"], "vary in nothing but the seed"),
-        (["cam", "FOLDER/fpl-0", "--samples", "0"], "must be 1 or more"),
+        (["prototypes", "FOLDER/fpl-0", "--samples", "0"], "must be 1 or more"),
         (["bars", "FOLDER", "--output", "x.jpeg"], "is written as .png, .pdf, .svg; .jpeg is none of these"),
         (["bars", "FOLDER", "--output", "x"], "no suffix is none of these"),
     ],
@@ -178,29 +181,17 @@ def oklab(linear: np.ndarray) -> np.ndarray:
     return np.cbrt(linear @ np.transpose(cones)) @ np.transpose(lab)
 
 
-def style_sheet_colours() -> dict[str, list[str]]:
-    style = (page.HERE / "style.css").read_text()
-    both = re.findall(r"--c\d: (#[0-9a-f]{6});", style)
-    return {"light": both[:10], "dark": both[10:]}
-
-
 @pytest.mark.parametrize("vision", VISIONS)
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_the_colours_of_ten_classes_differ_for_every_reader(theme: str, vision: str) -> None:
-    colours = style_sheet_colours()[theme]
-    assert len(set(colours)) == 10
-    values = np.array([to_rgb(colour) for colour in colours])
+def test_the_colours_of_ten_classes_differ_for_every_reader(vision: str) -> None:
+    assert len(set(CLASS_COLOURS)) == 10
+    values = np.array([to_rgb(colour) for colour in CLASS_COLOURS])
     linear = np.where(values <= 0.04045, values / 12.92, ((values + 0.055) / 1.055) ** 2.4)
     seen = oklab(np.clip(linear @ np.transpose(VISIONS[vision]), 0, 1))
     distances = np.linalg.norm(seen[:, None] - seen[None], axis=2)[np.triu_indices(10, 1)]
     assert distances.min() > (0.17 if vision == "most" else 0.09)
 
 
-def test_figures_have_the_class_colours_of_the_light_page() -> None:
-    assert list(CLASS_COLOURS) == style_sheet_colours()["light"]
-
-
-def test_long_titles_and_names_are_not_cut(folder: Path) -> None:
+def test_long_titles_and_names_are_not_cut() -> None:
     name = "FedProto with a temperature of 0.07 and a contrast of 0.5, warm from the third round on"
     title = "office_caltech_10, one domain per client with a third of its samples, " * 2
     settings = {"method.a_rather_long_name_of_a_setting_that_is_swept_over": 1.0}
@@ -208,7 +199,6 @@ def test_long_titles_and_names_are_not_cut(folder: Path) -> None:
     panel = replace(panel, points=np.zeros((1, 2)), prototypes=np.zeros((1, 2)))
     for figure in (
         draw_map([panel] * 3, ["one domain of a long name"] * 4, [name] * CLASSES, title),
-        activation_maps([(name, Run(folder / "fedavg"))], per_domain=1),
         convergence({name: {1: Value(10.0, 1.0), 2: Value(20.0, 2.0)}, "b": {1: Value(3.0, None)}}, title),
         bars(["one domain of a long name", "average"], {name: [Value(10.0, 1.0)] * 2}, title),
         sensitivity([entry(50.0), entry(60.0, **settings), entry(55.0, **{"method.mu": 0.7})]),
@@ -299,13 +289,14 @@ def test_bars_of_runs(folder: Path) -> None:
 # ---- maps ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_map_has_every_feature_and_every_prototype() -> None:
+@pytest.mark.parametrize("by", ["tsne", "pca"])
+def test_a_figure_has_every_feature_and_every_prototype(by: str) -> None:
     draws = generator(0, "figure")
     centres = torch.rand(3, 16, generator=draws)
     labels = torch.arange(60) % 3
     features = centres[labels] + 0.05 * torch.rand(60, 16, generator=draws)
-    prototypes = PrototypeSet(centres, torch.arange(3), torch.ones(3))
-    points, (stars, none) = embed(features, [prototypes, PrototypeSet.empty(16)])
+    sets = [features, centres, torch.zeros(0, 16)]
+    (points, stars, none), _ = embed(sets, by)
     assert points.shape == (60, 2)
     assert (stars.shape, none.shape) == ((3, 2), (0, 2))
     for label in range(3):  # a prototype lies among its own class
@@ -313,17 +304,22 @@ def test_a_map_has_every_feature_and_every_prototype() -> None:
             np.linalg.norm(points[labels.numpy() == other] - stars[label], axis=1).mean() for other in range(3)
         ]
         assert int(np.argmin(distances)) == label
-    again, _ = embed(features, [prototypes, PrototypeSet.empty(16)])
-    assert np.array_equal(points, again)
+    assert np.array_equal(points, embed(sets, by)[0][0])
     with pytest.raises(ConfigError, match="four points"):
-        embed(features[:2], [])
+        embed([features[:2]], by)
     with pytest.raises(ConfigError, match="features that differ"):
-        embed(torch.ones(8, 16), [])
+        embed([torch.ones(8, 16)], by)
 
 
-def test_a_feature_map_shows_each_kept_round_as_it_was(folder: Path) -> None:
+def test_features_of_one_number_are_placed_on_a_line() -> None:
+    (points,), _ = embed([torch.tensor([[1.0], [-1.0], [2.0], [-2.0]])], "pca")
+    assert points.shape == (4, 2)
+    assert not points[:, 1].any()
+
+
+def test_a_figure_shows_each_kept_round_as_it_was(folder: Path) -> None:
     opened = Run.open(folder / "fpl-0")
-    figure = feature_map(opened, per_domain=8)
+    figure = prototype_figure(opened, per_domain=8)
     assert [axes.get_title() for axes in figure.axes] == [
         "round 1: class means that clients sent",
         "round 2: test features",
@@ -332,7 +328,38 @@ def test_a_feature_map_shows_each_kept_round_as_it_was(folder: Path) -> None:
     assert len(last.collections[-1].get_offsets()) >= CLASSES  # the stars
     drawn = [sum(len(part.get_offsets()) for part in axes.collections[:-1]) for axes in (first, last)]
     assert drawn == [len(opened.pages[0].uploaded), 8 * len(DOMAINS)]
-    assert [axes.get_title() for axes in feature_map(Run.open(folder / "fedavg"), 8).axes] == ["round 2: test features"]
+    alone = prototype_figure(Run.open(folder / "fedavg"), "pca", 8)
+    assert [axes.get_title() for axes in alone.axes] == ["round 2: test features"]
+    assert "% of the variance" in alone.get_suptitle()
+
+
+def test_what_was_sent_is_shown_without_model_and_data(folder: Path) -> None:
+    run = Run(folder / "fpl-0")
+    figure = sent_figure(run)
+    assert figure is not None
+    assert [axes.get_title() for axes in figure.axes] == [
+        "round 1: class means that clients sent",
+        "round 2: class means that clients sent",
+    ]
+    for axes, page in zip(figure.axes, run.pages, strict=True):
+        drawn = [len(part.get_offsets()) for part in axes.collections]
+        assert (sum(drawn[:-1]), drawn[-1]) == (len(page.uploaded), len(page.prototypes))
+    assert rendered(figure) == rendered(sent_figure(Run(folder / "fpl-0")))
+    assert sent_figure(Run(folder / "fedavg")) is None
+
+
+def test_a_single_vector_has_no_figure(folder: Path) -> None:
+    one = PrototypeSet(torch.ones(1, 4), torch.tensor([0]), torch.ones(1))
+    run = Run(folder / "fpl-0")
+    vars(run)["pages"] = [Page(1, one, PrototypeSet.empty(4), torch.zeros(0, dtype=torch.int64), ())]
+    assert sent_figure(run) is None
+
+
+def test_the_report_has_the_figure_of_runs_with_prototypes(folder: Path, tmp_path: Path) -> None:
+    assert main(["report", str(folder), "--output", str(tmp_path / "page.html")]) == 0
+    page = (tmp_path / "page.html").read_text()
+    assert page.count('<img class="picture" src="data:image/png;base64,') == 1
+    assert "None of these methods exchanges prototypes" not in page
 
 
 def test_models_that_stay_on_devices_are_read_from_their_state(folder: Path) -> None:
@@ -359,34 +386,6 @@ def test_the_opened_global_model_scores_as_the_run_did(folder: Path) -> None:
         _, logits = opened.features(opened.model(), split)
         accuracy = 100.0 * float((logits.argmax(1) == split.labels).float().mean())
         assert accuracy == pytest.approx(opened.summary["accuracy"][domain])
-
-
-def test_activation_maps_have_a_row_per_image_and_a_column_per_run(folder: Path) -> None:
-    runs = [(name, Run.open(folder / name)) for name in ("fpl-0", "fedavg")]
-    figure = activation_maps(runs, per_domain=1)
-    assert len(figure.axes) == len(DOMAINS) * 3
-    assert {"image", "fpl-0", "fedavg", *DOMAINS} <= set(texts(figure))
-    opened = runs[0][1]
-    strongest = []
-    for row, domain in enumerate(DOMAINS):
-        split = opened.sample(domain, 1)
-        (image,) = figure.axes[3 * row].get_images()
-        assert np.array_equal(image.get_array(), split.images[0].permute(1, 2, 0).numpy())
-        prepared = opened.settings.data.augmentation.test(split.images)
-        evidence = heat_maps(opened.model(), prepared, split.labels, (16, 16))[0][0].numpy()
-        (shown,) = figure.axes[3 * row + 1].get_images()
-        red, _, blue = np.moveaxis(shown.get_array().astype(int), 2, 0)
-        assert (red == blue)[evidence == 0].all()  # grey where the class has no evidence
-        assert (red > blue)[evidence > 0.1].all()
-        strongest.append(float(evidence.max()))
-    assert max(strongest) == pytest.approx(1.0)
-
-
-def test_activation_maps_need_a_pooled_network(tmp_path: Path) -> None:
-    settings = toy_settings("fedavg", tmp_path, overrides=("model=digit_cnn",), train={"rounds": 1})
-    run(settings)
-    with pytest.raises(ConfigError, match="digit_cnn_gap"):
-        activation_maps([("fedavg", Run.open(tmp_path))])
 
 
 def test_images_that_are_shown_are_the_same_every_time_and_of_all_classes(folder: Path) -> None:

@@ -19,8 +19,6 @@ function fill(element, attributes, children) {
 /* Colours come round after eight; then the shapes differ. Domains have colours of their own. */
 const shapeOf = (index) => SHAPES[(index + 3 * Math.floor(index / 8)) % 8];
 const colourOf = (field, index) => `var(--${field === "domain" ? "d" : "g"}${index % 8})`;
-const classColour = (index, count) => (index < 10 ? `var(--c${index})`
-  : `hsl(${Math.round((360 * index) / count + 20) % 360} 62% var(--class-light))`);
 
 /* A mark of `size` pixels around (0, 0). */
 function shapePath(shape, size) {

@@ -1,4 +1,4 @@
-/* The page itself: theme, score rule, overlay, copy buttons, contents. */
+/* The page itself: theme, score rule, copy buttons, contents. */
 
 const root = document.documentElement, themeButton = document.getElementById("theme");
 const prefersDark = window.matchMedia("(prefers-color-scheme: dark)");
@@ -15,15 +15,6 @@ themeButton.addEventListener("click", () => setTheme(root.dataset.theme !== "dar
 for (const input of document.querySelectorAll("#rules input")) {
   input.addEventListener("change", () => {
     for (const block of document.querySelectorAll("[data-rule]")) block.hidden = block.dataset.rule !== input.value;
-  });
-}
-
-const heat = document.getElementById("heat");
-if (heat) {
-  heat.addEventListener("click", () => {
-    const on = heat.getAttribute("aria-pressed") !== "true";
-    heat.setAttribute("aria-pressed", String(on));
-    document.getElementById("images").classList.toggle("plain", !on);
   });
 }
 

@@ -1,4 +1,4 @@
-/* Plots with their controls, drawn from what the page's data say: lines, bars, points, confusion matrices, the map. */
+/* Plots with their controls, drawn from what the page's data say: lines, bars, points, confusion matrices. */
 
 let serial = 0;
 
@@ -32,7 +32,6 @@ function slider(id, title, rounds, change) {
 
 const controls = (...parts) => make("div", { class: "controls" }, parts);
 const note = (text) => make("p", { class: "note" }, text);
-const keyMark = (shape, colour) => draw("svg", { viewBox: "-7 -7 14 14", "aria-hidden": "true" }, mark(shape, 11, colour));
 
 /* Buttons that show and hide lines in all charts of a bus. */
 function legend(lines, bus) {
@@ -98,11 +97,11 @@ function chartPlot(host, spec) {
     const lines = linesBy(mine.filter((row) => keys[by].includes(row[by]) && keys[field].includes(row[field])), field, keys);
     const bus = [], box = make("div", { class: "panels" });
     const unique = keys[field].map((name) => lines.find((line) => line.name === name)).filter(Boolean);
-    small.replaceChildren(unique.length > 1 && !spec.apart ? legend(unique, bus) : "", box);
+    small.replaceChildren(unique.length > 1 ? legend(unique, bus) : "", box);
     const charts = keys[by].map((name) => [name, lines.filter((line) => line[by] === name)]).filter((pair) => pair[1].length).map(([name, own]) => {
-      const place = make("div", {}), its = spec.apart ? [] : bus, { format } = own[0];
-      box.append(make("div", { class: "panel" }, make("p", {}, name), spec.apart && own.length > 1 ? legend(own, its) : "", place));
-      return new Kind(place, own, { ...options, label: `${label}, ${name}`, format, height: 165, bus: its, range: format.shared && rangeOf(lines, format) });
+      const place = make("div", {}), { format } = own[0];
+      box.append(make("div", { class: "panel" }, make("p", {}, name), place));
+      return new Kind(place, own, { ...options, label: `${label}, ${name}`, format, height: 165, bus, range: format.shared && rangeOf(lines, format) });
     });
     small.append(numbersTable(label, charts));
   };
@@ -167,88 +166,7 @@ function matrix(name, cells, classes) {
     note(worst ? `Most often wrong: ${worst}.` : "Nothing wrong."));
 }
 
-/* ---- prototypes: the map over rounds with its slider, and how many, how far apart and how far moved ---- */
-
-function prototypes(body, run) {
-  if (Object.keys(run.places).length) prototypeMap(body, run);
-  body.append(note("Distances are one minus the cosine: between domains within a class, and between classes within a domain. "
-    + "Domains agree when the first falls and the second does not."));
-  chartPlot(body, run.numbers);
-}
-
-function prototypeMap(body, run) {
-  const places = Object.keys(run.places), pad = 26, { rounds, owners, classes, domains } = run;
-  const size = Math.max(340, Math.min(640, body.clientWidth || 640)); // marks and text keep their size on a phone
-  let place = places[0], byClass = true, now = rounds.length - 1, only = null, timer = null;
-  const svg = draw("svg", { viewBox: `0 0 ${size} ${size}`, role: "img", id: "map" });
-  const marks = new Map(), keys = make("div", { class: "key-list" }), says = note("");
-  const domainOf = (owner) => (owner < 0 ? "" : owners[owner].domain);
-  const colour = (label, owner) => (byClass ? classColour(label, classes.length)
-    : owner < 0 ? "var(--ink)" : colourOf("domain", domains.indexOf(domainOf(owner))));
-
-  const newMark = (label, owner) => {
-    const shape = owner < 0 ? "circle" : shapeOf(Math.max(0, domains.indexOf(domainOf(owner))));
-    const element = draw("g", { class: owner < 0 ? "spot global" : "spot" },
-      draw("path", { d: shapePath(shape, owner < 0 ? 19 : 10), fill: owner < 0 ? "none" : null }),
-      draw("title", {}, owner < 0 ? `global prototype of ${classes[label]}` : `${classes[label]}, ${owners[owner].client}`));
-    if (owner < 0) element.append(draw("text", { x: 12, y: -8 }, classes[label].slice(0, 12)));
-    svg.append(element);
-    return element;
-  };
-
-  const update = () => {
-    const frame = run.frames[now], spots = run.places[place].frames[now], used = new Set(), seen = new Map();
-    (spots ? frame.class : []).forEach((label, i) => {
-      const owner = frame.owner[i], base = `${owner}/${label}`, key = `${base}/${seen.get(base) || 0}`;
-      seen.set(base, (seen.get(base) || 0) + 1);
-      used.add(key);
-      if (!marks.has(key)) marks.set(key, newMark(label, owner));
-      const element = marks.get(key), x = pad + spots.x[i] * (size - 2 * pad), y = size - pad - spots.y[i] * (size - 2 * pad);
-      element.style.transform = `translate(${x.toFixed(1)}px, ${y.toFixed(1)}px)`;
-      element.classList.toggle("dim", only !== null && only !== (byClass ? String(label) : domainOf(owner)));
-      element.firstChild.setAttribute(owner < 0 ? "stroke" : "fill", colour(label, owner));
-    });
-    for (const [key, element] of marks) if (!used.has(key)) { element.remove(); marks.delete(key); }
-    const own = frame.owner.filter((owner) => owner < 0).length;
-    svg.setAttribute("aria-label", `Map of the prototypes of ${run.name} after round ${rounds[now]}: ${frame.owner.length - own} from clients, ${own} global.`);
-    says.textContent = spots ? `${place}: ${run.places[place].note}.` : `${place} does not place this round; move on.`;
-  };
-
-  const relist = () => {
-    const entries = byClass ? classes.map((name, i) => [String(i), name, classColour(i, classes.length), "circle"])
-      : domains.map((name, i) => [name, name, colourOf("domain", i), shapeOf(i)]);
-    const buttons = entries.slice(0, 40).map(([value, name, paint, shape]) => {
-      const button = make("button", { type: "button", "aria-pressed": "false" }, keyMark(shape, paint), name);
-      button.addEventListener("click", () => {
-        only = only === value ? null : value;
-        for (const other of buttons) other.setAttribute("aria-pressed", String(only !== null && other === button));
-        update();
-      });
-      return button;
-    });
-    const shapes = domains.map((name, i) => make("span", { class: "shape" }, keyMark(shapeOf(i), "var(--soft)"), ` ${name} `));
-    keys.replaceChildren(make("p", {}, `${byClass ? "Class" : "Domain"} (press one to single it out)`), ...buttons,
-      byClass && shapes.length ? make("p", {}, "Domain: ", shapes) : "");
-  };
-
-  const move = slider("map-round", "Round of the prototype map", rounds, (index) => { now = index; update(); });
-  const play = make("button", { type: "button" }, "Play");
-  const stop = () => { clearInterval(timer); timer = null; play.textContent = "Play"; };
-  play.addEventListener("click", () => {
-    if (timer) { stop(); return; }
-    if (now === rounds.length - 1) move.set(0);
-    play.textContent = "Pause";
-    timer = setInterval(() => { if (document.contains(svg) && now < rounds.length - 1) move.set(now + 1); else stop(); }, 600);
-  });
-  body.append(controls(choice("Colour", ["class", "domain"], (index) => { byClass = !index; only = null; relist(); update(); }),
-    places.length > 1 ? choice("Placed by", places, (index) => { place = places[index]; update(); }) : null),
-  controls(rounds.length > 1 ? [play, move.parts] : `round ${rounds[0]}`),
-  make("div", { class: "map" }, svg, make("div", {}, keys, says)));
-  relist();
-  update();
-}
-
-const DRAWN = { confusion: (host, spec) => runPlot(host, { ...spec, draw: confusion }), prototypes: (host, spec) => runPlot(host, { ...spec, draw: prototypes }) };
+const DRAWN = { confusion: (host, spec) => runPlot(host, { ...spec, draw: confusion }) };
 const PLOTS = JSON.parse(document.getElementById("plots").textContent);
 for (const host of document.querySelectorAll("[data-plot]")) {
   const spec = PLOTS[Number(host.dataset.plot)];

@@ -9,7 +9,7 @@ A plot is a dictionary that ``plots.js`` reads. Plots of kind ``lines``, ``bars`
 - ``measures``: the values of ``measure`` among which the reader chooses. ``choose``: a field of which the wide chart
   shows one value at a time, one of ``of``.
 
-Plots of kind ``confusion`` and ``prototypes`` show one of several ``runs``.
+Plots of kind ``confusion`` show one of several ``runs``.
 """
 
 import statistics
@@ -17,7 +17,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from server.results.groups import Board, run_name
-from server.results.report.prototypes import prototype_map, prototype_numbers
 from server.results.report.results import metric_boards, total_bytes
 from server.results.run import Run
 from server.results.seeds import by_round
@@ -27,7 +26,7 @@ MAX_CELLS = 150_000
 """Largest number of confusion counts of one run in the page; of more, evenly spaced rounds are shown."""
 
 MAX_DETAILED = 8
-"""Largest number of runs that all have confusion matrices and a map; of more, only the first seed of each group."""
+"""Largest number of runs that all have confusion matrices; of more, only the first seed of each group."""
 
 AVERAGE, WORST = "average over domains", "worst domain"
 
@@ -142,53 +141,6 @@ def confusion(boards: Sequence[Board]) -> Plot:
     }
 
 
-def prototypes(boards: Sequence[Board], *, tsne: bool) -> Plot:
-    """Plot prototypes by round in the plane, and their number, drift and distances, one run at a time."""
-    runs = []
-    for name, run in _detailed(boards):
-        found, numbers = prototype_map(run, tsne=tsne), prototype_numbers(run)
-        if found is None or numbers is None:
-            continue
-        domains = dict.fromkeys(run.domains)
-        for owner in found["owners"]:
-            if owner["domain"]:
-                domains[owner["domain"]] = None
-        found |= {"name": name, "classes": run.class_names, "domains": list(domains)}
-        found["numbers"] = _prototype_numbers(numbers)
-        runs.append(found)
-    return {
-        "kind": "prototypes",
-        "note": "Each mark is one vector in feature space, at unit length. Filled marks are what clients sent, and "
-        "their shape is the domain; rings are the global set. All rounds are placed together, so positions compare.",
-        "none": "None of these methods exchanges prototypes, or the runs kept none.",
-        "runs": runs,
-    }
-
-
-def _prototype_numbers(numbers: Mapping[str, Any]) -> Plot:
-    shown = {
-        "count": ("global prototypes", "prototypes", 0),
-        "drift": ("drift of class means", "since the round before", 4),
-        "domains": ("distance between", "domains", 3),
-        "classes": ("distance between", "classes", 3),
-    }
-    rows = []
-    lines = []
-    for key, (panel, line, digits) in shown.items():
-        lines.append(line)
-        x: list[int] = []
-        y: list[float] = []
-        for number, value in zip(numbers["rounds"], numbers[key], strict=True):
-            if value is not None:
-                x.append(number)
-                y.append(value)
-        if x:
-            rows.append({"panel": panel, "line": line, "x": x, "y": y, "format": {"digits": digits, "low": 0}})
-    keys = {"panel": _distinct(rows, "panel"), "line": lines}
-    plot = {"kind": "lines", "title": "Prototypes", "rows": rows, "keys": keys}
-    return plot | {"panels": ["panel"], "colour": "line", "apart": True}
-
-
 # ---- what the plots have in common -----------------------------------------------------------------------------------
 
 
@@ -254,7 +206,7 @@ def _short(value: float) -> float:
 
 
 def _detailed(boards: Sequence[Board]) -> list[tuple[str, Run]]:
-    """Return the runs that have confusion matrices and a map in the page, with their names."""
+    """Return the runs that have confusion matrices in the page, with their names."""
     every = sum(len(board.runs) for board in boards) <= MAX_DETAILED
     found: list[tuple[str, Run]] = []
     for board in boards:
