@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 import torch
 from support.hostile import ATTACKS, scaled
+from support.own_states import own_state, versions
 from support.runs import Run, TouchedEngine, run
 from support.toy import Toy, composed, toy_settings
 
 from common.choices import CONF
 from common.config import to_config
 from common.errors import ConfigError
-from common.storage import ClientStore, GlobalState, tensors_sha256
+from common.storage import GlobalState, tensors_sha256
 from common.wire.messages import Request
 from common.wire.payload import Payload, decode, encode
 from server.results.run import Run as Finished
@@ -300,9 +301,9 @@ def test_who_sits_out_keeps_its_state(method: str, tmp_path: Path) -> None:
     assert any(len(numbers) < ROUNDS for numbers in rounds.values())
     folders = [folder for run_folder in (tmp_path / "clients").glob("*") for folder in run_folder.iterdir()]
     for folder in folders:
-        newest = max(int(path.stem.partition("-")[2]) for path in folder.iterdir())
-        assert newest // per_round == max(rounds[folder.name])
-        assert ClientStore(folder).load(10**6)
+        newest = versions(folder)[-1]
+        assert newest.position // per_round == max(rounds[folder.name])
+        assert own_state(folder)
     assert_finite(done)
 
 
