@@ -9,23 +9,17 @@ from typing import Any
 
 import pytest
 import torch
+from support.own_states import KEEPING
 from support.runs import Run, TouchedEngine, run
 from support.toy import method_at_defaults, toy_settings
 from torch import Tensor
 
-from common.choices import CONF
 from common.errors import CheckpointError
 from common.storage import ClientStore, Version, tensors_sha256
 from common.wire.messages import Request
 from common.wire.payload import Payload
 from server.run.checkpoint import Checkpoint, Checkpoints
 
-METHODS = sorted(path.stem for path in (CONF / "method").glob("*.yaml"))
-OWN = (
-    *("adcol", "combined", "fccl_plus", "fdse", "fedadg", "fedbn", "feddyn", "fedgca", "fedheal", "fedpall", "fedrep"),
-    *("fedsr", "fpl_heal", "moon", "rucr", "scaffold", "single_set"),
-)
-"""The methods whose clients keep a state of their own."""
 ROUNDS = 4
 CLIENT = "dark-0"
 
@@ -87,22 +81,11 @@ def unasked(tmp_path_factory: pytest.TempPathFactory) -> Reference:
     return of
 
 
-def test_the_list_of_methods_with_a_state_of_their_clients_is_whole(tmp_path: Path) -> None:
-    keeping = []
-    for method in METHODS:
-        settings = toy_settings(method, tmp_path / method, train={"rounds": 2, "local_steps": 1})
-        engine = TouchedEngine(settings)
-        run(settings, engine)
-        if any(item.reply is not None and item.reply.answer.kept for item in engine.messages):
-            keeping.append(method)
-    assert tuple(keeping) == OWN
-
-
 def exchanges_of(methods: Collection[str]) -> list[tuple[str, str]]:
     return [(method, exchange) for method in methods for exchange in method_at_defaults(method).exchanges]
 
 
-@pytest.mark.parametrize(("method", "exchange"), exchanges_of(OWN))
+@pytest.mark.parametrize(("method", "exchange"), exchanges_of(KEEPING))
 def test_a_reply_that_is_lost_in_any_exchange_leaves_nothing(
     method: str, exchange: str, unasked: Reference, tmp_path: Path
 ) -> None:
@@ -128,7 +111,7 @@ def crash_in(place: Place) -> Callable[[Request, Payload], Payload]:
     return edit
 
 
-@pytest.mark.parametrize("method", OWN)
+@pytest.mark.parametrize("method", KEEPING)
 def test_a_reply_that_is_lost_after_a_resume_does_not_bring_the_discarded_attempt_back(
     method: str, unasked: Reference, tmp_path: Path
 ) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from support.hostile import ATTACKS, scaled
-from support.own_states import own_state, versions
+from support.own_states import KEEPING, own_state, versions
 from support.runs import Run, TouchedEngine, run
 from support.toy import Toy, composed, toy_settings
 
@@ -102,6 +102,12 @@ def test_three_rounds_leave_what_a_run_leaves(method: str, baseline: Baseline) -
     exchanges = composed(f"method={method}", "engine=inline", "train.device=cpu").method.exchanges
     assert [row["exchange"] for row in trained if row["client"] == SPOILED] == list(exchanges) * ROUNDS
     assert not [row for row in done.rows("activity.csv") if row["status"] not in ("trained", "scaled", "scored")]
+
+
+@every_method
+def test_who_keeps_a_state_says_so(method: str, baseline: Baseline) -> None:
+    replies = [item.reply for item in baseline(method).messages]
+    assert any(reply is not None and reply.answer.kept for reply in replies) == (method in KEEPING)
 
 
 @every_method

@@ -8,6 +8,12 @@ from torch import Tensor
 
 from common.storage import ClientStore, Version
 
+KEEPING = (
+    *("adcol", "combined", "fccl_plus", "fdse", "fedadg", "fedbn", "feddyn", "fedgca", "fedheal", "fedpall", "fedrep"),
+    *("fedsr", "fpl_heal", "moon", "rucr", "scaffold", "single_set"),
+)
+"""The methods whose clients keep a state of their own (tested)."""
+
 
 def versions(folder: Path, before: float = float("inf")) -> list[Version]:
     """The versions in a client's folder, the earliest first, of exchanges before the position ``before``."""
