@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from client.feature_cache import FeatureCache
 from client.ledger import Ledger
+from client.own_state import OwnState
 from client.privacy import DevicePrivacy, GaussianDevicePrivacy, Unprotected
 from client.trainer import LocalExchange, choose_device, memory_format
 from common.data.batches import Split
@@ -145,6 +146,8 @@ class Device:
     def answer(self, request: Request, message: Payload) -> Payload:
         """Score the received model, take part in the exchange, keep the client's own state, and return the update.
 
+        The client starts from the version of its own state that the request names, the last that the server counted.
+
         Args:
             request: the server's request to this client.
             message: the tensors that all participants receive.
@@ -153,7 +156,8 @@ class Device:
             The update's tensors; the header is an :class:`~common.wire.messages.Answer`.
 
         Raises:
-            PayloadError: the request is for another run, method, code or client.
+            PayloadError: the request is for another run, method, code or client, or was overtaken by a later one.
+            DataError: the client's own state that the request names is missing or damaged, or cannot be written.
             PrivacyError: the privacy budget is spent, or this device's own configuration forbids the update.
         """
         self._check(request)
@@ -165,9 +169,9 @@ class Device:
         for domain in request.score:
             self._test_data(domain)
         self.privacy.keep_sides(request)
-        store, position = self._store(request.run), self._position(request)
+        own = OwnState(self._store(request.run), request, self.method.exchanges)
         received = cast_up(message, self.settings.rounds.transport)
-        local = self._install(received, request, split, validation, store, position)
+        local = self._install(received, request, split, validation, own.tensors)
         clock.lap("load")
         scores, validated = self._score(local, request, validation)
         clock.lap("score")
@@ -178,8 +182,9 @@ class Device:
             self.privacy.check_budget(local.model)
             upload, trained = self._take_part(local, request, protection)
         clock.lap("train")
-        if request.train:
-            self._keep(store, position, local, upload, (request.keep + 1) * len(self.method.exchanges))
+        kept = False
+        if request.train:  # saved last, so that a failed exchange changes nothing
+            kept = own.keep(self._own_tensors(local, upload))
         clock.lap("save")
         weights = protection.weights(self._uploaded_weights(local, upload))
         releases = 0
@@ -204,16 +209,15 @@ class Device:
             releases=releases,
             validation=validated,
             randomness=protection.randomness,
+            attempt=request.attempt,
+            kept=kept,
+            lost=own.lost,
         )
         prototypes = upload.prototypes
         if prototypes is not None:
             prototypes = prototypes.to("cpu")
         sent = Payload(_on_cpu(weights), prototypes, _on_cpu(upload.extra), header=header_of(answer))
         return cast_down(sent, self.settings.rounds.transport)
-
-    def _position(self, request: Request) -> int:
-        """Return the number of the exchange in the run, under which the client keeps its own state."""
-        return request.round * len(self.method.exchanges) + self.method.exchanges.index(request.exchange)
 
     def _uploaded_weights(self, local: LocalExchange, upload: Upload) -> Mapping[str, Tensor]:
         """Return the weights that the method uploads: its own choice, or the shared part of the trained model."""
@@ -245,10 +249,10 @@ class Device:
             raise PayloadError(f"{self.method.name} has no exchange {request.exchange!r}: {self.method.exchanges}")
 
     def _install(
-        self, message: Payload, request: Request, split: Split, validation: Split, store: ClientStore, position: int
+        self, message: Payload, request: Request, split: Split, validation: Split, own: Mapping[str, Tensor]
     ) -> LocalExchange:
         """Load the received shared state and the client's own state into the model."""
-        kept = self._on_device(store.load(position))
+        kept = self._on_device(own)
         client = Client(
             self.spec.id,
             self.spec.domain,
@@ -353,8 +357,8 @@ class Device:
         protection.check_upload(upload, trained.prototypes)
         return upload, trained
 
-    def _keep(self, store: ClientStore, position: int, local: LocalExchange, upload: Upload, best_before: int) -> None:
-        """Write the client's own state. This is the last step, so that a failed exchange changes nothing.
+    def _own_tensors(self, local: LocalExchange, upload: Upload) -> dict[str, Tensor]:
+        """Return what the client keeps: the method's own tensors, and the part of the model that is not shared.
 
         Raises:
             ConfigError: the method keeps tensors that it does not declare, and the server may change updates.
@@ -372,8 +376,7 @@ class Device:
         for name, tensor in local.model.state_dict().items():
             if name not in shared:
                 state[MODEL_PREFIX + name] = tensor
-        if state:
-            store.save(position, state, best_before)
+        return state
 
 
 class Clock:

@@ -2,6 +2,7 @@
 
 from client.device import Device
 from client.ledger import FOLDER, Ledger
+from client.own_state import kept_versions
 from common.data.protocols import ClientSpec
 from common.settings import RunSettings
 from common.storage import client_stores, folder_name
@@ -13,7 +14,7 @@ def local_device(settings: RunSettings, spec: ClientSpec) -> Device:
     Its ledger and its secret are there too: anyone who can read a simulation's folder can read the clients' data.
     """
     folder = settings.output_folder / "clients"
-    store = client_stores(folder, spec.id, len(settings.method.exchanges))
+    store = client_stores(folder, spec.id, kept_versions(settings))
     scores = tuple(settings.protocol.test_domains(settings.data))
     return Device(
         settings, spec, store, scores=scores, simulated=True, ledger=Ledger(folder / FOLDER / folder_name(spec.id))

@@ -17,6 +17,7 @@ from client.border import Border
 from client.device import Device
 from client.ledger import FOLDER, Budget, Ledger
 from client.local import local_device
+from client.own_state import kept_versions
 from client.reasons import says_private
 from client.resident.messages import Question, Reply
 from common.data.protocols import ClientSpec
@@ -171,7 +172,7 @@ class Node:
         return Device(
             settings,
             spec,
-            client_stores(folder, spec.id, len(settings.method.exchanges)),
+            client_stores(folder, spec.id, kept_versions(settings)),
             data_root,
             scores,
             # by domain and not by client, because another server may split the domain in another way

@@ -15,7 +15,7 @@ import math
 import os
 import re
 import secrets
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -27,7 +27,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from typing_extensions import Buffer  # collections.abc has it from Python 3.12 on
 
-from common.errors import ConfigError, DataError
+from common.errors import ConfigError, DataError, PayloadError
 from common.prototypes import PrototypeSet
 from common.regular_files import MAX_TENSOR_FILE, check_regular
 
@@ -412,62 +412,169 @@ class Series:
 # ---- a client's own state between rounds -----------------------------------------------------------------------------
 
 
-KEPT_VERSIONS = 3
-"""Rounds of which a device keeps versions: the current one, the one before, from which a resumed run goes on, and one
-in reserve."""
-
 CLIENT_STATE = "state"
-"""First part of the names of a client's files: ``state-000007.safetensors``."""
+"""First part of the names of a client's files: ``state-1792000000000-000007.safetensors``, by attempt and position."""
 
 
-def client_stores(folder: Path, client: str, per_round: int) -> Callable[[str], ClientStore]:
-    """Return a function from a run's id to the client's state, in ``folder/<run>/<client>``."""
+def client_stores(folder: Path, client: str, kept: int) -> Callable[[str], ClientStore]:
+    """Return a function from a run's id to the client's state, in ``folder/<run>/<client>``.
+
+    Args:
+        folder: the folder of all runs.
+        client: the client's id.
+        kept: see :class:`ClientStore`.
+    """
     name = folder_name(client)
-    return lambda run: ClientStore(folder / folder_name(run) / name, per_round)
+    return lambda run: ClientStore(folder / folder_name(run) / name, kept)
+
+
+class Version(NamedTuple):
+    """The name of a version of a client's own state. Later versions compare as greater.
+
+    Args:
+        attempt: the part of the run that asked for it. A resumed run is a new part, with a larger number.
+        position: number of the exchange in the run: the round times the exchanges per round, plus the index in it.
+    """
+
+    attempt: int
+    position: int
+
+    @classmethod
+    def of(cls, named: Mapping[str, Any], exchanges: Sequence[str]) -> Version:
+        """Return the version that a message names.
+
+        Args:
+            named: a :class:`common.wire.messages.OwnVersion`.
+            exchanges: the method's exchanges.
+
+        Raises:
+            PayloadError: the method has no such exchange.
+        """
+        if named["exchange"] not in exchanges:
+            raise PayloadError(f"there is no exchange {named['exchange']!r}; the method has {', '.join(exchanges)}")
+        return cls(named["attempt"], named["round"] * len(exchanges) + exchanges.index(named["exchange"]))
+
+
+class Past(NamedTuple):
+    """What a client starts from: its tensors by name, and whether they are lost and it starts without any."""
+
+    tensors: dict[str, Tensor]
+    lost: bool = False
 
 
 class ClientStore:
     """A client's own tensors (the unshared part of its model, and the method's local ones), one version per exchange.
 
-    Each version is a file that only this user may read. Its number, the *position*, is that of the exchange in the run:
-    the round times the exchanges per round, plus the index in the round. A damaged newest version is skipped.
+    Each version is a file that only this user may read. The server decides from which one an exchange starts: the last
+    that it counted. The device cannot know which of its replies arrived, so it must not take the newest.
 
     Args:
         folder: the client's own folder, created on the first save.
-        per_round: exchanges per round; versions of the last ``KEPT_VERSIONS`` rounds are kept.
+        kept: versions that are kept, >= 2: that of the present exchange, and those that the server may still name.
     """
 
-    def __init__(self, folder: Path, per_round: int = 1) -> None:
-        self.series = Series(folder, CLIENT_STATE, private=True)
-        self._keep = KEPT_VERSIONS * per_round
+    def __init__(self, folder: Path, kept: int = 3) -> None:
+        self.folder, self._kept = folder, kept
 
-    def load(self, position: int) -> dict[str, Tensor]:
-        """Return the newest version before ``position``; empty if there is none."""
-        try:
-            return self.series.newest(lambda entry: entry.tensors, before=position) or {}
-        except ValueError:  # all are damaged
-            return {}
+    def versions(self) -> list[Version]:
+        """Return the versions that are there, the earliest first."""
+        if not self.folder.is_dir():
+            return []
+        found: list[Version] = []
+        for path in self.folder.iterdir():
+            match = re.fullmatch(rf"{CLIENT_STATE}-(\d+)-(\d{{6,}})\.safetensors", path.name)
+            if match:
+                found.append(Version(int(match[1]), int(match[2])))
+        return sorted(found)
 
-    def save(self, position: int, tensors: Mapping[str, Tensor], best_before: int = 0) -> None:
-        """Write the version of ``position``, and delete later versions: the server went back to an earlier round.
+    def path(self, version: Version) -> Path:
+        """Return the path of a version's file."""
+        return self._series(version).path(version.position)
 
-        The newest version before ``best_before`` is never deleted: it is that of the round with the best validation.
+    def load(self, version: Version | None) -> Past:
+        """Return the tensors of ``version``; none for ``None``, the client of which no reply has counted.
+
+        A device without any version has lost its disk, or replaces another. Its client starts without a state, and
+        ``lost`` says so, until a reply counts that it made from there.
 
         Raises:
-            DataError: the disk is full or cannot be written; the version before stays.
+            DataError: the version is missing or damaged, and there are others.
         """
-        self.series.prune_except(range(position + 1))
+        if version is None:
+            return Past({})
+        if not self.versions():
+            return Past({}, lost=True)
         try:
-            self.series.write(position, tensors)
+            entry = self._series(version).read(version.position)
+        except (OSError, ValueError) as error:
+            reason = "is not there"
+            if isinstance(error, ValueError):
+                reason = f"is damaged ({error})"
+            raise DataError(
+                f"the client's own state that the server counted last {reason}: {self.path(version)}; restore it from "
+                f"a copy, or delete {self.folder}: the client then starts without a state, and the record says so"
+            ) from error
+        return Past(entry.tensors, bool(entry.facts.get("lost")))
+
+    def check_latest(self, version: Version) -> None:
+        """Check that no version after ``version`` was saved, as when a delayed request is answered after a later one.
+
+        Raises:
+            PayloadError: there is one. The server would not count the reply.
+        """
+        later = [known for known in self.versions() if known > version]
+        if later:
+            raise PayloadError(
+                f"this client has answered a later request ({self.path(later[-1]).name}), so the server no longer "
+                "waits for this reply; the client takes part again in the next round"
+            )
+
+    def save(
+        self, version: Version, tensors: Mapping[str, Tensor], past: Version | None = None, best_before: int = 0
+    ) -> None:
+        """Write ``version``, which started from ``past``; delete those in between, which the server did not count.
+
+        Of the counted versions the newest before ``best_before`` is never deleted: that of the round with the best
+        validation.
+
+        Args:
+            version: the version's name.
+            tensors: its tensors, by name.
+            past: the version that the server counted last; ``None`` if it counted none.
+            best_before: position of the first exchange after the best round.
+
+        Raises:
+            PayloadError: see :meth:`check_latest`; nothing is changed.
+            DataError: the disk is full or cannot be written; ``past`` stays.
+        """
+        self.check_latest(version)
+        known = self.versions()
+        for other in known:
+            if (past is None or other > past) and other != version:
+                self._delete(other)
+        if past is not None and not known:
+            self._write(past, {}, lost=True)  # the next exchange starts from here too if this one does not count
+        self._write(version, tensors)
+        known = self.versions()
+        best = [other for other in known if other.position < best_before]
+        for other in known[: -self._kept]:
+            if other not in best[-1:]:
+                self._delete(other)
+
+    def _series(self, version: Version) -> Series:
+        return Series(self.folder, f"{CLIENT_STATE}-{version.attempt}", private=True)
+
+    def _delete(self, version: Version) -> None:
+        self.path(version).unlink(missing_ok=True)
+
+    def _write(self, version: Version, tensors: Mapping[str, Tensor], *, lost: bool = False) -> None:
+        try:
+            self._series(version).write(version.position, tensors, {"lost": True} if lost else {})
         except OSError as error:
             raise DataError(
-                f"the client's own state cannot be written to {self.series.path(position)}: {error.strerror}; "
+                f"the client's own state cannot be written to {self.path(version)}: {error.strerror}; "
                 "free space on that disk, or give the node another state-dir"
             ) from error
-        numbers = self.series.numbers()
-        kept = numbers[-self._keep :]
-        best = [number for number in numbers if number < best_before]
-        self.series.prune_except([*best[-1:], *kept])
 
 
 # ---- the replies of an exchange --------------------------------------------------------------------------------------

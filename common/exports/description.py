@@ -15,6 +15,7 @@ from common.metrics import named_missing
 from common.regular_files import read_small
 from common.storage import check_run_id
 from common.versions import VERSION
+from common.wire.messages import OwnVersion
 
 DESCRIPTION, CARD = "model.json", "README.md"
 NO_LICENCE = "not stated"
@@ -51,6 +52,7 @@ class Description:
         privacy: the entry on differential privacy in ``summary.json``; ``None`` for a run without.
         notes: further remarks for readers.
         complete: whether the folder has the whole net; otherwise devices keep the rest.
+        kept: by client, the version of its own state that completes the net; empty if the net is complete.
         licence: the licence of the model.
         files: name, ``sha256`` and ``bytes`` of each file, by format.
         goldfinch: the version of Goldfinch that wrote it.
@@ -79,6 +81,7 @@ class Description:
     normalisation: Normalisation = "fixed"
     goldfinch: str = VERSION
     format: int = 1
+    kept: Mapping[str, OwnVersion] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check(all(name.isprintable() for name in self.classes), "names of classes must be printable")

@@ -1,6 +1,6 @@
 """A trained net for inference: from images in 0..1 to probabilities of named classes."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -11,14 +11,15 @@ from torch import Tensor, nn
 
 from common.config import build
 from common.data.batches import standardised
-from common.errors import CheckpointError, ConfigError, GoldfinchError
+from common.errors import CheckpointError, ConfigError, DataError, GoldfinchError, PayloadError
 from common.exports.description import DESCRIPTION, Description, read_description
 from common.models.base import Model, shapes_only
 from common.models.pretrained import WEIGHTS
 from common.models.specs import ModelSpec
 from common.prototypes import PrototypeSet, normalise_rows
 from common.regular_files import file_sha256
-from common.storage import MODEL_PREFIX, Series, read_tensors, under_prefix
+from common.storage import MODEL_PREFIX, ClientStore, Version, read_tensors, under_prefix
+from common.wire.messages import OwnVersion
 
 PROTOTYPES = "prototypes."
 NO_PROTOTYPE = 2.0
@@ -176,22 +177,29 @@ def read_export(folder: Path) -> tuple[Description, dict[str, Tensor], Prototype
         raise CheckpointError(f"{path} cannot be used ({error}); export the run again") from error
 
 
-def kept_part(folder: Path, before: float = float("inf")) -> dict[str, Tensor]:
-    """Return the part of the model that a client kept, from its newest state before an exchange.
+def kept_part(folder: Path, named: OwnVersion | None, exchanges: Sequence[str]) -> dict[str, Tensor]:
+    """Return the part of the model that a client kept.
 
     Args:
         folder: the client's own folder.
-        before: position of the exchange in the run.
+        named: the version of its own state that belongs to the round, ``None`` if no reply of the client has counted.
+        exchanges: the method's exchanges.
 
     Raises:
-        CheckpointError: the folder has no such state, or all are damaged.
+        CheckpointError: there is no such version, or it is damaged.
     """
-    try:
-        tensors = Series(folder, "state").newest(lambda entry: entry.tensors, before=before)
-    except ValueError as error:
-        raise CheckpointError(f"the client's own state in {folder} is damaged: {error}") from error
-    if tensors is None:
+    if named is None:
         raise CheckpointError(
-            f"{folder.name}'s own state of that round is not in {folder}: it stays on the device that trained it"
+            f"{folder.name} has no own state of that round: none of its replies had counted, or an earlier release "
+            "trained the model; choose another client, or train again"
         )
-    return under_prefix(MODEL_PREFIX, tensors)
+    store = ClientStore(folder)
+    try:
+        version = Version.of(named, exchanges)
+        if version not in store.versions():
+            raise CheckpointError(
+                f"{folder.name}'s own state of that round is not in {folder}: it stays on the device that trained it"
+            )
+        return under_prefix(MODEL_PREFIX, store.load(version).tensors)
+    except (DataError, PayloadError) as error:
+        raise CheckpointError(f"the client's own state in {folder} cannot be used: {error}") from error

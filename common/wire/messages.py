@@ -126,6 +126,14 @@ class Score(TypedDict):
     confidence: NotRequired[Any]
 
 
+class OwnVersion(TypedDict):
+    """The name of a version of a client's own state: the exchange that made it, and the part of the run that asked."""
+
+    round: Integer
+    exchange: Name
+    attempt: Annotated[int, Field(ge=0, lt=2**63)]
+
+
 @checked
 class Request:
     """The server's request to one device in one exchange.
@@ -144,6 +152,10 @@ class Request:
         code: the server's :func:`common.versions.code_sha256`.
         validate: whether this device scores its own validation samples.
         keep: the device keeps the state of this round, the best by validation so far; -1 if there is none.
+        attempt: number of the part of the run that asks; larger in each part that a resume begins. It tells apart two
+            replies to the same exchange.
+        own: the version of the client's own state that the server counted last, from which the client starts; ``None``
+            if it has counted none.
     """
 
     run: str
@@ -159,6 +171,8 @@ class Request:
     code: str
     validate: bool = False
     keep: Integer = -1
+    attempt: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    own: OwnVersion | None = None
 
 
 @checked
@@ -166,7 +180,7 @@ class Answer:
     """A device's reply to a request, without its tensors.
 
     Args:
-        run, method, round, exchange, client: as in the request.
+        run, method, round, exchange, client, attempt: as in the request.
         samples: training samples N_k.
         class_counts: training samples per class.
         trained: whether the answer carries an update.
@@ -180,6 +194,8 @@ class Answer:
         validation: the score on the client's own validation samples, if it was asked for.
         randomness: the source of the update's noise: ``system`` is the operating system, ``keyed`` is a generator that
             can be repeated by anyone who knows the run's seed; empty if the update has no noise.
+        kept: whether the device kept a state of its own from this exchange, which a later request can name.
+        lost: whether the device has lost the state that the request names, so that the client started without one.
     """
 
     run: str
@@ -199,6 +215,9 @@ class Answer:
     releases: Integer
     validation: Annotated[Score, Few] | None = None
     randomness: Literal["", "keyed", "system"] = ""
+    attempt: Integer = 0
+    kept: bool = False
+    lost: bool = False
 
 
 @checked

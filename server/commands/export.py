@@ -17,6 +17,8 @@ from common.exports.formats import BATCH, Content, chosen_formats, write_export
 from common.exports.model import TrainedModel, kept_part, read_export
 from common.metrics import RoundScore, domain_accuracy
 from common.numerics import generator
+from common.storage import folder_name
+from common.wire.messages import OwnVersion
 from server.commands.evaluate import domains_of
 from server.results.run import Run
 from strategies.core.method import Method
@@ -128,6 +130,7 @@ def _of_run(run: Run, client: str | None, data: Sequence[str]) -> Content:
         privacy=run.privacy,
         notes=_notes(method, len(state.prototypes)),
         complete=whole or client is not None,
+        kept=_kept(run, whole=whole or client is not None),
     )
     domains = [spec.domain for spec in run.clients if spec.id == client] or run.test_domains
     images, images_are = _images(description, data, run, domains)
@@ -137,6 +140,13 @@ def _of_run(run: Run, client: str | None, data: Sequence[str]) -> Content:
     with torch.no_grad():
         expected = torch.cat([inference(prepare(part))[1].softmax(1) for part in images.split(BATCH)])
     return Content(description, run.model(client).state_dict(), state.prototypes, images, images_are, expected)
+
+
+def _kept(run: Run, *, whole: bool) -> Mapping[str, OwnVersion]:
+    """Return the versions of the clients' own states that complete the exported part; none if it is the whole net."""
+    if whole:
+        return {}
+    return run.checkpoint.counted or {}
 
 
 def trained_model(folder: Path, *, client: str | None = None, chosen: str = "last") -> TrainedModel:
@@ -195,7 +205,8 @@ def _of_device(state: Path, shared: Path, client: str | None, data: Sequence[str
     if chosen not in clients or (client is None and len(clients) > 1):
         raise ConfigError(f"--client {client or 'is needed'}: {nearest(client or '', clients)}")
     exchanges = build(description.architecture["method"], "method").exchanges
-    kept = kept_part(folder / chosen, (description.round + 1) * len(exchanges))
+    counted = {folder_name(name): version for name, version in description.kept.items()}
+    kept = kept_part(folder / chosen, counted.get(chosen), exchanges)
     for name, tensor in kept.items():
         if name.startswith(("backbone.", "head.")):
             weights[name] = tensor

@@ -559,8 +559,8 @@ class Run:
         from common.exports.model import kept_part
         from common.storage import folder_name
 
-        after = (self.checkpoint.state.round + 1) * len(self.method.exchanges)
-        return kept_part(self.folder / "clients" / self.checkpoint.run / folder_name(client), after)
+        own = self.folder / "clients" / self.checkpoint.run / folder_name(client)
+        return kept_part(own, (self.checkpoint.counted or {}).get(client), self.method.exchanges)
 
     def model_for(self, domain: str) -> Model:
         """Return the model that was scored on ``domain``: the global model, or that of the domain's first client."""

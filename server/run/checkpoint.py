@@ -4,16 +4,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pydantic import TypeAdapter
 from torch import Tensor
 
 from common.errors import CheckpointError
 from common.storage import Entry, GlobalState, Series, check_run_id, under_prefix, with_prefix
+from common.wire.messages import OwnVersion
 
 BEST = "best"
 """The folder, next to ``checkpoint/``, of the checkpoint of the best round by validation."""
 
 MEMORY = "memory/"
 """Prefix of what the guards against hostile updates remember."""
+
+_COUNTED = TypeAdapter(dict[str, OwnVersion] | None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,6 +29,9 @@ class Checkpoint:
         rounds: how many rounds the run was to have.
         seconds: wall seconds of the run so far, parts that crashed included up to their last checkpoint.
         memory: what the guards remember, see :meth:`strategies.core.federation.Federation.memory`.
+        attempt: number of the part of the run that wrote it.
+        counted: the version of each client's own state that belongs to the state, by client id, see
+            :attr:`strategies.core.federation.Federation.counted`; ``None`` if an earlier release wrote the checkpoint.
     """
 
     state: GlobalState
@@ -35,6 +42,8 @@ class Checkpoint:
     rounds: int
     seconds: float = 0.0
     memory: Mapping[str, Tensor] = field(default_factory=dict)
+    attempt: int = 0
+    counted: Mapping[str, OwnVersion] | None = None
 
 
 class Checkpoints:
@@ -98,4 +107,5 @@ def _understand(entry: Entry) -> Checkpoint:
     if bad := state.not_finite():
         raise ValueError(f"{bad} has values that are not finite")
     check_run_id(entry.facts.get("run"))  # clients keep their state in a folder of this name
+    _COUNTED.validate_python(entry.facts.get("counted"), strict=True)
     return Checkpoint(state, **entry.facts, memory=under_prefix(MEMORY, entry.tensors))

@@ -122,6 +122,7 @@ class Recorder:
             self._write_scores(outcome, requests, failures)
         self._write_scaled(outcome)
         self._write_capped(outcome)
+        self._write_lost_states(requests, outcome)
         self._write_failures(failures)
         if self.server.scoring and self.scores_new_state and not outcome.skipped:  # else the scored state is discarded
             self._write_scores(outcome, requests, failures)
@@ -229,6 +230,17 @@ class Recorder:
                     counted=update.samples,
                     registered=registered,
                 )
+
+    def _write_lost_states(self, requests: Mapping[str, Request], outcome: Outcome) -> None:
+        """Report each client that started without its own state, because its device has lost it."""
+        for reply in outcome.admitted:
+            named = requests[reply.client].own
+            if reply.answer.lost and named is not None:
+                reason = (
+                    f"its device no longer has its own state of round {named['round']}, the last that counted, nor any "
+                    "other, so it started without one; if the disk was changed, put the old state folder back"
+                )
+                self._client_event("client state lost", reply.client, reason=reason)
 
     def _write_failures(self, failures: Sequence[Failure]) -> None:
         late = sorted(failure.client for failure in failures if failure.status == "late")

@@ -114,7 +114,7 @@ class RoundLoop:
         return self.state
 
     def _open(self) -> RunStart:
-        """Open the run's folder; if it is resumed, take state, run id and the guards' memory from it."""
+        """Open the run's folder; if it is resumed, go on from its checkpoint."""
         start = open_run(self.settings, self.checkpoints, self.best_checkpoint, self.listeners)
         self.history, self.resume_check = start.history, start.check
         self.trained = start.checkpoint is not None
@@ -124,6 +124,8 @@ class RoundLoop:
             self.run_id = start.checkpoint.run
             self.earlier_seconds = start.checkpoint.seconds
             self.federation.remember(start.checkpoint.memory)
+            self.federation.counted = start.checkpoint.counted or {}
+            self.federation.attempt = max(self.federation.attempt, start.checkpoint.attempt + 1)
         return start
 
     def _announce(self) -> None:
@@ -259,6 +261,8 @@ class RoundLoop:
             rounds=self.settings.train.rounds,
             seconds=round(self.seconds(), 3),
             memory=self.federation.memory(),
+            attempt=self.federation.attempt,
+            counted=self.federation.counted,
         )
 
     def privacy_report(self) -> dict[str, Any] | None:
@@ -312,7 +316,7 @@ class RoundLoop:
 
         Otherwise the round is skipped: the state stays as it is, and only its round number advances.
         """
-        before = self.state
+        before, counted_before = self.state, self.federation.counted
         started = time.perf_counter()
         self._register(0.0)
         participants, enough = self.registry.sample(number), self.registry.enough()
@@ -323,10 +327,10 @@ class RoundLoop:
             outcome = self._exchange(participants, enough)
             if outcome.skipped:
                 self._check_reasons_differ(number)
-                self.state = replace(before, round=number)
+                self.state, self.federation.counted = replace(before, round=number), counted_before
                 self.recorder.skipped(number, outcome)
                 return False
-            self.state = outcome.state
+            self.state, self.federation.counted = outcome.state, outcome.counted
             participants = []
             for update in outcome.updates:
                 participants.append(update.client)

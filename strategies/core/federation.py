@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 import statistics
+import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -21,7 +22,7 @@ from common.metrics import COUNTED, counts_fit
 from common.numerics import generator
 from common.settings import RunSettings, check_kept_step
 from common.storage import AnswerStore, GlobalState, under_prefix, with_prefix
-from common.wire.messages import Answer, Request
+from common.wire.messages import Answer, OwnVersion, Request
 from common.wire.payload import Payload, cast_down, cast_up
 from strategies.core.aggregation import cap_samples, limit_samples
 from strategies.core.bounds import Bounds, Excess
@@ -79,6 +80,7 @@ class Outcome:
         scaled: by client id, the factors in (0, 1) by which parts of its update were scaled down to the bound.
         needed: updates that the exchange needed.
         by: the setting that ``needed`` comes from.
+        counted: by client id, the version of its own state that belongs to ``state``; see :attr:`Federation.counted`.
     """
 
     state: GlobalState
@@ -88,6 +90,7 @@ class Outcome:
     scaled: dict[str, dict[str, float]]
     needed: int = 0
     by: str = ""
+    counted: Mapping[str, OwnVersion] = field(default_factory=dict)
 
     def scaling_reasons(self) -> dict[str, str]:
         """Return what was scaled of accepted replies and by how much, by client id, as text for the record."""
@@ -118,6 +121,11 @@ class Federation:
         answer_store: where replies wait until the exchange closes.
         best: number of the round with the best validation score so far; -1 if there is none. Requests contain it, so
             that devices keep their own state of that round.
+        attempt: number of this part of the run. It is the time in milliseconds, so that it is larger than that of every
+            part before, also of one that ended without a checkpoint.
+        counted: by client id, the version of the client's own state whose update the server counted last. It belongs to
+            the global state: who returns to an earlier state sets it back, too. Requests contain it, so that no reply
+            that was lost, late, refused or left out becomes the past of a client.
 
     Raises:
         ConfigError: the method cannot be combined with the aggregation rule, with ``rounds.outliers`` or with the
@@ -131,6 +139,8 @@ class Federation:
         self.bounds = Bounds(settings.rounds.outlier_factor)
         self.answer_store = AnswerStore(settings.output_folder, settings.rounds.memory * 2**30)
         self.best = -1
+        self.attempt = time.time_ns() // 10**6
+        self.counted: Mapping[str, OwnVersion] = {}
         self._requests: dict[str, Request] = {}
         self._answered: set[str] = set()
         self._gate: Gate | None = None
@@ -259,6 +269,8 @@ class Federation:
                 code=self.settings.code,
                 validate=validates,
                 keep=self.best,
+                attempt=self.attempt,
+                own=self.counted.get(client.id),
             )
         return dict(self._requests)
 
@@ -296,9 +308,22 @@ class Federation:
             asked = min(asked, enough)
         if asked:
             needed, by = self.needed(asked)
+        counted = self.counted
         if needed and len(updates) >= needed:
             state = self.method.aggregate(state, updates, self.server)
-        return Outcome(state, admitted, updates, refusals, scaled, needed, by)
+            counted = self._counted_with(updates, admitted)
+        return Outcome(state, admitted, updates, refusals, scaled, needed, by, counted)
+
+    def _counted_with(self, updates: Sequence[Update], admitted: Sequence[Reply]) -> dict[str, OwnVersion]:
+        """Return :attr:`counted` after ``updates`` were aggregated; a client that keeps no state has no version."""
+        keeping = {reply.client for reply in admitted if reply.answer.kept}
+        counted = dict(self.counted)
+        for update in updates:
+            if update.client.id in keeping:
+                counted[update.client.id] = OwnVersion(
+                    round=self.server.round, exchange=self.server.exchange, attempt=self.attempt
+                )
+        return counted
 
     def needed(self, asked: int) -> tuple[int, str]:
         """Return how many of ``asked`` participants must have replied for an exchange to count, and the setting's name.

@@ -127,7 +127,7 @@ class FlowerStrategy(Strategy):
         self.settings, self.run = settings, run
         self.state = self.federation.initial_state()
         self._nodes: dict[str, str] = {}
-        self._before = self.state
+        self._before, self._counted_before = self.state, self.federation.counted
         self._participants: set[str] = set()
 
     def initialize_parameters(self, client_manager: ClientManager) -> Parameters | None:  # noqa: ARG002
@@ -154,6 +154,7 @@ class FlowerStrategy(Strategy):
         self.federation.begin(logical_round + 1, exchange, score=exchange == self.settings.method.scored_at)
         if step == 0:
             self._before, self._participants = self.state, set(self._nodes)
+            self._counted_before = self.federation.counted
         participants: list[Client] = []
         for client in self.federation.registry.clients():
             if client.id in self._participants and self._nodes[client.id] in proxies:
@@ -212,8 +213,9 @@ class FlowerStrategy(Strategy):
             answered = len(closed.updates)
             log(WARNING, "round %s: %s updates, %s needs %s: skipped", server_round, answered, closed.by, closed.needed)
             self.state, self._participants = replace(self._before, round=server.round), set()
+            self.federation.counted = self._counted_before
         else:
-            self.state = closed.state
+            self.state, self.federation.counted = closed.state, closed.counted
             if server.exchange == self.settings.method.exchanges[-1]:
                 self.state = replace(closed.state, round=server.round)
             self._participants = {update.client.id for update in closed.updates}

@@ -97,8 +97,8 @@ class Gate:
 
     def _check_sender(self, request: Request, answer: Answer, client: Client) -> None:
         """Check that the answer belongs to the request and repeats the client's registration."""
-        sender = (answer.run, answer.method, answer.round, answer.exchange, answer.client)
-        asked = (request.run, request.method, request.round, request.exchange, request.client)
+        sender = (answer.run, answer.method, answer.round, answer.exchange, answer.attempt, answer.client)
+        asked = (request.run, request.method, request.round, request.exchange, request.attempt, request.client)
         if sender != asked:
             raise PayloadError(f"the answer belongs to {sender}, not to {asked}: stale, replayed or of another run")
         if answer.samples != client.samples or tuple(answer.class_counts) != client.class_counts:

@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 import torch
 from support.hostile import ATTACKS, scaled
+from support.own_states import KEEPING, own_state, versions
 from support.runs import Run, TouchedEngine, run
 from support.toy import Toy, composed, toy_settings
 
 from common.choices import CONF
 from common.config import to_config
 from common.errors import ConfigError
-from common.storage import ClientStore, GlobalState, tensors_sha256
+from common.storage import GlobalState, tensors_sha256
 from common.wire.messages import Request
 from common.wire.payload import Payload, decode, encode
 from server.results.run import Run as Finished
@@ -101,6 +102,12 @@ def test_three_rounds_leave_what_a_run_leaves(method: str, baseline: Baseline) -
     exchanges = composed(f"method={method}", "engine=inline", "train.device=cpu").method.exchanges
     assert [row["exchange"] for row in trained if row["client"] == SPOILED] == list(exchanges) * ROUNDS
     assert not [row for row in done.rows("activity.csv") if row["status"] not in ("trained", "scaled", "scored")]
+
+
+@every_method
+def test_who_keeps_a_state_says_so(method: str, baseline: Baseline) -> None:
+    replies = [item.reply for item in baseline(method).messages]
+    assert any(reply is not None and reply.answer.kept for reply in replies) == (method in KEEPING)
 
 
 @every_method
@@ -300,9 +307,9 @@ def test_who_sits_out_keeps_its_state(method: str, tmp_path: Path) -> None:
     assert any(len(numbers) < ROUNDS for numbers in rounds.values())
     folders = [folder for run_folder in (tmp_path / "clients").glob("*") for folder in run_folder.iterdir()]
     for folder in folders:
-        newest = max(int(path.stem.partition("-")[2]) for path in folder.iterdir())
-        assert newest // per_round == max(rounds[folder.name])
-        assert ClientStore(folder).load(10**6)
+        newest = versions(folder)[-1]
+        assert newest.position // per_round == max(rounds[folder.name])
+        assert own_state(folder)
     assert_finite(done)
 
 

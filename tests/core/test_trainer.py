@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from support.exchanges import device_of, local_exchange, request_to
+from support.own_states import own_state
 from support.toy import CLASSES, Toy, toy_settings
 from torch import Tensor, nn
 
@@ -18,7 +19,6 @@ from common.errors import ConfigError, DataError, PayloadError
 from common.models.specs import DigitCNN
 from common.prototypes import class_means
 from common.settings import RunSettings, with_method
-from common.storage import ClientStore
 from common.wire.messages import Answer, read_header
 from common.wire.payload import Payload
 from strategies.core.method import ClientContext, Losses, Phase, build_model
@@ -267,7 +267,7 @@ def test_a_reply_records_what_was_done(tmp_path: Path) -> None:
     assert set(facts.seconds) == {"load", "score", "train", "save"}
     assert answered.prototypes is not None
     assert answered.prototypes.classes == [0, 1, 2, 3]
-    assert ClientStore(tmp_path / "device").load(99) == {}
+    assert own_state(tmp_path / "device") == {}
     before = {name: tensor.clone() for name, tensor in answered.weights.items()}
     made.answer(request_to(settings, round=2), message(settings))
     assert same(before, answered.weights)
@@ -346,9 +346,9 @@ def test_a_failure_leaves_no_trace_for_the_next_client_of_the_thread(tmp_path: P
     made = device_of(settings)
     with pytest.raises(RuntimeError, match="out of memory"):
         made.answer(request_to(settings), message(settings))
-    assert ClientStore(tmp_path / "device").load(99) == {}
-    other, own = device_of(settings, "dark"), ClientStore(tmp_path / "device")
+    assert own_state(tmp_path / "device") == {}
+    other = device_of(settings, "dark")
     split, validation = other._own_data()
-    local = other._install(message(settings), request_to(settings, "dark"), split, validation, own, 0)
+    local = other._install(message(settings), request_to(settings, "dark"), split, validation, {})
     assert all(parameter.requires_grad and parameter.grad is None for parameter in local.model.parameters())
     assert all(module.training for module in local.model.modules())

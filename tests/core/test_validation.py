@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from sklearn.metrics import confusion_matrix, f1_score, recall_score
+from support.own_states import versions
 from support.runs import TouchedEngine, run
 from support.toy import DOMAINS, Toy, composed, toy_settings
 
@@ -21,7 +22,7 @@ from common.data.protocols import ClientSpec, OneClientPerDomain, split_hash
 from common.errors import ConfigError, DataError
 from common.metrics import METRICS, RoundScore, best_round, summarise
 from common.settings import RunSettings, load_settings
-from common.storage import ClientStore
+from common.storage import ClientStore, Version
 from common.wire.messages import Request
 from common.wire.payload import Payload
 from server.cli import main
@@ -145,11 +146,16 @@ def test_what_is_held_out_is_no_part_of_what_a_method_is_given(tmp_path: Path) -
 
 def test_the_best_round_s_own_state_outlives_later_ones(tmp_path: Path) -> None:
     store = ClientStore(tmp_path)
+
+    def save(position: int, best_before: int) -> list[int]:
+        past = Version(0, position - 1) if position > 1 else None
+        store.save(Version(0, position), {"w": torch.tensor(float(position))}, past, best_before)
+        return [version.position for version in store.versions()]
+
     for position in range(1, 9):
-        store.save(position, {"w": torch.tensor(float(position))}, best_before=3)
-    assert store.series.numbers() == [2, 6, 7, 8]
-    store.save(9, {"w": torch.tensor(9.0)}, best_before=8)
-    assert store.series.numbers() == [7, 8, 9]
+        kept = save(position, best_before=3)
+    assert kept == [2, 6, 7, 8]
+    assert save(9, best_before=8) == [7, 8, 9]
 
 
 # ---- runs ------------------------------------------------------------------------------------------------------------
@@ -227,8 +233,8 @@ def test_own_models_of_the_best_round_are_still_there(tmp_path: Path) -> None:
     settings = validating("fedrep", tmp_path, rounds=7)
     done = run(settings, TouchedEngine(settings, edit=flattering))
     assert done.summary["validation"] == {"round": 1, "average": 100.0, "missing": {}}
-    kept = ClientStore(tmp_path / "clients" / best(tmp_path).run / "bright-0").series.numbers()
-    assert kept == [1, 5, 6, 7]
+    kept = versions(tmp_path / "clients" / best(tmp_path).run / "bright-0")
+    assert [version.position for version in kept] == [1, 5, 6, 7]
 
 
 def test_the_engine_and_the_wire_make_no_difference(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from support.toy import toy_settings
 
 from common.errors import ConfigError, DataError, EngineError
 from common.settings import RunSettings
-from common.storage import ClientStore
+from common.storage import ClientStore, Version
 from server.cli import main
 from server.engines.inline import InlineEngine
 from server.results.run import Run as FinishedRun
@@ -102,10 +102,11 @@ def listening(chosen: RunSettings, act: Callable[[], None]) -> None:
 def test_a_client_s_full_disk_is_named(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", "64k"):
         store = ClientStore(tmp_path / "disk" / "client")
-        store.save(1, {"a": torch.ones(1000)})
+        first, second = Version(0, 1), Version(0, 2)
+        store.save(first, {"a": torch.ones(1000)})
         with pytest.raises(DataError, match=r"own state cannot be written to .*No space left.*another state-dir"):
-            store.save(2, {"a": torch.ones(100_000)})
-        assert store.load(3)["a"].tolist() == [1.0] * 1000
+            store.save(second, {"a": torch.ones(100_000)}, first)
+        assert store.load(first).tensors["a"].tolist() == [1.0] * 1000
 
 
 @pytest.mark.parametrize("trial", range(trials(5)))

@@ -1,8 +1,8 @@
 """SuperNodes killed with SIGKILL in every phase of their work, and restarted as a restart policy does.
 
 Every third round five of six nodes are killed, one in each phase, as the marks and logs of each show it to be there. In
-the round after, the sixth waits until they are all back. In the round after that all train, and each must find its own
-state as its disk has it.
+the round after, the sixth waits until they are all back. In the round after that all train, and each must find the
+state of its own that counted last, as its disk has it.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from support.paced import digest
 
 from common.settings import load_settings
 from common.storage import ClientStore
+from common.wire.messages import trained
 from server.commands.deployment import LocalDeployment, one_node_per_client
 from server.run.conduct import prepare_output
 from server.run.history import read_rows
@@ -74,13 +75,19 @@ class Watch:
         return text[place:] if place >= 0 else ""
 
     def kept(self, client: str, before: int) -> tuple[int, str]:
-        """Round and digest of what the client must find in round ``before``, from its files."""
+        """Round and digest of what the client must find in round ``before``: the last that counted, from its files."""
+        counted = [0]
+        for row in read_rows(self.output / "activity.csv"):
+            if row["client"] == client and trained(row["status"]) and int(row["round"]) < before:
+                counted.append(int(row["round"]))
         (folder,) = (self.state / client / "state").glob(f"*/{client}")
         store = ClientStore(folder)
-        found = store.load(before)
-        own = {name.removeprefix("local/"): found[name] for name in found if name.startswith("local/")}
-        versions = [int(path.stem.partition("-")[2]) for path in folder.glob("state-*.safetensors")]
-        return max([version for version in versions if version < before], default=0), digest(own)
+        own = {}
+        for version in store.versions():
+            if version.position == counted[-1]:
+                found = store.load(version).tensors
+                own = {name.removeprefix("local/"): found[name] for name in found if name.startswith("local/")}
+        return counted[-1], digest(own)
 
     def identities(self, client: str) -> set[str]:
         """The ids under which the SuperLink has known its node."""
@@ -211,10 +218,11 @@ def test_killed_nodes_come_back_with_their_state(tmp_path: Path, monkeypatch: py
         assert entry["closed_after"] <= DEADLINE + 10
         assert entry["found_own_state"]
         assert not entry["trainers_orphaned"]
-        if entry["phase"] in ("uploading", "idle"):  # it had saved its state; a later round may have, too
+        if entry["server"] == "trained":
+            assert entry["phase"] in ("uploading", "idle")
             assert entry["state_of_round"] >= entry["round"]
-            assert entry["server"] == "trained" or entry["phase"] == "uploading"
-        else:
-            assert entry["state_of_round"] != entry["round"]
+        else:  # while it was uploading, it had saved a state, which did not count
+            assert entry["phase"] != "idle"
             assert entry["server"] == "lost"
+            assert entry["state_of_round"] != entry["round"]
     assert sum(entry["met"] for entry in record) >= 0.8 * len(record), "too many were killed elsewhere than meant"

@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 from support.halves import CLASSES, Half, elements, run_server, updates
+from support.own_states import own_state
 from support.runs import TouchedEngine, run
 from support.toy import Toy, toy_settings
 
 from common.data.public import PublicImages
 from common.data.textures import Textures
 from common.errors import EngineError, PayloadError
-from common.storage import ClientStore
 from strategies.fccl_plus import (
     FCCLPlus,
     cross_correlation,
@@ -101,7 +101,7 @@ def test_the_public_step_lowers_the_public_loss(tmp_path):
     folder = next((tmp_path / "clients").glob("*"))
     losses = {}
     for client, item in messages_of(done, "collaborate", 1).items():
-        kept = ClientStore(folder / client).load(10)
+        kept = own_state(folder / client)
         before = {name.removeprefix("local/own/"): tensor for name, tensor in kept.items()}
         for moment, weights in (("before", before), ("after", item.reply.payload.weights)):
             model.load_state_dict(weights)
@@ -138,7 +138,7 @@ def test_the_teacher_is_the_own_model_after_the_last_local_training(tmp_path):
     student, teacher = settings.model.build(4, 16, 0), settings.model.build(4, 16, 0)
     for client, item in second.items():
         assert set(first[client].reply.answer.losses) == {"cross_entropy"}
-        kept = ClientStore(next((tmp_path / "clients").glob("*")) / client).load(4)  # as round 2 began
+        kept = own_state(next((tmp_path / "clients").glob("*")) / client, before=4)  # as round 2 began
         teacher.load_state_dict({name.removeprefix("local/own/"): tensor for name, tensor in kept.items()})
         student.load_state_dict(item.message.weights)
         assert not torch.allclose(student.head.weight, teacher.head.weight, atol=1e-2)

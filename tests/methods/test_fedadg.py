@@ -7,12 +7,12 @@ import copy
 import pytest
 import torch
 from support.exchanges import local_exchange
+from support.own_states import own_state
 from support.runs import Run, TouchedEngine, run
 from support.toy import toy_settings
 from torch.nn import functional as F
 
 from common.models.specs import Small
-from common.storage import ClientStore
 from server.run.checkpoint import Checkpoints
 from strategies.fedadg import DISCRIMINATOR, GENERATOR, FedADG, TaskHead
 
@@ -144,7 +144,7 @@ def test_the_discriminator_stays_on_the_device(tmp_path):
     for item in (item for item in done.messages if item.request.train):
         assert item.reply.payload.part_bytes() == {"weights": state, "prototypes": 0, "extra": 0}
         assert item.message.part_bytes() == {"weights": state, "prototypes": 0, "extra": 0}
-    kept = [ClientStore(folder).load(10) for folder in sorted((tmp_path / "clients").glob("*/*"))]
+    kept = [own_state(folder) for folder in sorted((tmp_path / "clients").glob("*/*"))]
     assert [set(tensors) for tensors in kept] == [{f"model/{name}" for name in own}] * 3
     name = f"model/{DISCRIMINATOR}.projection.weight"
     assert not torch.equal(kept[0][name], kept[1][name])

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 from support.halves import BUFFERS, PARAMETERS, SIZES, Half, elements, model_state, run_server, updates
+from support.own_states import own_state
 from support.runs import TouchedEngine, run
 from support.toy import Toy, toy_settings
 from torch import nn
 
-from common.storage import ClientStore
 from server.results.run import Run as Opened
 from strategies import feddyn
 from strategies.core.aggregation import Mean
@@ -169,7 +169,7 @@ def test_what_a_client_keeps_in_a_run(adaptive, tmp_path):
     for client, size in sizes.items():
         alpha = ALPHA * mean / size if adaptive else ALPHA
         mine = [item for item in done.messages if item.request.client == client and item.request.train]
-        kept = ClientStore(folder / client).load(10)
+        kept = own_state(folder / client)
         for name in (key.removeprefix("local/lambda/") for key in kept):
             moved = sum(item.reply.payload.weights[name] - item.message.weights[name] for item in mine)
             torch.testing.assert_close(kept["local/lambda/" + name], -alpha * moved, rtol=1e-4, atol=1e-7)

@@ -7,12 +7,12 @@ import math
 import pytest
 import torch
 from support.exchanges import local_exchange
+from support.own_states import own_state
 from support.runs import TouchedEngine, run
 from support.toy import toy_settings
 
 from common.models.base import Model
 from common.models.specs import Small
-from common.storage import ClientStore
 from strategies.core.method import Batch
 from strategies.fedsr import GAUSSIANS, FedSR
 
@@ -135,7 +135,7 @@ def test_the_gaussians_stay_on_the_device_and_learn(tmp_path):
         assert item.reply.payload.part_bytes() == {"weights": state, "prototypes": 0, "extra": 0}
         assert item.message.part_bytes() == {"weights": state, "prototypes": 0, "extra": 0}
     folders = list((tmp_path / "clients").glob("*/*"))
-    kept = [ClientStore(folder).load(10) for folder in sorted(folders)]
+    kept = [own_state(folder) for folder in sorted(folders)]
     assert len(kept) == 3
     for tensors in kept:
         assert set(tensors) == {f"model/{name}" for name in own}
@@ -150,7 +150,7 @@ def test_without_its_terms_it_is_fedavg_of_the_probabilistic_network(tmp_path):
     losses = [item.reply.answer.losses for item in done.messages if item.request.train]
     assert all(set(terms) == {"cross_entropy"} for terms in losses)
     for folder in (tmp_path / "clients").glob("*/*"):
-        kept = ClientStore(folder).load(10)
+        kept = own_state(folder)
         initial = local_exchange(settings).model.state_dict()
         assert all(torch.equal(tensor, initial[name.removeprefix("model/")]) for name, tensor in kept.items())
 

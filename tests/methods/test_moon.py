@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.own_states import own_state
 from support.runs import Run, TouchedEngine, run
 from support.toy import Toy, toy_settings
 from torch.nn import functional as F
 
 from common.models.specs import Small
-from common.storage import ClientStore
 from server.run.checkpoint import Checkpoints
 from strategies.moon import MOON
 
@@ -42,7 +42,7 @@ def test_the_second_round_contrasts_with_what_the_client_sent_in_the_first(tmp_p
     sent = {i.request.client: i.reply.payload.weights for i in done.messages if i.request.round == 1}
     folder = next((tmp_path / "clients").glob("*"))
     for client, weights in sent.items():
-        kept = ClientStore(folder / client).load(2)
+        kept = own_state(folder / client, before=2)
         assert set(kept) == {f"local/previous/{name}" for name in weights}
         for name, tensor in weights.items():
             assert torch.equal(kept[f"local/previous/{name}"], tensor)

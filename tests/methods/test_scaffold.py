@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 from support.halves import BUFFERS, PARAMETERS, SIZES, Half, elements, model_state, run_server, updates
+from support.own_states import own_state
 from support.runs import TouchedEngine, run
 from support.toy import toy_settings
 
 from common.errors import ConfigError
 from common.settings import TrainSettings
-from common.storage import ClientStore
 from strategies.core.aggregation import Mean
 from strategies.scaffold import SCAFFOLD, effective_steps
 
@@ -75,7 +75,7 @@ def test_option_ii_in_a_run(momentum, tmp_path):
             mine[key] = before + answer.payload.extra[key]
     folder = next((tmp_path / "clients").glob("*"))
     for client, mine in own.items():
-        kept = ClientStore(folder / client).load(10)
+        kept = own_state(folder / client)
         for key, value in mine.items():
             torch.testing.assert_close(kept["local/" + key], value, rtol=1e-4, atol=1e-5)
 

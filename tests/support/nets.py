@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 from support.halves import CLASSES, FEATURES, SIZES, Half
+from support.own_states import own_state
 from torch import Tensor, nn
 
 from common.data.batches import split_batches
@@ -16,7 +17,6 @@ from common.models.base import Model, initialised
 from common.numerics import generator
 from common.prototypes import PrototypeSet
 from common.settings import TrainSettings
-from common.storage import ClientStore
 from strategies.core.method import Client, Update
 
 Matrix = list[list[float]]
@@ -130,4 +130,4 @@ def class_means_of(*rows: tuple[int, float, int]) -> PrototypeSet:
 def kept(folder: Path) -> dict[str, dict[str, Tensor]]:
     """What each client of the run in ``folder`` keeps, by client."""
     found = (path for of_run in (folder / "clients").glob("*") for path in of_run.iterdir())
-    return {path.name: ClientStore(path).load(10**6) for path in found}
+    return {path.name: own_state(path) for path in found}

@@ -41,6 +41,8 @@ class TouchedEngine:
         arrival: order in which replies reach the server, from the order of client ids.
         failing: whether the device raises instead of answering.
         edit: a changed answer.
+        lost: whether the device's answer is lost on the way, after it did all that was asked.
+        unasked: whether the request itself is lost, so that the device does nothing.
     """
 
     simulated = True
@@ -52,9 +54,11 @@ class TouchedEngine:
         arrival: Callable[[list[Any]], list[Any]] = list,
         failing: Callable[[Request], bool] = lambda request: False,
         edit: Edit = lambda request, payload: payload,
+        lost: Callable[[Request], bool] = lambda request: False,
+        unasked: Callable[[Request], bool] = lambda request: False,
     ) -> None:
         self.inner = InlineEngine(settings)
-        self.arrival, self.edit = arrival, edit
+        self.arrival, self.edit, self.lost, self.unasked = arrival, edit, lost, unasked
         self.messages: list[Recorded] = []
         for device in self.inner.devices.values():
             _make_failing(device, failing)
@@ -67,9 +71,12 @@ class TouchedEngine:
     def exchange(
         self, message: Payload, requests: Mapping[str, Request], seconds: float, **more: Any
     ) -> tuple[list[Reply], list[Failure]]:
-        replies, failures = self.inner.exchange(message, requests, seconds, **more)
+        asked = {name: request for name, request in requests.items() if not self.unasked(request)}
+        replies, failures = self.inner.exchange(message, asked, seconds, **more)
+        gone = [name for name, request in requests.items() if name not in asked or self.lost(request)]
+        failures += [Failure(name, "lost", "no complete answer") for name in gone]
         edited: list[Reply] = []
-        for reply in replies:
+        for reply in (reply for reply in replies if reply.client not in gone):
             try:
                 edited.append(self._edited(requests[reply.client], reply))
             except PayloadError as error:  # as an engine does with a header that cannot be read
