@@ -91,7 +91,6 @@ ALTERATIONS = (
     Alteration(
         "oversampling", "late clients do not count", "rounds.oversample above 1", "setting", ("rounds.oversample=1.0",)
     ),
-    Alteration("absence", "clients miss rounds", "rounds.absence above 0", "setting", ("rounds.absence=0.0",)),
     Alteration(
         "rounded transport",
         "tensors are rounded on the wire",
