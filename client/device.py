@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from client.feature_cache import FeatureCache
 from client.ledger import Ledger
-from client.own_state import OwnState
 from client.privacy import DevicePrivacy, GaussianDevicePrivacy, Unprotected
 from client.trainer import LocalExchange, choose_device, memory_format
 from common.data.batches import Split
@@ -24,7 +23,7 @@ from common.metrics import peak_bytes
 from common.privacy import GaussianPrivacy
 from common.prototypes import PrototypeSet
 from common.settings import RunSettings
-from common.storage import MODEL_PREFIX, ClientStore, check_run_id, under_prefix, with_prefix
+from common.storage import MODEL_PREFIX, ClientStore, Version, check_run_id, under_prefix, with_prefix
 from common.versions import package_versions
 from common.wire.messages import Answer, Registration, Request, header_of
 from common.wire.payload import Payload, cast_down, cast_up
@@ -169,7 +168,12 @@ class Device:
         for domain in request.score:
             self._test_data(domain)
         self.privacy.keep_sides(request)
-        own = OwnState(self._store(request.run), request, self.method.exchanges)
+        store = self._store(request.run)
+        version = Version.of(header_of(request), self.method.exchanges)
+        past: Version | None = None
+        if request.own is not None:
+            past = Version.of(request.own, self.method.exchanges)
+        own = store.load(past, before=version if request.train else None)
         received = cast_up(message, self.settings.rounds.transport)
         local = self._install(received, request, split, validation, own.tensors)
         clock.lap("load")
@@ -183,8 +187,9 @@ class Device:
             upload, trained = self._take_part(local, request, protection)
         clock.lap("train")
         kept = False
-        if request.train:  # saved last, so that a failed exchange changes nothing
-            kept = own.keep(self._own_tensors(local, upload))
+        if request.train:
+            tensors, best_before = self._own_tensors(local, upload), (request.keep + 1) * len(self.method.exchanges)
+            kept = store.save(version, tensors, past, best_before)  # last, so that a failed exchange changes nothing
         clock.lap("save")
         weights = protection.weights(self._uploaded_weights(local, upload))
         releases = 0
@@ -391,6 +396,15 @@ class Clock:
         now = time.perf_counter()
         self.seconds[phase] = round(now - self._last, 4)
         self._last = now
+
+
+def kept_versions(settings: RunSettings) -> int:
+    """Return how many versions of a client's own state a device keeps.
+
+    A run goes on from any of its last ``rounds.checkpoints`` checkpoints, and each may name another version. The reply
+    after them may count or not, so its version is one more. In each round every exchange makes a version.
+    """
+    return (settings.rounds.checkpoints + 1) * len(settings.method.exchanges)
 
 
 def device_privacy(

@@ -1,8 +1,7 @@
 """Devices that share one machine, in inline and Ray simulation, with the data and state of every client."""
 
-from client.device import Device
+from client.device import Device, kept_versions
 from client.ledger import FOLDER, Ledger
-from client.own_state import kept_versions
 from common.data.protocols import ClientSpec
 from common.settings import RunSettings
 from common.storage import client_stores, folder_name

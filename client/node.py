@@ -14,10 +14,9 @@ from pathlib import Path
 
 from client.border import FOLDER as BORDER_FOLDER
 from client.border import Border
-from client.device import Device
+from client.device import Device, kept_versions
 from client.ledger import FOLDER, Budget, Ledger
 from client.local import local_device
-from client.own_state import kept_versions
 from client.reasons import says_private
 from client.resident.messages import Question, Reply
 from common.data.protocols import ClientSpec

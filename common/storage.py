@@ -491,15 +491,22 @@ class ClientStore:
         """Return the path of a version's file."""
         return self._series(version).path(version.position)
 
-    def load(self, version: Version | None) -> Past:
+    def load(self, version: Version | None, before: Version | None = None) -> Past:
         """Return the tensors of ``version``; none for ``None``, the client of which no reply has counted.
 
         A device without any version has lost its disk, or replaces another. Its client starts without a state, and
         ``lost`` says so, until a reply counts that it made from there.
 
+        Args:
+            version: the version's name.
+            before: the version that is to be made from it, if any.
+
         Raises:
+            PayloadError: a version after ``before`` was made already, as when a delayed request is answered late.
             DataError: the version is missing or damaged, and there are others.
         """
+        if before is not None:
+            self._check_latest(before)
         if version is None:
             return Past({})
         if not self.versions():
@@ -516,39 +523,28 @@ class ClientStore:
             ) from error
         return Past(entry.tensors, bool(entry.facts.get("lost")))
 
-    def check_latest(self, version: Version) -> None:
-        """Check that no version after ``version`` was saved, as when a delayed request is answered after a later one.
-
-        Raises:
-            PayloadError: there is one. The server would not count the reply.
-        """
-        later = [known for known in self.versions() if known > version]
-        if later:
-            raise PayloadError(
-                f"this client has answered a later request ({self.path(later[-1]).name}), so the server no longer "
-                "waits for this reply; the client takes part again in the next round"
-            )
-
     def save(
         self, version: Version, tensors: Mapping[str, Tensor], past: Version | None = None, best_before: int = 0
-    ) -> None:
-        """Write ``version``, which started from ``past``; delete those in between, which the server did not count.
+    ) -> bool:
+        """Write ``version``, which was made from ``past``; return whether there is anything to write.
 
-        Of the counted versions the newest before ``best_before`` is never deleted: that of the round with the best
-        validation.
+        The versions in between are deleted: the server did not count them. ``past`` stays, from which the next exchange
+        starts if the server does not count this one. Of the counted versions the newest before ``best_before`` is never
+        deleted: that of the round with the best validation.
 
         Args:
             version: the version's name.
-            tensors: its tensors, by name.
+            tensors: its tensors, by name; none for a method without client state.
             past: the version that the server counted last; ``None`` if it counted none.
             best_before: position of the first exchange after the best round.
 
         Raises:
-            PayloadError: see :meth:`check_latest`; nothing is changed.
+            PayloadError: a later version was made already; nothing is changed.
             DataError: the disk is full or cannot be written; ``past`` stays.
         """
-        self.check_latest(version)
-        known = self.versions()
+        if not tensors:
+            return False
+        known = self._check_latest(version)
         for other in known:
             if (past is None or other > past) and other != version:
                 self._delete(other)
@@ -560,6 +556,17 @@ class ClientStore:
         for other in known[: -self._kept]:
             if other not in best[-1:]:
                 self._delete(other)
+        return True
+
+    def _check_latest(self, version: Version) -> list[Version]:
+        """Return the versions that are there; raise PayloadError if one is after ``version``."""
+        known = self.versions()
+        if known and known[-1] > version:
+            raise PayloadError(
+                f"this client has answered a later request ({self.path(known[-1]).name}), so the server no longer "
+                "waits for this reply; the client takes part again in the next round"
+            )
+        return known
 
     def _series(self, version: Version) -> Series:
         return Series(self.folder, f"{CLIENT_STATE}-{version.attempt}", private=True)

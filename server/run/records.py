@@ -122,7 +122,9 @@ class Recorder:
             self._write_scores(outcome, requests, failures)
         self._write_scaled(outcome)
         self._write_capped(outcome)
-        self._write_lost_states(requests, outcome)
+        for reply in outcome.admitted:
+            if reply.answer.lost:
+                self._write_lost_state(requests[reply.client])
         self._write_failures(failures)
         if self.server.scoring and self.scores_new_state and not outcome.skipped:  # else the scored state is discarded
             self._write_scores(outcome, requests, failures)
@@ -231,16 +233,14 @@ class Recorder:
                     registered=registered,
                 )
 
-    def _write_lost_states(self, requests: Mapping[str, Request], outcome: Outcome) -> None:
-        """Report each client that started without its own state, because its device has lost it."""
-        for reply in outcome.admitted:
-            named = requests[reply.client].own
-            if reply.answer.lost and named is not None:
-                reason = (
-                    f"its device no longer has its own state of round {named['round']}, the last that counted, nor any "
-                    "other, so it started without one; if the disk was changed, put the old state folder back"
-                )
-                self._client_event("client state lost", reply.client, reason=reason)
+    def _write_lost_state(self, request: Request) -> None:
+        """Report a client that started without its own state, because its device has lost it."""
+        if request.own is not None:
+            reason = (
+                f"its device has lost its own state of round {request.own['round']}, the last that counted, and all "
+                "others, so it started without one; if the disk was changed, put the old state folder back"
+            )
+            self._client_event("client state lost", request.client, reason=reason)
 
     def _write_failures(self, failures: Sequence[Failure]) -> None:
         late = sorted(failure.client for failure in failures if failure.status == "late")

@@ -311,19 +311,10 @@ class Federation:
         counted = self.counted
         if needed and len(updates) >= needed:
             state = self.method.aggregate(state, updates, self.server)
-            counted = self._counted_with(updates, admitted)
+            keeping = {reply.client for reply in admitted if reply.answer.kept}
+            made = OwnVersion(round=self.server.round, exchange=self.server.exchange, attempt=self.attempt)
+            counted = {**counted, **{update.client.id: made for update in updates if update.client.id in keeping}}
         return Outcome(state, admitted, updates, refusals, scaled, needed, by, counted)
-
-    def _counted_with(self, updates: Sequence[Update], admitted: Sequence[Reply]) -> dict[str, OwnVersion]:
-        """Return :attr:`counted` after ``updates`` were aggregated; a client that keeps no state has no version."""
-        keeping = {reply.client for reply in admitted if reply.answer.kept}
-        counted = dict(self.counted)
-        for update in updates:
-            if update.client.id in keeping:
-                counted[update.client.id] = OwnVersion(
-                    round=self.server.round, exchange=self.server.exchange, attempt=self.attempt
-                )
-        return counted
 
     def needed(self, asked: int) -> tuple[int, str]:
         """Return how many of ``asked`` participants must have replied for an exchange to count, and the setting's name.

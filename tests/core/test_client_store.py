@@ -10,10 +10,10 @@ from support.exchanges import device_of, request_to
 from support.own_states import own_state, versions
 from support.toy import toy_settings
 
-from client.own_state import OwnState, kept_versions
+from client.device import kept_versions
 from common.errors import DataError, PayloadError
 from common.storage import ClientStore, Version
-from common.wire.messages import OwnVersion, Request
+from common.wire.messages import OwnVersion
 
 
 def value(store: ClientStore, version: Version) -> float:
@@ -147,28 +147,21 @@ def test_a_lost_disk_is_told_until_a_reply_counts(tmp_path: Path) -> None:
 # ---- the device ------------------------------------------------------------------------------------------------------
 
 
-def own(request: Request, store: ClientStore) -> OwnState:
-    return OwnState(store, request, ("train", "second"))
-
-
-def test_a_request_names_exchanges_by_their_names(tmp_path: Path) -> None:
-    settings, store = toy_settings("moon", tmp_path), ClientStore(tmp_path / "own", 6)
-    assert own(request_to(settings, attempt=3), store).keep({"w": torch.ones(1)})
-    past = OwnVersion(round=1, exchange="train", attempt=3)
-    second = own(request_to(settings, exchange="second", attempt=3, own=past), store)
-    assert second.tensors["w"].tolist() == [1]
-    assert second.keep({"w": torch.zeros(1)})
-    assert positions(store) == [(3, 2), (3, 3)]
-    with pytest.raises(PayloadError, match="no exchange 'third'"):
-        own(request_to(settings, own={**past, "exchange": "third"}), store)
+def test_a_message_names_exchanges_by_their_names() -> None:
+    named = OwnVersion(round=2, exchange="second", attempt=3)
+    assert Version.of(named, ("train", "second")) == Version(3, 5)
+    with pytest.raises(PayloadError, match=r"no exchange 'second'; the method has train$"):
+        Version.of(named, ("train",))
 
 
 def test_who_only_scores_keeps_nothing_and_may_be_behind(tmp_path: Path) -> None:
-    settings, store = toy_settings("moon", tmp_path), ClientStore(tmp_path / "own")
-    own(request_to(settings, round=3), store).keep({"w": torch.ones(1)})
-    assert own(request_to(settings, round=2, train=False), store).tensors == {}
+    settings = toy_settings("moon", tmp_path)
+    device, message = device_of(settings), _initial(settings)
+    device.answer(request_to(settings, round=3), message)
+    assert device.answer(request_to(settings, round=2, train=False), message).header["kept"] is False
     with pytest.raises(PayloadError, match="answered a later request"):
-        own(request_to(settings, round=2), store)
+        device.answer(request_to(settings, round=2), message)
+    assert versions(tmp_path / "device") == [Version(0, 3)]
 
 
 def test_a_method_without_a_state_keeps_no_file_and_says_so(tmp_path: Path) -> None:
