@@ -101,19 +101,18 @@ FEDERATIONS: dict[str, tuple[int, tuple[str, ...], tuple[str, ...]]] = {
     "rare domain": (
         0,
         (
-            "data.domains=[handwritten,signs]",
             "protocol=glyphs_uneven",
-            "protocol.counts={handwritten: 4, signs: 1}",
-            "protocol.fractions={handwritten: 0.14, signs: 0.084}",
+            "protocol.counts={handwritten: 4, printed: 0, signs: 1, sketch: 0}",
+            "protocol.fraction=0.084",
+            "protocol.fractions={handwritten: 0.14}",
         ),
         ("rare domain",),
     ),
     "80/10/10": (
         0,
         (
-            "data.domains=[handwritten,printed,sketch]",
             "protocol=glyphs_uneven",
-            "protocol.counts={handwritten: 1, printed: 1, sketch: 1}",
+            "protocol.counts={handwritten: 1, printed: 1, signs: 0, sketch: 1}",
             "protocol.fractions={handwritten: 0.067, printed: 0.64, sketch: 0.4}",
         ),
         ("80/10/10",),
