@@ -40,7 +40,8 @@ class RobustRule(Mean, ABC):
         if not averages:
             raise ConfigError(
                 f"method={method}: the server does not only average what clients send, so "
-                f"aggregation={self._name} would not protect it; set aggregation=mean"
+                f"aggregation={self._name} would not protect it; set aggregation=mean "
+                "(rounds=guarded aggregation=mean keeps the guards that do not depend on it)"
             )
         if participants < self.min_answers:
             raise ConfigError(
