@@ -36,7 +36,7 @@ from common.errors import EngineError
 from common.numerics import generator
 from common.prototypes import PrototypeSet
 from common.settings import RunSettings, load_settings
-from common.wire.messages import Registration, Request
+from common.wire.messages import SCALED, Registration, Request
 from common.wire.payload import Payload
 from server.engines.inline import InlineEngine
 from server.run.conduct import prepare_output
@@ -134,8 +134,8 @@ class Outcome:
     """One run. Accuracies are in per cent after the last round; ``nan`` if the run ended with an error before it.
 
     ``own`` is the accuracy of the final model on the kind of data that the client ``subject`` has: the unlike client,
-    the one that is framed, or the first honest one. ``altered`` counts updates that the server scaled, or took for
-    fewer samples than were registered: of honest clients, of hostile ones, and of the subject.
+    the one that is framed, or the first honest one. ``altered`` counts updates that the server scaled: of honest
+    clients, of hostile ones, and of the subject.
     """
 
     federation: str
@@ -388,7 +388,7 @@ def run(federation: str, method: str, case: str, defence: str, seed: int, more: 
             print(f"ended: {str(error)[:200]}", flush=True)
         engine.close()
         rows = read_rows(Path(folder) / "activity.csv")
-    altered = Counter(row["client"] for row in rows if row["status"] == "clipped")
+    altered = Counter(row["client"] for row in rows if row["status"] == SCALED)
     hostile = sum(altered[client] for client in engine.hostile)
     where = environment(torch.device("cpu"))
     return Outcome(

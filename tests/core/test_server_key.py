@@ -16,8 +16,8 @@ from common.settings import RunSettings
 from common.wire.messages import request_text
 from common.wire.payload import encode
 
-SOME = {"participation": 0.67, "absence": 0.3, "evaluate_every": 100}
-"""Two of three clients are drawn, and each is absent in some rounds."""
+SOME = {"participation": 0.67, "evaluate_every": 100}
+"""Two of three clients are drawn."""
 
 
 class Deployed(TouchedEngine):
