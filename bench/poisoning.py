@@ -1,15 +1,15 @@
-"""What hostile clients do to accuracy, by attack, method and defence.
+"""What hostile clients do to accuracy, and what each defence costs honest clients that are unlike the others.
 
-    python bench/poisoning.py           # every run that bench/results/poisoning.csv does not hold yet, then the table
-    python bench/poisoning.py --table   # the table of what is there
-    python bench/poisoning.py --methods fpl --federations "1 of 5" --seeds 0   # a part of it
-    python bench/poisoning.py --classifier  # each client's cosine to the others in the classifier's weights
+    python bench/poisoning.py           # every run that bench/results/poisoning.csv does not hold yet, then the tables
+    python bench/poisoning.py --table   # the tables of what is there
+    python bench/poisoning.py --federations "1 of 5" --cases "sign flip" --methods fpl --seeds 0   # a part of it
     python bench/poisoning.py --dry-run  # one attacked run of two rounds on few images; writes nothing
 
-A federation of clients of different domains trains for 15 rounds. Hostile clients, drawn by the seed, train honestly
-and change what they send; for label flip they change what they learn from. They know the defence: "at the bound" means
-a thousand times too long, so that the server scales the update to exactly the longest that it accepts. Everything else
-is the shipped code. Runs are inline, in this process, on one thread.
+Clients of different domains train for 15 rounds. Hostile clients, drawn by the seed, train honestly and change what
+they send; for label flip they change what they learn from. They know the defence and what the honest clients send: "at
+the bound" means a thousand times too long, so that a bound scales the update to exactly the longest that is accepted.
+Honest clients that are unlike the others have other data. Everything else is the shipped code. Runs are inline, in this
+process, on one thread.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +32,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # this checkout
 from bench.measuring import arguments, environment, start
 from bench.rows import append_rows, mean_and_spread
 from common.data.batches import Split
+from common.errors import EngineError
 from common.numerics import generator
 from common.prototypes import PrototypeSet
 from common.settings import RunSettings, load_settings
-from common.storage import GlobalState
 from common.wire.messages import SCALED, Registration, Request
 from common.wire.payload import Payload
 from server.engines.inline import InlineEngine
@@ -43,187 +43,119 @@ from server.run.conduct import prepare_output
 from server.run.engine import Admit, Failure, Reply
 from server.run.history import read_rows
 from server.run.rounds import RoundLoop
-from strategies.core.agreement import Agreement, Opposition
-from strategies.core.context import ServerContext
-from strategies.core.exchange import Update
-from strategies.core.federation import Federation
 
 RESULTS = Path(__file__).parent / "results" / "poisoning.csv"
 SEEDS = (0, 1, 2)
-METHODS: dict[str, tuple[str, ...]] = {
-    "fpl": (),
-    "fedavg": (),
-    "fedplcc": ("tuned=fedplcc_on_glyphs",),  # with the printed weights it stays at chance on this network
-    "fedpall": ("tuned=fedpall_on_glyphs",),
-}
-"""Methods, and further overrides of each."""
+METHODS = ("fedavg", "fpl")
 
 ATTACKS = {
     "none": "no client is hostile",
     "absent": "every update of the hostile client is lost: what remains if a defence recognises it at once",
-    "sign flip": "the update with the opposite sign, at the bound, from round 1; prototypes too",
-    "honest, then flip": "the honest direction at the bound in rounds 1 to 10, then sign flip at the bound",
-    "growing, then flip": "the honest update, 8 % longer each round, flipped from round 11",
-    "late sign flip": "honest in rounds 1 to 10, then the update with the opposite sign and its own length",
-    "drift": "the opposite of its first update, at the bound, in every round",
-    "noise": "a random step at the bound",
-    "noise, 9e6 samples": "the same, and the client registers nine million samples",
+    "sign flip": "the update with the opposite sign, at the bound; prototypes too",
+    "quiet sign flip": "the update with the opposite sign and its own length; prototypes too",
+    "blind flip": "sign flip at the bound; 4,096 numbers are replaced so that a sum drawn from the seed looks honest",
+    "framing": "the opposite of the update of one honest client, at the bound",
+    "noise, 9e6 samples": "a random step at the bound, from a client that registers nine million samples",
     "label flip": "label y is trained as K - 1 - y",
     "prototype roll": "each class is sent another class's prototype, at the bound",
     "variances": "running variances a thousand times as large",
     "little is enough": "mean minus 1.5 standard deviations of the honest updates (Baruch et al., 2019)",
     "inner product": "the negative mean of the honest updates, at the bound (Xie et al., 2020)",
-    "late inner product": "the same from round 11",
 }
+UNLIKE = {
+    "one class": "as many images of one class as the others have of all, or all that the domain has",
+    "two classes": "the same with two classes",
+    "eight samples": "eight images",
+    "inverted": "images with inverted brightness",
+    "rare domain": "four clients have handwritten digits, one has signs",
+    "80/10/10": "three clients of three domains; one has 80 % of the samples",
+}
+"""Honest federations with one client that is unlike the others."""
+
 DEFENCES: dict[str, tuple[str, ...]] = {
-    "default": (),
-    "bound only": ("rounds.opposing=off",),
-    "median": ("rounds.opposing=off", "aggregation=median"),
-    "trimmed_mean": ("rounds.opposing=off", "aggregation=trimmed_mean"),
-    "multi_krum": ("rounds.opposing=off", "aggregation=multi_krum"),
-    "geometric_median": ("aggregation=geometric_median",),
-    "centered_clipping": ("aggregation=centered_clipping",),
-    "bucketing": ("aggregation=bucketing",),
+    "mean": (),
     "uniform": ("method.weighting=uniform",),
-    "server_images": ("method.weighting=uniform",),
+    "bound": ("rounds.outliers=clip",),
+    "bound, limits": ("rounds.outliers=clip", "rounds.largest_client=2", "rounds.largest_share=0.5"),
+    "bound, uniform": ("rounds.outliers=clip", "method.weighting=uniform"),
+    "geometric median": ("aggregation=geometric_median",),
+    "bound, geometric median": ("rounds.outliers=clip", "aggregation=geometric_median"),
+    "guarded": ("rounds=guarded",),
 }
-"""Overrides of each defence. ``server_images`` is a prototype, :class:`ServerImages`, and no part of Goldfinch."""
+"""Overrides of each defence. ``mean`` is what runs by default."""
 
-IMAGES_PER_CLASS = 2
-"""Images of each class and domain that the server of the prototype holds."""
-
-STAYS, WORSE = 0.8, 1.0
-"""Of the prototype: share of a client's suspicion that stays, and the suspicion above which it is left out, in nats."""
-
-ROUNDS, LATE = 15, 10
+ROUNDS = 15
 AT_THE_BOUND = 1000.0
 LITTLE = 1.5
 """Standard deviations of "little is enough"."""
 
-FEDERATIONS: dict[str, tuple[int, Sequence[str]]] = {
-    "1 of 5": (
-        1,
-        ("data.domains=[handwritten,printed,signs,sketch,blended]", "protocol=one_per_domain", "protocol.samples=200"),
-    ),
-    "2 of 10": (
-        2,
+BLIND = 4096
+"""Numbers that "blind flip" replaces."""
+
+FIVE = ("data.domains=[handwritten,printed,signs,sketch,blended]", "protocol=one_per_domain", "protocol.samples=200")
+UNEVEN = ("protocol=glyphs_uneven", "protocol.fraction=0.04")
+FEDERATIONS: dict[str, tuple[int, tuple[str, ...], tuple[str, ...]]] = {
+    "1 of 5": (1, FIVE, tuple(ATTACKS)),
+    "2 of 10": (2, (*UNEVEN, "protocol.fractions={handwritten: 0.08, printed: 0.08, sketch: 0.4}"), tuple(ATTACKS)),
+    "5 honest": (0, FIVE, ("one class", "two classes", "eight samples", "inverted")),
+    "rare domain": (
+        0,
         (
             "protocol=glyphs_uneven",
-            "protocol.fraction=0.04",
-            "protocol.fractions={handwritten: 0.08, printed: 0.08, sketch: 0.4}",
+            "protocol.counts={handwritten: 4, printed: 0, signs: 1, sketch: 0}",
+            "protocol.fraction=0.084",
+            "protocol.fractions={handwritten: 0.14}",
         ),
+        ("rare domain",),
+    ),
+    "80/10/10": (
+        0,
+        (
+            "protocol=glyphs_uneven",
+            "protocol.counts={handwritten: 1, printed: 1, signs: 0, sketch: 1}",
+            "protocol.fractions={handwritten: 0.067, printed: 0.64, sketch: 0.4}",
+        ),
+        ("80/10/10",),
     ),
 }
+"""Number of hostile clients, overrides and cases of each federation."""
+
+SUBJECTS = {"rare domain": "signs-0", "80/10/10": "printed-0"}
+"""The client whose own accuracy is measured, where the seed does not draw it."""
+
 COMMON = (
-    "data=glyphs", "model=small", "tuned=none", "engine=inline", "train.device=cpu", "train.batch_size=16",
-    "train.learning_rate=0.05", "rounds.evaluate_every=1000", "rounds.test_samples=200", "overwrite=true",
+    "data=glyphs", "model=small", "tuned=none", "engine=inline", "train.device=cpu", "train.batch_size=32",
+    "train.learning_rate=0.1", "rounds.evaluate_every=1000", "rounds.test_samples=200", "overwrite=true",
 )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """One run. Accuracies in per cent after the last round; answers that were scaled or left out, and refused ones."""
+    """One run. Accuracies are in per cent after the last round; ``nan`` if the run ended with an error before it.
+
+    ``own`` is the accuracy of the final model on the kind of data that the client ``subject`` has: the unlike client,
+    the one that is framed, or the first honest one. ``altered`` counts updates that the server scaled: of honest
+    clients, of hostile ones, and of the subject.
+    """
 
     federation: str
     method: str
-    attack: str
+    case: str
     defence: str
     seed: int
     average: float
     worst: float
-    clipped: int
+    subject: str
+    own: float
+    honest_altered: int
+    hostile_altered: int
+    own_altered: int
     refused: int
-    honest_clipped: int
-    honest_left_out: int
+    sha256: str
     seconds: float
     torch: str
     commit: str
     when: str
-
-
-@dataclass
-class ServerImages(Agreement):
-    """The comparison of directions, and a test on images that the server holds (the idea of Zeno, Xie et al., 2019).
-
-    The server has :data:`IMAGES_PER_CLASS` training images of each class and domain, which the client may have as well.
-    It compares the loss of the model that a client sends with that of the model that the client was sent, on images of
-    the client's domain, with the statistics of these images. The increase adds to the client's suspicion, a decrease
-    lowers it. Above :data:`WORSE` the update is left out, as long as fewer than half are.
-    """
-
-    federation: Federation = field(kw_only=True)
-    suspicion: dict[str, float] = field(default_factory=dict)
-    images: dict[str, Split] = field(default_factory=dict)
-
-    def find(self, updates: Sequence[Update], state: GlobalState, server: ServerContext) -> dict[str, Opposition]:
-        """Return the updates to leave out, by client id."""
-        found = super().find(updates, state, server)
-        if not updates or not updates[0].weights:
-            return found
-        for update in updates:
-            client = update.client.id
-            before = self._loss(state.weights, update.client.domain)
-            increase = self._loss(update.weights, update.client.domain) - before
-            if math.isnan(increase):
-                increase = math.inf
-            self.suspicion[client] = max(0.0, STAYS * self.suspicion.get(client, 0.0) + increase)
-            if self.suspicion[client] > WORSE and client not in found and len(found) + 1 < len(updates) / 2:
-                found[client] = Opposition(0.0, 0.0, 0.0)
-        return found
-
-    @torch.no_grad()
-    def _loss(self, weights: Mapping[str, Tensor], domain: str) -> float:
-        """Return the cross-entropy of a model on the server's images of a domain."""
-        settings = self.federation.settings
-        if domain not in self.images:
-            self.images[domain] = some_of_each_class(settings.data.load(domain).train, settings.data.class_count)
-        split = self.images[domain]
-        model = self.federation.new_model()
-        model.load_state_dict({**model.state_dict(), **weights})
-        _, logits = model.train()(settings.data.augmentation.test(split.images))
-        return float(torch.nn.functional.cross_entropy(logits, split.labels))
-
-
-@dataclass
-class ClassifierDirections(Agreement):
-    """The comparison of directions, which also prints that of the classifier's weights alone; it leaves out no more.
-
-    A row of the classifier's weights belongs to a class. What is common to all rows is subtracted first, and the
-    others' directions have length 1 before they are added.
-    """
-
-    hostile: frozenset[str] = field(kw_only=True)
-
-    def find(self, updates: Sequence[Update], state: GlobalState, server: ServerContext) -> dict[str, Opposition]:
-        """Print each client's cosine to the others."""
-        if updates and updates[0].weights:
-            directions: list[Tensor] = []
-            for update in updates:
-                step = (update.weights[CLASSIFIER] - state.weights[CLASSIFIER]).double()
-                step = (step - step.mean(0)).flatten()
-                directions.append(step / torch.linalg.vector_norm(step).clamp_min(1e-30))
-            total = torch.stack(directions).sum(0)
-            words: list[str] = []
-            for update, direction in zip(updates, directions, strict=True):
-                others = total - direction
-                cosine = float(direction @ others / torch.linalg.vector_norm(others).clamp_min(1e-30))
-                mark = "*" * (update.client.id in self.hostile)
-                words.append(f"{mark}{update.client.id} {cosine:.2f}")
-            print(server.round, ", ".join(words), flush=True)
-        return super().find(updates, state, server)
-
-
-CLASSIFIER = "head.weight"
-
-
-def some_of_each_class(split: Split, class_count: int) -> Split:
-    """Return :data:`IMAGES_PER_CLASS` images of each class, always the same."""
-    draws = torch.Generator().manual_seed(999)
-    chosen: list[int] = []
-    for label in range(class_count):
-        members = (split.labels == label).nonzero().flatten()
-        chosen += members[torch.randperm(len(members), generator=draws)[:IMAGES_PER_CLASS]].tolist()
-    return split.subset(torch.tensor(chosen))
 
 
 Key = tuple[str, str, str, str, int]
@@ -231,37 +163,79 @@ Key = tuple[str, str, str, str, int]
 
 def key_of(outcome: Outcome) -> Key:
     """Return what tells runs apart."""
-    return (outcome.federation, outcome.method, outcome.attack, outcome.defence, outcome.seed)
+    return (outcome.federation, outcome.method, outcome.case, outcome.defence, outcome.seed)
 
 
-class HostileEngine:
-    """The inline engine with some clients' answers changed on their way to the server.
+class ChangedEngine:
+    """The inline engine with some clients' data, registrations or replies changed.
 
     Args:
         settings: the run's settings.
-        attack: one of :data:`ATTACKS`.
+        case: one of :data:`ATTACKS` or :data:`UNLIKE`.
         count: number of hostile clients.
     """
 
     simulated = True
 
-    def __init__(self, settings: RunSettings, attack: str, count: int) -> None:
+    def __init__(self, settings: RunSettings, case: str, count: int) -> None:
         self.inner = InlineEngine(settings)
-        self.attack = attack
-        self.first_steps: dict[str, dict[str, Tensor]] = {}
+        self.settings, self.case = settings, case
         self.registered: dict[str, dict[str, Any]] = {}
         clients = sorted(self.inner.devices)
-        drawn = torch.randperm(len(clients), generator=generator(settings.seed, "hostile"))[:count].tolist()
-        self.hostile = {clients[index] for index in drawn} if attack != "none" else set()
-        if attack == "label flip":
+        order = torch.randperm(len(clients), generator=generator(settings.seed, "hostile")).tolist()
+        drawn = [clients[index] for index in order]
+        self.hostile = set(drawn[:count])
+        if case == "none":
+            self.hostile = set()
+        self.subject = SUBJECTS.get(case, drawn[count])
+        self.own_split: Callable[[Split], Split] = lambda split: split
+        last = settings.data.class_count - 1
+        if case == "label flip":
             for client in self.hostile:
-                flip_labels(self.inner.devices[client], settings.data.class_count)
+                self._change_data(client, lambda split: replace(split, labels=last - split.labels))
+        if case in UNLIKE:
+            self._make_unlike()
+
+    def _change_data(self, client: str, change: Callable[[Split], Split]) -> None:
+        """Change a client's training images before it registers."""
+        device: Any = self.inner.devices[client]
+        read = device._own_data
+
+        def changed() -> tuple[Split, Split]:
+            split, validation = read()
+            return change(split), validation
+
+        device._own_data = changed
+
+    def _make_unlike(self) -> None:
+        draws = generator(self.settings.seed, "unlike")
+        classes = torch.randperm(self.settings.data.class_count, generator=draws)
+        domain = self.settings.data.load(self.subject.rpartition("-")[0])
+        if self.case in ("one class", "two classes"):
+            kept = classes[: 1 if self.case == "one class" else 2]
+            self.own_split = lambda split: split.subset(torch.isin(split.labels, kept).nonzero().flatten())
+            available = self.own_split(domain.train)
+            order = torch.randperm(len(available), generator=draws)
+            self._change_data(self.subject, lambda split: available.subset(order[: len(split)].sort().values))
+        if self.case == "eight samples":
+            self._change_data(self.subject, lambda split: split.subset(torch.arange(8)))
+        if self.case == "inverted":
+            self.own_split = lambda split: replace(split, images=255 - split.images)
+            self._change_data(self.subject, self.own_split)
+
+    def own_accuracy(self, model: torch.nn.Module) -> float:
+        """Return the accuracy in per cent on test images of the kind that the subject has."""
+        domain = self.settings.data.load(self.subject.rpartition("-")[0])
+        split = self.own_split(domain.test)
+        with torch.no_grad():
+            _, logits = model.eval()(self.settings.data.augmentation.test(split.images))
+        return 100 * float((logits.argmax(1) == split.labels).double().mean())
 
     def register(self, expected: Sequence[str], admit: Admit, seconds: float) -> list[Failure]:
         """See :class:`server.run.engine.Engine`."""
 
         def admit_changed(registration: Registration) -> str | None:
-            if self.attack == "noise, 9e6 samples" and registration.client in self.hostile:
+            if self.case == "noise, 9e6 samples" and registration.client in self.hostile:
                 counts = [count * 9_000_000 // registration.samples for count in registration.class_counts]
                 registration = replace(registration, samples=sum(counts), class_counts=counts)
                 self.registered[registration.client] = {"samples": sum(counts), "class_counts": counts}
@@ -274,51 +248,51 @@ class HostileEngine:
     ) -> tuple[list[Reply], list[Failure]]:
         """See :class:`server.run.engine.Engine`."""
         replies, failures = self.inner.exchange(message, requests, seconds, **more)
-        honest = [
-            reply.payload for reply in replies if reply.client not in self.hostile and requests[reply.client].train
-        ]
+        honest: dict[str, Payload] = {}
+        for reply in replies:
+            if reply.client not in self.hostile and requests[reply.client].train:
+                honest[reply.client] = reply.payload
         sent: list[Reply] = []
         for reply in replies:
             request = requests[reply.client]
-            if self.attack == "absent" and reply.client in self.hostile and request.train:
-                failures = [*failures, Failure(reply.client, "lost", "its update is lost")]
-                continue
             if reply.client in self.hostile and request.train:
+                if self.case == "absent":
+                    failures = [*failures, Failure(reply.client, "lost", "its update is lost")]
+                    continue
                 reply = replace(reply, payload=self.changed(reply.payload, message, request, honest))
             if reply.client in self.registered:
                 reply = replace(reply, answer=replace(reply.answer, **self.registered[reply.client]))
             sent.append(reply)
         return sent, failures
 
-    def changed(self, payload: Payload, message: Payload, request: Request, honest: Sequence[Payload]) -> Payload:
+    def changed(self, payload: Payload, message: Payload, request: Request, honest: Mapping[str, Payload]) -> Payload:
         """Return what the hostile client sends."""
-        late = request.round > LATE
-        if self.attack == "sign flip":
-            return scaled(payload, message, -AT_THE_BOUND)
-        if self.attack == "honest, then flip":
-            return scaled(payload, message, -AT_THE_BOUND if late else AT_THE_BOUND)
-        if self.attack == "growing, then flip":
-            length = 1.08**request.round
-            return scaled(payload, message, -length if late else length)
-        if self.attack == "late sign flip":
-            return scaled(payload, message, -1.0 if late else 1.0)
-        if self.attack == "drift":
-            steps = self.first_steps.setdefault(request.client, steps_of(payload, message))
-            return stepped(payload, message, {name: -AT_THE_BOUND * step for name, step in steps.items()})
-        if self.attack.startswith("noise"):
+        case = self.case
+        if case in ("sign flip", "blind flip"):
+            sent = scaled(payload, message, -AT_THE_BOUND)
+            if case == "blind flip":
+                sent = stepped(sent, message, blinded(steps_of(payload, message), self.settings.seed))
+            return sent
+        if case == "quiet sign flip":
+            return scaled(payload, message, -1.0)
+        if case == "framing":
+            against = steps_of(honest[self.subject], message) if self.subject in honest else {}
+            return stepped(payload, message, {name: -AT_THE_BOUND * step for name, step in against.items()})
+        if case == "noise, 9e6 samples":
             return stepped(payload, message, random_steps(payload, message, request))
-        if self.attack == "prototype roll" and payload.prototypes is not None and len(payload.prototypes):
-            rolled = AT_THE_BOUND * payload.prototypes.vectors.roll(1, 0)
-            return replace(
-                payload, prototypes=PrototypeSet(rolled, payload.prototypes.labels, payload.prototypes.weights)
-            )
-        if self.attack == "variances":
+        if case == "prototype roll" and payload.prototypes is not None and len(payload.prototypes):
+            sets = payload.prototypes
+            rolled = PrototypeSet(AT_THE_BOUND * sets.vectors.roll(1, 0), sets.labels, sets.weights)
+            return replace(payload, prototypes=rolled)
+        if case == "variances":
             large = {name: 1000 * tensor for name, tensor in payload.weights.items() if name.endswith("running_var")}
             return replace(payload, weights={**payload.weights, **large})
-        if self.attack == "little is enough":
-            return stepped(payload, message, little(honest, message))
-        if self.attack == "inner product" or (self.attack == "late inner product" and late):
-            return stepped(payload, message, negative_mean(honest, message))
+        if case == "little is enough":
+            stacked = honest_steps(honest, message)
+            return stepped(payload, message, {name: x.mean(0) - LITTLE * x.std(0) for name, x in stacked.items()})
+        if case == "inner product":
+            stacked = honest_steps(honest, message)
+            return stepped(payload, message, {name: -AT_THE_BOUND * x.mean(0) for name, x in stacked.items()})
         return payload
 
     def close(self) -> None:
@@ -326,16 +300,11 @@ class HostileEngine:
         self.inner.close()
 
 
-def is_parameter(name: str, tensor: Tensor) -> bool:
-    """Return whether a tensor is trained: neither a running statistic nor a counter."""
-    return tensor.is_floating_point() and "running_" not in name
-
-
 def steps_of(payload: Payload, message: Payload) -> dict[str, Tensor]:
-    """Return how far each parameter moved."""
+    """Return how far each parameter moved; running statistics and counters are none."""
     steps: dict[str, Tensor] = {}
     for name, tensor in payload.weights.items():
-        if is_parameter(name, tensor):
+        if tensor.is_floating_point() and "running_" not in name:
             steps[name] = tensor - message.weights[name]
     return steps
 
@@ -356,6 +325,27 @@ def scaled(payload: Payload, message: Payload, factor: float) -> Payload:
     return replace(changed, prototypes=PrototypeSet(vectors, payload.prototypes.labels, payload.prototypes.weights))
 
 
+def blinded(steps: Mapping[str, Tensor], seed: int) -> dict[str, Tensor]:
+    """Return the flipped step at the bound, whose sketch is that of the honest step.
+
+    The sketch is the sum of the step's blocks of :data:`BLIND` numbers, each number with a sign drawn from the seed.
+    The first block takes up the difference.
+    """
+    flat = torch.cat([step.flatten() for step in steps.values()])
+    padded = torch.zeros(math.ceil(len(flat) / BLIND) * BLIND)
+    padded[: len(flat)] = flat
+    signs = 2.0 * torch.randint(2, padded.shape, generator=generator(seed, "agreement")) - 1
+    sketch = (signs * padded).view(-1, BLIND).sum(0)
+    sent = -padded
+    sent[:BLIND] += 2 * signs[:BLIND] * sketch
+    found: dict[str, Tensor] = {}
+    start_at = 0
+    for name, step in steps.items():
+        found[name] = AT_THE_BOUND * sent[start_at : start_at + step.numel()].view(step.shape)
+        start_at += step.numel()
+    return found
+
+
 def random_steps(payload: Payload, message: Payload, request: Request) -> dict[str, Tensor]:
     """Return random steps at the bound, in each tensor in proportion to the honest step."""
     draws = generator(0, "noise", request.client, request.round)
@@ -366,91 +356,95 @@ def random_steps(payload: Payload, message: Payload, request: Request) -> dict[s
     return steps
 
 
-def honest_steps(honest: Sequence[Payload], message: Payload) -> dict[str, Tensor]:
+def honest_steps(honest: Mapping[str, Payload], message: Payload) -> dict[str, Tensor]:
     """Return the honest clients' steps, stacked, by parameter."""
-    steps = [steps_of(payload, message) for payload in honest]
+    steps = [steps_of(payload, message) for payload in honest.values()]
     return {name: torch.stack([each[name] for each in steps]) for name in steps[0]}
 
 
-def little(honest: Sequence[Payload], message: Payload) -> dict[str, Tensor]:
-    """Return the mean minus :data:`LITTLE` standard deviations of the honest steps."""
-    stacked = honest_steps(honest, message)
-    return {name: steps.mean(0) - LITTLE * steps.std(0) for name, steps in stacked.items()}
-
-
-def negative_mean(honest: Sequence[Payload], message: Payload) -> dict[str, Tensor]:
-    """Return the negative mean of the honest steps, at the bound."""
-    return {name: -AT_THE_BOUND * steps.mean(0) for name, steps in honest_steps(honest, message).items()}
-
-
-def flip_labels(device: object, class_count: int) -> None:
-    """Turn every label y of the device's training data into K - 1 - y, before it registers."""
-    read = device._own_data  # type: ignore[attr-defined]
-
-    def flipped() -> tuple[Split, Split]:
-        split, validation = read()
-        return replace(split, labels=class_count - 1 - split.labels), validation
-
-    device._own_data = flipped  # type: ignore[attr-defined]
-
-
-def run(federation: str, method: str, attack: str, defence: str, seed: int, more: Sequence[str] = ()) -> Outcome:
-    """Run one attacked federation and return its row."""
-    count, overrides = FEDERATIONS[federation]
-    chosen = [f"method={method}", f"seed={seed}", f"train.rounds={ROUNDS}", *METHODS[method]]
-    chosen += [*DEFENCES.get(defence, ()), *more]
-    if defence in ("trimmed_mean", "multi_krum"):
-        chosen.append(f"aggregation.attackers={count}")
+def run(federation: str, method: str, case: str, defence: str, seed: int, more: Sequence[str] = ()) -> Outcome:
+    """Run one federation and return its row."""
+    count, overrides, _ = FEDERATIONS[federation]
+    chosen = [f"method={method}", f"seed={seed}", f"train.rounds={ROUNDS}", *DEFENCES[defence], *more]
     started = time.process_time()
+    average = worst = own = math.nan
     with tempfile.TemporaryDirectory() as folder:
         settings = load_settings([*COMMON, *overrides, *chosen, f"output={folder}"])
         prepare_output(settings)
-        engine = HostileEngine(settings, attack, count)
+        engine = ChangedEngine(settings, case, count)
         rounds = RoundLoop(settings, engine)
-        if defence == "server_images":
-            rounds.federation.agreement = ServerImages(settings.seed, federation=rounds.federation)
-        if defence == "classifier":
-            rounds.federation.agreement = ClassifierDirections(settings.seed, hostile=frozenset(engine.hostile))
-        rounds.run()
+        try:
+            rounds.run()
+            score = rounds.history.round_scores()[-1]
+            average, worst = score.average, score.worst
+            model = rounds.federation.new_model()
+            model.load_state_dict({**model.state_dict(), **rounds.state.weights})
+            own = engine.own_accuracy(model)
+        except EngineError as error:
+            print(f"ended: {str(error)[:200]}", flush=True)
         engine.close()
         rows = read_rows(Path(folder) / "activity.csv")
-        score = rounds.history.round_scores()[-1]
-    statuses = Counter(row["status"] for row in rows)
-    reasons = [row["reason"] for row in rows if row["status"] == SCALED and row["client"] not in engine.hostile]
-    shortened = sum("longer than the bound" in reason for reason in reasons)
-    left_out = sum("left out: its" in reason for reason in reasons)
+    altered = Counter(row["client"] for row in rows if row["status"] == SCALED)
+    hostile = sum(altered[client] for client in engine.hostile)
     where = environment(torch.device("cpu"))
     return Outcome(
-        federation, method, attack, defence, seed, round(score.average, 3), round(score.worst, 3),
-        statuses[SCALED], statuses["refused"], shortened, left_out,
-        round(time.process_time() - started, 2), str(where["torch"]), str(where["commit"]), str(where["when"]),
+        federation, method, case, defence, seed, round(average, 3), round(worst, 3), engine.subject, round(own, 3),
+        altered.total() - hostile, hostile, altered[engine.subject], sum(row["status"] == "refused" for row in rows),
+        rounds.state.sha256()[:16], round(time.process_time() - started, 2),
+        str(where["torch"]), str(where["commit"]), str(where["when"]),
     )  # fmt: skip
 
 
-def plan(
-    seeds: Sequence[int],
-    federations: Sequence[str],
-    methods: Sequence[str],
-    attacks: Sequence[str],
-    defences: Sequence[str],
-) -> Iterator[Key]:
-    """Yield the runs of the table, a column after the other."""
-    for defence in defences:
-        for federation in federations:
-            for method in methods:
-                for attack in attacks:
-                    if attack == "prototype roll" and method == "fedavg":
+MAIN = ("mean", "bound", "geometric median", "bound, geometric median")
+SHORT = ("mean", "bound", "geometric median")
+ALL = tuple(DEFENCES)[:-1]
+FIRST: dict[str, dict[str, tuple[str, ...]]] = {
+    "1 of 5": {"none": MAIN, "noise, 9e6 samples": ALL, "sign flip": MAIN},
+    "rare domain": {"rare domain": MAIN},
+    "5 honest": {"eight samples": (*MAIN, "uniform"), "one class": (*SHORT, "uniform")},
+    "80/10/10": {"80/10/10": ALL},
+}
+SECOND: dict[str, dict[str, tuple[str, ...]]] = {
+    "1 of 5": {
+        **dict.fromkeys(("label flip", "inner product", "quiet sign flip"), MAIN),
+        **dict.fromkeys(("blind flip", "framing"), SHORT[1:]),
+        "little is enough": SHORT,
+        "prototype roll": SHORT,
+        "variances": SHORT,
+        "absent": ("mean",),
+    },
+    "5 honest": {"two classes": SHORT, "inverted": SHORT},
+}
+LAST: dict[str, dict[str, tuple[str, ...]]] = {
+    "2 of 10": dict.fromkeys(
+        ("none", "noise, 9e6 samples", "sign flip", "label flip"),
+        ("mean", "bound, uniform", "geometric median"),
+    ),
+}
+STAGES = (
+    ("fedavg", FIRST), ("fpl", FIRST), ("fedavg", SECOND), ("fpl", SECOND), ("fedavg", LAST), ("fpl", LAST),
+)  # fmt: skip
+"""Defences by federation and case, the most telling first. Without limits on samples, defences that differ only in what
+samples count for are the same where all clients have as many."""
+
+
+def plan(options: Any) -> Iterator[Key]:
+    """Yield the runs of the tables that the command line asks for."""
+    for method, stage in STAGES:
+        for seed in options.seeds:
+            for federation, cases in stage.items():
+                for case, defences in cases.items():
+                    if (method, case) == ("fedavg", "prototype roll"):
                         continue  # it sends no prototypes
-                    if attack == "absent" and defence == "multi_krum":
-                        continue  # it needs five updates
-                    for seed in seeds:
-                        yield federation, method, attack, defence, seed
+                    if method in options.methods and federation in options.federations and case in options.cases:
+                        chosen = [defence for defence in defences if defence in options.defences]
+                        yield from [(federation, method, case, defence, seed) for defence in chosen]
 
 
 def load(path: Path) -> list[Outcome]:
     """Return the rows of the CSV, typed; none if it does not exist. A run that is there twice counts once."""
-    kinds: dict[str, Any] = dict.fromkeys(("seed", "clipped", "refused", "honest_clipped", "honest_left_out"), int)
-    kinds |= dict.fromkeys(("average", "worst", "seconds"), float)
+    kinds: dict[str, Any] = dict.fromkeys(("average", "worst", "own", "seconds"), float)
+    kinds |= dict.fromkeys(("seed", "honest_altered", "hostile_altered", "own_altered", "refused"), int)
     outcomes: dict[Key, Outcome] = {}
     for row in read_rows(path):
         outcome = Outcome(**{name: kinds.get(name, str)(value) for name, value in row.items()})
@@ -458,67 +452,92 @@ def load(path: Path) -> list[Outcome]:
     return list(outcomes.values())
 
 
-def table(outcomes: Sequence[Outcome]) -> str:
-    """Return Markdown: rows are federation, method and attack; columns the defences that were run."""
-    run_defences = {outcome.defence for outcome in outcomes}
+def cell(outcomes: Sequence[Outcome]) -> str:
+    """Return mean ± standard deviation of the accuracy over all domains; how many runs ended with an error."""
+    values = [item.average for item in outcomes if not math.isnan(item.average)]
+    ended = len(outcomes) - len(values)
+    if ended:
+        return f"{ended} of {len(outcomes)} runs end" + (f"; {mean_and_spread(values)}" if values else "")
+    return mean_and_spread(values, len(SEEDS))
+
+
+def cost(outcomes: Sequence[Outcome], plain: Mapping[int, Outcome]) -> str:
+    """Return the change of the subject's own accuracy against the plain mean, and the share of its altered updates."""
+    gains = [item.own - plain[item.seed].own for item in outcomes if item.seed in plain]
+    altered = sum(item.own_altered for item in outcomes)
+    return f"{mean_and_spread(gains, len(SEEDS), sign='+')} ({altered} of {ROUNDS * len(outcomes)})"
+
+
+def table(outcomes: Sequence[Outcome], *, unlike: bool) -> str:
+    """Return Markdown: a row for each federation, method and case; a column for each defence that was run.
+
+    Args:
+        outcomes: the rows of the CSV.
+        unlike: the table of honest clients that are unlike the others, with :func:`cost`, instead of that of attacks.
+    """
+    mine = [item for item in outcomes if (item.case in UNLIKE) == unlike]
+    run_defences = {item.defence for item in mine}
     defences = [defence for defence in DEFENCES if defence in run_defences]
     lines = [
-        "| hostile | method | attack | " + " | ".join(defences) + " |",
+        "| federation | method | case | " + " | ".join(defences) + " |",
         "|---|---|---|" + "---:|" * len(defences),
     ]
-    for federation in FEDERATIONS:
+    for federation, (_, _, cases) in FEDERATIONS.items():
         for method in METHODS:
-            for attack in ATTACKS:
-                wanted = (federation, method, attack)
-                mine = [item for item in outcomes if (item.federation, item.method, item.attack) == wanted]
-                if not mine:
+            for case in cases:
+                found = [
+                    item for item in mine if (item.federation, item.method, item.case) == (federation, method, case)
+                ]
+                if not found:
                     continue
+                plain = {item.seed: item for item in found if item.defence == "mean"}
                 cells: list[str] = []
                 for defence in defences:
-                    averages = [item.average for item in mine if item.defence == defence]
-                    cells.append(mean_and_spread(averages, len(SEEDS)))
-                lines.append(f"| {federation} | {method} | {attack} | " + " | ".join(cells) + " |")
+                    chosen = [item for item in found if item.defence == defence]
+                    if unlike and chosen and defence != "mean":
+                        cells.append(cost(chosen, plain))
+                    elif unlike:
+                        cells.append(mean_and_spread([item.own for item in chosen], len(SEEDS)))
+                    else:
+                        cells.append(cell(chosen))
+                lines.append(f"| {federation} | {method} | {case} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
 def dry_run() -> None:
     """Run one attacked federation for two rounds on few images."""
     few = ("protocol.samples=24", "rounds.test_samples=8", "train.rounds=2")
-    print(run("1 of 5", "fpl", "sign flip", "default", 0, few))
-    print(table(load(RESULTS)))
+    print(run("1 of 5", "fpl", "blind flip", "guarded", 0, few))
+    print(table(load(RESULTS), unlike=False))
 
 
 def main() -> None:
-    """Run what is missing, then print the table."""
+    """Run what is missing, then print the tables."""
     options = arguments(__doc__)
-    options.add_argument("--classifier", action="store_true", help="print cosines of the classifier's weights")
-    options.add_argument("--table", action="store_true", help="only print the table of the rows that are there")
+    options.add_argument("--table", action="store_true", help="only print the tables of the rows that are there")
     options.add_argument("--results", type=Path, default=RESULTS)
     options.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
     options.add_argument("--federations", nargs="+", default=list(FEDERATIONS), choices=list(FEDERATIONS))
     options.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
-    options.add_argument("--attacks", nargs="+", default=list(ATTACKS), choices=list(ATTACKS))
+    options.add_argument("--cases", nargs="+", default=[*ATTACKS, *UNLIKE], choices=[*ATTACKS, *UNLIKE])
     options.add_argument("--defences", nargs="+", default=list(DEFENCES), choices=list(DEFENCES))
     chosen = options.parse_args()
     torch.set_num_threads(1)
     if chosen.dry_run:
         dry_run()
         return
-    if chosen.classifier:
-        for attack in ("none", "label flip", "noise", "sign flip"):
-            print(attack)
-            run("1 of 5", "fedavg", attack, "classifier", 0, ("train.rounds=7",))
-        return
     outcomes = load(chosen.results)
     done = {key_of(outcome) for outcome in outcomes}
     if not chosen.table:
-        for key in plan(chosen.seeds, chosen.federations, chosen.methods, chosen.attacks, chosen.defences):
+        for key in plan(chosen):
             if key in done:
                 continue
             outcomes.append(run(*key))
             append_rows(chosen.results, [asdict(outcomes[-1])])
             print(outcomes[-1], flush=True)
-    print(table(outcomes))
+    print(table(outcomes, unlike=False))
+    print()
+    print(table(outcomes, unlike=True))
 
 
 if __name__ == "__main__":

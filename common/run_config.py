@@ -58,6 +58,7 @@ ADDED_SETTINGS: Mapping[str, Any] = {
     "rounds.metric": "accuracy",
     "rounds.scores": False,
     "rounds.opposing": "off",
+    "rounds.key": None,
     "own_metric._target_": "common.own_metric.NoMetric",
 }
 """Settings that some recorded runs have and others lack, each with the value that changes nothing."""

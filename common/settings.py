@@ -174,6 +174,9 @@ class RoundSettings:
             prototypes and other dtypes are sent unchanged. See :mod:`common.wire.payload`.
         memory: GiB of an exchange's updates that stay in the server's memory, >= 0. Further updates are stored in
             memory-mapped files in the run's folder until they are averaged; see :mod:`common.storage`.
+        key: what a round's participants are drawn from. ``None``: in simulations the seed; in a deployment, whose
+            devices know the seed, a random number that stays on the server. ``summary.json`` holds it, so that a
+            simulation can repeat a deployed run. A deployment refuses a given key, because devices receive settings.
     """
 
     participation: Share = 1.0
@@ -196,6 +199,7 @@ class RoundSettings:
     largest_share: Share = 1.0
     transport: Literal["float32", "bfloat16", "float16"] = "float32"
     memory: NonNegative = 1.5
+    key: Natural | None = None
 
     def __post_init__(self) -> None:
         check(

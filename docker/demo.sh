@@ -92,7 +92,7 @@ for path in ("start-run", "register-node"):
 PYTHON
 
 say "submitting FPL, $rounds rounds"
-"${compose[@]}" --profile operator run --rm --no-deps -T run method=fpl "train.rounds=$rounds" rounds.registration=900 rounds.deadline=300 \
+"${compose[@]}" --profile operator run --rm --no-deps -T run method=fpl rounds=guarded "train.rounds=$rounds" rounds.registration=900 rounds.deadline=300 \
   output=/outputs/fpl overwrite=true "$@" >"$log" 2>&1 &
 run=$!
 # the run's own event file says where it is; the log is for people

@@ -28,6 +28,7 @@ class Checkpoint:
         method, identity, seed: what the run was; another run's checkpoint is refused.
         rounds: how many rounds the run was to have.
         seconds: wall seconds of the run so far, parts that crashed included up to their last checkpoint.
+        key: what participants are drawn from (``rounds.key``); ``None`` in the checkpoints of older runs: the seed.
         memory: what the guards remember, see :meth:`strategies.core.federation.Federation.memory`.
         attempt: number of the part of the run that wrote it.
         counted: the version of each client's own state that belongs to the state, by client id, see
@@ -41,6 +42,7 @@ class Checkpoint:
     seed: int
     rounds: int
     seconds: float = 0.0
+    key: int | None = None
     memory: Mapping[str, Tensor] = field(default_factory=dict)
     attempt: int = 0
     counted: Mapping[str, OwnVersion] | None = None

@@ -230,6 +230,7 @@ def summary_of(settings: RunSettings, rounds: RoundLoop, seconds: float) -> dict
         "protocol": settings.choices.get("protocol", ""),
         "model": settings.choices.get("model", ""),
         "seed": settings.seed,
+        "key": rounds.registry.key,
         "identity": settings.identity,
         "scoring": settings.scoring,
         "code": code_that_ran(settings, history),

@@ -6,13 +6,14 @@ the outcome of each exchange, and :mod:`strategies.core.federation` checks and a
 
 from __future__ import annotations
 
+import secrets
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from common.errors import EngineError, some_of, summarised
+from common.errors import ConfigError, EngineError, some_of, summarised
 from common.metrics import RoundScore
 from common.prototypes import PrototypeSet
 from common.settings import RunSettings
@@ -28,6 +29,9 @@ from server.run.resume import ResumeCheck, RunStart, best_of, open_run, take_ove
 from server.trackers.events import Listener
 from strategies.core.federation import Closing, Federation, Outcome, Reply
 from strategies.core.method import Client, Method, ServerContext
+
+KEY_BITS = 128
+"""Bits of the random number that a deployment's participants are drawn from."""
 
 MAX_LINES = 40
 """Lines of a traceback that end a run's error message."""
@@ -45,10 +49,15 @@ class RoundLoop:
         listeners: called with every event.
         stop: called before every round; ``True`` ends the run. The last round's checkpoint is kept.
 
+    Raises:
+        ConfigError: the devices of a deployment would receive ``rounds.key``.
+
     Attributes:
         state: the present global state.
         trained: whether any round was held, in this part of the run or before.
         stopped_early: whether the run ended before its last round, since validation scores no longer improved.
+        registry: the clients, and the key that participants are drawn from. A deployment's devices know the seed, so
+            its key is a random number. Checkpoints and ``summary.json`` hold it; no message does.
         problem: why a run that reached its end has no final score; empty if it has one.
         history: the run's files.
     """
@@ -64,6 +73,8 @@ class RoundLoop:
         self.method: Method = settings.method
         self.federation = Federation(settings)
         self.registry = self.federation.registry
+        if not engine.simulated:
+            self.registry.key = _secret_key(settings)
         folder = settings.output_folder
         self.checkpoints = Checkpoints(folder / "checkpoint", settings.rounds.checkpoints)
         self.best_checkpoint = Checkpoints(folder / BEST)
@@ -123,6 +134,9 @@ class RoundLoop:
             self.state = start.checkpoint.state
             self.run_id = start.checkpoint.run
             self.earlier_seconds = start.checkpoint.seconds
+            self.registry.key = self.settings.seed
+            if start.checkpoint.key is not None:
+                self.registry.key = start.checkpoint.key
             self.federation.remember(start.checkpoint.memory)
             self.federation.counted = start.checkpoint.counted or {}
             self.federation.attempt = max(self.federation.attempt, start.checkpoint.attempt + 1)
@@ -260,6 +274,7 @@ class RoundLoop:
             seed=self.settings.seed,
             rounds=self.settings.train.rounds,
             seconds=round(self.seconds(), 3),
+            key=self.registry.key,
             memory=self.federation.memory(),
             attempt=self.federation.attempt,
             counted=self.federation.counted,
@@ -432,3 +447,18 @@ class RoundLoop:
             replies, late = self.federation.in_time(replies, closing)
             failures += [Failure(reply.client, "late", ENOUGH) for reply in late]
         return replies, failures
+
+
+def _secret_key(settings: RunSettings) -> int:
+    """Return a new key for a deployment.
+
+    Raises:
+        ConfigError: the settings, which devices receive, have a key.
+    """
+    if settings.rounds.key is not None:
+        raise ConfigError(
+            f"rounds.key={settings.rounds.key} would be sent to the devices with the settings, and tell them who takes "
+            "part in which round. Leave it out: the server of a deployment makes a key of its own and writes it to "
+            "summary.json; rounds.key repeats its choices on engine=inline or engine=ray"
+        )
+    return secrets.randbits(KEY_BITS)

@@ -25,6 +25,7 @@ class Registry:
     Attributes:
         expected: ids of the protocol's clients, ascending.
         test_domains: the domains that are scored.
+        key: what participants are drawn from (``rounds.key``); the seed unless it is replaced.
         silent: ids of clients that did not reply when they were asked last. A resumed run begins without any.
     """
 
@@ -39,6 +40,7 @@ class Registry:
         self.expected: list[str] = sorted(self._domains)
         self.test_domains: list[str] = list(self.settings.protocol.test_domains(self.settings.data))
         self.silent: set[str] = set()
+        self.key = self.settings.seed if self.settings.rounds.key is None else self.settings.rounds.key
 
     @property
     def missing(self) -> list[str]:
@@ -128,11 +130,11 @@ class Registry:
     def sample(self, number: int) -> list[Client]:
         """Return the participants of round ``number``, by id; never empty.
 
-        A share ``rounds.participation`` of the clients is drawn, keyed by seed and round.
+        A share ``rounds.participation`` of the clients is drawn, keyed by :attr:`key` and round.
         """
         clients = self.clients()
         count = self.settings.rounds.asked(len(clients))
-        draws = generator(self.settings.seed, "participants", number)
+        draws = generator(self.key, "participants", number)
         chosen = torch.randperm(len(clients), generator=draws)[:count]
         return [clients[index] for index in sorted(chosen.tolist())]
 
