@@ -12,6 +12,7 @@ import torch
 from support.runs import Run, TouchedEngine, run
 from support.toy import Toy, toy_settings
 from support.unlike import SAMPLES, Unlike
+from torch import Tensor
 
 from client.device import Device
 from common.choices import CONF
@@ -69,16 +70,16 @@ def honest_run(method: str, folder: Path) -> Honest:
     """A plain run of two rounds, with an ear at the devices and at the server."""
     settings = toy_settings(method, folder, data=Unlike(), rounds={"evaluate_every": ROUNDS}, train={"rounds": ROUNDS})
     found = Honest(settings, Run({}, folder))
-    close, keep = Federation.close, Device._keep
+    close, keep = Federation.close, Device._own_tensors
 
     def closed(self: Federation, state: Any, replies: Sequence[Reply], *arguments: Any, **more: Any) -> Outcome:
         outcome = close(self, state, replies, *arguments, **more)
         found.outcomes.append((self.server.round, self.server.exchange, outcome))
         return outcome
 
-    def kept(self: Device, store: Any, position: int, local: Any, upload: Upload, best_before: int) -> None:
+    def kept(self: Device, local: Any, upload: Upload) -> dict[str, Tensor]:
         found.kept.update(upload.local)
-        keep(self, store, position, local, upload, best_before)
+        return keep(self, local, upload)
 
     def answered(request: Request, payload: Payload) -> Payload:
         if request.train:
@@ -87,7 +88,7 @@ def honest_run(method: str, folder: Path) -> Honest:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Federation, "close", closed)
-        patch.setattr(Device, "_keep", kept)
+        patch.setattr(Device, "_own_tensors", kept)
         found.done = run(settings, TouchedEngine(settings, edit=answered))
     return found
 
