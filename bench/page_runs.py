@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # this checkout, not an installed package
 
@@ -33,18 +34,30 @@ def processor_of(facts: Mapping[str, str]) -> str:
     return ", ".join(facts[name] for name in names)
 
 
+def rule_of(summary: Mapping[str, Any]) -> str:
+    """Return by which rule a run is scored, from its ``summary.json``."""
+    if "validated" in summary["scores"]:
+        return "validated"
+    return "final"
+
+
 def row_of(page: str, run: Run) -> dict[str, object]:
-    """Return the row of a finished run; scores are of the last round, in per cent."""
+    """Return the row of a finished run; scores are in per cent.
+
+    They are of the last round, or of the best round by validation if the run has validation samples.
+    """
     summary = run.summary
+    score = summary["scores"][rule_of(summary)]
     ended = datetime.datetime.fromtimestamp(float(run.events[-1]["time"]), datetime.UTC)
-    accuracy = [f"{domain}={value:.4f}" for domain, value in summary["accuracy"].items()]
+    accuracy = [f"{domain}={value:.4f}" for domain, value in score["accuracy"].items()]
     return {
         "page": page,
         "data": summary["data"],
         "method": summary["method"],
         "seed": run.seed,
-        "average": f"{summary['average']:.4f}",
-        "worst": f"{summary['worst']:.4f}",
+        "rule": rule_of(summary),
+        "average": f"{score['average']:.4f}",
+        "worst": f"{score['worst']:.4f}",
         "accuracy": " ".join(accuracy),
         "rounds": summary["rounds"],
         "seconds": round(summary["wall_seconds"]),

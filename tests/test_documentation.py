@@ -195,15 +195,3 @@ def test_the_workflow_runs_the_readme_s_command_and_hooks_are_make_lint_s() -> N
     for hook in hooks:
         program = hook["entry"].split()[0].rpartition("/")[2]
         assert f"$(BIN)/{program}" in recipe[1]
-
-
-def test_the_readme_s_first_result_says_how_many_seeds_it_is_and_what_the_fair_table_says() -> None:
-    """The difference next to the demonstration's is the one of the table of equal budgets."""
-    text = " ".join((ROOT / "README.md").read_text().split("## Run")[0].split())
-    fair = (ROOT / "docs" / "results" / "fair.md").read_text().partition("## Glyphs")[2]
-    row = next(line for line in fair.splitlines() if "| FPL |" in line)
-    difference = re.search(r"\| ([+-][\d.]+ \[[+-][\d.]+, [+-][\d.]+\]) \|", row)
-    assert difference
-    assert f"it is {difference[1]} over three seeds" in text
-    assert "one seed, 0;" in text
-    assert "the mean of three seeds" in text
