@@ -86,7 +86,7 @@ ALTERATIONS = (
         ("rounds.largest_client=null", "rounds.largest_share=1.0"),
     ),
     Alteration(
-        "robust rule", "another rule than the average", "aggregation=median ...", "setting", ("aggregation=mean",)
+        "robust rule", "another rule than the average", "aggregation=geometric_median", "setting", ("aggregation=mean",)
     ),
     Alteration(
         "oversampling", "late clients do not count", "rounds.oversample above 1", "setting", ("rounds.oversample=1.0",)
