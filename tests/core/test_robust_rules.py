@@ -286,6 +286,18 @@ def test_a_rule_is_taken_or_refused_by_name(method: str) -> None:
         assert composed(*overrides).aggregation == GeometricMedian()
 
 
+def test_guarded_rounds_take_the_geometric_median_and_a_refusal_says_what_to_set() -> None:
+    guarded = composed("method=fpl", "rounds=guarded", "engine=inline")
+    assert guarded.aggregation == GeometricMedian()
+    assert guarded.rounds == composed("method=fpl", "engine=inline").rounds
+    remedies = ["aggregation=mean", "rounds.outliers=clip", "rounds.largest_client=2", "rounds.largest_share=0.5"]
+    with pytest.raises(ConfigError) as caught:
+        composed("method=fedpall", "rounds=guarded", "engine=inline")
+    for remedy in remedies:
+        assert remedy in str(caught.value)
+    composed("method=fedpall", "rounds=guarded", "engine=inline", *remedies)
+
+
 @pytest.mark.parametrize(
     ("overrides", "reason"),
     [
