@@ -505,11 +505,12 @@ class ClientStore:
             PayloadError: a version after ``before`` was made already, as when a delayed request is answered late.
             DataError: the version is missing or damaged, and there are others.
         """
-        if before is not None:
-            self._check_latest(before)
+        known = self.versions()
+        if before is not None and known and known[-1] > before:
+            raise self._overtaken(known[-1])
         if version is None:
             return Past({})
-        if not self.versions():
+        if not known:
             return Past({}, lost=True)
         try:
             entry = self._series(version).read(version.position)
@@ -544,7 +545,9 @@ class ClientStore:
         """
         if not tensors:
             return False
-        known = self._check_latest(version)
+        known = self.versions()
+        if known and known[-1] > version:
+            raise self._overtaken(known[-1])
         for other in known:
             if (past is None or other > past) and other != version:
                 self._delete(other)
@@ -558,15 +561,11 @@ class ClientStore:
                 self._delete(other)
         return True
 
-    def _check_latest(self, version: Version) -> list[Version]:
-        """Return the versions that are there; raise PayloadError if one is after ``version``."""
-        known = self.versions()
-        if known and known[-1] > version:
-            raise PayloadError(
-                f"this client has answered a later request ({self.path(known[-1]).name}), so the server no longer "
-                "waits for this reply; the client takes part again in the next round"
-            )
-        return known
+    def _overtaken(self, later: Version) -> PayloadError:
+        return PayloadError(
+            f"this client has answered a later request ({self.path(later).name}), so the server no longer waits for "
+            "this reply; the client takes part again in the next round"
+        )
 
     def _series(self, version: Version) -> Series:
         return Series(self.folder, f"{CLIENT_STATE}-{version.attempt}", private=True)

@@ -308,12 +308,13 @@ class Federation:
             asked = min(asked, enough)
         if asked:
             needed, by = self.needed(asked)
-        counted = self.counted
+        counted = dict(self.counted)
         if needed and len(updates) >= needed:
             state = self.method.aggregate(state, updates, self.server)
-            keeping = {reply.client for reply in admitted if reply.answer.kept}
+            keeping = {update.client.id for update in updates}
+            keeping &= {reply.client for reply in admitted if reply.answer.kept}
             made = OwnVersion(round=self.server.round, exchange=self.server.exchange, attempt=self.attempt)
-            counted = {**counted, **{update.client.id: made for update in updates if update.client.id in keeping}}
+            counted |= dict.fromkeys(keeping, made)
         return Outcome(state, admitted, updates, refusals, scaled, needed, by, counted)
 
     def needed(self, asked: int) -> tuple[int, str]:

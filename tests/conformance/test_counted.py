@@ -189,7 +189,7 @@ def test_the_best_round_s_own_state_is_the_one_that_counted(tmp_path: Path) -> N
 
 def test_a_late_reply_leaves_nothing(tmp_path: Path) -> None:
     """With oversampling, devices train that the server no longer waits for."""
-    more = {"participation": 0.7, "oversample": 1.5}
+    more = {"participation": 0.5, "oversample": 2.0, "evaluate_every": 8}  # who scores is waited for
     settings = toy_settings("scaffold", tmp_path, train={"rounds": 8, "local_steps": 2}, rounds=more)
     done = run(settings, TouchedEngine(settings))
     assert any(row["status"] == "late" for row in done.rows("activity.csv"))

@@ -9,48 +9,47 @@ import threading
 
 
 class Cable:
-    """Forwards connections to ``target``, a ``host:port``, until it is cut; then it refuses all until it is mended."""
+    """Forwards connections to ``target``, a ``host:port``, until it is cut. Then it refuses all until it is mended."""
 
     def __init__(self, target: str) -> None:
         host, _, port = target.rpartition(":")
         self.target = host, int(port)
-        self.intact = True
         self._open: set[socket.socket] = set()
         self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._port = self._listener.getsockname()[1]
+        self.address = f"127.0.0.1:{self._port}"
+        self._listen()
 
     def cut(self) -> None:
-        """End all connections, and every new one at once."""
-        self.intact = False
-        for end in list(self._open):
+        """End all connections, and refuse new ones."""
+        for end in [self._listener, *self._open]:
             with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
+                end.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits for it
+        self._listener.close()
 
     def mend(self) -> None:
         """Forward again."""
-        self.intact = True
+        self._listener = socket.create_server(("127.0.0.1", self._port))
+        self._listen()
 
     def close(self) -> None:
         """Cut it for good."""
         self.cut()
-        self._listener.close()
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                near, _ = self._listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._forward, args=(near,), daemon=True).start()
+    def _listen(self) -> None:
+        threading.Thread(target=self._accept, args=(self._listener,), daemon=True).start()
+
+    def _accept(self, listener: socket.socket) -> None:
+        with contextlib.suppress(OSError):  # until it is cut
+            while True:
+                near, _ = listener.accept()
+                threading.Thread(target=self._forward, args=(near,), daemon=True).start()
 
     def _forward(self, near: socket.socket) -> None:
-        with near, contextlib.suppress(OSError):
-            if not self.intact:
-                return
-            with socket.create_connection(self.target) as far, selectors.DefaultSelector() as ready:
-                ends = {near: far, far: near}
-                self._open |= ends.keys()
+        with near, contextlib.suppress(OSError), socket.create_connection(self.target) as far:
+            ends = {near: far, far: near}
+            self._open |= ends.keys()
+            with selectors.DefaultSelector() as ready:
                 for end in ends:
                     ready.register(end, selectors.EVENT_READ)
                 try:
@@ -61,6 +60,7 @@ class Cable:
 
     @staticmethod
     def _pass(ready: selectors.BaseSelector, ends: dict[socket.socket, socket.socket]) -> bool:
+        """Forward what has arrived; return whether both ends are open."""
         for key, _ in ready.select():
             source = key.fileobj
             assert isinstance(source, socket.socket)
