@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.exchanges import device_of, request_to
+from support.nets import kept
 from support.runs import run
 from support.toy import toy_settings
 from torch import Tensor
@@ -16,7 +17,7 @@ from torch import Tensor
 from common.config import checked
 from common.errors import ConfigError
 from common.settings import load_settings
-from common.storage import ClientStore, under_prefix
+from common.storage import under_prefix
 from server.run.checkpoint import Checkpoints
 from strategies.core.federation import Federation
 from strategies.core.method import ClientContext, Trained, Upload
@@ -25,10 +26,7 @@ from strategies.fedavg import FedAvg
 
 def kept_by_clients(folder: Path, prefix: str) -> list[dict[str, Tensor]]:
     """The newest tensors of each client under a prefix."""
-    found: list[dict[str, Tensor]] = []
-    for client in next((folder / "clients").glob("*")).iterdir():
-        found.append(under_prefix(f"local/{prefix}", ClientStore(client).load(10**6)))
-    return found
+    return [under_prefix(f"local/{prefix}", tensors) for tensors in kept(folder).values()]
 
 
 @pytest.mark.parametrize("participation", [1.0, 0.4], ids=["all", "some"])
