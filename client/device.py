@@ -368,8 +368,8 @@ class Device:
         Raises:
             ConfigError: the method keeps tensors that it does not declare, and the server may change updates.
         """
-        altering = self.settings.alters_updates
-        if upload.local and altering and self.method.keeps_step is None:
+        if upload.local and self.method.keeps_step is None and self.settings.alters_updates:
+            altering = self.settings.alters_updates
             raise ConfigError(
                 f"method={self.method.name} keeps tensors on the device ({some_of(sorted(upload.local), 3)}) and does "
                 f"not declare whether they must equal what the server made of its update, which "

@@ -57,6 +57,7 @@ def test_the_servers_correction_is_the_mean_of_the_clients(
     [
         (["rounds=guarded"], ["aggregation=mean"]),
         (["rounds.outliers=refuse"], ["rounds.outliers=off"]),
+        (["aggregation=geometric_median"], ["aggregation=mean"]),
         (["rounds.outliers=clip", "rounds=guarded"], ["rounds.outliers=off", "aggregation=mean"]),
     ],
     ids=lambda given: given[0],
