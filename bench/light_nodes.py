@@ -177,6 +177,7 @@ class LightNode:
         answer = Answer(
             request.run, request.method, request.round, request.exchange, request.client,
             SAMPLES, self.client.class_counts, request.train, scores, {}, 1, {}, 0, "light", 0,
+            attempt=request.attempt,
         )  # fmt: skip
         weights = payload.weights if request.train else {}
         result = answer_to_fit_res(Payload(weights, header=header_of(answer)))

@@ -99,7 +99,7 @@ def answered(message: Message, sent: Mapping[str, torch.Tensor]) -> Message:
     }
     answer = Answer(
         request.run, request.method, request.round, request.exchange, request.client,
-        SAMPLES, counts(10), True, [], {}, 1, {}, 0, "bench", 0,
+        SAMPLES, counts(10), True, [], {}, 1, {}, 0, "bench", 0, attempt=request.attempt,
     )  # fmt: skip
     result = answer_to_fit_res(Payload(weights, header=header_of(answer)))
     return Message(fitres_to_recorddict(result, keep_input=False), reply_to=message)

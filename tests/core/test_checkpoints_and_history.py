@@ -98,7 +98,7 @@ def test_nothing_in_a_checkpoint_is_code(tmp_path: Path) -> None:
     assert set(tensors) == {
         "weights/w", "weights/n", "prototypes/vectors", "prototypes/labels", "prototypes/weights", "extra/h",
     }  # fmt: skip
-    facts = {"run", "method", "identity", "seed", "rounds", "seconds", "key", "sha256"}
+    facts = {"run", "method", "identity", "seed", "rounds", "seconds", "key", "attempt", "counted", "sha256"}
     assert set(json.loads(metadata["goldfinch"])) == facts
 
 

@@ -375,7 +375,7 @@ def test_a_supernode_with_a_partition_is_no_simulation(tmp_path: Path) -> None:
     assert not device.simulated
     assert device.ledger is not None
     assert device.ledger.folder == tmp_path / "state" / ".privacy" / "printed"
-    assert device._store("one").series.folder == tmp_path / "state" / "one" / "printed-0"
+    assert device._store("one").folder == tmp_path / "state" / "one" / "printed-0"
     assert device.scores == ("printed", "sketch")
 
 

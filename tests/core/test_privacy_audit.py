@@ -49,8 +49,8 @@ function of what was received and of test images; a keyed hash with a key that s
 itself (an answer or registrations); one of a fixed list of reasons."""
 
 ANSWER = {
-    **dict.fromkeys(("run", "method", "round", "exchange", "client", "trained"), ASKED),
-    **dict.fromkeys(("samples", "class_counts", "steps", "device", "releases", "randomness"), PUBLIC),
+    **dict.fromkeys(("run", "method", "round", "exchange", "attempt", "client", "trained"), ASKED),
+    **dict.fromkeys(("samples", "class_counts", "steps", "device", "releases", "randomness", "kept", "lost"), PUBLIC),
     "scores": RECEIVED,
     **dict.fromkeys(("losses", "validation", "seconds", "peak_bytes"), WITHHELD),
 }

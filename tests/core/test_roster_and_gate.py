@@ -173,7 +173,7 @@ class Asked:
 
     def answer(self, client: str = "dark-0", **changes: Any) -> Payload:
         request = self.requests[client]
-        echo = {name: getattr(request, name) for name in ("run", "method", "round", "exchange")}
+        echo = {name: getattr(request, name) for name in ("run", "method", "round", "exchange", "attempt")}
         data = {"client": client, "samples": sum(COUNTS[client]), "class_counts": COUNTS[client]}
         scores = [{"domain": name, "count": 16, "correct": 4, "loss": 1.5} for name in request.score]
         facts = {**ANSWER, **echo, **data, "trained": request.train, "scores": scores, **changes}
@@ -247,6 +247,7 @@ FURTHER: dict[str, tuple[Change, str]] = {
     "another run": (header(run="old"), "stale"),
     "another method": (header(method="fedavg"), "stale"),
     "another exchange": (header(exchange="again"), "stale"),
+    "another attempt": (header(attempt=1), "stale"),
     "nothing trained": (header(trained=False), "no update"),
     "twice the scores": (header(scores=[{"domain": "dark", "count": 16, "correct": 4, "loss": 1.5}] * 2), "asked for"),
     "more correct than there are": (scored(correct=17), "17 correct of 16"),
