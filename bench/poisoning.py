@@ -2,7 +2,6 @@
 
     python bench/poisoning.py           # every run that bench/results/poisoning.csv does not hold yet, then the tables
     python bench/poisoning.py --table   # the tables of what is there
-    python bench/poisoning.py --federations "1 of 5" --cases "sign flip" --methods fpl --seeds 0   # a part of it
     python bench/poisoning.py --dry-run  # one attacked run of two rounds on few images; writes nothing
 
 Clients of different domains train for 15 rounds. Hostile clients, drawn by the seed, train honestly and change what
@@ -14,6 +13,7 @@ process, on one thread.
 
 from __future__ import annotations
 
+import itertools
 import math
 import sys
 import tempfile
@@ -86,37 +86,26 @@ DEFENCES: dict[str, tuple[str, ...]] = {
 
 ROUNDS = 15
 AT_THE_BOUND = 1000.0
-LITTLE = 1.5
-"""Standard deviations of "little is enough"."""
-
 BLIND = 4096
 """Numbers that "blind flip" replaces."""
 
 FIVE = ("data.domains=[handwritten,printed,signs,sketch,blended]", "protocol=one_per_domain", "protocol.samples=200")
-UNEVEN = ("protocol=glyphs_uneven", "protocol.fraction=0.04")
+UNEVEN = "protocol=glyphs_uneven"
+TEN = (UNEVEN, "protocol.fraction=0.04", "protocol.fractions={handwritten: 0.08, printed: 0.08, sketch: 0.4}")
+RARE = (
+    UNEVEN, "protocol.counts={handwritten: 4, printed: 0, signs: 1, sketch: 0}",
+    "protocol.fraction=0.084", "protocol.fractions={handwritten: 0.14}",
+)  # fmt: skip
+LARGE = (
+    UNEVEN, "protocol.counts={handwritten: 1, printed: 1, signs: 0, sketch: 1}",
+    "protocol.fractions={handwritten: 0.067, printed: 0.64, sketch: 0.4}",
+)  # fmt: skip
 FEDERATIONS: dict[str, tuple[int, tuple[str, ...], tuple[str, ...]]] = {
     "1 of 5": (1, FIVE, tuple(ATTACKS)),
-    "2 of 10": (2, (*UNEVEN, "protocol.fractions={handwritten: 0.08, printed: 0.08, sketch: 0.4}"), tuple(ATTACKS)),
+    "2 of 10": (2, TEN, tuple(ATTACKS)),
     "5 honest": (0, FIVE, ("one class", "two classes", "eight samples", "inverted")),
-    "rare domain": (
-        0,
-        (
-            "protocol=glyphs_uneven",
-            "protocol.counts={handwritten: 4, printed: 0, signs: 1, sketch: 0}",
-            "protocol.fraction=0.084",
-            "protocol.fractions={handwritten: 0.14}",
-        ),
-        ("rare domain",),
-    ),
-    "80/10/10": (
-        0,
-        (
-            "protocol=glyphs_uneven",
-            "protocol.counts={handwritten: 1, printed: 1, signs: 0, sketch: 1}",
-            "protocol.fractions={handwritten: 0.067, printed: 0.64, sketch: 0.4}",
-        ),
-        ("80/10/10",),
-    ),
+    "rare domain": (0, RARE, ("rare domain",)),
+    "80/10/10": (0, LARGE, ("80/10/10",)),
 }
 """Number of hostile clients, overrides and cases of each federation."""
 
@@ -287,12 +276,13 @@ class ChangedEngine:
         if case == "variances":
             large = {name: 1000 * tensor for name, tensor in payload.weights.items() if name.endswith("running_var")}
             return replace(payload, weights={**payload.weights, **large})
-        if case == "little is enough":
-            stacked = honest_steps(honest, message)
-            return stepped(payload, message, {name: x.mean(0) - LITTLE * x.std(0) for name, x in stacked.items()})
-        if case == "inner product":
-            stacked = honest_steps(honest, message)
-            return stepped(payload, message, {name: -AT_THE_BOUND * x.mean(0) for name, x in stacked.items()})
+        if case in ("little is enough", "inner product"):
+            steps: dict[str, Tensor] = {}
+            for name, stacked in honest_steps(honest, message).items():
+                steps[name] = -AT_THE_BOUND * stacked.mean(0)
+                if case == "little is enough":
+                    steps[name] = stacked.mean(0) - 1.5 * stacked.std(0)
+            return stepped(payload, message, steps)
         return payload
 
     def close(self) -> None:
@@ -326,10 +316,9 @@ def scaled(payload: Payload, message: Payload, factor: float) -> Payload:
 
 
 def blinded(steps: Mapping[str, Tensor], seed: int) -> dict[str, Tensor]:
-    """Return the flipped step at the bound, whose sketch is that of the honest step.
+    """Return the flipped step at the bound, whose first block of :data:`BLIND` numbers is replaced.
 
-    The sketch is the sum of the step's blocks of :data:`BLIND` numbers, each number with a sign drawn from the seed.
-    The first block takes up the difference.
+    The sum of its blocks, each number with a sign drawn from the seed, is that of the honest step.
     """
     flat = torch.cat([step.flatten() for step in steps.values()])
     padded = torch.zeros(math.ceil(len(flat) / BLIND) * BLIND)
@@ -338,12 +327,8 @@ def blinded(steps: Mapping[str, Tensor], seed: int) -> dict[str, Tensor]:
     sketch = (signs * padded).view(-1, BLIND).sum(0)
     sent = -padded
     sent[:BLIND] += 2 * signs[:BLIND] * sketch
-    found: dict[str, Tensor] = {}
-    start_at = 0
-    for name, step in steps.items():
-        found[name] = AT_THE_BOUND * sent[start_at : start_at + step.numel()].view(step.shape)
-        start_at += step.numel()
-    return found
+    parts = (AT_THE_BOUND * sent[: len(flat)]).split([step.numel() for step in steps.values()])
+    return {name: part.view(steps[name].shape) for name, part in zip(steps, parts, strict=True)}
 
 
 def random_steps(payload: Payload, message: Payload, request: Request) -> dict[str, Tensor]:
@@ -421,16 +406,13 @@ LAST: dict[str, dict[str, tuple[str, ...]]] = {
         ("mean", "bound, uniform", "geometric median"),
     ),
 }
-STAGES = (
-    ("fedavg", FIRST), ("fpl", FIRST), ("fedavg", SECOND), ("fpl", SECOND), ("fedavg", LAST), ("fpl", LAST),
-)  # fmt: skip
 """Defences by federation and case, the most telling first. Without limits on samples, defences that differ only in what
 samples count for are the same where all clients have as many."""
 
 
 def plan(options: Any) -> Iterator[Key]:
     """Yield the runs of the tables that the command line asks for."""
-    for method, stage in STAGES:
+    for stage, method in itertools.product((FIRST, SECOND, LAST), METHODS):
         for seed in options.seeds:
             for federation, cases in stage.items():
                 for case, defences in cases.items():
@@ -469,12 +451,7 @@ def cost(outcomes: Sequence[Outcome], plain: Mapping[int, Outcome]) -> str:
 
 
 def table(outcomes: Sequence[Outcome], *, unlike: bool) -> str:
-    """Return Markdown: a row for each federation, method and case; a column for each defence that was run.
-
-    Args:
-        outcomes: the rows of the CSV.
-        unlike: the table of honest clients that are unlike the others, with :func:`cost`, instead of that of attacks.
-    """
+    """Return Markdown: a column for each defence that was run; with ``unlike`` the table of :data:`UNLIKE`."""
     mine = [item for item in outcomes if (item.case in UNLIKE) == unlike]
     run_defences = {item.defence for item in mine}
     defences = [defence for defence in DEFENCES if defence in run_defences]
@@ -517,10 +494,9 @@ def main() -> None:
     options.add_argument("--table", action="store_true", help="only print the tables of the rows that are there")
     options.add_argument("--results", type=Path, default=RESULTS)
     options.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
-    options.add_argument("--federations", nargs="+", default=list(FEDERATIONS), choices=list(FEDERATIONS))
-    options.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
-    options.add_argument("--cases", nargs="+", default=[*ATTACKS, *UNLIKE], choices=[*ATTACKS, *UNLIKE])
-    options.add_argument("--defences", nargs="+", default=list(DEFENCES), choices=list(DEFENCES))
+    parts = {"federations": FEDERATIONS, "methods": METHODS, "cases": ATTACKS | UNLIKE, "defences": DEFENCES}
+    for name, known in parts.items():
+        options.add_argument(f"--{name}", nargs="+", default=list(known), choices=list(known))
     chosen = options.parse_args()
     torch.set_num_threads(1)
     if chosen.dry_run:
