@@ -170,9 +170,7 @@ class Device:
         self.privacy.keep_sides(request)
         store = self._store(request.run)
         version = Version.of(header_of(request), self.method.exchanges)
-        past: Version | None = None
-        if request.own is not None:
-            past = Version.of(request.own, self.method.exchanges)
+        past = Version.of(request.own, self.method.exchanges) if request.own is not None else None
         own = store.load(past, before=version if request.train else None)
         received = cast_up(message, self.settings.rounds.transport)
         local = self._install(received, request, split, validation, own.tensors)
@@ -186,10 +184,7 @@ class Device:
             self.privacy.check_budget(local.model)
             upload, trained = self._take_part(local, request, protection)
         clock.lap("train")
-        kept = False
-        if request.train:
-            tensors, best_before = self._own_tensors(local, upload), (request.keep + 1) * len(self.method.exchanges)
-            kept = store.save(version, tensors, past, best_before)  # last, so that a failed exchange changes nothing
+        kept = request.train and self._keep(store, version, past, local, upload, best=request.keep)
         clock.lap("save")
         weights = protection.weights(self._uploaded_weights(local, upload))
         releases = 0
@@ -362,8 +357,30 @@ class Device:
         protection.check_upload(upload, trained.prototypes)
         return upload, trained
 
-    def _own_tensors(self, local: LocalExchange, upload: Upload) -> dict[str, Tensor]:
-        """Return what the client keeps: the method's own tensors, and the part of the model that is not shared.
+    def _keep(
+        self,
+        store: ClientStore,
+        version: Version,
+        past: Version | None,
+        local: LocalExchange,
+        upload: Upload,
+        *,
+        best: int,
+    ) -> bool:
+        """Write what the client keeps: the method's own tensors, and the part of the model that is not shared.
+
+        This is the last step, so that a failed exchange changes nothing.
+
+        Args:
+            store: the client's versions.
+            version: the version to write.
+            past: the version that it was made from.
+            local: the exchange.
+            upload: what the method made of it.
+            best: the best round so far, of which the version stays.
+
+        Returns:
+            Whether the client keeps anything.
 
         Raises:
             ConfigError: the method keeps tensors that it does not declare, and the server may change updates.
@@ -381,7 +398,7 @@ class Device:
         for name, tensor in local.model.state_dict().items():
             if name not in shared:
                 state[MODEL_PREFIX + name] = tensor
-        return state
+        return store.save(version, state, past, best_before=(best + 1) * len(self.method.exchanges))
 
 
 class Clock:
