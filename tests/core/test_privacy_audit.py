@@ -66,9 +66,10 @@ FAILURE = {"ok": PUBLIC, "text": REASON, "traceback": WITHHELD, "samples": WITHH
 """A node's reply that did not."""
 
 REFUSED = {
-    **dict.fromkeys(("fedpall", "rucr", "scaffold", "adcol", "fccl_plus"), "also sends"),
+    **dict.fromkeys(("fedpall", "rucr", "adcol", "fccl_plus"), "also sends"),
     **dict.fromkeys(("feddg_ga", "fedheal", "fpl_heal"), "also sends"),
     **dict.fromkeys(("fedplvm", "fedplcc", "fedapc"), "prototypes of its own"),
+    **dict.fromkeys(("scaffold", "feddyn", "fedgca", "combined"), "keeps a correction"),
     **dict.fromkeys(("fdse", "fedbn", "fedrep", "single_set"), "exact functions of its training images"),
 }
 SECURITY = Path(__file__).resolve().parents[2] / "SECURITY.md"

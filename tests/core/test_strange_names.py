@@ -62,7 +62,8 @@ def test_a_checkpoint_with_a_path_as_run_is_not_resumed(name: str, tmp_path: Pat
     assert good is not None
     checkpoints.replace(dataclasses.replace(good, run=name))
     longer = toy_settings("fedbn", folder, train={"rounds": 2}, resume=True)
-    prepare_output(longer)
+    with pytest.raises(CheckpointError, match="run's id"):
+        prepare_output(longer)
     with pytest.raises(CheckpointError, match="run's id"):
         run_federation(longer, InlineEngine(longer))
     assert [path.read_bytes() for path in victim.iterdir()] == [b"kept"]

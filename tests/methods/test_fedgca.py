@@ -118,10 +118,11 @@ def test_the_terms_are_the_printed_ones_in_value_and_gradient(form, views, tmp_p
 def test_a_step_needs_one_pass_of_each_model(tmp_path):
     local = exchange(tmp_path)
     local._prepare(local.method.phases(1)[0])
+    batch = next(local.batches("test"))
     calls = {"own": 0, "received": 0}
     for name, model in (("own", local.model), ("received", local.frozen("received"))):
         model.backbone.conv1.register_forward_hook(lambda *_, name=name: calls.update({name: calls[name] + 1}))
-    local.method.step(local, *next(local.batches("test")))
+    local.method.step(local, *batch)
     assert calls == {"own": 1, "received": 1}
 
 

@@ -71,9 +71,9 @@ def test_the_server_trains_the_classifier_by_label_and_the_amplifier_by_client()
         state = method.aggregate(state, sent, server)
         features, labels = torch.cat([part for part, _ in parts]), torch.cat([own for _, own in parts]).tolist()
         owners = torch.tensor([0] * 5 + [1] * 11 + [2] * 9)
-        for batches in epochs(2, 25, 8, server.generator("train", "classifier")):  # 25: a last row joins
+        for batches in epochs(2, 25, 8, server.generator("train", "classifier")):  # 25: the last batch has one row
             wanted.epoch(numbers(features), labels, batches)
-        for batches in epochs(2, 25, 8, server.generator("train", "amplifier")):
+        for batches in epochs(2, 25, 8, server.generator("train", "amplifier"), single=False):  # it has batch norm
             for rows in batches:
                 optimizer.zero_grad()
                 torch.nn.functional.cross_entropy(amplifier(features[rows]), owners[rows]).backward()

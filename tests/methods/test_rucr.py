@@ -103,7 +103,7 @@ def test_the_classifier_is_rebalanced_by_sgd_as_it_is_written(rebalance_epochs, 
     head = local.model.head
     wanted = LinearNet(numbers(head.weight), head.bias.tolist(), 0.05, 0.0, 0.0)
     features, labels = numbers(made["synthetic/features"]), made["synthetic/labels"].tolist()
-    for batches in epochs(rebalance_epochs or 1, 33, 8, local.generator("rebalance")):  # 33: a last row joins
+    for batches in epochs(rebalance_epochs or 1, 33, 8, local.generator("rebalance")):  # 33: the last batch has one row
         wanted.epoch(features, labels, batches)
     body = {name: t.clone() for name, t in local.model.state_dict().items() if name.startswith("backbone.")}
     local.kept = made

@@ -48,7 +48,7 @@ def assert_same(net, wanted, velocity=None):
         torch.testing.assert_close(velocity["bias"], table[:, -1], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("count", [8, 9, 11], ids=["full batches", "a last row joins", "a short batch"])
+@pytest.mark.parametrize("count", [8, 9, 11], ids=["full batches", "a last batch of one row", "a short batch"])
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_training_is_sgd_as_it_is_written(count, momentum):
     net = NetHalf().new_model().head

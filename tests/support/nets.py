@@ -91,11 +91,13 @@ class LinearNet:
                         self.bias[c] -= self.rate * self.velocity[c][d]
 
 
-def epochs(count: int, rows: int, batch_size: int, draws: torch.Generator) -> Iterator[list[list[int]]]:
-    """The batches of each epoch, from the draws that the net training makes."""
+def epochs(
+    count: int, rows: int, batch_size: int, draws: torch.Generator, *, single: bool = True
+) -> Iterator[list[list[int]]]:
+    """The batches of each epoch, from the draws that the net training makes; ``single``: a batch of one is trained on."""
     for _ in range(count):
         order = torch.randperm(rows, generator=draws)
-        yield [batch.tolist() for batch in split_batches(order, batch_size, "keep")]
+        yield [batch.tolist() for batch in split_batches(order, batch_size, "keep", single=single)]
 
 
 def unit(row: Sequence[float]) -> list[float]:
