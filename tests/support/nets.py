@@ -94,7 +94,7 @@ class LinearNet:
 def epochs(
     count: int, rows: int, batch_size: int, draws: torch.Generator, *, single: bool = True
 ) -> Iterator[list[list[int]]]:
-    """The batches of each epoch, from the draws that the net training makes; ``single``: a batch of one is trained on."""
+    """The batches of each epoch, from the draws that the net training makes; ``single`` keeps a batch of one."""
     for _ in range(count):
         order = torch.randperm(rows, generator=draws)
         yield [batch.tolist() for batch in split_batches(order, batch_size, "keep", single=single)]
