@@ -8,12 +8,14 @@ import struct
 import subprocess
 import sys
 from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 from support.trainers import Asked, gone, identity_of, wait_for
 
 from client import app as client_app
+from client.reasons import REASONS
 from client.resident import messages
 from client.resident.caller import Caller
 from client.resident.place import peer, remove_left_overs, socket_of
@@ -166,12 +168,23 @@ def test_what_is_no_question_is_refused(asked: Asked) -> None:
     pid = asked.start()
     for case, (parts, reason) in SPOILT.items():
         with asked.caller._connection() as connection:
-            for part in parts:
-                os.write(connection.fileno(), part if case in RAW else length(len(part)) + part)
+            write(connection, case, parts)
             reply = messages.receive(connection, messages.Reply)
         assert not reply.ok, case
-        assert reason in reply.text, case
+        assert reply.text == REASONS[PayloadError], case  # what cannot be read may be a private run's
+        left, right = Pipe()
+        with left, right:
+            write(left, case, parts)
+            with pytest.raises(PayloadError) as caught:
+                messages.receive(right, messages.Question)
+        assert reason in str(caught.value), case
     assert asked.start() == pid
+
+
+def write(connection: Connection, case: str, parts: list[bytes]) -> None:
+    """Write the parts of a case of :data:`SPOILT`."""
+    for part in parts:
+        os.write(connection.fileno(), part if case in RAW else length(len(part)) + part)
 
 
 def test_a_connection_that_ends_within_a_message_is_a_connection_error() -> None:
