@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -70,16 +70,16 @@ def honest_run(method: str, folder: Path) -> Honest:
     """A plain run of two rounds, with an ear at the devices and at the server."""
     settings = toy_settings(method, folder, data=Unlike(), rounds={"evaluate_every": ROUNDS}, train={"rounds": ROUNDS})
     found = Honest(settings, Run({}, folder))
-    close, keep = Federation.close, Device._own_tensors
+    close, send = Federation.close, Device._uploaded_weights
 
     def closed(self: Federation, state: Any, replies: Sequence[Reply], *arguments: Any, **more: Any) -> Outcome:
         outcome = close(self, state, replies, *arguments, **more)
         found.outcomes.append((self.server.round, self.server.exchange, outcome))
         return outcome
 
-    def kept(self: Device, local: Any, upload: Upload) -> dict[str, Tensor]:
+    def uploaded(self: Device, local: Any, upload: Upload) -> Mapping[str, Tensor]:
         found.kept.update(upload.local)
-        return keep(self, local, upload)
+        return send(self, local, upload)
 
     def answered(request: Request, payload: Payload) -> Payload:
         if request.train:
@@ -88,7 +88,7 @@ def honest_run(method: str, folder: Path) -> Honest:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Federation, "close", closed)
-        patch.setattr(Device, "_own_tensors", kept)
+        patch.setattr(Device, "_uploaded_weights", uploaded)
         found.done = run(settings, TouchedEngine(settings, edit=answered))
     return found
 
