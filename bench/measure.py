@@ -31,8 +31,9 @@ import sys
 import tempfile
 import threading
 import tokenize
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -67,82 +68,137 @@ NO_CODE = frozenset(
 """Kinds of tokens that make no line a line of code."""
 
 
+@dataclass(frozen=True)
+class Counted:
+    """What is counted: of a round, of the sources and of the census.
+
+    Args:
+        sources: the text of each file of the product.
+        trees: the same, parsed.
+        functions: all functions of the product.
+        ran: those that ran in the second round of FPL.
+        classes: the classes with a method that ran in it.
+        records: what the run left in its folder.
+    """
+
+    sources: Mapping[Path, str]
+    trees: Mapping[Path, ast.Module]
+    functions: Sequence[Function]
+    ran: Sequence[Function]
+    classes: Sequence[str]
+    records: Sequence[str]
+
+    @cached_property
+    def lines(self) -> dict[Path, int]:
+        """Return the lines of each file."""
+        return {path: len(text.splitlines()) for path, text in self.sources.items()}
+
+    @cached_property
+    def visited(self) -> list[Path]:
+        """Return the files that the round ran through."""
+        return sorted({function.path for function in self.ran})
+
+    @cached_property
+    def longest(self) -> list[Function]:
+        """Return the longest functions."""
+        return sorted(self.functions, key=lambda function: -function.lines)[:LONGEST]
+
+
 def main() -> None:
-    """Print the table, then what lies behind it."""
+    """Print the tables, then what they count."""
     arguments(__doc__).parse_args()
-    sources = product()
-    texts = {path: path.read_text() for path in sources}
-    trees = {path: ast.parse(text) for path, text in texts.items()}
-    lines = {path: len(text.splitlines()) for path, text in texts.items()}
-    functions = functions_of(trees)
-    with tempfile.TemporaryDirectory() as folder:
-        ran, classes = a_round(functions, Path(folder))
-        kept = census.records(Path(folder) / "run")
-    visited = sorted({function.path for function in ran})
-    found = circles(imports_of(sources))
-    everywhere = circles(imports_of(sources, within_functions=True))
-    settings = census.settings()
-    unset = settings - census.set_somewhere()
-    unnamed = unset - census.named_on_pages()
-    commands = census.commands()
-    twice = census.defined_twice(trees)
-    renderers = census.renderers(trees)
-    closing = list(closes_an_exchange(trees))
-    reading = list(reads_a_run(trees))
-    neutral = list(lists_what_is_neutral(trees))
-    longest = sorted(functions, key=lambda function: -function.lines)[:LONGEST]
-    rows = [
-        ("product lines of Python", f"{sum(lines.values()):,} in {len(sources)} files"),
-        ("lines of tests", f"{lines_of('tests', 'py'):,}"),
-        *((f"product lines of {suffix}", f"{lines_of('server', suffix):,}") for suffix in ("js", "css", "html")),
-        ("lines of YAML in conf/", f"{lines_of('conf', 'yaml'):,}"),
-        ("files of one FPL round, inline", f"{len(visited)} ({sum(lines[path] for path in visited):,} lines)"),
-        ("functions of one FPL round, inline", f"{len(ran)} ({sum(function.lines for function in ran):,} lines)"),
-        ("longest function", f"{longest[0].name}, {longest[0].lines} lines"),
-        ("circles of imports", str(len(found))),
-        ("ways to close an exchange", str(len(closing))),
-        ("files that read a finished run", str(len(reading))),
-        ("lists of what does not change a result", str(len(neutral))),
-    ]
-    for name, value in rows:
-        print(f"| {name} | {value} |")
+    counted = count()
+    print_rows(size_rows(counted))
     print("\n| census | |\n|---|---:|")
-    for name, count in (
-        ("classes of a round", len(classes)),
-        ("settings", len(settings)),
-        ("settings never set", len(unset)),
-        ("settings never set nor named on a page", len(unnamed)),
-        ("kinds of record in a run's folder", len(kept)),
-        ("commands", len(commands)),
-        ("public names defined twice", len(twice)),
-        ("renderers of a table", len(renderers)),
-        ("circles, imports inside functions counted", len(everywhere)),
-        ("words of Markdown", census.words()),
-    ):
-        print(f"| {name} | {count:,} |")
+    concepts = census_of(counted)
+    print_rows([(name, f"{len(places):,}") for name, places in concepts.items()])
+    print_rows([("words of Markdown", f"{census.words():,}")])
     print("\n| room | lines of code | comprehensions per 1,000 | conditional expressions per 1,000 |")
     print("|---|---:|---:|---:|")
-    for room in densities(texts, trees):
+    for room in densities(counted.sources, counted.trees):
         print(f"| {room.name} | {room.code:,} | {room.comprehensions:.0f} | {room.conditionals:.0f} |")
     dates = dates_of_pages()
     commit, time = LAST_STATE_CHANGE
-    for title, places in (
-        ("files of one FPL round", [f"{place(path)} {lines[path]}" for path in visited]),
-        ("longest functions", [f"{each.lines} {place(each.path)} {each.name}" for each in longest]),
-        ("circles, imports inside functions counted", [" <-> ".join(members) for members in everywhere]),
-        ("classes of a round", classes),
-        ("settings never set nor named on a page", sorted(unnamed)),
-        ("kinds of record in a run's folder", kept),
-        ("commands", commands),
-        ("public names defined twice", [f"{name}: {', '.join(map(place, paths))}" for name, paths in twice.items()]),
-        ("renderers of a table", renderers),
-        ("closing an exchange", closing),
-        ("reading a finished run", reading),
-        ("what does not change a result", neutral),
-        (f"pages older than the last change of states ({commit}, {time})", older_than(dates, time)),
-        ("undated pages", [page for page, date in dates.items() if not date]),
-    ):
-        print(f"\n{title}:", *(places or ["none"]), sep="\n  ")
+    print_places("files of one FPL round", [f"{place(path)} {counted.lines[path]}" for path in counted.visited])
+    print_places("longest functions", [f"{each.lines} {place(each.path)} {each.name}" for each in counted.longest])
+    for name, places in concepts.items():
+        if name not in NOT_LISTED:
+            print_places(name, places)
+    print_places("closing an exchange", closes_an_exchange(counted.trees))
+    print_places("reading a finished run", reads_a_run(counted.trees))
+    print_places("what does not change a result", lists_what_is_neutral(counted.trees))
+    print_places(f"pages older than the last change of states ({commit}, {time})", older_than(dates, time))
+    print_places("undated pages", [page for page, date in dates.items() if not date])
+
+
+def count() -> Counted:
+    """Read the product and run two rounds."""
+    sources = {path: path.read_text() for path in product()}
+    trees = {path: ast.parse(text) for path, text in sources.items()}
+    functions = functions_of(trees)
+    with tempfile.TemporaryDirectory() as folder:
+        ran, classes = a_round(functions, Path(folder))
+        records = census.records(Path(folder) / "run")
+    return Counted(sources, trees, functions, ran, classes, records)
+
+
+def size_rows(counted: Counted) -> list[tuple[str, str]]:
+    """Return the rows about lines and functions, and about what should exist once."""
+    lines, ran, visited = counted.lines, counted.ran, counted.visited
+    longest = counted.longest[0]
+    rows = [
+        ("product lines of Python", f"{sum(lines.values()):,} in {len(lines)} files"),
+        ("lines of tests", f"{lines_of('tests', 'py'):,}"),
+    ]
+    for suffix in ("js", "css", "html"):
+        rows.append((f"product lines of {suffix}", f"{lines_of('server', suffix):,}"))
+    rows += [
+        ("lines of YAML in conf/", f"{lines_of('conf', 'yaml'):,}"),
+        ("files of one FPL round, inline", f"{len(visited)} ({sum(lines[path] for path in visited):,} lines)"),
+        ("functions of one FPL round, inline", f"{len(ran)} ({sum(function.lines for function in ran):,} lines)"),
+        ("longest function", f"{longest.name}, {longest.lines} lines"),
+        ("circles of imports", str(len(circles(imports_of(list(lines)))))),
+        ("ways to close an exchange", str(len(list(closes_an_exchange(counted.trees))))),
+        ("files that read a finished run", str(len(list(reads_a_run(counted.trees))))),
+        ("lists of what does not change a result", str(len(list(lists_what_is_neutral(counted.trees))))),
+    ]
+    return rows
+
+
+NOT_LISTED = ("settings", "settings never set")
+"""Parts of the census that are counted and not listed: they are long, and the last of them has a list."""
+
+
+def census_of(counted: Counted) -> dict[str, list[str]]:
+    """Return what the census counts, by its name."""
+    settings = census.settings()
+    unset = settings - census.set_somewhere()
+    twice: list[str] = []
+    for name, paths in census.defined_twice(counted.trees).items():
+        twice.append(f"{name}: {', '.join(map(place, paths))}")
+    everywhere = circles(imports_of(list(counted.sources), within_functions=True))
+    return {
+        "classes of a round": list(counted.classes),
+        "settings": sorted(settings),
+        "settings never set": sorted(unset),
+        "settings never set nor named on a page": sorted(unset - census.named_on_pages()),
+        "kinds of record in a run's folder": list(counted.records),
+        "commands": census.commands(),
+        "public names defined twice": twice,
+        "renderers of a table": census.renderers(counted.trees),
+        "circles, imports inside functions counted": [" <-> ".join(members) for members in everywhere],
+    }
+
+
+def print_rows(rows: Sequence[tuple[str, str]]) -> None:
+    """Print rows of a table of two columns."""
+    for name, value in rows:
+        print(f"| {name} | {value} |")
+
+
+def print_places(title: str, places: Iterable[str]) -> None:
+    """Print a list with its title; ``none`` if it is empty."""
+    print(f"\n{title}:", *(list(places) or ["none"]), sep="\n  ")
 
 
 # ---- pages of results ------------------------------------------------------------------------------------------------

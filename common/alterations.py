@@ -40,7 +40,7 @@ class Alteration:
 
 
 ALTERATIONS = (
-    # what reaches the average
+    # aggregation
     Alteration(
         "refused reply",
         "a reply is left out: it belongs to another run, round or client, has other names, dtypes or shapes, values "
@@ -139,8 +139,8 @@ ALTERATIONS = (
     ),
     Alteration(
         "lower precision",
-        "autocast; with float16, a step whose gradients overflow at every scale moves nothing",
-        "train.precision=bfloat16 or float16",
+        "training runs under autocast",
+        "train.precision=bfloat16",
         "setting",
         ("train.precision=float32",),
     ),
@@ -152,11 +152,14 @@ ALTERATIONS = (
         ("protocol.validation=0.0",),
     ),
     Alteration(
-        "one batch", "Per-FedAvg's pair is the halves of the batch", "a client has one batch an epoch", "no value"
+        "one batch",
+        "Per-FedAvg divides the batch into its pair of batches",
+        "a client has one batch an epoch",
+        "no value",
     ),
     Alteration(
         "steps under momentum",
-        "SCAFFOLD divides by the steps that momentum is worth, not by K",
+        "SCAFFOLD divides by the number of gradients that K steps with momentum add up to, not by K",
         "train.momentum above 0; the paper has plain SGD, and without it training diverges",
         "no value",
     ),
@@ -180,15 +183,15 @@ ALTERATIONS = (
     Alteration("variance floor", "1e-8 is added to variances and to lengths of steps", "FDSE", "released code"),
     Alteration("positive scale", "the scale is a softplus, so that its logarithm exists", "FedSR", "no value"),
     Alteration("no other class", "features are not mixed", "I2PFL: a batch has one class", "no value"),
-    # the server's halves
+    # the server
     Alteration(
         "few rows", "FINCH makes one cluster", "three rows of a class or fewer: FINCH's own graph joins them", "paper"
     ),
-    Alteration("class that nobody sent", "the last prototype stays", "FedProc", "released code"),
-    Alteration("class that nobody sent, smoothed", "the last prototype stays", "I2PFL", "no value"),
+    Alteration("class without an upload", "the last prototype stays", "FedProc", "released code"),
+    Alteration("class without an upload, smoothed", "the last prototype stays", "I2PFL", "no value"),
     Alteration("equal means", "the plain mean", "I2PFL: all clients' means of a class are equal", "no value"),
     Alteration(
-        "element that nobody sent", "it stays as it was sent", "FedHEAL: every client masks it", "released code"
+        "element without an upload", "it stays as it was sent", "FedHEAL: every client masks it", "released code"
     ),
     Alteration("no gaps", "the shares stay", "FedDG-GA: the largest gap is below 1e-9", "no value"),
     Alteration("no shares", "equal shares", "FedDG-GA: all participants' shares are 0", "no value"),
