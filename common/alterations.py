@@ -72,8 +72,8 @@ ALTERATIONS = (
     ),
     Alteration(
         "scaled update",
-        "an update that is longer than the bound is scaled down or left out",
-        "rounds.outliers=clip or refuse",
+        "an update that is longer than the bound is scaled down to it",
+        "rounds.outliers=clip",
         "setting",
         ("rounds.outliers=off",),
     ),

@@ -162,8 +162,8 @@ class RoundSettings:
             ``brier_score`` or ``log_loss``; with ``own_metric`` also the values of that metric.
         scores: whether devices count confidences with each score, for AUROC, calibration error, Brier score and log
             loss. See :class:`common.confidence.ConfidenceCounts`.
-        outliers: how an update with a norm above the bound is treated: ``clip`` scales it down to the bound,
-            ``refuse`` leaves it out, ``off`` sets no bound. See :mod:`strategies.core.bounds`.
+        outliers: ``clip`` scales an update with a norm above the bound down to it, ``off`` sets no bound. See
+            :mod:`strategies.core.bounds`.
         outlier_factor: the bound as a multiple of the norm of the exchange's median update, > 1.
         max_samples: training samples above which a registration is refused.
         largest_client: the samples that a client counts for at most, as a multiple of the median client's, >= 1;
@@ -192,7 +192,7 @@ class RoundSettings:
     test: bool = True
     metric: Metric | str = "accuracy"
     scores: bool = False
-    outliers: Literal["clip", "refuse", "off"] = "off"
+    outliers: Literal["clip", "off"] = "off"
     outlier_factor: Annotated[float, Field(gt=1)] = 1.2
     max_samples: Count = 10_000_000
     largest_client: Annotated[float, Field(ge=1)] | None = None

@@ -77,12 +77,10 @@ class Excess(NamedTuple):
     Args:
         length: the part's length.
         bound: the length that is accepted.
-        median: the median length of the exchange.
     """
 
     length: float
     bound: float
-    median: float
 
 
 @dataclass
@@ -159,7 +157,7 @@ class Bounds:
                 ratio = min(MAX_RATIO, max(1.0, batches[client.id] / usual_batches))
             bound = factor * usual * ratio
             if length > bound:
-                found[client.id] = Excess(length, bound, median)
+                found[client.id] = Excess(length, bound)
         return found
 
     def scale(

@@ -2,7 +2,7 @@
 
 An exchange calls the functions of :class:`Federation` in this order: :meth:`~Federation.begin`,
 :meth:`~Federation.message` and :meth:`~Federation.requests` make what the server sends;
-:meth:`~Federation.close` checks the replies, scales down updates that are too long, and aggregates.
+:meth:`~Federation.close` checks the replies, applies the filters that the settings ask for, and aggregates.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from common.errors import CheckpointError, PayloadError, some_of
 from common.metrics import COUNTED, counts_fit
 from common.numerics import generator
 from common.settings import RunSettings, check_kept_step
-from common.storage import AnswerStore, GlobalState, under_prefix, with_prefix
+from common.storage import AnswerStore, GlobalState
 from common.wire.messages import Answer, OwnVersion, Request
 from common.wire.payload import Payload, cast_down, cast_up
-from strategies.core.aggregation import cap_samples, limit_samples
-from strategies.core.bounds import Bounds, Excess
+from strategies.core.aggregation import limit_samples
 from strategies.core.exchange import tensor_specs
+from strategies.core.filters import Factors, filters_of
 from strategies.core.gate import Gate
 from strategies.core.method import Client, Method, ServerContext, Update, build_model, feature_size
 from strategies.core.protection import check_protects
@@ -74,8 +74,7 @@ class Outcome:
     Args:
         state: the next global state; the one before if the exchange was skipped or only asked for scores.
         admitted: accepted replies, by client id.
-        updates: the updates that were aggregated, sorted by client id. Their numbers of samples are those that count:
-            ``rounds.largest_client`` and ``rounds.largest_share`` limit them.
+        updates: the updates that were aggregated, sorted by client id, as the filters returned them.
         refused: clients whose replies were not accepted, with the reasons.
         scaled: by client id, the factors in (0, 1) by which parts of its update were scaled down to the bound.
         needed: updates that the exchange needed.
@@ -87,7 +86,7 @@ class Outcome:
     admitted: list[Reply]
     updates: list[Update]
     refused: list[tuple[str, str]]
-    scaled: dict[str, dict[str, float]]
+    scaled: Factors
     needed: int = 0
     by: str = ""
     counted: Mapping[str, OwnVersion] = field(default_factory=dict)
@@ -117,7 +116,7 @@ class Federation:
         registry: the clients.
         server: the context of the method's functions on the server (``download``, ``expects``, ``aggregate`` ...); a
             new object for each exchange.
-        bounds: limits on the L2 norm of updates.
+        filters: what may change accepted updates before they are aggregated; none by default.
         answer_store: where replies wait until the exchange closes.
         best: number of the round with the best validation score so far; -1 if there is none. Requests contain it, so
             that devices keep their own state of that round.
@@ -128,16 +127,15 @@ class Federation:
             that was lost, late, refused or left out becomes the past of a client.
 
     Raises:
-        ConfigError: the method cannot be combined with the aggregation rule, with ``rounds.outliers`` or with the
-            privacy settings.
+        ConfigError: the method cannot be combined with the aggregation rule, a filter or the privacy settings.
     """
 
     def __init__(self, settings: RunSettings) -> None:
         self.settings = settings
         self.method: Method = settings.method
         self.registry = Registry(settings)
-        self.bounds = Bounds(settings.rounds.outlier_factor)
         self.answer_store = AnswerStore(settings.output_folder, settings.rounds.memory * 2**30)
+        self.filters = filters_of(settings.rounds, self.answer_store.keep)
         self.best = -1
         self.attempt = time.time_ns() // 10**6
         self.counted: Mapping[str, OwnVersion] = {}
@@ -283,13 +281,9 @@ class Federation:
     def close(self, state: GlobalState, replies: Sequence[Reply], enough: int = 0) -> Outcome:
         """Check an exchange's replies and aggregate them. Every engine and Flower's own server aggregate through it.
 
-        In this order: the gate accepts or refuses each reply; updates with an L2 norm above the bound are scaled down
-        or refused (``rounds.outliers``); no client counts for too many samples (``rounds.largest_share``); if as
-        many updates are left as :meth:`needed` says, they are aggregated. ``bounds`` remembers the exchange even if too
-        few updates are left.
-
-        By default nothing is scaled, refused for its length or limited: every accepted update counts unchanged, with
-        the method's weighting.
+        The gate accepts or refuses each reply. The filters change accepted updates; by default there is none, so that
+        every accepted update counts unchanged, with the method's weighting. If as many updates came as :meth:`needed`
+        says, they are aggregated. Filters remember the exchange even if too few came.
 
         Args:
             state: the state that :meth:`message` was made from.
@@ -298,10 +292,10 @@ class Federation:
                 or if no client was asked to train.
         """
         admitted, updates, refusals = self._accept(replies)
-        updates, too_long, scaled = self._bound(state, updates)
-        admitted = [reply for reply in admitted if reply.client not in too_long]
-        refusals += too_long.items()
-        updates = cap_samples(updates, self.server.clients, self.settings.rounds.largest_share)
+        scaled: Factors = {}
+        for applied in self.filters:
+            updates, factors = applied.apply(updates, state, self.method.expects(self.server), self.server)
+            scaled |= factors
         needed, by = 0, ""
         asked = self._asked_to_train
         if enough:
@@ -403,56 +397,17 @@ class Federation:
                     f"correct ones; rounds.metric={metric} is computed from them"
                 )
 
-    def _bound(
-        self, state: GlobalState, updates: list[Update]
-    ) -> tuple[list[Update], dict[str, str], dict[str, dict[str, float]]]:
-        """Apply ``rounds.outliers`` to updates that are too long.
-
-        Returns:
-            The updates to aggregate; the reasons for refused clients; the factors of clients whose update was scaled.
-        """
-        outliers = self.settings.rounds.outliers
-        if outliers == "off":
-            return updates, {}, {}
-        expected = self.method.expects(self.server)
-        too_long = self.bounds.find(updates, state, expected, self.server)
-        kept: list[Update] = []
-        refusals: dict[str, str] = {}
-        factors: dict[str, dict[str, float]] = {}
-        for update in updates:
-            client = update.client.id
-            if client not in too_long:
-                kept.append(update)
-                continue
-            if outliers == "refuse":
-                refusals[client] = self._refusal(too_long[client])
-                continue
-            limits: dict[str, float] = {}
-            factors[client] = {}
-            for part, excess in too_long[client].items():
-                limits[part] = excess.bound
-                factors[client][part] = excess.bound / excess.length
-            scaled = self.bounds.scale(update, state, expected, self.server, limits)
-            kept.append(self.answer_store.keep(scaled))
-        return kept, refusals, factors
-
     def memory(self) -> dict[str, Tensor]:
-        """Return what the bounds remember from one exchange to the next; a checkpoint must keep it."""
-        return with_prefix("bounds/", self.bounds.medians)
+        """Return what the filters remember from one exchange to the next; a checkpoint must keep it."""
+        memory: dict[str, Tensor] = {}
+        for applied in self.filters:
+            memory |= applied.memory()
+        return memory
 
     def remember(self, memory: Mapping[str, Tensor]) -> None:
         """Continue with the memory of a checkpoint, see :meth:`memory`."""
-        self.bounds.medians = under_prefix("bounds/", memory)
-
-    def _refusal(self, parts: dict[str, Excess]) -> str:
-        """Return why an update is refused: its part that exceeds its bound most."""
-        name = max(parts, key=lambda part: parts[part].length / parts[part].bound)
-        length, bound, median = parts[name]
-        return (
-            f"longer than the bound: the length of its {name} is {length:.3g}, {length / median:.3g} times the round's "
-            f"median; at most {bound:.3g} is accepted (rounds.outliers=refuse, "
-            f"rounds.outlier_factor={self.settings.rounds.outlier_factor:g})"
-        )
+        for applied in self.filters:
+            applied.remember(memory)
 
     def in_time(self, replies: Sequence[Reply], closing: Closing) -> tuple[list[Reply], list[Reply]]:
         """Split a simulation's replies into those that arrived before the exchange closed, and the late ones.

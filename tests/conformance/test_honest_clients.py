@@ -67,7 +67,7 @@ class Honest:
 
 
 def honest_run(method: str, folder: Path) -> Honest:
-    """A plain run of two rounds, with an ear at the devices and at the server."""
+    """Run two plain rounds; record what devices send and what the server makes of it."""
     settings = toy_settings(method, folder, data=Unlike(), rounds={"evaluate_every": ROUNDS}, train={"rounds": ROUNDS})
     found = Honest(settings, Run({}, folder))
     close, send = Federation.close, Device._uploaded_weights
@@ -140,9 +140,8 @@ def test_a_method_declares_what_its_clients_keep(method: str, honest: Callable[[
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("outliers", ["clip", "refuse"])
-def test_a_kept_step_needs_the_update_as_it_was_sent(method: str, outliers: str, tmp_path: Path) -> None:
-    settings = toy_settings(method, tmp_path, rounds={"outliers": outliers})
+def test_a_kept_step_needs_the_update_as_it_was_sent(method: str, tmp_path: Path) -> None:
+    settings = toy_settings(method, tmp_path, rounds={"outliers": "clip"})
     if not settings.method.keeps_step:
         Federation(settings)
         return

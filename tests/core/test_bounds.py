@@ -22,6 +22,7 @@ from common.wire.messages import Request
 from common.wire.payload import Payload
 from server.trackers.events import describe
 from strategies.core.bounds import MAX_RATIO, MEMORY, STILL, Bounds
+from strategies.core.federation import Federation
 from strategies.core.method import Client, Update, UploadSpec
 
 MEAN, VARIANCE = "norm.running_mean", "norm.running_var"
@@ -43,7 +44,7 @@ def moved(client: Client, parameters: float, statistics: float = 1.0) -> Update:
 
 def found(
     updates: list[Update], expected: UploadSpec | None = None, bounds: Bounds | None = None, **changes: Any
-) -> dict[str, dict[str, tuple[float, float, float]]]:
+) -> dict[str, dict[str, tuple[float, float]]]:
     bounds = bounds or Bounds(FACTOR)
     return bounds.find(updates, STATE, expected or UploadSpec(), replace(Half(), **changes))
 
@@ -51,7 +52,7 @@ def found(
 def limits(updates: list[Update], expected: UploadSpec | None = None, **changes: Any) -> dict[str, dict[str, float]]:
     """The bounds of what is too long."""
     return {
-        client: {name: round(bound, 4) for name, (_, bound, _) in parts.items()}
+        client: {name: round(bound, 4) for name, (_, bound) in parts.items()}
         for client, parts in found(updates, expected, **changes).items()
     }
 
@@ -73,10 +74,8 @@ def test_the_bound_is_a_multiple_of_the_exchange_s_median() -> None:
     assert limits([moved(client, length) for client, length in zip(everyone, lengths, strict=True)]) == {
         "c-2": {"parameters": 2.0}, "c-3": {"parameters": 2.0},
     }  # fmt: skip
-    length, bound, middle = found([moved(c, length) for c, length in zip(everyone, lengths, strict=True)])["c-3"][
-        "parameters"
-    ]
-    assert (length, bound, middle) == pytest.approx((5.2, 2.0, 1.0), rel=1e-5)
+    length, bound = found([moved(c, length) for c, length in zip(everyone, lengths, strict=True)])["c-3"]["parameters"]
+    assert (length, bound) == pytest.approx((5.2, 2.0), rel=1e-5)
 
 
 def test_what_is_too_long_is_scaled_to_the_bound_in_its_own_direction() -> None:
@@ -109,7 +108,8 @@ def test_a_domain_of_its_own_scale_keeps_its_variances_however_near_the_others_l
         return [*same[:3], replace(same[3], weights={**same[3].weights, VARIANCE: factor * START[VARIANCE]})]
 
     assert not limits(scaled(FACTOR**2 - 0.1))
-    length, bound, middle = found(scaled(60.0))["c-3"][VARIANCE]
+    length, bound = found(scaled(60.0))["c-3"][VARIANCE]
+    middle = float(START[VARIANCE].norm())
     assert (length, bound) == pytest.approx((60 * middle, FACTOR**2 * middle), rel=1e-5)
     assert (scaled_down(scaled(60.0)[3], {VARIANCE: bound}).weights[VARIANCE] > 0).all()
 
@@ -267,7 +267,9 @@ def far(round_number: int, clients: tuple[str, ...] = ("dark-0",), factor: float
     return edit
 
 
-REFUSE = {"outliers": "refuse", "outlier_factor": 8.0}
+def not_finite(round_number: int) -> Callable[..., Payload]:
+    """In one round, dark-0 sends values that are not finite."""
+    return far(round_number, factor=float("nan"))
 
 
 def refusals(done: Run) -> list[tuple[str, str, str]]:
@@ -275,21 +277,20 @@ def refusals(done: Run) -> list[tuple[str, str, str]]:
 
 
 def test_the_round_goes_on_without_it_as_if_it_had_never_answered(tmp_path: Path) -> None:
-    settings = toy_settings("fpl", tmp_path / "far", train={"rounds": 3}, rounds=REFUSE)
-    done = run(settings, TouchedEngine(settings, edit=far(2)))
+    settings = toy_settings("fpl", tmp_path / "far", train={"rounds": 3})
+    done = run(settings, TouchedEngine(settings, edit=not_finite(2)))
     found = refusals(done)
     assert [entry[:2] for entry in found] == [("2", "dark-0")]
-    assert "times the round's median" in found[0][2]
-    assert "rounds.outliers=refuse, rounds.outlier_factor=8" in found[0][2]
-    absent = toy_settings("fpl", tmp_path / "absent", train={"rounds": 3}, rounds=REFUSE)
+    assert "values that are not finite" in found[0][2]
+    absent = toy_settings("fpl", tmp_path / "absent", train={"rounds": 3})
     without = run(absent, TouchedEngine(absent, failing=lambda request: request.round == 2 and
                                         request.client == "dark-0" and request.train))  # fmt: skip
     assert done.sha256 == without.sha256
 
 
 def test_the_quorum_is_counted_after_refusals(tmp_path: Path) -> None:
-    settings = toy_settings("fedavg", tmp_path, train={"rounds": 3}, rounds={**REFUSE, "quorum": 1.0})
-    done = run(settings, TouchedEngine(settings, edit=far(2)))
+    settings = toy_settings("fedavg", tmp_path, train={"rounds": 3}, rounds={"quorum": 1.0})
+    done = run(settings, TouchedEngine(settings, edit=not_finite(2)))
     skipped = [entry for name, entry in done.events if name == "round skipped"]
     assert [(entry["round"], entry["answered"], entry["needed"]) for entry in skipped] == [(2, 2, 3)]
 
@@ -337,12 +338,40 @@ def test_a_resumed_run_remembers_what_the_guards_do(engine: dict[str, Any], tmp_
 
 
 def test_a_rule_that_needs_more_answers_skips_the_round(tmp_path: Path) -> None:
-    settings = toy_settings(
-        "fedavg", tmp_path, train={"rounds": 3}, overrides=("aggregation=geometric_median",), rounds=REFUSE
-    )
-    done = run(settings, TouchedEngine(settings, edit=far(2)))
+    settings = toy_settings("fedavg", tmp_path, train={"rounds": 3}, overrides=("aggregation=geometric_median",))
+    done = run(settings, TouchedEngine(settings, edit=not_finite(2)))
     skipped = [entry for name, entry in done.events if name == "round skipped"]
     assert [(entry["round"], entry["answered"], entry["needed"], entry["by"]) for entry in skipped] == [
         (2, 2, 3, "aggregation")
     ]
     assert done.summary["rounds"] == 3
+
+
+# ---- the list of filters ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rounds", "expected"),
+    [
+        ({}, []),
+        ({"outliers": "clip"}, ["LengthBound"]),
+        ({"largest_client": 2.0}, ["SampleLimit"]),
+        ({"largest_share": 0.5}, ["SampleLimit"]),
+        ({"outliers": "clip", "largest_share": 0.5}, ["LengthBound", "SampleLimit"]),
+    ],
+    ids=["default", "bound", "largest client", "largest share", "both"],
+)
+def test_the_filters_are_those_that_the_settings_ask_for(
+    rounds: dict[str, Any], expected: list[str], tmp_path: Path
+) -> None:
+    federation = Federation(toy_settings("fedavg", tmp_path, rounds=rounds))
+    assert [type(applied).__name__ for applied in federation.filters] == expected
+
+
+def test_every_filter_goes_on_with_its_memory(tmp_path: Path) -> None:
+    settings = toy_settings("fedavg", tmp_path, rounds={"outliers": "clip", "largest_share": 0.5})
+    federation, resumed = Federation(settings), Federation(settings)
+    medians = torch.arange(MEMORY, dtype=torch.float64)
+    federation.remember({"bounds/train/parameters": medians})
+    resumed.remember(federation.memory())
+    assert torch.equal(resumed.memory()["bounds/train/parameters"], medians)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from support.runs import TouchedEngine, run
+from support.runs import Edit, TouchedEngine, run
 from support.toy import toy_settings
 
 from common.settings import RunSettings
@@ -29,6 +29,7 @@ from server.trackers.live import LiveView
 from server.trackers.scalars import scalars
 
 EARLIER = "longer than the bound, scaled: parameters by 0.5"
+REASONS = {"scaled": "longer than the bound", "refused": "values that are not finite"}
 OPPOSED = "left out: its update works against the other clients'"
 
 
@@ -37,6 +38,16 @@ def ten_times_too_far(request: Request, payload: Payload) -> Payload:
     if request.client != "dark-0" or request.round < 2 or not request.train:
         return payload
     weights = {name: tensor * 100 if tensor.is_floating_point() else tensor for name, tensor in payload.weights.items()}
+    return replace(payload, weights=weights)
+
+
+def not_finite(request: Request, payload: Payload) -> Payload:
+    """From round 2 on, dark-0 sends numbers that are none."""
+    if request.client != "dark-0" or request.round < 2 or not request.train:
+        return payload
+    weights = dict(payload.weights)
+    name = next(iter(weights))
+    weights[name] = weights[name] * float("nan")
     return replace(payload, weights=weights)
 
 
@@ -52,13 +63,13 @@ def shown(view: LiveView, width: int = 80) -> list[str]:
     return [line.rstrip() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize(("outliers", "status"), [("clip", "scaled"), ("refuse", "refused")])
+@pytest.mark.parametrize(("edit", "status"), [(ten_times_too_far, "scaled"), (not_finite, "refused")])
 def test_each_status_has_its_own_count_everywhere(
-    outliers: str, status: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    edit: Edit, status: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    settings = guarded(tmp_path / "run", outliers)
+    settings = guarded(tmp_path / "run", "clip")
     view = LiveView(settings, Console(width=80))
-    engine = TouchedEngine(settings, edit=ten_times_too_far)
+    engine = TouchedEngine(settings, edit=edit)
     logged: dict[str, float] = {}
 
     def track(name: str, entry: object) -> None:
@@ -69,7 +80,7 @@ def test_each_status_has_its_own_count_everywhere(
     done = Run.open(tmp_path / "run")
     mine = [row for row in done.activity if row["client"] == "dark-0" and row["round"] in ("2", "3")]
     assert [row["status"] for row in mine] == [status, status]
-    assert all(row["reason"].startswith("longer than the bound") for row in mine)
+    assert all(REASONS[status] in row["reason"] for row in mine)
     assert summary["answers"][status] == 2
     assert summary["answers"] == done.answers == answers(done.activity)
     assert list(summary["answers"]) == ["admitted", *COUNTED_STATUSES]
@@ -82,7 +93,7 @@ def test_each_status_has_its_own_count_everywhere(
     assert told == ("2 of 9 updates scaled" if status == "scaled" else "2 refused")
     lines = capsys.readouterr().out.splitlines()
     assert lines[-2].endswith(f"; {told}")
-    about = [line for line in lines if "longer than the bound" in line]
+    about = [line for line in lines if REASONS[status] in line]
     assert len(about) == (1 if status == "scaled" else 2)
     if status == "scaled":
         assert "round 2: longer than the bound, scaled: 1 update, such as dark-0." in about[0]

@@ -1,0 +1,146 @@
+"""Filters: what may change accepted updates before they are aggregated, besides the aggregation rule.
+
+A plain run has none. :func:`filters_of` is the list of those that the settings ask for; they apply in its order. To add
+one, write a class with the functions of :class:`Filter` and add it there, with its setting in ``RoundSettings`` and a
+line in :mod:`common.alterations`.
+
+A filter sees the updates of all participants of an exchange at once. It may return an update changed, but it leaves
+none out: what is not an answer is refused by the gate before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+from common.settings import RoundSettings
+from common.storage import GlobalState, under_prefix, with_prefix
+from strategies.core.aggregation import cap_samples
+from strategies.core.bounds import Bounds
+from strategies.core.context import ServerContext
+from strategies.core.exchange import Update, UploadSpec
+
+Factors = dict[str, dict[str, float]]
+"""By client id and part of its update, the factor in (0, 1) by which a filter scaled it."""
+
+
+class Filtered(NamedTuple):
+    """What a filter returns.
+
+    Args:
+        updates: the updates, by client id as before.
+        scaled: what was scaled, and by how much.
+    """
+
+    updates: list[Update]
+    scaled: Factors
+
+
+class Filter(Protocol):
+    """Changes accepted updates before they are aggregated."""
+
+    def apply(
+        self, updates: Sequence[Update], state: GlobalState, expected: UploadSpec, server: ServerContext
+    ) -> Filtered:
+        """Return the updates as they count.
+
+        Args:
+            updates: of all participants that passed the gate, by client id.
+            state: the state that the participants were sent.
+            expected: what the exchange's uploads carry.
+            server: the exchange.
+        """
+
+    def memory(self) -> dict[str, Tensor]:
+        """Return what the filter remembers from one exchange to the next; a checkpoint keeps it."""
+
+    def remember(self, memory: Mapping[str, Tensor]) -> None:
+        """Continue with the memory of a checkpoint; entries of other filters are ignored."""
+
+
+class LengthBound:
+    """Scales updates that are longer than the bound down to it (``rounds.outliers=clip``), see :class:`Bounds`.
+
+    Args:
+        factor: the bound as a multiple of the median length, >= 1.
+        keep: where a scaled update waits until it is aggregated.
+    """
+
+    def __init__(self, factor: float, keep: Callable[[Update], Update]) -> None:
+        self.bounds = Bounds(factor)
+        self.keep = keep
+
+    def apply(
+        self, updates: Sequence[Update], state: GlobalState, expected: UploadSpec, server: ServerContext
+    ) -> Filtered:
+        """Scale each part that is too long down to its bound."""
+        too_long = self.bounds.find(updates, state, expected, server)
+        bounded: list[Update] = []
+        scaled: Factors = {}
+        for update in updates:
+            client = update.client.id
+            if client not in too_long:
+                bounded.append(update)
+                continue
+            limits: dict[str, float] = {}
+            scaled[client] = {}
+            for part, excess in too_long[client].items():
+                limits[part] = excess.bound
+                scaled[client][part] = excess.bound / excess.length
+            bounded.append(self.keep(self.bounds.scale(update, state, expected, server, limits)))
+        return Filtered(bounded, scaled)
+
+    def memory(self) -> dict[str, Tensor]:
+        """Return the median lengths of the last exchanges."""
+        return with_prefix("bounds/", self.bounds.medians)
+
+    def remember(self, memory: Mapping[str, Tensor]) -> None:
+        """Continue with the median lengths of a checkpoint."""
+        self.bounds.medians = under_prefix("bounds/", memory)
+
+
+class SampleLimit:
+    """Limits the samples that an update counts for (``rounds.largest_client``, ``rounds.largest_share``).
+
+    ``server.clients`` count for at most ``rounds.largest_client`` already, since methods read their samples, too.
+
+    Args:
+        share: largest share of one client in the sum of all samples, in (0, 1].
+    """
+
+    def __init__(self, share: float) -> None:
+        self.share = share
+
+    def apply(
+        self,
+        updates: Sequence[Update],
+        state: GlobalState,  # noqa: ARG002
+        expected: UploadSpec,  # noqa: ARG002
+        server: ServerContext,
+    ) -> Filtered:
+        """Return the updates with the samples that they count for. No tensor of a model is scaled."""
+        return Filtered(cap_samples(updates, server.clients, self.share), {})
+
+    def memory(self) -> dict[str, Tensor]:
+        """Return nothing: each exchange is limited by itself."""
+        return {}
+
+    def remember(self, memory: Mapping[str, Tensor]) -> None:
+        """Do nothing."""
+
+
+def filters_of(rounds: RoundSettings, keep: Callable[[Update], Update]) -> list[Filter]:
+    """Return the filters that the settings ask for, in the order in which they apply; none by default.
+
+    Args:
+        rounds: the settings of the rounds.
+        keep: where a changed update waits until it is aggregated.
+    """
+    found: list[Filter] = []
+    if rounds.outliers == "clip":
+        found.append(LengthBound(rounds.outlier_factor, keep))
+    if rounds.largest_client is not None or rounds.largest_share < 1:
+        found.append(SampleLimit(rounds.largest_share))
+    return found
