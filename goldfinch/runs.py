@@ -284,7 +284,7 @@ def run(*overrides: str, settings: Mapping[str, Any] | None = None, quiet: bool 
     return Run(chosen.output_folder)
 
 
-def resume(folder: Path | str, *overrides: str, quiet: bool = False, **keywords: Any) -> Run:
+def resume(folder: Path | str, *overrides: str, quiet: bool = False, trust: bool = False, **keywords: Any) -> Run:
     """Resume a run with its own configuration, and return it.
 
     A run that has finished with a whole score stays as it is, unless there are more rounds to do.
@@ -295,6 +295,7 @@ def resume(folder: Path | str, *overrides: str, quiet: bool = False, **keywords:
             that are done; see :data:`common.run_config.CHANGEABLE_ON_RESUME`. With ``"output=DIR"`` it is a new run in
             another folder.
         quiet: show nothing.
+        trust: whether the folder is your own, so that its tracker writes where its configuration says.
         keywords: as in :func:`run`.
 
     Raises:
@@ -302,7 +303,7 @@ def resume(folder: Path | str, *overrides: str, quiet: bool = False, **keywords:
     """
     from server.commands import running
 
-    return Run(running.resume(Path(folder), [*overrides_of(None, keywords), *overrides], quiet=quiet))
+    return Run(running.resume(Path(folder), [*overrides_of(None, keywords), *overrides], quiet=quiet, trust=trust))
 
 
 def load_run(folder: Path | str) -> Run:

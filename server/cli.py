@@ -113,7 +113,14 @@ def _run(
 
 
 @command("resume")
-def _resume(folder: Annotated[Path, argument("DIR")], overrides: Settings, quiet: Quiet = False) -> None:
+def _resume(
+    folder: Annotated[Path, argument("DIR")],
+    overrides: Settings,
+    quiet: Quiet = False,
+    trust: Annotated[
+        bool, option("--trust", text="Write where config.yaml says, also outside DIR: the folder is my own.")
+    ] = False,
+) -> None:
     """Go on with a run, with its own configuration.
 
     goldfinch resume DIR [train.rounds=20]
@@ -123,7 +130,7 @@ def _resume(folder: Annotated[Path, argument("DIR")], overrides: Settings, quiet
     show_loading(quiet)
     from server.commands.running import resume
 
-    resume(folder, overrides, quiet=quiet)
+    resume(folder, overrides, quiet=quiet, trust=trust)
 
 
 @command("sweep")

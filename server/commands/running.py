@@ -6,16 +6,19 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from omegaconf import OmegaConf
 
-from common.config import changed_config, trust_overrides
+from common.choices import choices_of
+from common.config import changed_config, compose_config, trust_overrides
 from common.errors import ConfigError, DataError, nearest
 from common.metrics import named_missing
 from common.models.pretrained import same_classes
 from common.prototypes import PrototypeSet
 from common.settings import RunSettings, settings_of
+from common.wire.messages import printable
 from common.wire.payload import Payload, cast_down, encoded_size
 from server.engines.inline import InlineEngine
 from server.flower.submit import run_on_ray, run_on_superlink
@@ -28,6 +31,9 @@ from strategies.core.federation import Federation
 
 HERE = {"name": "inline", "device": "client.local.local_device"}
 ENGINES = ("inline", "ray", "superlink")
+
+PLACES = ("tracker",)
+"""Groups of settings that say where a run writes outside its own folder, and which servers it calls."""
 
 
 def run(settings: RunSettings, *, quiet: bool = False, link: SimulationLink | None = None) -> None:
@@ -88,28 +94,65 @@ def _warn_if_partial(folder: Path) -> None:
         )
 
 
-def resume(folder: Path, overrides: Sequence[str], *, quiet: bool = False) -> Path:
+def resume(folder: Path, overrides: Sequence[str], *, quiet: bool = False, trust: bool = False) -> Path:
     """Resume the run in ``folder`` with its own configuration, changed by ``overrides``.
 
     Engine, tracker, device and deadlines may change, and of the settings that change the result those of
     :data:`common.run_config.CHANGEABLE_ON_RESUME`: more rounds, ``train.patience`` and ``rounds.last_rounds``. With
     ``output=`` of another folder it is a new run, and every setting may change.
 
+    The folder may come from somebody else. Its tracker's settings count where they are the defaults, which write to the
+    run's own folder; others must be among ``overrides``.
+
+    Args:
+        folder: the run's folder.
+        overrides: ``key=value`` each, the user's own.
+        quiet: show no progress.
+        trust: take every setting of the folder.
+
     Returns:
         The folder that the run is in.
 
     Raises:
-        ConfigError: the folder holds no run, or a setting is wrong.
+        ConfigError: the folder holds no run, a setting is wrong, or the folder alone says where to write.
         CheckpointError: a setting contradicts the rounds that are done; nothing was started or written.
     """
     trust_overrides(overrides)  # only the user's own, not those of the folder
     recorded = {**Run(folder).config, "output": str(folder.absolute()), "resume": True, "overwrite": False}
+    if not trust:
+        _check_places(folder, recorded, overrides)
     try:
         settings = settings_of(changed_config(recorded, overrides))
     except ConfigError as error:
         raise ConfigError(f"{folder / 'config.yaml'} with your overrides: {error}") from error
     run(settings, quiet=quiet)
     return settings.output_folder
+
+
+def _check_places(folder: Path, recorded: Mapping[str, Any], overrides: Sequence[str]) -> None:
+    """Refuse a recorded configuration that itself says where the run writes, or whom it calls (:data:`PLACES`).
+
+    Raises:
+        ConfigError: it does; the message names each such setting.
+    """
+    named = {override.lstrip("+").partition("=")[0] for override in overrides}
+    foreign: list[str] = []
+    for group in PLACES:
+        settings = recorded.get(group, {})
+        choice = recorded["choices"].get(group)
+        defaults: Mapping[str, Any] = {}
+        if choice in choices_of(group):
+            defaults = compose_config([f"{group}={choice}"])[group]
+        for key, value in settings.items():
+            name = f"{group}.{key}"
+            if value != defaults.get(key) and name not in named and group not in named:
+                foreign.append(printable(f"{name}={value}")[:200])
+    if foreign:
+        raise ConfigError(
+            f"{folder / 'config.yaml'} says where the run writes besides {folder}: {' '.join(foreign)}. Resuming a run "
+            "does not take that from its folder alone, which may be of somebody else: repeat the setting after the "
+            "folder, choose tracker=csv, or add --trust if the folder is your own"
+        )
 
 
 # ---- goldfinch run --dry-run -----------------------------------------------------------------------------------------

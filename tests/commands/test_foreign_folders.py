@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib
 import json
@@ -9,15 +10,18 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, get_args, get_origin, get_type_hints
 
 import pytest
 import yaml
 
 from common import choices
-from common.choices import trust
+from common.choices import choices_of, trust
+from common.config import CONF, class_of
+from common.settings import RoundSettings, TrainSettings
 from server.cli import main
 from server.commands import sweep as sweep_module
+from server.commands.running import PLACES
 
 TINY = ["train.rounds=1", "train.local_steps=1", "protocol.samples=8", "rounds.test_samples=8", "data.domains=[sketch]"]
 
@@ -316,3 +320,102 @@ def test_markup_and_formulas_in_names_are_plain_text(folder: Path, capsys: pytes
     assert "[/red]" in printed
     assert main(["figure", "bars", str(folder)]) == 0
     assert main(["figure", "convergence", str(folder)]) == 0
+
+
+# ---- where a resumed run writes --------------------------------------------------------------------------------------
+
+READ_ONLY = {
+    *("data.root", "data.listing", "method.public.source.root"),
+    *("model.pretrained", "model.pretrained_file", "model.weights"),
+}
+"""Settings with a path that a run reads."""
+
+NAMES = {
+    *("data.classes", "data.domains", "method.public.domain", "method.public.source.domains", "protocol.domain"),
+    *("protocol.counts", "protocol.fractions", "protocol.leave_out", "model.name", "rounds.metric", "train.device"),
+}
+"""Settings with a name of something that the product, or the user's own machine, has."""
+
+
+def texts_of(target: type, where: str) -> Iterator[str]:
+    """Yield the keys of a class's settings that hold any text or path."""
+    for name, hint in get_type_hints(target).items():
+        kinds = {hint, *get_args(hint)}
+        if get_origin(hint) is ClassVar or name not in getattr(target, "__dataclass_fields__", {}):
+            continue
+        if kinds & {str, Path, Any}:
+            yield f"{where}.{name}"
+        for kind in kinds:
+            if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+                yield from texts_of(kind, f"{where}.{name}")
+
+
+def test_every_setting_that_holds_a_text_says_what_kind_of_text() -> None:
+    found: set[str] = {*texts_of(TrainSettings, "train"), *texts_of(RoundSettings, "rounds")}
+    for group in sorted(path.name for path in CONF.iterdir() if path.is_dir()):
+        for path in choices_of(group).values():
+            content = yaml.safe_load(path.read_text())
+            if "_target_" in (content or {}):
+                found.update(texts_of(class_of(content["_target_"], group), group))
+    places = {key for key in found if key.partition(".")[0] in PLACES}
+    assert places == {"tracker.folder", "tracker.tracking_uri", "tracker.experiment", "tracker.project"}
+    unknown = found - places - READ_ONLY - NAMES
+    assert not unknown, f"a path to write to, an address or a command goes to PLACES: {sorted(unknown)}"
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    """Every file of a folder."""
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+TRACKERS = [
+    ("tensorboard", "folder", "ELSEWHERE"),
+    ("mlflow", "tracking_uri", "http://127.0.0.1:9/"),
+    ("wandb", "mode", "online"),
+]
+
+
+@pytest.mark.parametrize(("choice", "key", "value"), TRACKERS)
+@pytest.mark.parametrize("claimed", [True, False], ids=["the tracker's name", "another name"])
+def test_a_resumed_run_writes_where_its_user_says(
+    choice: str, key: str, value: str, claimed: bool, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    value = value.replace("ELSEWHERE", str(tmp_path / "elsewhere"))
+    settings = {**yaml.safe_load(choices_of("tracker")[choice].read_text()), key: value}
+
+    def change(content: dict[str, Any]) -> None:
+        content["tracker"] = settings
+        if claimed:
+            content["choices"]["tracker"] = choice
+
+    changed(folder, change)
+    before = contents(folder)
+    assert main(["resume", str(folder), "train.rounds=2", "--quiet"]) == 1
+    error = capsys.readouterr().err
+    assert f"tracker.{key}={value}" in error
+    assert "--trust" in error
+    assert not (tmp_path / "elsewhere").exists()
+    assert contents(folder) == before
+
+
+@pytest.mark.parametrize("how", ["the setting", "csv", "--trust"])
+def test_the_user_s_own_folder_goes_on_with_its_tracker(how: str, folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    place = tmp_path / "elsewhere"
+
+    def change(content: dict[str, Any]) -> None:
+        target = "server.trackers.tensorboard.TensorBoard"
+        content["tracker"] = {"_target_": target, "folder": str(place)}
+        content["choices"]["tracker"] = "tensorboard"
+
+    changed(folder, change)
+    words = {"the setting": [f"tracker.folder={place}"], "csv": ["tracker=csv"], "--trust": ["--trust"]}[how]
+    assert main(["resume", str(folder), "train.rounds=2", *words, "--quiet"]) == 0
+    assert place.exists() == (how != "csv")
+
+
+def test_a_tracker_that_writes_into_the_run_s_folder_needs_no_word(folder: Path) -> None:
+    pytest.importorskip("tensorboard")
+    assert main(["resume", str(folder), "train.rounds=2", "tracker=tensorboard", "--quiet"]) == 0
+    assert main(["resume", str(folder), "train.rounds=3", "--quiet"]) == 0
+    assert (folder / "tensorboard").is_dir()
