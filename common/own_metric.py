@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -32,6 +33,35 @@ TAKEN = frozenset(
 """Names of the metrics that exist, and of the columns of ``history.csv`` and of tables."""
 
 
+ROUNDING = 1e-5
+"""Share of a limit by which a sum may exceed it, because floating-point sums are rounded."""
+
+
+@dataclass(frozen=True)
+class SumRange:
+    """What one image can add to a sum. The server refuses a reply with a sum beyond that.
+
+    Args:
+        low: the least, finite.
+        high: the most, finite, >= ``low``.
+        whole: whether the sum is a whole number, as a count is.
+    """
+
+    low: float = 0.0
+    high: float = 1.0
+    whole: bool = False
+
+    def mistake(self, value: float, count: int) -> str:
+        """Return why ``value`` cannot be the sum over ``count`` images; empty if it can."""
+        least, most = self.low * count, self.high * count
+        tolerance = ROUNDING * max(abs(least), abs(most))
+        if not least - tolerance <= value <= most + tolerance:
+            return f"it is {value:g} over {count} images, and each adds {self.low:g} to {self.high:g}"
+        if self.whole and not float(value).is_integer():
+            return f"it is {value:g}, and it must be a whole number"
+        return ""
+
+
 @checked
 class OwnMetric:
     """The base of a metric of the user's own. See docs/add-a-metric.md.
@@ -42,11 +72,18 @@ class OwnMetric:
 
     Attributes:
         sum_names: the names that :meth:`sums` returns, 1 to 50.
+        sum_ranges: what one image can add to a sum, by its name; a sum without an entry has 0 to 1, as counts of images
+            and probabilities do.
         measures: what :meth:`values` returns, by name: a label, a unit, and whether lower is better.
     """
 
     sum_names: ClassVar[tuple[str, ...]] = ()
+    sum_ranges: ClassVar[Mapping[str, SumRange]] = {}
     measures: ClassVar[Mapping[str, Measure]] = {}
+
+    def ranges(self) -> dict[str, SumRange]:
+        """Return what one image can add to each sum, by the names in :attr:`sum_names`."""
+        return {name: self.sum_ranges.get(name, SumRange()) for name in self.sum_names}
 
     def sums(self, probabilities: Tensor, labels: Tensor) -> Mapping[str, float | Tensor]:
         """Return the sums of a batch, by the names in :attr:`sum_names`; finite numbers, or tensors of one element.
@@ -76,7 +113,8 @@ def count_sums(metric: OwnMetric, probabilities: Tensor, labels: Tensor) -> dict
     """Return the sums of a batch as floats.
 
     Raises:
-        PayloadError: the metric returned other names than it declares, or a value that is not a finite number.
+        PayloadError: the metric returned other names than it declares, a value that is not a finite number, or one
+            outside the range that it declares.
     """
     found = dict(metric.sums(probabilities, labels))
     name = type(metric).__name__
@@ -90,6 +128,9 @@ def count_sums(metric: OwnMetric, probabilities: Tensor, labels: Tensor) -> dict
             raise PayloadError(f"{name}.sums: {key} is not a number: {error}") from error
         if not math.isfinite(sums[key]):
             raise PayloadError(f"{name}.sums: {key} is {sums[key]} and must be finite")
+        mistake = metric.ranges()[key].mistake(sums[key], len(labels))
+        if mistake:
+            raise PayloadError(f"{name}.sums: {key}: {mistake}; another range is declared in {name}.sum_ranges")
     return sums
 
 
@@ -137,6 +178,11 @@ def check_own_metric(metric: OwnMetric, class_count: int) -> None:
         for each in names:
             if not isinstance(each, str) or not NAME.fullmatch(each):
                 raise ConfigError(f"own_metric: {name}.{what} has {each!r}; a name is like class_f1")
+    for key, limits in metric.sum_ranges.items():
+        if key not in metric.sum_names:
+            raise ConfigError(f"own_metric: {name}.sum_ranges has {key!r}, which is not in {name}.sum_names")
+        if not isinstance(limits, SumRange) or not -math.inf < limits.low <= limits.high < math.inf:
+            raise ConfigError(f"own_metric: {name}.sum_ranges[{key!r}] must be a SumRange, low <= high; got {limits}")
     for key, measure in metric.measures.items():
         if key in TAKEN:
             raise ConfigError(f"own_metric: {name}.measures has {key}, which is taken; choose another name")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from common.errors import GoldfinchError
     from common.exports.model import TrainedModel, load_model
     from common.metrics import Measure
-    from common.own_metric import OwnMetric
+    from common.own_metric import OwnMetric, SumRange
     from common.prototypes import PrototypeSet
     from common.settings import RunSettings, load_settings
     from goldfinch.comparison import compare
@@ -37,7 +37,7 @@ _NAMES = {
     "common.errors": ["GoldfinchError"],
     "common.exports.model": ["TrainedModel", "load_model"],
     "common.metrics": ["Measure"],
-    "common.own_metric": ["OwnMetric"],
+    "common.own_metric": ["OwnMetric", "SumRange"],
     "common.prototypes": ["PrototypeSet"],
     "common.settings": ["RunSettings", "load_settings"],
     "goldfinch.comparison": ["compare"],
@@ -57,6 +57,7 @@ __all__ += [
     "Run",
     "RunSettings",
     "ServerContext",
+    "SumRange",
     "TrainedModel",
     "Update",
     "Upload",

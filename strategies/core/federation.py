@@ -355,7 +355,7 @@ class Federation:
                 self.method.expects(self.server),
                 self.server,
                 self._asked_to_train,
-                sum_names=self.settings.own_metric.sum_names,
+                sum_ranges=self.settings.own_metric.ranges(),
                 confidence=self.settings.rounds.scores,
             )
         if self.settings.rounds.transport != "float32":

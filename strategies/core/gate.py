@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from common.confidence import read_confidence
 from common.errors import PayloadError, some_of
+from common.own_metric import SumRange
 from common.prototypes import PrototypeSet
 from common.wire.messages import Answer, Request, Score
 from common.wire.payload import Payload
@@ -48,7 +49,7 @@ class Gate:
         server: the exchange: names, shapes and dtypes of the shared state, feature size and classes.
         asked: clients that are asked for updates, >= 1.
         max_norm: largest accepted L2 norm of a floating-point tensor.
-        sum_names: the sums that each score must have, those of the run's ``own_metric``.
+        sum_ranges: the sums that each score must have, those of the run's ``own_metric``, and what an image can add.
         confidence: whether each score must have counts of confidences.
     """
 
@@ -56,7 +57,7 @@ class Gate:
     server: ServerContext
     asked: int = 1
     max_norm: float = MAX_NORM
-    sum_names: tuple[str, ...] = ()
+    sum_ranges: Mapping[str, SumRange] = field(default_factory=dict)
     confidence: bool = False
 
     def admit(self, request: Request, answer: Answer, payload: Payload, client: Client) -> Update | None:
@@ -144,9 +145,13 @@ class Gate:
     def _check_counts(self, entry: Score) -> None:
         """Check that a score has the sums and the counts of confidences that the run asks for, and no others."""
         sums = entry.get("sums", {})
-        if set(sums) != set(self.sum_names):
-            found, wanted = some_of(sorted(sums), 3), some_of(sorted(self.sum_names), 3)
+        if set(sums) != set(self.sum_ranges):
+            found, wanted = some_of(sorted(sums), 3), some_of(sorted(self.sum_ranges), 3)
             raise PayloadError(f"the score of {entry['domain']} has the sums [{found}]; asked for were [{wanted}]")
+        for name, limits in self.sum_ranges.items():
+            mistake = limits.mistake(sums[name], entry["count"])
+            if mistake:
+                raise PayloadError(f"the score of {entry['domain']}: the sum {name}: {mistake}")
         if not self.confidence:
             if "confidence" in entry:
                 raise PayloadError(f"the score of {entry['domain']} has counts of confidences that were not asked for")

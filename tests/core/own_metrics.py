@@ -18,6 +18,10 @@ class ClassF1(gf.OwnMetric):
     label: int = 0
 
     sum_names = ("found", "true", "predicted", "squares", "images")
+    sum_ranges: ClassVar[Mapping[str, gf.SumRange]] = {
+        "squares": gf.SumRange(high=2.0),
+        "images": gf.SumRange(low=1.0, whole=True),
+    }
     measures: ClassVar[Mapping[str, gf.Measure]] = {
         "class_f1": gf.Measure("F1 of one class"),
         "brier": gf.Measure("Brier score of my own", unit="", lower_is_better=True),
@@ -59,6 +63,8 @@ class Wrong(gf.OwnMetric):
             return {"images": probabilities}
         if self.kind == "not finite":
             return {"images": np.inf}
+        if self.kind == "too many":
+            return {"images": len(labels) + 1}
         if self.kind == "raises":
             return {"images": probabilities[len(labels)].sum()}
         return {"images": len(labels)}

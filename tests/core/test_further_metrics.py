@@ -28,7 +28,7 @@ from common.config import to_config
 from common.data.protocols import Allocation
 from common.errors import ConfigError, PayloadError
 from common.metrics import CONFIDENCE_MEASURES, RoundScore, best_round
-from common.own_metric import check_own_metric, count_sums, values_of
+from common.own_metric import SumRange, check_own_metric, count_sums, values_of
 from common.settings import RunSettings, load_settings
 from common.wire.messages import Request
 from common.wire.payload import Payload
@@ -39,7 +39,6 @@ from server.results.report.page import render
 from server.results.run import Run, find_runs
 from server.run.schema import read_lines
 from server.trackers.scalars import scalars
-from strategies.core.gate import Gate
 
 OWN = "own_metrics.ClassF1"
 
@@ -427,7 +426,13 @@ def test_a_metric_that_fails_on_the_server_is_reported_once_and_the_run_goes_on(
     assert main(["table", str(tmp_path)]) == 0
 
 
-@pytest.mark.parametrize("change", ["no sums", "another sum", "no number", "no confidences", "other confidences"])
+BEYOND = {"found": 1e299, "true": -1e9, "predicted": 2.0**80, "squares": 2.001 * 16, "images": 15.5}
+"""Sums that no 16 images have."""
+
+
+@pytest.mark.parametrize(
+    "change", ["no sums", "another sum", "no number", *BEYOND, "no confidences", "other confidences"]
+)
 def test_the_gate_refuses_other_counts_than_were_asked_for(change: str, tmp_path: Path) -> None:
     def edit(request: Request, payload: Payload) -> Payload:
         if request.client != "dark-0" or not payload.header["scores"]:
@@ -439,6 +444,8 @@ def test_the_gate_refuses_other_counts_than_were_asked_for(change: str, tmp_path
             entry["sums"] = {**entry["sums"], "more": 1.0}
         if change == "no number":
             entry["sums"] = {**entry["sums"], "images": float("nan")}
+        if change in BEYOND:
+            entry["sums"] = {**entry["sums"], change: BEYOND[change]}
         if change == "no confidences":
             del entry["confidence"]
         if change == "other confidences":
@@ -529,4 +536,13 @@ def test_a_metric_is_checked_alone() -> None:
     with pytest.raises(PayloadError, match="images is inf"):
         count_sums(Wrong(kind="not finite"), torch.ones(2, 2), torch.zeros(2, dtype=torch.int64))
     assert values_of(ClassF1(), dict.fromkeys(ClassF1.sum_names, 0.0)) == {"class_f1": None, "brier": None}
-    assert Gate.__dataclass_fields__["sum_names"].default == ()
+    with pytest.raises(PayloadError, match=r"images: it is 3 over 2 images, and each adds 0 to 1; .* sum_ranges"):
+        count_sums(Wrong(kind="too many"), torch.ones(2, 2), torch.zeros(2, dtype=torch.int64))
+
+
+@given(low=st.floats(-1e3, 1e3), width=st.floats(0, 1e3), parts=st.lists(st.floats(0, 1), min_size=1, max_size=50))
+def test_a_sum_within_its_range_is_accepted_whatever_the_rounding(low: float, width: float, parts: list[float]) -> None:
+    limits = SumRange(low, low + width)
+    total = torch.tensor([low + width * part for part in parts], dtype=torch.float32).sum()
+    assert not limits.mistake(float(total), len(parts))
+    assert limits.mistake(limits.high * len(parts) + 1 + abs(limits.high), len(parts))
