@@ -536,7 +536,7 @@ def test_a_metric_is_checked_alone() -> None:
     with pytest.raises(PayloadError, match="images is inf"):
         count_sums(Wrong(kind="not finite"), torch.ones(2, 2), torch.zeros(2, dtype=torch.int64))
     assert values_of(ClassF1(), dict.fromkeys(ClassF1.sum_names, 0.0)) == {"class_f1": None, "brier": None}
-    with pytest.raises(PayloadError, match=r"images: it is 3 over 2 images, and each adds 0 to 1; .* sum_ranges"):
+    with pytest.raises(PayloadError, match=r"images: it is 3 over 2 images, and each adds 0 to 1; .* in Wrong.sum_ranges"):
         count_sums(Wrong(kind="too many"), torch.ones(2, 2), torch.zeros(2, dtype=torch.int64))
 
 
