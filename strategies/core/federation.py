@@ -185,18 +185,39 @@ class Federation:
         return self.method.initial_state(self.server.shared, self.server)
 
     def check_fits(self, state: GlobalState) -> None:
-        """Check that a checkpoint's model is the run's.
+        """Check that a checkpoint's state is one of the run's.
 
         Raises:
-            CheckpointError: a tensor is missing, is not one of the model's, or has another shape or dtype.
+            CheckpointError: a tensor is missing, is not one of the model's, or has another shape or dtype; or a
+                prototype is of no class of the run's, or has another number of features.
         """
-        expected = tensor_specs(self.initial_state().weights)
+        self._check_fitting_prototypes(state)
+        initial = self.initial_state()
+        expected = tensor_specs(initial.weights)
         found = tensor_specs(state.weights)
         differ = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
+        for name, tensor in initial.extra.items():  # a method may add others later, and rows to one without any
+            if name in state.extra and tensor.numel() and tensor.shape != state.extra[name].shape:
+                differ.append(name)
         if differ:
             raise CheckpointError(
                 f"the checkpoint's model is not the one that the settings describe: {some_of(differ, 5)} "
                 "is missing or has another shape; start again with overwrite=true"
+            )
+
+    def _check_fitting_prototypes(self, state: GlobalState) -> None:
+        """Check the prototypes of a checkpoint as the gate checks those of a reply."""
+        prototypes = state.prototypes
+        if not len(prototypes):
+            return
+        wrong = ""
+        if prototypes.feature_size != self.server.feature_size:
+            wrong = f"have {prototypes.feature_size} features; the run's model has {self.server.feature_size}"
+        elif prototypes.classes[-1] >= self.server.class_count:
+            wrong = f"are of classes {list(prototypes.classes)}; the run has {self.server.class_count}"
+        if wrong:
+            raise CheckpointError(
+                f"the checkpoint's prototypes {wrong}. It is of another run or damaged; start again with overwrite=true"
             )
 
     # ---- requests ----------------------------------------------------------------------------------------------------

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -12,17 +13,20 @@ import pytest
 from PIL import Image
 from rich.console import Console
 from support.runs import run
-from support.toy import ChangedToy, toy_settings
+from support.toy import CLASSES, ChangedToy, toy_settings
 
 from common.data.domain import _load
 from common.errors import CheckpointError, ConfigError
+from common.prototypes import PrototypeSet
 from common.run_config import read_config
 from common.settings import RunSettings, load_settings
+from common.storage import GlobalState
 from common.versions import code_files, package_versions
 from server.cli import main
 from server.engines.inline import InlineEngine
 from server.flower.submit import _following
 from server.results.run import Run
+from server.run.checkpoint import Checkpoints
 from server.run.conduct import prepare_output, run_federation
 from server.run.history import History
 from server.trackers.live import LiveView
@@ -204,3 +208,46 @@ def test_a_relative_root_is_found_from_everywhere_and_changed_images_are_not_tak
     assert main(["resume", str(tmp_path / "run"), "train.rounds=3", "--quiet"]) == 1
     assert "other data of left-0 (content)" in capsys.readouterr().err
     assert main(["resume", str(tmp_path / "run"), "train.rounds=3", "resume=anyway", "--quiet"]) == 0
+
+
+# ---- a checkpoint of something else ----------------------------------------------------------------------------------
+
+
+def other_class(state: GlobalState) -> GlobalState:
+    prototypes = state.prototypes
+    labels = prototypes.labels.clone()
+    labels[-1] = CLASSES
+    return replace(state, prototypes=PrototypeSet(prototypes.vectors, labels, prototypes.weights))
+
+
+def fewer_columns(state: GlobalState) -> GlobalState:
+    prototypes = state.prototypes
+    return replace(state, prototypes=PrototypeSet(prototypes.vectors[:, 1:], prototypes.labels, prototypes.weights))
+
+
+def shorter_control(state: GlobalState) -> GlobalState:
+    name = max(state.extra, key=lambda each: state.extra[each].ndim)
+    return replace(state, extra={**state.extra, name: state.extra[name][1:]})
+
+
+@pytest.mark.parametrize(
+    ("method", "change", "said"),
+    [
+        ("fpl", other_class, "prototypes are of classes"),
+        ("fpl", fewer_columns, "prototypes have"),
+        ("scaffold", shorter_control, "is missing or has another shape"),
+    ],
+)
+def test_a_checkpoint_is_checked_like_a_reply(
+    method: str, change: Callable[[GlobalState], GlobalState], said: str, tmp_path: Path
+) -> None:
+    """Its hash fits: whoever wrote it may have made it so."""
+    run(settings(tmp_path / "run", method=method))
+    checkpoints = Checkpoints(tmp_path / "run" / "checkpoint")
+    checkpoint = checkpoints.load()
+    assert checkpoint is not None
+    checkpoints.replace(replace(checkpoint, state=change(checkpoint.state)))
+    before = (tmp_path / "run" / "history.csv").read_bytes()
+    with pytest.raises(CheckpointError, match=said):
+        run(replace(settings(tmp_path / "run", 2, method=method), resume=True))
+    assert (tmp_path / "run" / "history.csv").read_bytes() == before
