@@ -38,7 +38,8 @@ AUTHORITY_DAYS = 3650
 SERVER_DAYS = 365
 RENEWAL_DAYS = 30
 HOST_NAME = re.compile(r"(?!-)[A-Za-z0-9-]{1,63}(?<!-)(\.(?!-)[A-Za-z0-9-]{1,63}(?<!-))*")
-"""A host name (RFC 1123). Certificates for all hosts of a domain (``*``) are not made."""
+"""A host name (RFC 1123). Certificates for all hosts of a domain (``*``) are not made. One whose last label is a number
+is no name but a mistaken address, such as 1.2.3.4.5."""
 
 MAX_HOST_NAME = 253
 
@@ -227,10 +228,11 @@ def _general_name(host: str) -> x509.GeneralName:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
         pass
-    if len(host) > MAX_HOST_NAME or not HOST_NAME.fullmatch(host):
+    last = host.rpartition(".")[2]
+    if len(host) > MAX_HOST_NAME or not HOST_NAME.fullmatch(host) or last.isdigit():
         raise ConfigError(
             f"--host {host!r} is neither an address nor a host name: labels of letters, digits and -, with dots "
-            f"between them, {MAX_HOST_NAME} characters at most"
+            f"between them, {MAX_HOST_NAME} characters at most, the last label no number"
         )
     return x509.DNSName(host)
 

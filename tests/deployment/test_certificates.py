@@ -175,7 +175,9 @@ def test_a_damaged_certificate_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "host", ["a b", "*", "a." * 150 + "a", "-a", "a..b"], ids=["space", "star", "long", "hyphen", "empty label"]
+    "host",
+    ["a b", "*", "a." * 150 + "a", "-a", "a..b", "1.2.3.4.5", "256.1.1.1", "10.0.0"],
+    ids=["space", "star", "long", "hyphen", "empty label", "five numbers", "beyond 255", "three numbers"],
 )
 def test_what_is_no_host_name_is_refused(tmp_path: Path, host: str) -> None:
     with pytest.raises(ConfigError, match="neither an address nor a host name"):
