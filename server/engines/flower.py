@@ -32,7 +32,10 @@ from strategies.core.federation import Closing, Reply
 from strategies.core.flower import fit_res_to_answer, properties_to_registrations, request_to_fit_ins
 
 GRACE_SECONDS = 5.0
-"""Seconds after a deadline in which the last parts of a reply may still arrive."""
+"""Seconds that a message lives on after the engine's own deadline, so that the engine says first why there is no reply."""
+
+GUESSED = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE)
+"""Flower's errors for a reply that does not come. Their texts name several causes, and the same for different ones."""
 
 PATIENCE_SECONDS, MAX_PATIENCE_SECONDS = 20.0, 3600.0
 """Seconds a node is given to register. They double after each lost reply, up to an hour.
@@ -122,6 +125,7 @@ class NodeState:
         name: the client that the node's key is enrolled for, empty without one; ``None`` while the node is offline.
         due: when to ask the node for its clients, on the monotonic clock; infinite once it was asked.
         invited: whether the node was ever asked for its clients.
+        asked: when it was last asked for them, on the monotonic clock.
         lost: the number of its replies that were lost.
         outcome: its registrations, or why there are none, until :meth:`FlowerEngine.register` reads them.
     """
@@ -129,6 +133,7 @@ class NodeState:
     name: str | None = None
     due: float = 0.0
     invited: bool = False
+    asked: float = 0.0
     lost: int = 0
     outcome: list[Registration] | Failure | None = None
 
@@ -207,7 +212,7 @@ class FlowerEngine:
             self._pause(current_deadline)
         if absent and seconds:
             for node in self._asked.values():
-                failures.setdefault(node, Failure(f"node {node}", "lost", "it has not answered yet"))
+                failures.setdefault(node, Failure(self._title(node), "lost", "it has not answered yet"))
         return list(failures.values())
 
     def _admit_registered(self, admit: Admit, found: set[str], failures: dict[int, Failure]) -> None:
@@ -294,7 +299,7 @@ class FlowerEngine:
         content = getpropertiesins_to_recorddict(GetPropertiesIns({}))
         messages = []
         for node in due:
-            ttl = max(deadline.left, self._states[node].patience)
+            ttl = max(deadline.left, self._states[node].patience) + GRACE_SECONDS
             messages.append(Message(content, node, MessageTypeLegacy.GET_PROPERTIES, ttl=ttl))
         has_new_node = False
         for node, identity in zip(due, self._push(messages), strict=True):
@@ -302,6 +307,7 @@ class FlowerEngine:
             if not state.invited:
                 has_new_node = True
             state.invited = True
+            state.asked = now
             if identity is None:
                 state.ask_again_later()
             else:
@@ -312,8 +318,8 @@ class FlowerEngine:
     def _note_registration(self, identity: str, message: Message | None) -> None:
         """Keep a node's reply to an invitation until :meth:`register` reads it."""
         node = self._asked.pop(identity)
-        outcome = self._read(f"node {node}", message, _registrations)
         state = self._states[node]
+        outcome = self._read(self._title(node), node, state.asked, message, _registrations)
         state.outcome = outcome
         if isinstance(outcome, Failure) and outcome.status == "lost":
             state.ask_again_later()
@@ -349,9 +355,11 @@ class FlowerEngine:
             failures.append(Failure(client, "late", "still at an earlier round", sent=False))
         replies: list[Reply] = []
         trained = 0
-        for identity, received in self._receive(set(waiting), Deadline(seconds + GRACE_SECONDS)):
+        asked = time.monotonic()
+        for identity, received in self._receive(set(waiting), Deadline(seconds)):
             request = requests[waiting.pop(identity)]
-            outcome = self._read(request.client, received, partial(_reply, request))
+            node = self._nodes[request.client]
+            outcome = self._read(request.client, node, asked, received, partial(_reply, request))
             if isinstance(outcome, Failure):
                 failures.append(outcome)
             else:
@@ -401,7 +409,8 @@ class FlowerEngine:
         for request, content in zip(requests, contents, strict=True):
             content.update(contents[0].array_records)
             node = self._nodes[request.client]
-            messages.append(Message(content, node, MessageType.TRAIN, ttl=seconds, group_id=str(request.round)))
+            ttl = seconds + GRACE_SECONDS
+            messages.append(Message(content, node, MessageType.TRAIN, ttl=ttl, group_id=str(request.round)))
         clients = {}
         for request, identity in zip(requests, self._push(messages), strict=True):
             if identity is not None:
@@ -449,13 +458,39 @@ class FlowerEngine:
             if waiting:
                 self._pause(deadline, has_reply=has_reply)
 
+    def _title(self, node: int) -> str:
+        """Return what a node is called in the record: the client that its key is enrolled for, or its number."""
+        return self._states[node].name or f"node {node}"
+
+    def _why_lost(self, node: int, asked: float, said: str) -> str:
+        """Return why a node sent no reply: what is known of it, and what Flower said of the message.
+
+        Args:
+            node: the node.
+            asked: when it was asked, on the monotonic clock.
+            said: Flower's reason.
+        """
+        seconds = time.monotonic() - asked
+        self._update_nodes()
+        known = "its node is online: its ClientApp ended without a reply, or its connection broke"
+        if not self._is_online(node):
+            known = "its node is offline: it was stopped or killed, or cannot reach the SuperLink"
+        return f"no reply {seconds:.0f} s after it was asked; {known} ({said})"
+
     def _read(
-        self, name: str, message: Message | None, read: Callable[[RecordDict], Outcome | Failure]
+        self,
+        name: str,
+        node: int,
+        asked: float,
+        message: Message | None,
+        read: Callable[[RecordDict], Outcome | Failure],
     ) -> Outcome | Failure:
         """Return what ``read`` makes of a reply's content, or the failure that the reply is.
 
         Args:
             name: the client or node that replied.
+            node: the node.
+            asked: when it was asked, on the monotonic clock.
             message: the reply; ``None`` if its parts were lost.
             read: reads the content.
 
@@ -471,7 +506,10 @@ class FlowerEngine:
                     f"the Ray actor that trained {name} died, most likely for want of memory; "
                     "go on with resume=true and fewer actors (engine.actors=1)"
                 )
-            return Failure(name, "lost", message.error.reason or f"Flower's error {message.error.code}")
+            said = message.error.reason or f"Flower's error {message.error.code}"
+            if message.error.code in GUESSED:
+                said = self._why_lost(node, asked, said)
+            return Failure(name, "lost", said)
         try:
             return read(message.content)
         except PayloadError as error:

@@ -296,7 +296,7 @@ class RoundLoop:
     def _register(self, seconds: float) -> None:
         """Admit the clients that are there, waiting up to ``seconds`` for those that are not."""
         for failure in self.engine.register(self.registry.missing, self._admit, seconds):
-            self.history.event("registration refused", client=failure.client, reason=failure.reason)
+            self.history.event(f"registration {failure.status}", client=failure.client, reason=failure.reason)
             self._refused_registrations.append(f"{failure.client}: {failure.reason}")
 
     def _admit(self, registration: Registration) -> str | None:

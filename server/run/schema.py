@@ -237,6 +237,7 @@ NEEDED = {
     "start": ("round", "rounds", "clients", "method", "data"),
     "resume": ("round", "rounds", "clients", "method", "data"),
     "registered": ("client", "domain", "class_counts"),
+    "registration lost": ("client", "reason"),
     "registration refused": ("client", "reason"),
     "missing": ("clients",),
     "metric failed": ("round", "reason"),

@@ -26,6 +26,7 @@ LINES = {
     "missing": "going on without {clients}",
     "metric failed": "round {round}: your own metric has no value: {reason}",
     "late": "round {round}: enough have answered; late: {clients}",
+    "registration lost": "{client} has not registered: {reason}",
     "registration refused": "{client} was not admitted: {reason}",
     "privacy warning": "privacy: {reason}",
     "privacy spent": "privacy: {reason}",

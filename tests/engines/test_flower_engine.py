@@ -33,7 +33,7 @@ from common.settings import RunSettings, load_settings
 from common.wire.messages import Registration, Request, request_text
 from common.wire.payload import TENSOR_TYPE, Payload, decode, encode
 from server.engines import flower as flower_engine
-from server.engines.flower import Deadline, FlowerEngine
+from server.engines.flower import GUESSED, Deadline, FlowerEngine
 from server.engines.inline import InlineEngine
 from server.run.conduct import prepare_output, run_federation
 from server.trackers.events import describe
@@ -278,7 +278,7 @@ def ok(parameters: Parameters) -> FitRes:
 OUTCOMES: dict[str, tuple[Any, str, str]] = {
     "its own error": (REFUSAL, "failed", "no images"),
     "node lost": (Error(ErrorCode.NODE_UNAVAILABLE, "Node Unavailable"), "lost", "Node Unavailable"),
-    "no answer": (None, "lost", "expired"),
+    "no answer": (None, "lost", "no complete answer within 1 s"),
     "another kind of answer": (refusal_to_properties("what?"), "refused", "not the answer of a Goldfinch client"),
     "not our bytes": (ok(Parameters([b"x"], TENSOR_TYPE)), "refused", "truncated"),
     "another type": (ok(Parameters([b"x"], "numpy.ndarray")), "refused", "numpy.ndarray"),
@@ -401,3 +401,25 @@ def test_a_request_is_six_objects_of_flower_and_a_reply_seven(tmp_path: Path) ->
         there.world.join(counting(node), f"{node.context.node_config['domain']}-0")
     through(lambda _: FlowerEngine(there, enrolled=True), overrides, tmp_path / "run")
     assert found == {("get_properties", 3, 4), ("train", 6, 7)}
+
+
+@GRIDS
+@pytest.mark.parametrize("code", GUESSED)
+@pytest.mark.parametrize("online", [True, False])
+def test_why_a_reply_is_lost_is_what_the_engine_knows(grid: Any, code: int, online: bool) -> None:
+    """Flower gives one text for a killed ClientApp, a cut, and a node that was stopped or killed."""
+    there = grid(scripted(Error(code, "may have expired, been deleted, or never existed")))
+    engine = engine_of(there, "c")
+    push = there.push_messages
+
+    def push_and_leave(messages: Any) -> Any:
+        sent = push(messages)
+        if not online:
+            there.world.leave(engine._nodes["c"])
+        return sent
+
+    there.push_messages = push_and_leave
+    _, (failure,) = engine.exchange(Payload(), asked("c"), 5.0)
+    assert failure.status == "lost"
+    place = "its node is online" if online else "its node is offline"
+    assert re.fullmatch(rf"no reply \d+ s after it was asked; {place}: .+ \(.+\)", failure.reason, re.DOTALL)
