@@ -32,7 +32,7 @@ from strategies.core.federation import Closing, Reply
 from strategies.core.flower import fit_res_to_answer, properties_to_registrations, request_to_fit_ins
 
 GRACE_SECONDS = 5.0
-"""Seconds that a message lives on after the engine's own deadline, so that the engine says first why there is no reply."""
+"""Seconds that a message lives on after the deadline of the engine, which so says first why there is no reply."""
 
 GUESSED = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE)
 """Flower's errors for a reply that does not come. Their texts name several causes, and the same for different ones."""
