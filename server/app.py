@@ -2,6 +2,7 @@
 
 import math
 import sys
+from functools import partial
 from pathlib import Path
 
 from flwr.app import Context
@@ -14,6 +15,7 @@ from common.settings import settings_in
 from common.versions import shadows
 from server.engines.flower import FlowerEngine
 from server.run.conduct import prepare_output, run_federation
+from server.run.resume import record_interruption
 from server.trackers.events import plain_lines
 
 SILENCE_SECONDS = 30.0
@@ -36,7 +38,8 @@ def main(grid: Grid, context: Context) -> None:
         prepare_output(settings)
         enrolled = isinstance(grid, HttpGrid) and not grid._insecure  # without TLS Flower admits any node
         silence = math.inf if simulated else settings.rounds.deadline + SILENCE_SECONDS
-        engine = FlowerEngine(grid, simulated=simulated, enrolled=enrolled, silence=silence)
+        told = partial(record_interruption, settings.output_folder)
+        engine = FlowerEngine(grid, simulated=simulated, enrolled=enrolled, silence=silence, told=told)
         run_federation(settings, engine, [plain_lines(settings)])
     except GoldfinchError as error:
         sys.tracebacklimit = 0  # Flower prints the error as the reason of the failed run; the message is enough

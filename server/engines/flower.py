@@ -58,10 +58,12 @@ class SilenceLimit:
 
     Args:
         seconds: longest time that a call may take; infinity sets no limit.
+        told: is given the reason before the process ends.
     """
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, told: Callable[[str], None] | None = None) -> None:
         self.seconds = seconds
+        self.told = told
         self._calls: list[threading.Timer] = []
 
     def __enter__(self) -> None:
@@ -77,6 +79,8 @@ class SilenceLimit:
             self._calls.pop().cancel()
 
     def _end(self) -> None:
+        if self.told is not None:
+            self.told(f"the SuperLink has not answered for {self.seconds:.0f} s")
         print(
             f"error: the SuperLink has not answered for {self.seconds:.0f} s; the last complete round is kept: start "
             "the SuperLink again, and resume=true goes on",
@@ -161,6 +165,7 @@ class FlowerEngine:
         enrolled: a node may only be the client that its key is enrolled for. The SuperLink binds each call of a node
             to its key, and the operator decides which client a key is enrolled for.
         silence: seconds that the SuperLink may take for one call; then this process ends, see :class:`SilenceLimit`.
+        told: is given the reason of such an end.
     """
 
     def __init__(
@@ -170,12 +175,13 @@ class FlowerEngine:
         simulated: bool = False,
         enrolled: bool = False,
         silence: float = inf,
+        told: Callable[[str], None] | None = None,
     ) -> None:
         self.grid = grid
         self.simulated = simulated
         self.enrolled = enrolled
         self._inbox = Inbox(grid)
-        self._limit = SilenceLimit(silence)
+        self._limit = SilenceLimit(silence, told)
         self._states: dict[int, NodeState] = {}  # by node
         self._nodes: dict[str, int] = {}  # node by client
         self._asked: dict[str, int] = {}  # node by the message that asks it for its clients

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +28,15 @@ MAX_NAMED = 5
 
 ELSEWHERE = "add output=DIR to do it as a new run in another folder"
 """What to do with settings that a run cannot be resumed with."""
+
+INTERRUPTED = "interrupted"
+"""The event of a part of a run that ended before its last round, with the reason."""
+
+ENDINGS = ("finish", "failed", "stopped", INTERRUPTED)
+"""Events of which one ends each part of a run, unless its process was killed."""
+
+KILLED = "the part before ended without a word: its process was killed, or its machine stopped"
+"""Why a part ended that has none of :data:`ENDINGS`, as the part after it records."""
 
 _DATA = ("samples", "class_counts", "split", "content")
 
@@ -74,11 +84,28 @@ def open_run(
     if not settings.method.scores_new_state:  # a round's state is scored in the next round
         scored -= 1
     history = _history(settings, listeners, (done, scored))
+    if _was_killed(folder):
+        history.event(INTERRUPTED, round=done, reason=KILLED)
     check = ResumeCheck.of(folder, anyway=settings.resume == "anyway")
     changed = changed_code(folder, settings.own_packages, resumed=True)
     if changed:
         history.event("code changed", round=done, reason=changed)
     return RunStart(history, checkpoint, check)
+
+
+def record_interruption(folder: Path, reason: str) -> None:
+    """Append the event of a part that ends at once, as while its other thread waits for a SuperLink that is silent."""
+    entry = {"event": INTERRUPTED, "time": round(time.time(), 3), "reason": reason}
+    with (folder / "events.jsonl").open("a") as stream:
+        stream.write(json.dumps(entry) + "\n")
+
+
+def _was_killed(folder: Path) -> bool:
+    """Return whether the last part of a run left no word of how it ended."""
+    last = ""
+    for entry in read_lines(folder / "events.jsonl"):
+        last = entry["event"]
+    return last not in ENDINGS
 
 
 def check_resumable(settings: RunSettings) -> Checkpoint | None:

@@ -25,7 +25,7 @@ from server.run.checkpoint import BEST, Checkpoint, Checkpoints
 from server.run.engine import ENOUGH, Engine, Failure
 from server.run.measures import described
 from server.run.records import Recorder
-from server.run.resume import ResumeCheck, RunStart, best_of, open_run, take_over
+from server.run.resume import INTERRUPTED, ResumeCheck, RunStart, best_of, open_run, take_over
 from server.trackers.events import Listener
 from strategies.core.federation import Closing, Federation, Outcome, Reply
 from strategies.core.method import Client, Method, ServerContext
@@ -55,6 +55,7 @@ class RoundLoop:
     Attributes:
         state: the present global state.
         trained: whether any round was held, in this part of the run or before.
+        opened: whether the run's folder was opened; before that, nothing is written.
         stopped_early: whether the run ended before its last round, since validation scores no longer improved.
         registry: the clients, and the key that participants are drawn from. A deployment's devices know the seed, so
             its key is a random number. Checkpoints and ``summary.json`` hold it; no message does.
@@ -81,6 +82,7 @@ class RoundLoop:
         self.run_id = uuid.uuid4().hex[:12]
         self.state: GlobalState
         self.trained = False
+        self.opened = False
         self.stopped_early = False
         self.problem = ""
         self.earlier_seconds = 0.0
@@ -128,6 +130,7 @@ class RoundLoop:
         """Open the run's folder; if it is resumed, go on from its checkpoint."""
         start = open_run(self.settings, self.checkpoints, self.best_checkpoint, self.listeners)
         self.history, self.resume_check = start.history, start.check
+        self.opened = True
         self.trained = start.checkpoint is not None
         if start.checkpoint is not None:
             self.federation.check_fits(start.checkpoint.state)
@@ -141,6 +144,24 @@ class RoundLoop:
             self.federation.counted = start.checkpoint.counted or {}
             self.federation.attempt = max(self.federation.attempt, start.checkpoint.attempt + 1)
         return start
+
+    def record_end(self, error: BaseException) -> None:
+        """Write why this part of the run ends before its last round.
+
+        Args:
+            error: what ends it: an error, Ctrl-C, or the exit that a signal or ``flwr stop`` causes.
+        """
+        if not self.opened:
+            return
+        if isinstance(error, EngineError):
+            self.history.event("failed", round=self.server.round, reason=str(error).partition("\n")[0])
+            return
+        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+        if isinstance(error, KeyboardInterrupt):
+            reason = "Ctrl-C"
+        elif isinstance(error, SystemExit):
+            reason = "a signal to its process, or flwr stop"
+        self.history.event(INTERRUPTED, reason=reason)
 
     def _announce(self) -> None:
         """Write the event ``start`` or ``resume``, and what the privacy settings do not protect."""

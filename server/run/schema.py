@@ -252,6 +252,7 @@ NEEDED = {
     "stopped": ("round",),
     "stopped early": ("round", "rounds", "best", "patience"),
     "failed": ("round", "reason"),
+    "interrupted": ("reason",),
     "finish": ("round", "sha256"),
 }
 """What an event of a name holds besides; one that begins with ``client`` has round, client and reason."""

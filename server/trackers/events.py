@@ -37,6 +37,7 @@ LINES = {
         "the {patience} rounds after it (train.patience)"
     ),
     "failed": "failed after round {round}: {reason}",
+    "interrupted": "interrupted: {reason}; resume=true goes on",
 }
 """The line of each event that only names its content."""
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from io import StringIO
@@ -29,6 +32,7 @@ from server.results.run import Run
 from server.run.checkpoint import Checkpoints
 from server.run.conduct import prepare_output, run_federation
 from server.run.history import History
+from server.run.resume import KILLED
 from server.trackers.live import LiveView
 
 
@@ -251,3 +255,66 @@ def test_a_checkpoint_is_checked_like_a_reply(
     with pytest.raises(CheckpointError, match=said):
         run(replace(settings(tmp_path / "run", 2, method=method), resume=True))
     assert (tmp_path / "run" / "history.csv").read_bytes() == before
+
+
+# ---- why a part of a run ended ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (KeyboardInterrupt(), "Ctrl-C"),
+        (SystemExit(143), "a signal to its process, or flwr stop"),
+        (RuntimeError("odd"), "RuntimeError: odd"),
+    ],
+    ids=["Ctrl-C", "a signal", "another error"],
+)
+def test_a_part_that_is_interrupted_says_why(error: BaseException, reason: str, tmp_path: Path) -> None:
+    chosen = settings(tmp_path, 3)
+
+    def strike(name: str, entry: Mapping[str, Any]) -> None:
+        if name == "round" and entry["round"] == 2:
+            raise error
+
+    with pytest.raises(type(error)):
+        run_federation(chosen, InlineEngine(chosen), [strike])
+    assert [entry["reason"] for entry in events(tmp_path, "interrupted")] == [reason]
+    run(replace(chosen, resume=True))
+    assert [entry["reason"] for entry in events(tmp_path, "interrupted")] == [reason], "said once"
+
+
+SIGNALLED = """
+import os, signal, sys
+from pathlib import Path
+sys.path[:0] = [sys.argv[1]]
+from support.toy import toy_settings
+from server.engines.inline import InlineEngine
+from server.run.conduct import run_federation
+settings = toy_settings("fedavg", Path(sys.argv[2]), train={"rounds": 3})
+def strike(name, entry):
+    if name == "round" and entry["round"] == 2:
+        os.kill(os.getpid(), int(sys.argv[3]))
+run_federation(settings, InlineEngine(settings), [strike])
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "reason"),
+    [(signal.SIGTERM, "a signal to its process, or flwr stop"), (signal.SIGKILL, KILLED)],
+    ids=["SIGTERM", "SIGKILL"],
+)
+def test_a_resumed_run_says_how_the_part_before_ended(number: int, reason: str, tmp_path: Path) -> None:
+    tests = Path(__file__).parent.parent
+    words = [sys.executable, "-c", SIGNALLED, str(tests), str(tmp_path), str(int(number))]
+    done = subprocess.run(words, cwd=tests.parent, check=False, capture_output=True, timeout=120)
+    assert done.returncode == (143 if number == signal.SIGTERM else -number), done.stderr.decode()
+    whole = run(settings(tmp_path / "whole", 3))
+    resumed = run(replace(settings(tmp_path, 3), resume=True))
+    assert [entry["reason"] for entry in events(tmp_path, "interrupted")] == [reason]
+    assert resumed.sha256 == whole.sha256
+
+
+def test_a_run_that_ended_well_was_not_interrupted(tmp_path: Path) -> None:
+    run(settings(tmp_path, 1))
+    run(replace(settings(tmp_path, 2), resume=True))
+    assert not events(tmp_path, "interrupted")

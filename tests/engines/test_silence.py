@@ -3,19 +3,28 @@
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 from server.engines.flower import SilenceLimit
+from server.run.schema import read_lines
 
 SCRIPT = """
-import time
+import sys, time
+from functools import partial
+from pathlib import Path
 from server.engines.flower import SilenceLimit
-with SilenceLimit(0.5):
+from server.run.resume import record_interruption
+with SilenceLimit(0.5, partial(record_interruption, Path(sys.argv[1]))):
     time.sleep(60)
 """
 
 
-def test_a_call_beyond_the_limit_ends_the_process_with_a_message() -> None:
-    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=False)
+def test_a_call_beyond_the_limit_ends_the_process_with_a_message(tmp_path: Path) -> None:
+    words = [sys.executable, "-c", SCRIPT, str(tmp_path)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    (event,) = read_lines(tmp_path / "events.jsonl")
+    assert event["event"] == "interrupted"
+    assert event["reason"].startswith("the SuperLink has not answered")
     assert done.returncode == 1
     assert "the SuperLink has not answered" in done.stderr
     assert "resume=true" in done.stderr
