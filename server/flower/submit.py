@@ -69,11 +69,9 @@ NO_JSON = "flwr answered without JSON"
 UNKNOWN_RUN = "Run ID not found"
 """What Flower's command line prints of a run that the SuperLink does not know."""
 
-NO_REASON = ("", "Task failed with unknown error.", "No heartbeat received from the task")
-LOST = (
-    "its server process ended without a message: killed, or out of memory, or its SuperLink was restarted; the last "
-    "complete round is kept: resume=true goes on"
-)
+NO_REASON = ("", "N/A", "Task failed with unknown error.", "No heartbeat received from the task")
+KEPT = "the last complete round is kept: resume=true goes on"
+LOST = f"its server process ended without a message: killed, or out of memory, or its SuperLink was restarted; {KEPT}"
 
 
 @checked
@@ -238,10 +236,23 @@ def submit(
         ) from None
     if status == "finished:completed":
         return
+    raise EngineError(how_it_ended(status, details, log))
+
+
+def how_it_ended(status: str, details: str, log: Path) -> str:
+    """Return why a run did not complete, and what to do.
+
+    Args:
+        status: Flower's own.
+        details: Flower's own, too.
+        log: file with Flower's output.
+    """
+    if status == "finished:stopped":
+        return f"the run was stopped, as flwr stop does; {KEPT}"
     if details in NO_REASON:
         details = LOST
     cause = cause_of(log) or details
-    raise EngineError(f"the run ended as {status}: {cause}\n(Flower's own output is in {log})")
+    return f"the run ended as {status}: {cause}\n(Flower's own output is in {log})"
 
 
 def start_run(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import EngineError
-from server.flower.submit import MAX_LINES, cause_of, entry_of
+from server.flower.submit import LOST, MAX_LINES, cause_of, entry_of, how_it_ended
 
 TRACE = """\
 Traceback (most recent call last):
@@ -83,3 +83,11 @@ def test_a_list_of_runs_without_the_run_is_an_error_with_a_message(printed: str,
 
 def test_the_entry_of_the_run_is_found_behind_notices() -> None:
     assert entry_of('A notice.\n{"success": true, "runs": [{"status": "running"}]}') == {"status": "running"}
+
+
+@pytest.mark.parametrize("details", ["", "N/A", "Task failed with unknown error."])
+def test_a_run_that_was_stopped_or_killed_says_so(details: str, tmp_path: Path) -> None:
+    log = tmp_path / "flower.log"
+    stopped = how_it_ended("finished:stopped", details, log)
+    assert stopped == "the run was stopped, as flwr stop does; the last complete round is kept: resume=true goes on"
+    assert LOST in how_it_ended("finished:failed", details, log)
