@@ -5,6 +5,7 @@ The work is done in the process that receives the message (a Ray actor, a Client
 """
 
 import json
+import logging
 import math
 import os
 from collections import OrderedDict
@@ -23,11 +24,14 @@ from common.data.protocols import ClientSpec
 from common.errors import ConfigError, nearest
 from common.privacy import GaussianPrivacy
 from common.settings import RunSettings, settings_in
-from common.storage import client_stores, folder_name
+from common.storage import client_stores, folder_name, forget_runs
 from common.wire.messages import Answer, read_header
 from common.wire.payload import encode
 from strategies.core.codec import read_request, write_registrations
 
+LOG = logging.getLogger("goldfinch.node")
+
+STATE_KEEP = "state-keep"
 RANDOMNESS, SCORES = "privacy-randomness", "privacy-scores"
 EPSILON_KEY, DELTA_KEY, RELEASES_KEY = "privacy-max-epsilon", "privacy-delta", "privacy-max-releases"
 NODE_KEYS = (
@@ -35,6 +39,7 @@ NODE_KEYS = (
     "index",
     "data-dir",
     "state-dir",
+    STATE_KEEP,
     "device",
     "resident",
     "partition-id",
@@ -106,6 +111,7 @@ class Node:
     def register(self) -> Reply:
         """Return the registrations of the clients that this node hosts."""
         settings = self._settings()
+        self._forget_old_runs()
         found = [self._device(settings, spec).register() for spec in self._hosted(settings)]
         return Reply(ok=True, text=write_registrations(found))
 
@@ -178,6 +184,16 @@ class Node:
             ledger=Ledger(folder / FOLDER / folder_name(spec.domain), self._budget(), border),
             allows_keyed=self._allows_keyed(),
         )
+
+    def _forget_old_runs(self) -> None:
+        """Remove the state of runs that have been idle for ``state-keep`` days; without that key, all is kept."""
+        days = self.configuration.get(STATE_KEEP)
+        if days is None:
+            return
+        if not (_is_number(days) and 0 < days < math.inf):
+            raise ConfigError(f"--node-config: {STATE_KEEP} must be a number of days above 0; got {days!r}")
+        for run in forget_runs(self._state_folder(), float(days)):
+            LOG.info("the state of run %s was idle for more than %g days and is removed", run, days)
 
     def _state_folder(self) -> Path:
         """Return the folder of the clients' states: ``state-dir``, or one in Flower's or the user's home."""

@@ -15,6 +15,8 @@ import math
 import os
 import re
 import secrets
+import shutil
+import time
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -426,6 +428,30 @@ def client_stores(folder: Path, client: str, kept: int) -> Callable[[str], Clien
     """
     name = folder_name(client)
     return lambda run: ClientStore(folder / folder_name(run) / name, kept)
+
+
+def forget_runs(folder: Path, days: float) -> list[str]:
+    """Remove the state of runs in which nothing was written for some days. Return their ids.
+
+    A run that is resumed after that starts its clients without a state of their own, and its record says so. What
+    belongs to the device and not to a run, such as its ledger, is in folders whose names begin with a dot, and stays.
+
+    Args:
+        folder: the folder of all runs, see :func:`client_stores`.
+        days: how long a run's state is kept, > 0.
+    """
+    oldest = time.time() - days * 86_400
+    forgotten: list[str] = []
+    if not folder.is_dir():
+        return forgotten
+    for run in sorted(folder.iterdir()):
+        if run.is_symlink() or not run.is_dir() or not RUN_ID.fullmatch(run.name):
+            continue
+        written = [path.stat().st_mtime for path in run.rglob("*") if path.is_file()]
+        if max([run.stat().st_mtime, *written]) < oldest:
+            shutil.rmtree(run)
+            forgotten.append(run.name)
+    return forgotten
 
 
 class Version(NamedTuple):
