@@ -78,9 +78,9 @@ DEFENCES: dict[str, tuple[str, ...]] = {
     "bound": ("rounds.outliers=clip",),
     "bound, limits": ("rounds.outliers=clip", "rounds.largest_client=2", "rounds.largest_share=0.5"),
     "bound, uniform": ("rounds.outliers=clip", "method.weighting=uniform"),
+    "guarded": ("rounds=guarded",),
     "geometric median": ("aggregation=geometric_median",),
     "bound, geometric median": ("rounds.outliers=clip", "aggregation=geometric_median"),
-    "guarded": ("rounds=guarded",),
 }
 """Overrides of each defence. ``mean`` is what runs by default."""
 
@@ -380,9 +380,9 @@ def run(federation: str, method: str, case: str, defence: str, seed: int, more: 
     )  # fmt: skip
 
 
-MAIN = ("mean", "bound", "geometric median", "bound, geometric median")
-SHORT = ("mean", "bound", "geometric median")
-ALL = tuple(DEFENCES)[:-1]
+MAIN = ("mean", "bound", "guarded", "geometric median", "bound, geometric median")
+SHORT = ("mean", "bound", "guarded", "geometric median")
+ALL = tuple(DEFENCES)
 FIRST: dict[str, dict[str, tuple[str, ...]]] = {
     "1 of 5": {"none": MAIN, "noise, 9e6 samples": ALL, "sign flip": MAIN},
     "rare domain": {"rare domain": MAIN},
@@ -403,7 +403,7 @@ SECOND: dict[str, dict[str, tuple[str, ...]]] = {
 LAST: dict[str, dict[str, tuple[str, ...]]] = {
     "2 of 10": dict.fromkeys(
         ("none", "noise, 9e6 samples", "sign flip", "label flip"),
-        ("mean", "bound, uniform", "geometric median"),
+        ("mean", "bound, uniform", "geometric median", "guarded"),
     ),
 }
 """Defences by federation and case, the most telling first. Without limits on samples, defences that differ only in what
