@@ -41,7 +41,7 @@ class RobustRule(Mean, ABC):
             raise ConfigError(
                 f"method={method}: the server does not only average what clients send, so "
                 f"aggregation={self._name} would not protect it; set aggregation=mean, and where devices are not "
-                "trusted also rounds.outliers=clip rounds.largest_client=2 rounds.largest_share=0.5"
+                "trusted also rounds=guarded"
             )
         if participants < self.min_answers:
             raise ConfigError(

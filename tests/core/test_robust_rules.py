@@ -7,6 +7,7 @@ import statistics
 import sys
 import types
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import combinations, permutations
 from pathlib import Path
 from typing import Any
@@ -286,16 +287,17 @@ def test_a_rule_is_taken_or_refused_by_name(method: str) -> None:
         assert composed(*overrides).aggregation == GeometricMedian()
 
 
-def test_guarded_rounds_take_the_geometric_median_and_a_refusal_says_what_to_set() -> None:
+def test_guarded_rounds_bound_lengths_and_samples_and_a_refusal_says_what_to_set() -> None:
     guarded = composed("method=fpl", "rounds=guarded", "engine=inline")
-    assert guarded.aggregation == GeometricMedian()
-    assert guarded.rounds == composed("method=fpl", "engine=inline").rounds
-    remedies = ["aggregation=mean", "rounds.outliers=clip", "rounds.largest_client=2", "rounds.largest_share=0.5"]
+    plain = composed("method=fpl", "engine=inline")
+    assert guarded.aggregation == plain.aggregation
+    assert guarded.rounds == replace(plain.rounds, outliers="clip", largest_client=1.0)
+    remedies = ["aggregation=mean", "rounds=guarded"]
     with pytest.raises(ConfigError) as caught:
-        composed("method=fedpall", "rounds=guarded", "engine=inline")
+        composed("method=fedpall", "aggregation=geometric_median", "engine=inline")
     for remedy in remedies:
         assert remedy in str(caught.value)
-    composed("method=fedpall", "rounds=guarded", "engine=inline", *remedies)
+    composed("method=fedpall", "engine=inline", *remedies)
 
 
 @pytest.mark.parametrize(
