@@ -56,7 +56,7 @@ def measure(model: str, rounds: int) -> dict[str, object]:
             [
                 "method=fpl", "data=glyphs", f"model={model}", "engine=inline", "train.device=cpu", "overwrite=true",
                 f"protocol.samples={samples}", f"train.rounds={rounds + 1}", "rounds.test_samples=20",
-                f"output={folder}",
+                f"output={folder}", "rounds=guarded",
             ]
         )  # fmt: skip
         prepare_output(settings)
@@ -65,7 +65,8 @@ def measure(model: str, rounds: int) -> dict[str, object]:
         gate: list[float] = []
         whole: list[float] = []
         run.federation.admit = timed(run.federation.admit, gate)  # type: ignore[method-assign]
-        run.federation._bound = timed(run.federation._bound, gate)  # type: ignore[method-assign]
+        for applied in run.federation.filters:
+            applied.apply = timed(applied.apply, gate)  # type: ignore[method-assign]
         one_round = timed(run._round, whole)
 
         def next_round(number: int) -> bool:
