@@ -75,7 +75,7 @@ def pages(
         "best": _best(comparison),
         "verdict": comparison.verdict(),
         "facts": (("", ""), _facts(comparison)),
-        "runs": (("row", "seed", "folder", "final state or what went wrong"), _runs(comparison)),
+        "runs": (("row", "folder", "seed: final state, or what went wrong"), _runs(comparison)),
     }
     plain = templates(HERE, escape=False)
     markdown = plain.get_template("page.j2").render({**content, "as": plain.get_template("markdown.j2").module})
@@ -243,7 +243,7 @@ def _facts(comparison: Comparison) -> Rows:
         split_hash = combined_hash(splits)
     setting = f"conf/experiment/{comparison.table.name}.yaml"
     return [
-        ("setting", f"{setting}, where the paper's setting and what it leaves open are stated"),
+        ("setting", f"{setting}: the paper's setting, and what it leaves open"),
         ("seeds", ", ".join(map(str, comparison.seeds))),
         ("split, SHA-256", split_hash),
         ("code", _codes(comparison)),
@@ -270,14 +270,17 @@ def _codes(comparison: Comparison) -> str:
 
 
 def _runs(comparison: Comparison) -> Rows:
-    """Return a row for each run: label, seed, folder, and its final state or what went wrong."""
+    """Return a row for each folder of runs: label, folder, and each seed's final state or what went wrong."""
     rows: Rows = []
     for line in comparison.lines:
+        states: dict[str, list[str]] = {}
         for seed, folder in sorted(line.folders.items()):
             place = ""
             if folder.name:
-                place = f"runs/{folder.parent.name}/{folder.name}"
-            rows.append((line.row.label, str(seed), place, _state(line, seed)))
+                place = f"runs/{folder.parent.name}"
+            states.setdefault(place, []).append(f"{seed}: {_state(line, seed)}")
+        for place, of_seeds in states.items():
+            rows.append((line.row.label, place, ", ".join(of_seeds)))
     return rows
 
 

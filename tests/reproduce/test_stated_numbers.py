@@ -46,10 +46,12 @@ def test_the_page_on_weighting_has_the_printed_averages() -> None:
 def test_the_order_on_the_paper_s_net_is_that_of_the_kept_records_with_ties_on_counts(path: Path) -> None:
     table, text = published_table(path.stem), path.read_text()
     runs: dict[str, dict[int, Path]] = {}
-    for label, seed, folder, _ in rows_of(text.partition("### Runs\n")[2]):
-        kept = path.with_suffix("") / folder.removeprefix("runs/")
-        if (kept / "summary.json").exists():
-            runs.setdefault(label, {})[int(seed)] = kept
+    for label, folder, states in rows_of(text.partition("### Runs\n")[2]):
+        for state in states.split(", "):
+            seed = int(state.partition(":")[0])
+            kept = path.with_suffix("") / folder.removeprefix("runs/") / f"seed-{seed}"
+            if (kept / "summary.json").exists():
+                runs.setdefault(label, {})[seed] = kept
     rows = {row.label: row for row in table.rows}
     lines = []
     for label, folders in runs.items():
