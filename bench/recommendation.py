@@ -171,7 +171,7 @@ SINGLE: Mapping[str, tuple[str, ...]] = {
     "FedBN, refreshed": ("method=fedbn", "method.refresh_statistics=true"),
     "FedPall": ("method=fedpall", TUNED),
 }
-"""Single methods, with the values that goldfinch tune found for them on the same data; FedBN has its defaults."""
+"""Single methods, with the values that a search found for them on the same data; FedBN has its defaults."""
 
 UNSEEN = ("FedAvg", "recommended, one model")
 """Rows with one model that are scored on domains without a client."""
