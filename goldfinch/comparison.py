@@ -74,7 +74,7 @@ def compare(
     rules = Rules(studies, trials, runs, tuple(scores), weighting)
     words = [f"methods={','.join(methods)}", *given, *rules.options]
     folder = Path(output or default_output("compare", words))
-    done = study.compare(study.Request(tuple(methods), given, folder, rules), jobs)
+    done = study.compare(study.CompareRequest(tuple(methods), given, folder, rules), jobs)
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     for ranking in done.tables:
         for row in ranking.rows:

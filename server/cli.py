@@ -181,12 +181,12 @@ def _compare(
     An interrupted comparison goes on when it is called again. With one method it tunes this method.
     """
     from server.commands.sweep import default_output
-    from server.study.compare import Request, compare, do_one
+    from server.study.compare import CompareRequest, compare, do_one
     from server.study.rules import Rules
 
     rules = Rules(studies, trials, runs, items_of(scores), weighting)
     words = [f"methods={methods}", *overrides, *rules.options]
-    request = Request(items_of(methods), tuple(overrides), output or default_output("compare", words), rules)
+    request = CompareRequest(items_of(methods), tuple(overrides), output or default_output("compare", words), rules)
     if only:
         do_one(request, only)
         return

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +20,7 @@ from common.errors import ConfigError, EngineError, libraries_of
 from common.storage import write_text
 from server.results.run import Run
 from server.run.conduct import check_not_in_a_run, run_lock
-from server.study.ranking import Ranking, StudyRun, csv_text, markdown, notes, rank_methods
+from server.study.ranking import Ranking, StudyRun, csv_text, notes, rank_methods, ranked_table
 from server.study.rules import Entrant, Rules, entrants_of
 from server.study.search import (
     Say,
@@ -27,7 +28,7 @@ from server.study.search import (
     best_trial,
     final_run,
     finished_trials,
-    search,
+    run_study,
     state_of,
     write_best,
 )
@@ -37,7 +38,7 @@ PAGE = "compare.md"
 
 
 @dataclass(frozen=True)
-class Request:
+class CompareRequest:
     """What was asked for.
 
     Args:
@@ -84,7 +85,7 @@ class Comparison:
         return [*found, *self.notes]
 
 
-def compare(request: Request, jobs: int = 1, console: Console | None = None) -> Comparison:
+def compare(request: CompareRequest, jobs: int = 1, console: Console | None = None) -> Comparison:
     """Make or continue a comparison, print and write its table, and return it.
 
     What is done is not done again: the same command continues a comparison that was stopped or killed, and ends with
@@ -101,7 +102,7 @@ def compare(request: Request, jobs: int = 1, console: Console | None = None) -> 
         CheckpointError: the journal is damaged.
     """
     with libraries_of("tune", "goldfinch compare"):
-        import optuna  # noqa: F401  # before hours of work
+        import optuna  # noqa: F401
     console = console or Console()
     say: Say = partial(console.print, highlight=False, markup=False, soft_wrap=True)
     check_not_in_a_run(request.output)
@@ -110,7 +111,7 @@ def compare(request: Request, jobs: int = 1, console: Console | None = None) -> 
     budget = {study.entrant.method: study.budget for study in studies}
     for name, trials in budget.items():
         say(f"{name}: {request.rules.studies} studies of {trials} trials")
-    with run_lock(request.output, "comparison"):
+    with run_lock(request.output, "comparison"), _continuable():
         if jobs > 1:
             _in_processes(request, studies, jobs)
         found: list[StudyRun] = []
@@ -129,7 +130,7 @@ def compare(request: Request, jobs: int = 1, console: Console | None = None) -> 
     return Comparison(found, tables, remarks, request.output)
 
 
-def studies_of(entrants: Sequence[Entrant], request: Request) -> list[TuningStudy]:
+def studies_of(entrants: Sequence[Entrant], request: CompareRequest) -> list[TuningStudy]:
     """Return the studies of all methods in all cases."""
     found: list[TuningStudy] = []
     for entrant in entrants:
@@ -144,7 +145,7 @@ def do_study(study: TuningStudy, say: Say) -> tuple[list[StudyRun], str]:
     Returns:
         All its trials and final runs, and why it has no result; empty if it has one.
     """
-    tuned = search(study, say)
+    tuned = run_study(study, say)
     found: list[StudyRun] = []
     for trial in finished_trials(tuned):
         seconds = 0.0
@@ -218,7 +219,7 @@ def board_of(study: TuningStudy) -> str:
     return "-".join(parts)
 
 
-def _in_processes(request: Request, studies: Sequence[TuningStudy], jobs: int) -> None:
+def _in_processes(request: CompareRequest, studies: Sequence[TuningStudy], jobs: int) -> None:
     """Do each study in a process of its own, ``jobs`` at a time; the caller reads what they did from the folder.
 
     Raises:
@@ -250,7 +251,7 @@ def _in_processes(request: Request, studies: Sequence[TuningStudy], jobs: int) -
         raise ConfigError(f"some studies failed ({', '.join(failed)}); the reasons are above")
 
 
-def do_one(request: Request, name: str) -> None:
+def do_one(request: CompareRequest, name: str) -> None:
     """Do one study of a comparison; :func:`compare` starts a process with it.
 
     Args:
@@ -259,12 +260,24 @@ def do_one(request: Request, name: str) -> None:
     """
     method = name.partition("/")[0]
     entrants, _ = entrants_of([method], request.overrides, request.rules)
-    for study in studies_of(entrants, request):
-        if study.name == name:
-            do_study(study, partial(print, flush=True))
+    with _continuable():
+        for study in studies_of(entrants, request):
+            if study.name == name:
+                do_study(study, partial(print, flush=True))
 
 
-def page(request: Request, first: Entrant, tables: Sequence[Ranking], remarks: Sequence[str]) -> str:
+@contextlib.contextmanager
+def _continuable() -> Iterator[None]:
+    """Say of a comparison that is stopped how it goes on."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        if not error.args:
+            error.args = ("stopped; the same command continues the comparison",)
+        raise
+
+
+def page(request: CompareRequest, first: Entrant, tables: Sequence[Ranking], remarks: Sequence[str]) -> str:
     """Return the page of a comparison in Markdown: its command, what its rows share, and its tables."""
     settings, rules = first.settings, request.rules
     weighting = rules.weighting or "each method's own"
@@ -279,7 +292,7 @@ def page(request: Request, first: Entrant, tables: Sequence[Ranking], remarks: S
         "round, mean over domains. Intervals are Student's t over the means of the studies.",
     ]
     for table in tables:
-        lines += ["", f"## {table.title}", "", markdown(table)]
+        lines += ["", f"## {table.title}", "", ranked_table(table)]
     if remarks:
         lines.append("")
     for remark in remarks:

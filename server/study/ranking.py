@@ -161,11 +161,11 @@ def rank_methods(runs: Sequence[StudyRun]) -> list[Ranking]:
         chosen = [run for run in runs if (run.case == IN_DOMAIN) == (kind == IN_DOMAIN)]
         if chosen:
             found.append(_ranking(kind, chosen))
-    correct([row for table in found for row in table.rows])
+    correct_together([row for table in found for row in table.rows])
     return found
 
 
-def correct(rows: Sequence[RankedMethod]) -> None:
+def correct_together(rows: Sequence[RankedMethod]) -> None:
     """Set the p-values of the rows that were tested, corrected by Holm's procedure over all of them."""
     tested: list[RankedMethod] = []
     p_values: list[float] = []
@@ -290,7 +290,7 @@ HEADS = (
 VERDICTS = {"ahead": "Ahead of", "behind": "Behind", "not distinguished": "Not distinguished from"}
 
 
-def markdown(ranking: Ranking) -> str:
+def ranked_table(ranking: Ranking) -> str:
     """Return a table in Markdown with its notes. Its columns are aligned, so that it can be read in a terminal."""
     lines = [[head.replace("BASE", ranking.base) for head in HEADS]]
     for row in ranking.rows:

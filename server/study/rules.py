@@ -286,7 +286,10 @@ def _check_shared(entrant: Entrant, others: Sequence[Entrant]) -> None:
         if other.case == entrant.case:
             differ = differing_settings(shared_settings(entrant.settings.raw), shared_settings(other.settings.raw))
             if differ:
-                raise ConfigError(f"it needs other settings than {other.method}: {', '.join(differ)}")
+                raise ConfigError(
+                    f"it needs other settings than {other.method} ({', '.join(differ[:5])}): give them for all "
+                    "methods, such as views=randconv, or leave it out"
+                )
             return
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -15,9 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from common.config import Tuned, compose_config
-from common.errors import CheckpointError, ConfigError, EngineError, GoldfinchError, libraries_of
+from common.errors import CheckpointError, ConfigError, EngineError, GoldfinchError
 from common.metrics import named_missing
 from common.overrides import quoted_override
+from common.regular_files import check_regular
 from common.run_config import result_settings, yaml_of
 from common.settings import RunSettings, settings_of
 from common.storage import write_text
@@ -33,6 +35,9 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial, Trial
 
 JOURNAL = "journal.log"
+MAX_JOURNAL = 2**30
+"""Largest journal that is read, in bytes."""
+
 UNPRUNED = 5
 """Complete trials of a study before one may be ended early."""
 
@@ -86,7 +91,7 @@ class TuningStudy:
         return dict(json.loads(json.dumps({**found, "code": settings.code}, default=str)))
 
 
-def search(study: TuningStudy, say: Say) -> Study:
+def run_study(study: TuningStudy, say: Say) -> Study:
     """Run the trials of a study that are not done, with Optuna's TPE and median pruner, and return the study.
 
     The first trial has the values in the settings. As many more as there are searched settings are drawn at random. A
@@ -100,9 +105,10 @@ def search(study: TuningStudy, say: Say) -> Study:
         ConfigError: the journal holds a study of other settings under the same name.
         CheckpointError: the journal is damaged.
     """
-    with libraries_of("tune", "goldfinch compare"):
-        import optuna
+    import optuna
+
     optuna.logging.set_verbosity(optuna.logging.CRITICAL)
+    _check_journal(study.output / JOURNAL)
     with _damage(study.output / JOURNAL):
         found = _open(study, storage_of(study.output))
         done = len(finished_trials(found))
@@ -164,11 +170,25 @@ def _open(study: TuningStudy, storage: BaseStorage) -> Study:
     return found
 
 
+def _check_journal(path: Path) -> None:
+    """Check that the journal, if there is one, can be read without blocking.
+
+    Raises:
+        CheckpointError: it is no regular file.
+    """
+    try:
+        check_regular(path, MAX_JOURNAL)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise CheckpointError(f"{error}; delete it to search again, or choose another --output") from error
+
+
 @contextlib.contextmanager
 def _damage(path: Path) -> Iterator[None]:
     try:
         yield
-    except (AssertionError, AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+    except (AssertionError, LookupError, RecursionError, TypeError, ValueError, AttributeError) as error:
         if isinstance(error, GoldfinchError):
             raise
         raise CheckpointError(
@@ -224,6 +244,11 @@ class ValidationScores:
         self.scores: dict[int, float] = {}
         self.done: set[int] = set()
 
+    @property
+    def last(self) -> float:
+        """The score after the last round that was scored."""
+        return self.scores[max(self.scores)]
+
     def __call__(self, name: str, entry: Mapping[str, Any]) -> None:
         """Take one event of the run.
 
@@ -267,6 +292,8 @@ def run_trial(study: TuningStudy, trial: Trial, values: Mapping[str, float]) -> 
         run_here(chosen, folder, scores, trial.should_prune)
         if not scores.scores:
             raise EngineError("no round was validated")
+        if not math.isfinite(scores.last):
+            raise EngineError(f"its validation score is {scores.last}")
     except EngineError as error:
         trial.set_user_attr("problem", str(error).partition("\n")[0])
     trial.set_user_attr("rounds", len(scores.done))
@@ -275,7 +302,7 @@ def run_trial(study: TuningStudy, trial: Trial, values: Mapping[str, float]) -> 
         return 0.0
     if len(scores.done) < study.entrant.settings.train.rounds and trial.should_prune():
         raise optuna.TrialPruned
-    return scores.scores[max(scores.scores)]
+    return scores.last
 
 
 def final_run(study: TuningStudy, values: Mapping[str, float], seed: int) -> Run:
