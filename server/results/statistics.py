@@ -113,7 +113,7 @@ def ranks(scores: Sequence[float]) -> list[int]:
     return [1 + sum(other > score for other in shown) for score in shown]
 
 
-def verdict(difference: Difference, p: float | None) -> str:
+def verdict_on(difference: Difference, p: float | None) -> str:
     """Return what a difference says: ``ahead``, ``behind``, that it was not distinguished, or that it was not tested.
 
     Args:

@@ -61,7 +61,7 @@ class CompareRequest:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ComparedMethods:
     """A finished comparison.
 
     Args:
@@ -85,7 +85,7 @@ class Comparison:
         return [*found, *self.notes]
 
 
-def compare(request: CompareRequest, jobs: int = 1, console: Console | None = None) -> Comparison:
+def compare(request: CompareRequest, jobs: int = 1, console: Console | None = None) -> ComparedMethods:
     """Make or continue a comparison, print and write its table, and return it.
 
     What is done is not done again: the same command continues a comparison that was stopped or killed, and ends with
@@ -127,7 +127,7 @@ def compare(request: CompareRequest, jobs: int = 1, console: Console | None = No
         write_text(request.output / PAGE, text)
     say(text)
     say(f"wrote {request.output / PAGE}, {RUNS}; what a study found: goldfinch run tuned={studies[0].folder}/best.yaml")
-    return Comparison(found, tables, remarks, request.output)
+    return ComparedMethods(found, tables, remarks, request.output)
 
 
 def studies_of(entrants: Sequence[Entrant], request: CompareRequest) -> list[TuningStudy]:

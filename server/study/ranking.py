@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Literal
 
-from server.results.statistics import Difference, holm, mean_interval, paired_difference, ranks, verdict
+from server.results.statistics import Difference, holm, mean_interval, paired_difference, ranks, verdict_on
 from server.study.rules import BASE, IN_DOMAIN, LEAVE_ONE_OUT
 
 TITLES = {IN_DOMAIN: "in-domain", LEAVE_ONE_OUT: "leave-one-domain-out"}
@@ -127,7 +127,7 @@ class RankedMethod:
         """What the difference from the base says; empty without one."""
         if self.difference is None:
             return ""
-        return verdict(self.difference, self.p)
+        return verdict_on(self.difference, self.p)
 
 
 @dataclass(frozen=True)

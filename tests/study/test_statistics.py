@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from server.results.statistics import Difference, holm, mean_interval, paired_difference, ranks, verdict
+from server.results.statistics import Difference, holm, mean_interval, paired_difference, ranks, verdict_on
 
 SCORES = st.floats(0, 100).map(lambda value: round(value, 2))
 
@@ -72,18 +72,18 @@ def test_equal_methods_are_rarely_distinguished_on_a_page_of_tests() -> None:
         scores = rng.normal(50.0, 3.0, (12, 5))
         differences = [paired_difference(row.tolist(), scores[0].tolist()) for row in scores[1:]]
         p_values = holm([each.p or 0.0 for each in differences])
-        said = [verdict(each, p) for each, p in zip(differences, p_values, strict=True)]
+        said = [verdict_on(each, p) for each, p in zip(differences, p_values, strict=True)]
         false += any(not word.startswith("not distinguished") for word in said)
     assert false / 400 < 0.08
 
 
 def test_a_verdict_never_says_level() -> None:
     found = Difference(3.0, 4.5, 0.2)
-    assert verdict(found, 0.2) == "not distinguished (half-width 4.50, p 0.200)"
-    assert verdict(Difference(3.0, 1.0, 0.001), 0.01) == "ahead (p 0.010)"
-    assert verdict(Difference(-3.0, 1.0, 0.001), 0.01) == "behind (p 0.010)"
-    assert verdict(Difference(-3.0, 1.0, 0.001), 0.06).startswith("not distinguished"), "the corrected p decides"
-    assert verdict(Difference(3.0), None) == "not tested"
+    assert verdict_on(found, 0.2) == "not distinguished (half-width 4.50, p 0.200)"
+    assert verdict_on(Difference(3.0, 1.0, 0.001), 0.01) == "ahead (p 0.010)"
+    assert verdict_on(Difference(-3.0, 1.0, 0.001), 0.01) == "behind (p 0.010)"
+    assert verdict_on(Difference(-3.0, 1.0, 0.001), 0.06).startswith("not distinguished"), "the corrected p decides"
+    assert verdict_on(Difference(3.0), None) == "not tested"
 
 
 def test_holm_by_hand() -> None:
