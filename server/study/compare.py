@@ -288,8 +288,8 @@ def page(request: CompareRequest, first: Entrant, tables: Sequence[Ranking], rem
         f"model {settings.choices['model']}, views {settings.choices['views']}, weighting {weighting}, "
         f"{settings.train.rounds} rounds. Each method has {rules.studies} studies of {rules.trials} trials for each "
         f"searched setting, by validation on {settings.protocol.validation:g} of each client's training samples. "
-        f"Final runs of each study, with fresh seeds and partitions: {rules.runs}. Accuracy on test in % after the last "
-        "round, mean over domains. Intervals are Student's t over the means of the studies.",
+        f"Final runs of each study, with fresh seeds and partitions: {rules.runs}. Accuracy on test in % after the "
+        "last round, mean over domains. Intervals are Student's t over the means of the studies.",
     ]
     for table in tables:
         lines += ["", f"## {table.title}", "", ranked_table(table)]
