@@ -51,8 +51,8 @@ test-fast: $(STAMP)
 	$(PYTEST) -m "processes and not slow" $(LISTED)
 
 test-without-data: $(STAMP) ## the tests of commands, reports and data as on a machine without data sets
-	env -u GOLDFINCH_DATA $(PYTEST) -m "not slow and not processes" tests/board tests/commands tests/data tests/python \
-		tests/report tests/reproduce $(PARALLEL) --dist loadfile $(LISTED)
+	env -u GOLDFINCH_DATA $(PYTEST) -m "not slow and not processes" tests/commands tests/data tests/python \
+		tests/report tests/reproduce tests/study $(PARALLEL) --dist loadfile $(LISTED)
 
 test-portable: $(STAMP) ## conformance where arithmetic decides, one method of each kind, as on a processor without AVX
 	ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 $(PYTEST) tests/conformance -m each_kind $(PARALLEL) $(LISTED)

@@ -29,6 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # this checkout
 import goldfinch as gf
 from bench.measuring import arguments, environment, start
 from bench.rows import append_rows, mean_and_spread, read_all
+from server.results.statistics import paired_difference
 
 RESULTS = Path(__file__).parent / "results" / "recommendation.csv"
 STAGES = ("search", "temperature", "judge", "unseen", "ablation")
@@ -37,8 +38,6 @@ VALIDATED = ("search", "temperature")
 SEEDS = (0, 1, 2)
 SEARCH_SEEDS = (1000, 1001, 1002)
 """Seeds of the stage temperature; the stage search has the first alone."""
-STUDENT = {1: 12.706, 2: 4.303}
-"""The 97.5 % point of Student's t by degrees of freedom."""
 
 COMMON = (
     "model=small", "engine=inline", "train.device=cpu", "train.batch_size=16", "train.rounds=6", "train.epochs=4",
@@ -171,7 +170,7 @@ SINGLE: Mapping[str, tuple[str, ...]] = {
     "FedBN, refreshed": ("method=fedbn", "method.refresh_statistics=true"),
     "FedPall": ("method=fedpall", TUNED),
 }
-"""Single methods, with the values that goldfinch tune found for them on the same data; FedBN has its defaults."""
+"""Single methods, with the values that a search found for them on the same data; FedBN has its defaults."""
 
 UNSEEN = ("FedAvg", "recommended, one model")
 """Rows with one model that are scored on domains without a client."""
@@ -340,13 +339,12 @@ def temperature_table(rows: Sequence[Mapping[str, str]]) -> str:
     return "\n".join(lines)
 
 
-def interval(differences: Sequence[float]) -> str:
-    """Return the mean of paired differences and its 95 % interval by Student's t."""
-    mean = statistics.mean(differences)
-    if len(differences) - 1 not in STUDENT:
-        return f"{mean:+.1f}"
-    half = STUDENT[len(differences) - 1] * statistics.stdev(differences) / len(differences) ** 0.5
-    return f"{mean:+.1f} [{mean - half:+.1f}, {mean + half:+.1f}]"
+def interval(scores: Mapping[str, float], base: Mapping[str, float]) -> str:
+    """Return the mean difference of the seeds that both have, with its 95 % interval by Student's t; "-" without."""
+    seeds = [seed for seed in scores if seed in base]
+    if not seeds:
+        return "-"
+    return paired_difference([scores[seed] for seed in seeds], [base[seed] for seed in seeds]).text(1)
 
 
 def judge_table(rows: Sequence[Mapping[str, str]]) -> str:
@@ -368,7 +366,7 @@ def judge_table(rows: Sequence[Mapping[str, str]]) -> str:
         for data in JUDGED:
             mine, base = found[name, data], found["FedAvg", data]
             text = mean_and_spread(list(mine.values()))
-            cells += [text, interval([mine[seed] - base[seed] for seed in mine if seed in base])]
+            cells += [text, interval(mine, base)]
         seeds = min(len(found[name, data]) for data in JUDGED)
         lines.append(f"| {name} | {' | '.join(cells)} | {statistics.mean(ranks[name]):.1f} | {seeds} |")
     return "\n".join(lines)
@@ -399,10 +397,8 @@ def unseen_table(rows: Sequence[Mapping[str, str]]) -> str:
 
 def _compared(title: str, base: Mapping[str, float], other: Mapping[str, float]) -> str:
     """Return a table row: two accuracies by seed and their paired difference."""
-    paired = [other[seed] - base[seed] for seed in other if seed in base]
-    difference = interval(paired) if paired else "-"
     cells = [mean_and_spread(list(values.values()), len(SEEDS)) for values in (base, other)]
-    return f"| {title} | {' | '.join(cells)} | {difference} |"
+    return f"| {title} | {' | '.join(cells)} | {interval(other, base)} |"
 
 
 def ablation_table(rows: Sequence[Mapping[str, str]]) -> str:
@@ -415,9 +411,8 @@ def ablation_table(rows: Sequence[Mapping[str, str]]) -> str:
         for data in JUDGED:
             base = averages(rows, "judge", data, whole)
             mine = averages(rows, "judge" if name == whole else "ablation", data, name)
-            paired = [mine[seed] - base[seed] for seed in mine if seed in base]
             cells.append(mean_and_spread(list(mine.values()), len(SEEDS)))
-            cells.append(interval(paired) if paired and name != whole else "")
+            cells.append("" if name == whole else interval(mine, base))
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 

@@ -51,7 +51,7 @@ AtLeastTwo = Annotated[int, Field(ge=2)]
 
 
 class Search(NamedTuple):
-    """Range in which ``goldfinch tune`` searches a field; part of its type: ``Annotated[float, Search(1, 9)]``.
+    """Range in which ``goldfinch compare`` searches a field; part of its type: ``Annotated[float, Search(1, 9)]``.
 
     Args:
         low, high: the ends, both within the field's own range.
@@ -64,7 +64,7 @@ class Search(NamedTuple):
 
 
 def search_ranges(target: type) -> dict[str, Search]:
-    """Return the range of every field of ``target`` that ``goldfinch tune`` searches."""
+    """Return the range of every field of ``target`` that ``goldfinch compare`` searches."""
     found: dict[str, Search] = {}
     for name, hint in get_type_hints(target, include_extras=True).items():
         for mark in getattr(hint, "__metadata__", ()):
@@ -100,7 +100,7 @@ def with_tuned(overrides: Sequence[str]) -> list[str]:
     Other overrides win over the file. ``tuned=none`` is as without.
 
     Raises:
-        ConfigError: the file does not exist, is not one of ``goldfinch tune``, or is of another method or data set.
+        ConfigError: the file does not exist, is not one of ``goldfinch compare``, or is of another method or data set.
     """
     rest, chosen = _without_key(overrides, "tuned")
     if chosen is None:
@@ -114,11 +114,11 @@ def with_tuned(overrides: Sequence[str]) -> list[str]:
     else:
         path = known.get(name, Path())
     if not path.is_file():
-        raise ConfigError(f"tuned={name}: no such file; goldfinch tune writes one; {nearest(name, known)}")
+        raise ConfigError(f"tuned={name}: no such file; goldfinch compare writes one; {nearest(name, known)}")
     try:
         content = construct(Tuned, dict(OmegaConf.to_container(OmegaConf.create(read_small(path)))))  # type: ignore[arg-type]  # checked
     except (OSError, ValueError, TypeError, YAMLError, OmegaConfBaseException, ConfigError) as error:
-        raise ConfigError(f"{path} is not what goldfinch tune writes: {error}") from error
+        raise ConfigError(f"{path} is not what goldfinch compare writes: {error}") from error
     for key, value in (("method", content.method), ("data", content.data)):
         _, given = _without_key(rest, key)
         if given is None:
@@ -460,7 +460,7 @@ def _as_overrides(values: Mapping[str, int | float]) -> list[str]:
 
 @checked
 class Tuned:
-    """Settings of a method on a data set that ``goldfinch tune`` found and wrote to a file.
+    """Settings of a method on a data set that ``goldfinch compare`` found and wrote to a file.
 
     Args:
         method, data: choices of ``conf/method/`` and ``conf/data/``.

@@ -44,7 +44,7 @@ class Setting:
         kind: its type and range as text; empty if no class declares it.
         default: the value in ``conf/``, as it is written in an override.
         meaning: what it does, from the docstring of its class.
-        search: the range that ``goldfinch tune`` searches, as text; empty if it is not searched.
+        search: the range that ``goldfinch compare`` searches, as text; empty if it is not searched.
         published: the values that papers print, as text by data set.
     """
 

@@ -7,7 +7,8 @@ Example::
     run = gf.run(method="fpl", data="glyphs", rounds=10, seed=0)
     run.average, run.worst
     run.history  # a pandas.DataFrame
-    gf.compare(gf.load_runs("outputs/sweep"))
+    gf.table(gf.load_runs("outputs/sweep"))
+    gf.compare(["fedavg", "fpl"], data="glyphs")
 
 A name is imported when it is first used; ``import goldfinch`` alone imports neither torch nor Flower.
 """
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
     from common.own_metric import OwnMetric, SumRange
     from common.prototypes import PrototypeSet
     from common.settings import RunSettings, load_settings
-    from goldfinch.comparison import compare
-    from goldfinch.runs import Run, load_run, load_runs, resume, run, sweep, tune
+    from goldfinch.comparison import compare, table
+    from goldfinch.runs import Run, load_run, load_runs, resume, run, sweep
     from strategies.core.context import ClientContext, ServerContext
     from strategies.core.exchange import Batch, Download, Losses, Update, Upload, UploadSpec
     from strategies.core.flower import FlowerStrategy
@@ -40,8 +41,8 @@ _NAMES = {
     "common.own_metric": ["OwnMetric", "SumRange"],
     "common.prototypes": ["PrototypeSet"],
     "common.settings": ["RunSettings", "load_settings"],
-    "goldfinch.comparison": ["compare"],
-    "goldfinch.runs": ["Run", "load_run", "load_runs", "resume", "run", "sweep", "tune"],
+    "goldfinch.comparison": ["compare", "table"],
+    "goldfinch.runs": ["Run", "load_run", "load_runs", "resume", "run", "sweep"],
     "strategies.core.context": ["ClientContext", "ServerContext"],
     "strategies.core.exchange": ["Batch", "Download", "Losses", "Update", "Upload", "UploadSpec"],
     "strategies.core.flower": ["FlowerStrategy"],
@@ -74,7 +75,7 @@ __all__ += [
     "prototypes",
     "resume",
 ]
-__all__ += ["run", "sweep", "tune"]
+__all__ += ["run", "sweep", "table"]
 
 
 def __getattr__(name: str) -> Any:

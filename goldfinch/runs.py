@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -356,32 +356,3 @@ def sweep(
     folder = Path(output or command.default_output("sweep", given))
     command.sweep(given, folder, jobs)
     return load_runs(folder)
-
-
-def tune(
-    *overrides: str,
-    trials: int = 20,
-    seeds: Sequence[int] = (0,),
-    output: Path | str | None = None,
-    jobs: int = 1,
-    **keywords: Any,
-) -> Path:
-    """Search the hyper-parameters of a method on validation samples, and return the file with the best values.
-
-    Use the file with ``gf.run(tuned=file)``.
-
-    Args:
-        overrides: settings as ``goldfinch tune`` takes them.
-        trials: the number of trials.
-        seeds: seeds of the runs that compare the best values with the defaults, on test images.
-        output: folder of the search; ``None`` takes a folder that is named after the settings.
-        jobs: trials at a time.
-        keywords: as in :func:`run`.
-    """
-    from server.commands import sweep as sweeps
-    from server.commands import tune as command
-
-    given = [*overrides_of(None, keywords), *overrides]
-    folder = Path(output or sweeps.default_output("tune", given))
-    command.tune(given, folder, trials, list(seeds), jobs)
-    return folder / "best.yaml"

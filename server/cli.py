@@ -21,8 +21,6 @@ from server.commands.program import (
     Rule,
     Runs,
     Settings,
-    TestSeeds,
-    Trials,
     app,
     argument,
     command,
@@ -157,78 +155,42 @@ def _sweep(
     sweep(overrides, output or default_output("sweep", overrides), jobs, overwrite=overwrite)
 
 
-@command("tune")
-def _tune(
-    overrides: Annotated[list[str], argument("KEY=VALUE...", default_factory=list)],
-    trials: Trials = 20,
-    seeds: TestSeeds = "0,1,2",
-    output: Output = None,
-    jobs: Jobs = 1,
-) -> None:
-    """Search settings on validation samples, not on tests.
-
-    goldfinch tune method=fedplcc data=glyphs --trials 20 --output DIR
-    KEY=VALUE  any setting of goldfinch run, for all of them
-    An interrupted search goes on when it is called again.
-    """
-    from server.commands.sweep import default_output
-    from server.commands.tune import tune
-
-    tune(overrides, output or default_output("tune", overrides), trials, seeds_of(seeds), jobs)
-
-
 @command("compare")
 def _compare(
     overrides: Annotated[list[str], argument("KEY=VALUE...", default_factory=list)],
-    methods: Annotated[
-        str, option("--methods", text="The methods; * is all; FedAvg is always among them.", metavar="A,B")
-    ] = "",
+    methods: Annotated[str, option("--methods", text="The methods; * is all.", metavar="A,B")] = "",
     trials: Annotated[
-        int | None,
-        option("--trials", text="Trials of a search; 20 by default, 8 with --rules strict.", metavar="N", min=1),
-    ] = None,
-    seeds: TestSeeds = "0,1,2",
+        int, option("--trials", text="Trials of a study for each searched setting; 8 by default.", metavar="N", min=1)
+    ] = 8,
+    studies: Annotated[int, option("--studies", text="Tuning studies of each method; 3 by default.", min=1)] = 3,
+    runs: Annotated[int, option("--runs", text="Final runs of each study; 2 by default.", min=1)] = 2,
+    scores: Annotated[
+        str, option("--scores", text="in_domain (default), leave_one_out or both.", metavar="A,B")
+    ] = "in_domain",
+    weighting: Annotated[
+        str, option("--weighting", text="uniform or samples for all methods; each method's own by default.")
+    ] = "",
     output: Output = None,
     jobs: Jobs = 1,
-    rules: Annotated[
-        str,
-        option("--rules", text="usual (default) or strict, also written rules=strict; see docs/strict-rules.md."),
-    ] = "usual",
-    scores: Annotated[
-        str, option("--scores", text="strict: in_domain, leave_one_out or both (default).", metavar="A,B")
-    ] = "in_domain,leave_one_out",
-    studies: Annotated[int, option("--studies", text="strict: tuning studies; 3 by default.", min=1)] = 3,
-    runs: Annotated[int, option("--runs", text="strict: final runs of each method; 5 by default.", min=1)] = 5,
-    records: Annotated[
-        Path | None, option("--records", text="strict: the folder of the records; --output by default.", metavar="DIR")
-    ] = None,
+    only: Annotated[str, typer.Option("--only", hidden=True)] = "",
 ) -> None:
-    """Tune all methods alike, then rank them on fresh seeds.
+    """Tune methods alike on validation samples, then rank them.
 
-    goldfinch compare --methods fedavg,fpl data=glyphs --trials 20 --seeds 0,1,2 --output DIR
-    goldfinch compare rules=strict --methods fedavg,fpl data=glyphs views=none weighting=uniform --output DIR
-    KEY=VALUE  as of goldfinch tune; strict: also views=A,B and weighting=uniform,samples
+    goldfinch compare --methods fedavg,fpl data=glyphs --trials 8 --output DIR
+    KEY=VALUE  any setting of goldfinch run but the method's, for all of them
+    An interrupted comparison goes on when it is called again. With one method it tunes this method.
     """
     from server.commands.sweep import default_output
+    from server.study.compare import CompareRequest, compare, do_one
+    from server.study.rules import Rules
 
-    _known(rules, ("usual", "strict"), "--rules")
-    folder = output or default_output("compare", [f"methods={methods}", *overrides])
-    if rules == "usual":
-        from server.commands.compare import compare
-
-        compare(items_of(methods), overrides, folder, trials or 20, seeds_of(seeds), jobs)
+    rules = Rules(studies, trials, runs, items_of(scores), weighting)
+    words = [f"methods={methods}", *overrides, *rules.options]
+    request = CompareRequest(items_of(methods), tuple(overrides), output or default_output("compare", words), rules)
+    if only:
+        do_one(request, only)
         return
-    if jobs != 1:
-        raise ConfigError(
-            "--jobs: strict comparisons do one run after another; docs/strict-rules.md says how to use more"
-        )
-    if seeds != "0,1,2":
-        raise ConfigError(f"--seeds {seeds}: the strict rules set the seeds; --runs N asks for the seeds 0 to N - 1")
-    from server.commands.strict import compare_strictly, request_of
-
-    compare_strictly(
-        request_of(items_of(methods), overrides, folder, records, items_of(scores), studies, trials or 8, runs)
-    )
+    compare(request, jobs)
 
 
 @command("table")
@@ -381,49 +343,6 @@ def _figure(
         size,
         label or (),
     )
-
-
-@command("board")
-def _board(
-    action: Annotated[str, argument("ACTION", autocompletion=one_of(("show", "submit")))],
-    folders: Annotated[list[str], argument("DIR...")],
-    output: Annotated[Path, option("--output", text="show: the page; board.html by default.", metavar="FILE")] = Path(
-        "board.html"
-    ),
-    markdown: Annotated[
-        Path | None, option("--markdown", text="show: also write this page of Markdown.", metavar="FILE")
-    ] = None,
-    records: Annotated[
-        Path | None, option("--records", text="submit: the folder of the boards' records.", metavar="DIR")
-    ] = None,
-    source: Annotated[str, option("--by", text="submit: who ran the rows.", metavar="NAME")] = "",
-    methods: Annotated[
-        str, option("--methods", text="submit: the rows; by default all that the board lacks.", metavar="A,B")
-    ] = "",
-    rescore: Annotated[
-        bool,
-        option("--rescore/--no-rescore", text="submit: score each model again (default); needs the data here."),
-    ] = True,
-) -> None:
-    """Show boards of strict comparisons, or add others' rows.
-
-    goldfinch board show docs/results/board --output board.html
-    goldfinch board submit RUNS --records docs/results/board --by NAME
-    ACTION  show or submit
-    DIR     show: folders of records; submit: the --output of goldfinch compare rules=strict
-    """
-    from server.commands import board
-
-    _known(action, ("show", "submit"), "goldfinch board")
-    if action == "show":
-        board.show(folders, output, markdown)
-        return
-    if records is None:
-        raise ConfigError("goldfinch board submit: add --records DIR, the folder of the boards' records")
-    for folder in folders:
-        for taken in board.submit(Path(folder), records, source, items_of(methods), rescore=rescore):
-            print(f"added {taken}")
-    print(f"next: goldfinch board show {records}")
 
 
 @command("doctor")

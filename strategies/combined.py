@@ -55,7 +55,7 @@ class Combined(FedBN, FedDyn, FPL):
     weighting: Weighting = "uniform"
     temperature: Annotated[Positive, Search(0.02, 1.0)] = 0.1
     alpha: Annotated[NonNegative, Search(0.001, 1.0)] = 0.01
-    # goldfinch tune searches three fields of a method
+    # goldfinch compare searches three fields of a method
     contrast: NonNegative = 1.0
     consistency: NonNegative = 1.0
 

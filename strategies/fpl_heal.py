@@ -34,6 +34,6 @@ class FPLHeal(Heal, FPL):
         "consistency": 0.0,
     }
 
-    # goldfinch tune searches three fields of a method; FPL's two weights stay at what its paper prints
+    # goldfinch compare searches three fields of a method; FPL's two weights stay at what its paper prints
     contrast: NonNegative = 1.0
     consistency: NonNegative = 1.0

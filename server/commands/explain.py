@@ -40,7 +40,7 @@ def _lines(setting: Setting, width: int) -> list[str]:
         head = f"{head}  ({setting.kind})"
     texts = [setting.meaning]
     if setting.search:
-        texts.append(f"Searched by goldfinch tune: {setting.search}.")
+        texts.append(f"Searched by goldfinch compare: {setting.search}.")
     if setting.published:
         values = ", ".join(f"{value} ({data})" for data, value in setting.published.items())
         texts.append(f"In papers: {values}.")

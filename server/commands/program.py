@@ -95,6 +95,13 @@ def _output_is_closed() -> bool:
     return closed
 
 
+LEFT = {
+    "tune": "goldfinch compare --methods NAME tunes one method, or several alike",
+    "board": "goldfinch compare writes its table and every run (compare.md, runs.csv)",
+}
+"""Commands that were there once, and what to call instead."""
+
+
 class Commands(TyperGroup):
     """Goldfinch's commands, and the one place where every exception becomes a message and an exit code."""
 
@@ -130,7 +137,8 @@ class Commands(TyperGroup):
         """As click does, but a word that is no command gets the nearest one."""
         known = args[0] in self.commands or args[0].startswith("-")
         if not known and not ctx.resilient_parsing:  # which completion sets
-            raise ConfigError(f"goldfinch {args[0]}: no such command; {nearest(args[0], self.commands)}")
+            remedy = LEFT.get(args[0]) or nearest(args[0], self.commands)
+            raise ConfigError(f"goldfinch {args[0]}: no such command; {remedy}")
         return super().resolve_command(ctx, args)
 
 
@@ -165,25 +173,17 @@ class Command(TyperCommand):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """As click does, but a setting that is an option of this command is refused with the option's name.
 
-        ``rules=strict`` is accepted and means ``--rules strict``: it is written next to settings in papers and pages.
-
         Raises:
             ConfigError: an argument such as ``trials=20``, where the command has ``--trials``.
         """
         options = {name for parameter in self.params for name in parameter.opts}
-        given: list[str] = []
         for argument in args:
-            if argument.startswith("rules=") and "--rules" in options:
-                given += ["--rules", argument.removeprefix("rules=")]
-            else:
-                given.append(argument)
-        for argument in given:
             key, equals, value = argument.partition("=")
             if equals and f"--{key}" in options:
                 flag = next(parameter for parameter in self.params if f"--{key}" in parameter.opts)
                 written = f"--{key}" if getattr(flag, "is_flag", False) else f"--{key} {value or 'VALUE'}"
                 raise ConfigError(f"goldfinch {self.name}: {argument} is an option here, no setting: write {written}")
-        return super().parse_args(ctx, given)
+        return super().parse_args(ctx, args)
 
     def get_help(self, ctx: click.Context) -> str:
         """Return the help. Typer escapes brackets for rich's markup, which is not used here."""
@@ -254,15 +254,4 @@ Rule = Annotated[
 ]
 Quiet = Annotated[bool, option("--quiet", text="Show nothing; errors are still shown.")]
 Output = Annotated[Path | None, option("--output", text="The folder; by default one below outputs/.", metavar="DIR")]
-Trials = Annotated[
-    int, option("--trials", text="Trials, the printed values among them; 20 by default.", metavar="N", min=1)
-]
-TestSeeds = Annotated[
-    str,
-    option(
-        "--seeds",
-        text="Seeds of the runs on test, not the search's own; 0,1,2 by default, --seeds= for none.",
-        metavar="0,1,2",
-    ),
-]
 Jobs = Annotated[int, option("--jobs", text="Runs at the same time; 1 by default.", min=1)]

@@ -350,7 +350,6 @@ def run_subprocess(
     job: Job,
     running: dict[str, subprocess.Popen[bytes]],
     show: Callable[[str, str], None],
-    enough: Callable[[], bool] = lambda: False,
 ) -> tuple[Job, str]:
     """Do one run in a process of its own; a run that was interrupted is resumed.
 
@@ -358,10 +357,9 @@ def run_subprocess(
         job: the run.
         running: the process is here, by the run's label, while it runs.
         show: called with the run's label and the last line of its log.
-        enough: polled while the run goes on; ``True`` ends it.
 
     Returns:
-        The run, and its error message; empty if it finished or was ended by ``enough``.
+        The run, and its error message; empty if it finished.
     """
     job.folder.mkdir(parents=True, exist_ok=True)
     begun = any((job.folder / "checkpoint").glob("*"))
@@ -387,10 +385,6 @@ def run_subprocess(
                 show(job.label, log.read_text(errors="replace").strip().rpartition("\n")[2])
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     code = process.wait(POLL_SECONDS)
-                if code is None and enough():
-                    process.terminate()
-                    process.wait()
-                    code = 0
         show(job.label, "")
         del running[job.label]
         if code == 0:

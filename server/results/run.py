@@ -166,7 +166,7 @@ class Run:
 
     @property
     def scored(self) -> bool:
-        """Whether the run scores test images; trials of ``goldfinch tune`` do not."""
+        """Whether the run scores test images; trials of ``goldfinch compare`` do not."""
         return bool(dict(self.config.get("rounds", {})).get("test", True))
 
     @property

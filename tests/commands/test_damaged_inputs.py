@@ -51,9 +51,11 @@ COMMANDS = {
 QUICK = {("table", "nested"), ("table", "a pipe"), ("resume", "a list"), ("export", "cut"), ("report", "odd numbers")}
 
 
-TUNE = ["tune", "method=fpl", *TINY, "protocol.samples=40", "protocol.validation=0.5", "train.learning_rate=0.1"]
-COMPARE = ["compare", "--methods", "fedavg", *TUNE[2:]]
-STUDY = "glyphs/fpl"
+COMPARE = [
+    *("compare", "--methods", "fedavg", *TINY, "protocol.samples=40", "protocol.validation=0.5"),
+    *("train.learning_rate=0.1", "--trials", "1", "--studies", "1", "--runs", "1", "--output"),
+]
+STUDY = "fedavg/in_domain/study-0"
 
 
 @pytest.fixture(scope="module")
@@ -126,8 +128,7 @@ def test_a_damaged_run_folder_gives_a_message(
 
 FOLDERS = {
     "sweep": (["sweep", "method=fedavg", "seed=0", *TINY, "--output", "FOLDER"], ("sweep.json", "config.yaml")),
-    "tune": ([*TUNE, "--trials", "1", "--seeds=", "--output", "FOLDER"], (f"{STUDY}/study.db", f"{STUDY}/best.yaml")),
-    "compare": ([*COMPARE, "--trials", "1", "--seeds", "0", "--output", "FOLDER"], ("glyphs/fedavg/study.db",)),
+    "compare": ([*COMPARE, "FOLDER"], ("journal.log", f"{STUDY}/best.yaml", f"{STUDY}/seed-0/summary.json")),
     "certificates": (
         ["certificates", "FOLDER", "--host", "localhost", "--node", "a"],
         ("authority/ca.key", "authority/ca.crt", "server/server.pem", "nodes/a/key", "operator/nodes/a.pub"),
@@ -138,7 +139,6 @@ FOLDERS = {
 
 USES = {
     "sweep": "sweep",
-    "tune": "tune",
     "compare": "compare",
     "certificates": "certificates",
     "predict": "export",
@@ -260,8 +260,7 @@ READ_ONLY = {
     "run": ["run", "--quiet", "method=fpl", *TINY, "output=DISK/new"],
     "resume": ["resume", "DISK/run", "--quiet", "train.rounds=2"],
     "sweep": ["sweep", "method=fedavg", "seed=0", *TINY, "--output", "DISK/sweep"],
-    "tune": [*TUNE, "--trials", "1", "--seeds=", "--output", "DISK/tune"],
-    "compare": [*COMPARE, "--trials", "1", "--seeds", "0", "--output", "DISK/compare"],
+    "compare": [*COMPARE, "DISK/compare"],
     "figure": ["figure", "bars", "DISK/run"],
     "report": ["report", "DISK/run"],
     "export": ["export", "DISK/run", "--to", "DISK/model"],

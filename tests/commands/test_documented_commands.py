@@ -16,8 +16,9 @@ from support.scripts import ROOT
 import server.cli
 from common.overrides import overrides_in, split_overrides
 from common.settings import load_settings
-from server.commands import reproduce, strict, sweep
+from server.commands import reproduce, sweep
 from server.commands.program import items_of, seeds_of
+from server.study.rules import Rules, entrants_of
 
 PAGES = [
     *(ROOT / name for name in ("README.md", "SECURITY.md", "CONTRIBUTING.md")),
@@ -35,7 +36,7 @@ NOT_WHOLE = ("...", "KEY=", "=ID", "NAME=", "TABLE", "$change", "goldfinch progr
 
 NOT_COMPOSED = {
     "mylib": "a class that the page has the reader write; tests/test_documentation.py writes and runs it",
-    "tuned=outputs": "a file that the command before it writes; tests/commands/test_tune.py runs both",
+    "tuned=outputs": "a file that the command before it writes; tests/study/test_compare.py runs both",
     "tuned=fpl_on": "a name that stands for such a file",
     "tuned=fedavg_on": "a name that stands for such a file",
     "lr=0.1": "the page shows the error that it gives",
@@ -46,7 +47,6 @@ NOT_COMPOSED = {
 
 NO_SETTINGS = {
     *(
-        "board",
         "certificates",
         "dismiss",
         "doctor",
@@ -111,17 +111,9 @@ def check_goldfinch(name: str, given: dict[str, Any], folder: Path) -> None:
         load_settings(overrides)
     elif name == "sweep" and overrides:
         sweep.plan(overrides, folder)
-    elif name == "tune" and overrides:
-        load_settings(overrides)
-    elif name == "compare" and given["methods"] and given["rules"] == "strict":
-        numbers = (given["studies"], given["trials"] or 8, given["runs"])
-        scores = items_of(given["scores"])
-        request = strict.request_of(items_of(given["methods"]), overrides, folder, None, scores, *numbers)
-        for _, board, entrants in strict.plan_boards(request):
-            assert len({entrant.method for entrant in entrants}) > 1, board.left_out
     elif name == "compare" and given["methods"]:
-        for method in items_of(given["methods"]):
-            load_settings([f"method={method}", *overrides])
+        rules = Rules(given["studies"], given["trials"], given["runs"], items_of(given["scores"]), given["weighting"])
+        assert entrants_of(items_of(given["methods"]), overrides, rules)[0]
     elif name == "reproduce" and given["table"]:
         seeds = seeds_of(given["seeds"])
         request = reproduce.request_of(given["table"], given["scale"], items_of(given["methods"]), seeds)

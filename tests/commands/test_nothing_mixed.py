@@ -97,7 +97,6 @@ def test_a_run_is_not_written_into_a_run_nor_around_others(tmp_path: Path) -> No
     inner = ["--output", str(tmp_path / "run" / "inner")]
     for others in (
         ["sweep", *words[1:3]],
-        ["tune", *words[1:3]],
         ["compare", "--methods", "fpl"],
         ["reproduce", "fpl_office"],
     ):

@@ -278,7 +278,7 @@ def test_a_table_of_the_metric_is_that_of_the_records(
     note = f"AUROC is binned: after the last round it differs from the exact one by at most {max(limits):.2f}."
     assert (note in shown) == (metric == "auroc")
     assert {"class_f1": "F1 of one class in %,", "auroc": "AUROC in %,"}.get(metric, "(lower is better)") in shown
-    frame = gf.compare(gf.load_runs(folder), metric=metric, values="mean")
+    frame = gf.table(gf.load_runs(folder), metric=metric, values="mean")
     assert sorted(frame["average"]) == pytest.approx(sorted(means.values()))
 
 

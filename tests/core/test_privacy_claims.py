@@ -22,10 +22,8 @@ from common.settings import RunSettings
 from common.storage import ClientStore
 from common.wire.messages import Request
 from common.wire.payload import Payload
-from server.commands.compare import compare
 from server.commands.export import export
 from server.commands.sweep import Job, privacy_lines
-from server.commands.tune import plan_search
 from server.results.report.page import write_report
 from server.results.run import Run
 from server.run.accounting import (
@@ -37,6 +35,7 @@ from server.run.accounting import (
     total_reports,
     with_conditions,
 )
+from server.study.rules import Rules, entrants_of
 from strategies.core.federation import Federation
 from strategies.core.protection import check_protects
 
@@ -284,13 +283,11 @@ def test_runs_on_the_same_data_add_up_and_a_sweep_prints_the_sum(tmp_path: Path)
     assert privacy_lines([Job((), jobs[-1], "plain")]) == []
 
 
-def test_a_search_by_validation_scores_is_refused(tmp_path: Path) -> None:
+def test_a_search_by_validation_scores_is_refused() -> None:
     with pytest.raises(ConfigError, match="validation scores"):
-        plan_search(["method=fpl", "data=glyphs", "privacy=gaussian"], tmp_path, 2, [1])
-    with pytest.raises(ConfigError, match="validation scores"):
-        compare(["fpl"], ["data=glyphs", "privacy=gaussian"], tmp_path, 2, [1])
-    with pytest.raises(ConfigError, match="no method is left"):
-        compare(["*"], ["data=glyphs", "privacy=gaussian"], tmp_path, 2, [1])
+        entrants_of(["fpl"], ["data=glyphs", "privacy=gaussian"], Rules())
+    with pytest.raises(ConfigError, match=r"no method is left.*validation scores"):
+        entrants_of(["*"], ["data=glyphs", "privacy=gaussian"], Rules())
 
 
 # ---- where it is shown -----------------------------------------------------------------------------------------------

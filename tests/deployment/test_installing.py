@@ -155,6 +155,7 @@ NOT_IMPORTED = {
     "mkdocs-material": "make docs runs it",
     "mkdocstrings": "make docs runs it",
     "onnxscript": "torch.onnx.export writes with it",
+    "sqlalchemy": "MLflow's store in a file",
     "tensorboard": "torch.utils.tensorboard writes with it",
 }
 

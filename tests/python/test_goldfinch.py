@@ -151,14 +151,14 @@ def test_a_folder_without_a_run_is_refused(load: Any, tmp_path: Path) -> None:
 # ---- comparisons -----------------------------------------------------------------------------------------------------
 
 
-def test_a_comparison_has_the_cells_of_the_printed_table(trained: SimpleNamespace) -> None:
+def test_a_table_has_the_cells_of_the_printed_one(trained: SimpleNamespace) -> None:
     runs = gf.load_runs(trained.folder)
-    table = gf.compare(runs)
+    table = gf.table(runs)
     fpl = next(label for label in table.index if label.startswith("fpl"))
     assert sorted(table.index) == ["fedavg", fpl]
     assert table.loc[fpl, "seeds"] == "0, 1"
-    means = gf.compare(runs, values="mean")
-    deviations = gf.compare(runs, values="std")
+    means = gf.table(runs, values="mean")
+    deviations = gf.table(runs, values="std")
     averages = [run.average for run in runs if run.method == "fpl"]
     assert means.loc[fpl, "average"] == pytest.approx(sum(averages) / 2)
     assert deviations.loc[fpl, "average"] == pytest.approx(abs(averages[0] - averages[1]) / 2**0.5)
@@ -179,9 +179,9 @@ def test_partial_numbers_are_marked_and_no_numbers(trained: SimpleNamespace, tmp
         rule["accuracy"].pop("sketch")
     path.write_text(json.dumps(summary))
     runs = [gf.load_run(tmp_path / "run")]
-    table = gf.compare(runs)
+    table = gf.table(runs)
     assert "†" in table.loc["fedavg", "average"]
-    assert pd.isna(gf.compare(runs, values="mean").loc["fedavg", "average"])
+    assert pd.isna(gf.table(runs, values="mean").loc["fedavg", "average"])
     assert any("sketch" in note for note in table.attrs["notes"])
 
 
@@ -190,12 +190,12 @@ def test_runs_under_other_conditions_are_in_tables_of_their_own(trained: SimpleN
         method="fedavg", data="glyphs", rounds=1, quiet=True, output=tmp_path / "more",
         settings={**SMALL, "rounds.test_samples": 20},
     )  # fmt: skip
-    table = gf.compare([other, gf.load_run(trained.folder / "fedavg")])
+    table = gf.table([other, gf.load_run(trained.folder / "fedavg")])
     assert table.index.names == ["table", "method"]
     assert len(table) == 2
 
 
 def test_an_unknown_rule_names_the_known_ones(trained: SimpleNamespace) -> None:
     with pytest.raises(ConfigError, match=r"best_round"):
-        gf.compare([trained.fpl], rule="best")
-    assert gf.compare([trained.fpl], rule="last_n").attrs["rule"] in RULES
+        gf.table([trained.fpl], rule="best")
+    assert gf.table([trained.fpl], rule="last_n").attrs["rule"] in RULES

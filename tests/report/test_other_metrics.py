@@ -69,7 +69,7 @@ def test_a_table_of_a_metric_is_that_of_the_counts(
     for domain in DOMAINS:
         values = [run.metrics().loc[domain, metric] for run in runs]
         assert table["rows"][0]["scores"][domain]["mean"] == pytest.approx(np.mean(values), abs=1e-3)
-    frame = gf.compare(runs, metric=metric, values="mean")
+    frame = gf.table(runs, metric=metric, values="mean")
     assert frame[DOMAINS[0]].iloc[0] == pytest.approx(table["rows"][0]["scores"][DOMAINS[0]]["mean"])
 
 
@@ -127,4 +127,4 @@ def test_a_metric_without_counts_is_refused(tmp_path: Path, capsys: pytest.Captu
     assert main(["table", str(tmp_path), "--metric", "macro_f1"]) == 1
     assert "--metric accuracy" in capsys.readouterr().err
     with pytest.raises(gf.GoldfinchError, match="metric f1: choices: accuracy"):
-        gf.compare([gf.load_run(tmp_path / "run")], metric="f1")
+        gf.table([gf.load_run(tmp_path / "run")], metric="f1")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,13 +14,13 @@ from rich.console import Console
 from support.runs import TouchedEngine, run
 from support.toy import toy_settings
 
-from common.errors import ConfigError
+from common.errors import ConfigError, EngineError
 from common.metrics import PARTIAL
+from common.settings import RunSettings
 from common.wire.messages import Request
 from server.cli import main
 from server.commands.figure import bars_of
-from server.commands.sweep import Job, plan
-from server.commands.tune import plan_search, run_trial, scores_of
+from server.commands.sweep import plan
 from server.plots.figures import score as figure_score
 from server.results.columns import UNSEEN
 from server.results.groups import Board, Group, best_run, cells, footnotes, ranked
@@ -30,6 +29,9 @@ from server.results.report.plots import accuracy_against_bytes, accuracy_bars
 from server.results.run import Run
 from server.results.seeds import Value, curve
 from server.results.table import markdown, render
+from server.study import search
+from server.study.rules import Rules, entrants_of
+from server.study.search import TuningStudy, finished_trials, state_of
 from server.trackers.live import LiveView
 from server.trackers.scalars import scalars
 
@@ -317,38 +319,39 @@ def test_rows_that_leave_out_different_domains_mark_their_own(left_out: Mapping[
 # ---- searches and comparisons ----------------------------------------------------------------------------------------
 
 
-def test_a_comparison_refuses_a_partial_score(tmp_path: Path) -> None:
-    """A client is gone from the first round on, so no round is validated by all."""
-    validated = ("protocol.validation=0.2",)
-    settings = toy_settings("fedavg", tmp_path, overrides=validated, train={"rounds": 2})
-    run(settings, TouchedEngine(settings, failing=gone("dark-0", 1)))
-    job = Job((), settings, "fedavg seed=0")
-    with pytest.raises(ConfigError, match=r"fedavg seed=0 has a partial score, without dark \(never scored\)"):
-        scores_of([job])
+def test_a_comparison_refuses_a_partial_score(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client is gone in the last round: the final run leaves its row without a result."""
+    study = study_of(tmp_path)
+    settings = toy_settings("fedavg", study.folder / "seed-0", train={"rounds": 3})
+    run(settings, TouchedEngine(settings, failing=gone("dark-0", 3)))
+    monkeypatch.setattr(search, "run_here", lambda overrides, folder: None)
+    with pytest.raises(EngineError, match=r"the score is without dark"):
+        search.final_run(study, {}, 0)
 
 
 def test_a_search_does_not_judge_a_trial_by_rounds_that_lack_a_client(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    search = plan_search([*SMALL, "method=fedavg"], tmp_path, 1, [0])
-    reported: list[int] = []
+    """The trial has failed at the first such round; test images are not scored."""
+    engines: list[TouchedEngine] = []
 
-    class Watched:
-        number = 0
+    def touched(settings: RunSettings) -> TouchedEngine:
+        assert not settings.rounds.test
+        assert settings.protocol.validation > 0
+        engines.append(TouchedEngine(settings, failing=gone("sketch-0", 2)))
+        return engines[-1]
 
-        def report(self, value: float, step: int) -> None:
-            reported.append(step)
+    monkeypatch.setattr(search, "InlineEngine", touched)
+    study = study_of(tmp_path)
+    found = finished_trials(search.run_study(study, lambda line: None))
+    assert len(engines) == 1
+    assert [state_of(trial) for trial in found] == ["failed"]
+    assert "was not validated by every client: it is without sketch" in found[0].user_attrs["problem"]
+    assert found[0].intermediate_values == {}, "round 0 is untrained, and the others lack a client"
 
-        def should_prune(self) -> bool:
-            return False
 
-    def apart(job: Job, running: Any, show: Any, enough: Any) -> tuple[Job, str]:
-        run(job.settings, TouchedEngine(job.settings, failing=gone("sketch-0", 2)))
-        return job, ""
-
-    monkeypatch.setattr("server.commands.tune.run_subprocess", apart)
-    words = search.job("trial 0", "trials", {}, f"seed={search.settings.seed}", "rounds.test=false").settings
-    assert words.protocol.validation > 0
-    with pytest.raises(ConfigError, match=r"trial 0: no round was validated by every client.*without sketch"):
-        run_trial(search, Watched(), {}, lambda label, line: None, threading.Event())  # type: ignore[arg-type]  # a stand-in
-    assert reported == [], "round 0 is untrained, and the others lack a client"
+def study_of(folder: Path) -> TuningStudy:
+    """A study of one trial."""
+    numbers = Rules(trials=1)
+    (entrant,), _ = entrants_of(["fedavg"], ["data=glyphs", *SMALL], numbers)
+    return TuningStudy(entrant, 0, numbers, folder)

@@ -15,8 +15,8 @@ from bench.page_runs import RESULTS, processor_of
 from bench.rows import read_all
 from common.versions import package_versions, processor
 from server.cli import main
-from server.results.board.statistics import paired_difference
 from server.results.run import Run
+from server.results.statistics import paired_difference
 
 ROWS = read_all(RESULTS)
 README = " ".join((ROOT / "README.md").read_text().partition("\n## Run\n")[0].split())

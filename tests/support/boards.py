@@ -1,17 +1,90 @@
-"""The arguments of tiny strict comparisons."""
+"""The runs of the recorded boards (docs/results/board.csv), and the arguments of tiny comparisons."""
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 
+from support.scripts import ROOT
+
+from server.study.ranking import RankedMethod, StudyRun, rank_methods
+
+BOARD = ROOT / "docs" / "results" / "board.csv"
 TINY = [
     *("data=glyphs", "data.domains=[handwritten,printed]", "model=small", "train.rounds=2"),
     *("train.local_steps=2", "train.batch_size=8", "protocol.samples=24", "protocol.validation=0.25"),
     *("rounds.test_samples=12", "train.device=cpu"),
 ]
-NUMBERS = ["--studies", "2", "--trials", "2", "--runs", "3"]
 
 
-def strict_command(folder: Path, methods: str, *more: str) -> list[str]:
-    """The arguments of a tiny strict comparison with its record in the same folder."""
-    return ["compare", "rules=strict", "--methods", methods, *TINY, *NUMBERS, "--output", str(folder), *more]
+def compare_command(folder: Path, methods: str, *more: str) -> list[str]:
+    """The arguments of a tiny comparison: two studies of two trials for each field, and a final run of each."""
+    numbers = ["--studies", "2", "--trials", "2", "--runs", "1"]
+    return ["compare", "--methods", methods, *TINY, *numbers, "--output", str(folder), *more]
+
+
+def read_runs(path: Path) -> list[StudyRun]:
+    """The runs in a CSV file that a comparison wrote."""
+    with path.open(newline="") as file:
+        return [_run_of(line) for line in csv.DictReader(file)]
+
+
+def _run_of(line: dict[str, str]) -> StudyRun:
+    return StudyRun(
+        board=line["board"],
+        method=line["method"],
+        case=line["case"],
+        study=int(line["study"]),
+        kind="final" if line["kind"] == "final" else "trial",
+        number=int(line["number"]),
+        state=line["state"],
+        score=float(line["score"]),
+        rounds=int(line["rounds"]),
+        seconds=float(line["seconds"]),
+        values=_numbers(line["values"]),
+        accuracy=_numbers(line["accuracy"]),
+        bytes=int(line["bytes"]),
+        state_sha256=line["state_sha256"],
+        code=line["code"],
+        scored=line["scored"],
+    )
+
+
+def _numbers(text: str) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for item in text.split():
+        name, _, number = item.partition("=")
+        found[name] = float(number)
+    return found
+
+
+def board_tables(path: Path = BOARD) -> dict[str, list[list[str]]]:
+    """The tables of docs/results/board.md as they follow from the runs: cells by views and kind of score."""
+    boards: dict[str, list[StudyRun]] = {}
+    for run in read_runs(path):
+        if "fpl_office" not in run.board:
+            boards.setdefault(run.board, []).append(run)
+    found: dict[str, dict[str, dict[str, str]]] = {}
+    for name, runs in boards.items():
+        data, _, views = name.removesuffix("-uniform").partition("-small-views_")
+        for ranking in rank_methods(runs):
+            rows = found.setdefault(f"{views}, {ranking.title}", {})
+            for row in ranking.rows:
+                rows.setdefault(row.name, {})[data] = board_cell(row)
+    tables: dict[str, list[list[str]]] = {}
+    for title, rows in found.items():
+        columns = sorted({data for cells in rows.values() for data in cells})
+        lines = [["method", *columns]]
+        for name in sorted(rows, key=lambda name: (name != "fedavg", name)):
+            lines.append([name, *[rows[name].get(data, "") for data in columns]])
+        tables[title] = lines
+    return tables
+
+
+def board_cell(row: RankedMethod) -> str:
+    """The accuracy, and the difference from FedAvg with half of its interval, in per cent."""
+    assert row.accuracy is not None
+    text = f"{row.accuracy.mean:.1f}"
+    if row.difference is not None:
+        text += f" ({row.difference.mean:+.1f}±{row.difference.half_width:.1f})"
+    return text

@@ -1,0 +1,1 @@
+"""Comparisons of methods: the rules, the search, and the ranking."""

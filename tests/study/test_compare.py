@@ -1,0 +1,328 @@
+"""Comparisons: seeds and partitions, going on after a kill, the same numbers on every way, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+from support.boards import TINY, compare_command, read_runs
+from support.scripts import ROOT
+
+import goldfinch as gf
+from common.errors import ConfigError, EngineError
+from common.settings import load_settings
+from server.cli import main
+from server.results.run import Run
+from server.run.conduct import run_lock
+from server.study import compare
+from server.study.compare import CompareRequest
+from server.study.ranking import StudyRun
+from server.study.rules import IN_DOMAIN, STUDY_SEED, Rules, entrants_of, shared_settings
+
+QUIET = Console(quiet=True)
+
+
+@pytest.fixture(scope="session")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """FedAvg and FedProto, as the command writes them."""
+    folder = tmp_path_factory.mktemp("compared") / "runs"
+    assert main(compare_command(folder, "fedavg,fedproto")) == 0
+    return folder
+
+
+@pytest.fixture
+def folder(compared: Path, tmp_path: Path) -> Path:
+    """A copy of :func:`compared`."""
+    return Path(shutil.copytree(compared, tmp_path / "runs"))
+
+
+def results(folder: Path) -> list[StudyRun]:
+    """The runs without times, and without bytes: a reply's header holds seconds as text."""
+    return [dataclasses.replace(run, seconds=0.0, bytes=0) for run in read_runs(folder / "runs.csv")]
+
+
+# ---- a real comparison -----------------------------------------------------------------------------------------------
+
+
+def test_trials_and_final_runs_are_as_the_rules_ask(compared: Path) -> None:
+    runs = read_runs(compared / "runs.csv")
+    counts = {
+        (method, kind): sum((run.method, run.kind) == (method, kind) for run in runs)
+        for method in ("fedavg", "fedproto")
+        for kind in ("trial", "final")
+    }
+    assert counts == {
+        ("fedavg", "trial"): 4,
+        ("fedavg", "final"): 2,
+        ("fedproto", "trial"): 8,
+        ("fedproto", "final"): 2,
+    }
+    splits: set[str] = set()
+    for stated in runs:
+        if stated.kind == "final":
+            assert stated.number == stated.study, "each study has a seed of its own"
+            place = compared / stated.method / IN_DOMAIN / f"study-{stated.study}"
+            run = Run(place / f"seed-{stated.number}")
+            assert run.seed == stated.number < STUDY_SEED
+            assert run.options["protocol.partition_seed"] is None
+            assert stated.state_sha256 == run.checkpoint.state.sha256()
+            assert stated.score == run.rules["final"]["average"]
+            assert stated.code == run.code
+            best = load_settings([f"tuned={place / 'best.yaml'}"])
+            assert best.train.learning_rate == stated.values["train.learning_rate"]
+            assert run.options["train.learning_rate"] == stated.values["train.learning_rate"]
+            splits.add(json.dumps(run.summary["splits"], sort_keys=True))
+            assert not (place / "trial").exists()
+    assert len(splits) == 2, "a partition for each study, the same for all methods"
+
+
+def test_what_a_study_found_gives_the_same_hash_again(compared: Path, tmp_path: Path) -> None:
+    stated = [run for run in read_runs(compared / "runs.csv") if run.kind == "final"][-1]
+    best = compared / stated.method / IN_DOMAIN / f"study-{stated.study}" / "best.yaml"
+    words = ["run", *TINY, f"tuned={best}", "protocol.partition_seed=null", f"seed={stated.number}"]
+    assert main([*words, f"output={tmp_path / 'again'}", "--quiet"]) == 0
+    assert Run(tmp_path / "again").state_sha256 == stated.state_sha256
+
+
+def test_the_page_has_the_command_and_each_method(compared: Path) -> None:
+    text = (compared / "compare.md").read_text()
+    assert "`goldfinch compare --methods fedavg,fedproto data=glyphs" in text
+    assert text.count("| fedproto ") == 1
+    assert "2 studies of 2 trials for each searched setting" in text
+    assert "best" not in text
+
+
+def test_what_is_done_is_not_done_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = results(folder)
+    shutil.rmtree(folder / "fedproto" / IN_DOMAIN / "study-1" / "seed-1")
+    done: list[str] = []
+    real = compare.final_run.__globals__["run_federation"]
+
+    def counted(settings: Any, *arguments: Any) -> Any:
+        done.append(settings.output_folder.name)
+        return real(settings, *arguments)
+
+    monkeypatch.setattr("server.study.search.run_federation", counted)
+    assert main(compare_command(folder, "fedavg,fedproto")) == 0
+    assert done == ["seed-1"]
+    assert results(folder) == before
+
+
+def test_python_and_the_command_line_give_the_same_numbers(folder: Path) -> None:
+    """The same folder: had the settings been others, it would have been refused."""
+    before = results(folder)
+    given = [item for item in TINY if not item.startswith("data=")]
+    table = gf.compare(
+        ["fedavg", "fedproto"], *given, data="glyphs", trials=2, studies=2, runs=1, output=folder
+    )  # fmt: skip
+    assert results(folder) == before
+    assert sorted(table.index) == ["fedavg", "fedproto"]
+    for method in table.index:
+        scores = [run.score for run in before if (run.method, run.kind) == (method, "final")]
+        assert table.loc[method, "accuracy"] == pytest.approx(sum(scores) / 2)
+    assert table["rank"].min() == 1
+    assert table.attrs["folder"] == str(folder)
+    assert any("fedavg" in note or "tested" in note for note in table.attrs["notes"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("line", [3, 12])
+def test_a_killed_comparison_ends_with_the_same_numbers(line: int, compared: Path, tmp_path: Path) -> None:
+    """SIGKILL after some lines, in whatever the process does then."""
+    place = tmp_path / "killed"
+    words = compare_command(place, "fedavg,fedproto")
+    with subprocess.Popen(
+        [sys.executable, "-u", "-m", "server.cli", *words], cwd=ROOT, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        for number, _ in enumerate(process.stdout):
+            if number == line:
+                process.kill()
+                break
+    assert not (place / "runs.csv").exists()
+    assert main(words) == 0
+    assert results(place) == results(compared)
+
+
+@pytest.mark.slow
+def test_studies_in_processes_of_their_own_give_the_same_numbers(compared: Path, tmp_path: Path) -> None:
+    place = tmp_path / "parallel"
+    assert main([*compare_command(place, "fedavg,fedproto"), "--jobs", "2"]) == 0
+    assert results(place) == results(compared)
+
+
+def test_an_interrupted_run_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from server.study import search
+
+    words = (*TINY, "method=fedavg", "protocol.partition_seed=null", "seed=0", "train.rounds=3")
+    search.run_here(words, tmp_path / "whole")
+    asked: list[int] = []
+
+    def interrupt() -> bool:
+        asked.append(1)
+        if len(asked) == 3:
+            raise KeyboardInterrupt
+        return False
+
+    seen: list[str] = []
+    with pytest.raises(KeyboardInterrupt):
+        search.run_here(words, tmp_path / "parted", stop=interrupt)
+    asked.clear()
+    search.run_here(words, tmp_path / "parted", lambda name, entry: seen.append(f"{name} {entry.get('round')}"))
+    assert Run(tmp_path / "parted").state_sha256 == Run(tmp_path / "whole").state_sha256
+    assert {"validation 1", "validation 2", "validation 3"} <= set(seen), "also those of the part before"
+    assert any(entry["event"] == "resume" for entry in Run(tmp_path / "parted").events)
+
+
+def test_a_domain_that_is_left_out_has_studies_of_its_own(tmp_path: Path) -> None:
+    words = compare_command(tmp_path / "out", "fedavg", "--scores", "leave_one_out", "--studies", "1", "--trials", "1")
+    assert main(words) == 0
+    finals = [run for run in read_runs(tmp_path / "out" / "runs.csv") if run.kind == "final"]
+    assert [run.case for run in finals] == ["leave_out:handwritten", "leave_out:printed"]
+    for stated in finals:
+        domain = stated.case.partition(":")[2]
+        run = Run(tmp_path / "out" / "fedavg" / f"leave_out-{domain}" / "study-0" / "seed-0")
+        assert list(run.registrations) == [f"{other}-0" for other in ("handwritten", "printed") if other != domain]
+        assert stated.score == stated.accuracy[domain]
+
+
+# ---- the procedure, without runs -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Trials and final runs that take no time; the names of the final runs."""
+    done: list[str] = []
+
+    def trial(overrides: Any, folder: Path, listener: Any, stop: Any) -> None:
+        for number in (1, 2):
+            listener("validation", {"round": number, "average": 50.0})
+            listener("round done", {"round": number})
+
+    def final(study: Any, values: Any, seed: int) -> Any:
+        done.append(f"{study.name} {seed}")
+        if study.entrant.method == "fedprox" and study.number == 1:
+            raise EngineError("not finite; the last state is kept")
+        average = 60.0 + seed
+        summary = {"average": average, "accuracy": {"a": average}, "rounds": 2, "wall_seconds": 1.0}
+        return SimpleNamespace(
+            summary=summary | {"bytes": {"up": 1, "down": 1}, "state_sha256": "0", "scored": "global model"}, code="c"
+        )
+
+    monkeypatch.setattr("server.study.search.run_here", trial)
+    monkeypatch.setattr(compare, "final_run", final)
+    return done
+
+
+def request(output: Path, *methods: str, **numbers: Any) -> CompareRequest:
+    return CompareRequest(methods, tuple(TINY), output, Rules(**{"studies": 2, "trials": 1, "runs": 2, **numbers}))
+
+
+def test_every_study_has_seeds_that_nothing_else_has(short: list[str], tmp_path: Path) -> None:
+    compare.compare(request(tmp_path, "moon", "fedavg"), console=QUIET)
+    assert short == [
+        *("fedavg/in_domain/0 0", "fedavg/in_domain/0 1", "fedavg/in_domain/1 2", "fedavg/in_domain/1 3"),
+        *("moon/in_domain/0 0", "moon/in_domain/0 1", "moon/in_domain/1 2", "moon/in_domain/1 3"),
+    ], "FedAvg first, and the same seeds for all methods"
+
+
+def test_a_final_run_that_fails_leaves_its_row_without_a_rank(short: list[str], tmp_path: Path) -> None:
+    found = compare.compare(request(tmp_path, "fedavg", "fedprox"), console=QUIET)
+    assert [(row.name, row.rank) for row in found.tables[0].rows] == [("fedavg", 1), ("fedprox †", None)]
+    assert found.notes == ["fedprox/in_domain/1 has no result: its final run with seed 2 failed: not finite."]
+    assert found.notes[0] in (tmp_path / "compare.md").read_text()
+
+
+def test_a_method_is_added_by_the_same_command_with_more_methods(short: list[str], tmp_path: Path) -> None:
+    first = compare.compare(request(tmp_path, "fedavg"), console=QUIET)
+    both = compare.compare(request(tmp_path, "fedavg", "moon"), console=QUIET)
+    trials = [run for run in both.runs if run.kind == "trial" and run.method == "fedavg"]
+    assert trials == [run for run in first.runs if run.kind == "trial"], "not done again"
+
+
+def test_a_second_comparison_in_one_folder_is_refused_and_touches_nothing(short: list[str], tmp_path: Path) -> None:
+    with run_lock(tmp_path), pytest.raises(ConfigError, match="another process is writing a comparison"):
+        compare.compare(request(tmp_path, "fedavg"), console=QUIET)
+    assert list(tmp_path.iterdir()) == []
+
+
+# ---- what is refused -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["method.temperature=0.1"], "method.temperature"),
+        (["method=moon"], "--methods A,B"),
+        (["seed=3"], "seed"),
+        (["protocol.partition_seed=0"], "protocol.partition_seed"),
+        (["tuned=fpl_on_glyphs"], "tuned"),
+        (["printed=false"], "printed"),
+        (["--weighting", "equal"], "--weighting equal"),
+        (["weighting=uniform"], "--weighting uniform"),
+        (["--scores", "seen"], "--scores seen"),
+        (["--runs", "1001"], "at most 1000 final runs"),
+        (["rules=strict"], "every comparison follows the rules"),
+        (["views=blurred"], "blurred"),
+        (["protocol=dirichlet", "protocol.samples=null", "--scores", "leave_one_out"], "leave_one_out"),
+        (["engine=ray"], "engine=ray"),
+        (["rounds.metric=log_loss", "rounds.scores=true"], "lower"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_settings_of_the_rules_and_unknown_choices_are_refused(
+    words: list[str], reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["compare", "--methods", "fedavg,moon", *TINY, "--output", str(tmp_path / "out"), *words]
+    assert main(asked) == 1
+    assert reason in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_setting_of_a_method_can_be_given_if_it_is_compared_alone() -> None:
+    (entrant,), _ = entrants_of(["fpl"], [*TINY, "method.temperature=0.3"], Rules())
+    assert entrant.settings.method.temperature == 0.3
+
+
+def test_a_comparison_with_other_settings_is_not_continued(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = (folder / "runs.csv").read_text()
+    assert main([*compare_command(folder, "fedavg"), "train.epochs=2"]) == 1
+    assert "train.epochs" in capsys.readouterr().err
+    assert (folder / "runs.csv").read_text() == before
+
+
+def test_a_method_that_cannot_take_part_is_an_error_or_left_out_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"fedgca: .*views\..*views=randconv"):
+        entrants_of(["fedavg", "fedgca"], TINY, Rules())
+    with pytest.raises(ConfigError, match=r"fedgca: .*views=none"):
+        entrants_of(["fedavg", "fedgca"], [*TINY, "views=none"], Rules())
+    monkeypatch.setattr("server.study.rules.choices_of", lambda group: {"fedgca": Path(), "fedavg": Path()})
+    entrants, left_out = entrants_of(["*"], [*TINY, "views=none"], Rules())
+    assert [entrant.method for entrant in entrants] == ["fedavg"]
+    assert "views=none" in left_out["fedgca"]
+
+
+def test_rows_have_the_same_settings_and_the_weighting_that_was_asked_for() -> None:
+    names = ["fpl", "feddyn", "fedplvm", "moon", "adcol", "fedheal"]
+    for weighting in ("uniform", "samples"):
+        entrants, _ = entrants_of(["fedavg", *names], [*TINY, "views=randconv"], Rules(weighting=weighting))
+        assert [entrant.method for entrant in entrants] == ["fedavg", *names]
+        for entrant in entrants:
+            raw = entrant.settings.raw
+            assert entrant.settings.choices["views"] == "randconv"
+            assert dict(raw["method"]).get("weighting", weighting) == weighting
+            assert shared_settings(raw) == shared_settings(entrants[0].settings.raw)
+
+
+@pytest.mark.parametrize("name", ["tune", "board"])
+def test_commands_that_left_name_what_to_call_instead(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([name, "method=fpl"]) == 1
+    assert "goldfinch compare" in capsys.readouterr().err

@@ -1,0 +1,363 @@
+"""Studies: what is searched, validation alone, bad trials ended early, interruption, damage, and what is written."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+
+from common.choices import CONF
+from common.config import Search, build, compose_config, search_ranges
+from common.errors import CheckpointError, ConfigError, EngineError
+from common.settings import load_settings, settings_of
+from server.study import rules, search
+from server.study.rules import IN_DOMAIN, STUDY_SEED, Rules, entrants_of
+from server.study.search import TuningStudy, best_trial, finished_trials, state_of
+from strategies.core.method import Method
+
+METHODS = sorted(path.stem for path in (CONF / "method").glob("*.yaml"))
+WORDS = ["data=glyphs", "train.rounds=4", "train.device=cpu"]
+Outcome = tuple[dict[str, float], float | None, str]
+
+
+def quiet(line: str) -> None:
+    """Print nothing."""
+
+
+# ---- what is searched ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_s_space_lies_within_its_ranges_and_around_its_printed_values(name: str) -> None:
+    raw = compose_config([f"method={name}", "views=randconv"])
+    settings = load_settings([f"method={name}", "views=randconv"])
+    space = search_ranges(type(settings.method))
+    assert len(space) <= 3
+    for field, (low, high, log) in space.items():
+        assert low <= getattr(settings.method, field) <= high
+        assert low < high
+        assert low > 0 or not log
+        for value in (low, high, math.sqrt(low * high)):
+            found: Method = build({**raw["method"], field: value}, "method")
+            assert getattr(found, field) == value
+    assert rules.RATE in rules.space_of(settings)
+
+
+@pytest.mark.usefixtures("no_files_needed")
+def test_a_range_reaches_the_printed_value(tmp_path: Path) -> None:
+    found = study_of(tmp_path, "fedgca", "data=pacs", "views=randconv").entrant
+    assert found.space["method.alpha"] == Search(0.001, 10.0)
+    assert found.space["method.beta"] == Search(0.01, 8.0)
+    assert rules.starting_values(found.settings, found.space)["method.alpha"] == 10.0
+
+
+def test_trials_grow_with_the_searched_settings(tmp_path: Path) -> None:
+    """Budgets that are equal in rounds would tune each setting of a method with several of them less."""
+    budgets = {name: study_of(tmp_path, name, trials=5).budget for name in ("fedavg", "fedprox", "fpl")}
+    assert budgets == {"fedavg": 5, "fedprox": 10, "fpl": 20}
+
+
+# ---- a study ---------------------------------------------------------------------------------------------------------
+
+
+class Pretended:
+    """Runs that take no time: after round n, validation is ``quality(values)`` times n over all rounds."""
+
+    def __init__(self, quality: Callable[[dict[str, Any]], float]) -> None:
+        self.quality = quality
+        self.runs: list[tuple[str, ...]] = []
+        self.interrupt_at = self.fail_at = -1
+
+    def __call__(self, overrides: tuple[str, ...], folder: Path, listener: Any, stop: Callable[[], bool]) -> None:
+        self.runs.append(overrides)
+        given = dict(item.split("=", 1) for item in overrides)
+        rounds = int(given["train.rounds"])
+        values = {"mu": float(given.get("method.mu", 0.0)), "rate": float(given["train.learning_rate"])}
+        for number in range(1, rounds + 1):
+            if stop():
+                return
+            if number == 2 and len(self.runs) == self.interrupt_at:
+                raise KeyboardInterrupt
+            if number == 2 and len(self.runs) == self.fail_at:
+                raise EngineError("not finite\nand more")
+            average = self.quality(values) * number / rounds
+            listener("validation", {"round": number, "average": average})
+            listener("round done", {"round": number})
+
+
+def peak(values: dict[str, Any]) -> float:
+    """Best, 90, at mu=0.1 and a rate of 0.03."""
+    return 90.0 - 10 * abs(math.log10(values["mu"] or 1) + 1) - 20 * abs(math.log10(values["rate"] / 0.03))
+
+
+@pytest.fixture
+def pretended(monkeypatch: pytest.MonkeyPatch) -> Pretended:
+    made = Pretended(peak)
+    monkeypatch.setattr(search, "run_here", made)
+    return made
+
+
+def study_of(output: Path, method: str, *more: str, trials: int = 4, number: int = 0) -> TuningStudy:
+    numbers = Rules(studies=2, trials=trials)
+    entrants, _ = entrants_of([method], [*WORDS, *more], numbers)
+    output.mkdir(parents=True, exist_ok=True)
+    return TuningStudy(entrants[0], number, numbers, output)
+
+
+def outcomes(study: optuna.Study) -> list[Outcome]:
+    return [(trial.params, trial.value, trial.state.name) for trial in finished_trials(study)]
+
+
+def run(output: Path, *more: str, trials: int = 4, number: int = 0) -> optuna.Study:
+    """A study of FedProx, which has two searched settings."""
+    return search.run_study(study_of(output, "fedprox", *more, trials=trials, number=number), quiet)
+
+
+def test_no_trial_scores_test_images(pretended: Pretended, tmp_path: Path) -> None:
+    """What ``rounds.test=false`` leaves alone is tested in tests/core/test_validation.py."""
+    run(tmp_path, trials=2, number=1)
+    assert len(pretended.runs) == 4
+    for overrides in pretended.runs:
+        settings = settings_of(compose_config(overrides))
+        assert not settings.rounds.test
+        assert settings.protocol.validation == 0.1
+        assert settings.seed == STUDY_SEED + 1
+        assert settings.raw["protocol"]["partition_seed"] is None, "the run's own seed draws the partition"
+
+
+def test_the_first_trial_has_the_values_in_the_settings_and_the_search_finds_better(
+    pretended: Pretended, tmp_path: Path
+) -> None:
+    study = run(tmp_path, trials=12)
+    first = finished_trials(study)[0]
+    assert first.params == {"train.learning_rate": 0.01, "method.mu": 0.01}
+    assert first.value == pytest.approx(peak({"mu": 0.01, "rate": 0.01}))
+    best = best_trial(study)
+    assert best is not None
+    assert (best.value or 0.0) > first.value + 5
+    assert {trial.state.name for trial in finished_trials(study)} == {"COMPLETE", "PRUNED"}
+
+
+def test_a_bad_run_is_ended_after_five_complete_ones_and_a_quarter_of_the_rounds(
+    pretended: Pretended, tmp_path: Path
+) -> None:
+    pretended.quality = lambda values: 80.0 if len(pretended.runs) in (2, 3, 4, 5, 7) else 10.0
+    ends = finished_trials(run(tmp_path, "train.rounds=8"))
+    assert [trial.state.name for trial in ends] == ["COMPLETE"] * 5 + ["PRUNED", "COMPLETE", "PRUNED"]
+    assert len(ends[0].intermediate_values) == 8, "there was nothing to compare it with"
+    assert max(ends[-1].intermediate_values) == 3, "a quarter of the rounds is no verdict"
+    assert ends[-1].user_attrs["rounds"] == 3
+
+
+def test_values_after_the_start_lie_near_good_trials(pretended: Pretended, tmp_path: Path) -> None:
+    """TPE draws higher learning rates than at random where these score higher."""
+    pretended.quality = lambda values: min(1000 * values["rate"], 100.0)
+    drawn: list[float] = []
+    for number in range(6):
+        found = finished_trials(run(tmp_path, trials=6, number=number))
+        drawn += [trial.params["train.learning_rate"] for trial in found[6:]]
+    low, high = 0.001, 0.1
+    assert sorted(drawn)[len(drawn) // 2] > 2 * math.sqrt(low * high)
+
+
+def test_studies_differ_in_what_they_draw_and_each_draws_the_same_again(pretended: Pretended, tmp_path: Path) -> None:
+    first, again = run(tmp_path / "one"), run(tmp_path / "again")
+    other = run(tmp_path / "one", number=1)
+    assert outcomes(first) == outcomes(again)
+    assert outcomes(first)[0][0] == outcomes(other)[0][0]
+    assert outcomes(first)[1][0] != outcomes(other)[1][0]
+
+
+@pytest.mark.parametrize("at", [1, 3, 7])
+def test_an_interrupted_study_goes_on_as_the_same_study(at: int, pretended: Pretended, tmp_path: Path) -> None:
+    whole = run(tmp_path / "whole")
+    pretended.runs.clear()
+    pretended.interrupt_at = at
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "parted")
+    again = run(tmp_path / "parted")
+    assert outcomes(again) == outcomes(whole)
+    assert pretended.runs[at] == pretended.runs[at - 1], "the trial that was interrupted is done again"
+    count = len(pretended.runs)
+    run(tmp_path / "parted")
+    assert len(pretended.runs) == count, "what is done is not done again"
+    longer = run(tmp_path / "parted", trials=5)
+    assert outcomes(longer)[:8] == outcomes(whole)
+    assert outcomes(longer) == outcomes(run(tmp_path / "longer", trials=5)), "more trials go on with the same study"
+
+
+@pytest.mark.parametrize("trials", [0, 1], ids=["the first", "a later one"])
+def test_a_trial_whose_process_was_killed_is_drawn_again(trials: int, pretended: Pretended, tmp_path: Path) -> None:
+    """A killed trial stays in the journal as running."""
+    whole = outcomes(run(tmp_path / "whole", trials=2))
+    study = study_of(tmp_path / "killed", "fedprox", trials=2)
+    if trials:
+        run(tmp_path / "killed", trials=trials)
+    killed = search._open(study, search.storage_of(study.output)).ask()
+    for name, (low, high, log) in study.entrant.space.items():
+        killed.suggest_float(name, low, high, log=log)
+    assert outcomes(run(tmp_path / "killed", trials=2)) == whole
+
+
+def test_a_run_without_a_score_counts_and_is_never_chosen(pretended: Pretended, tmp_path: Path) -> None:
+    pretended.fail_at = 2
+    study = run(tmp_path, trials=2)
+    assert [state_of(trial) for trial in finished_trials(study)] == ["complete", "failed", "complete", "complete"]
+    assert finished_trials(study)[1].user_attrs["problem"] == "not finite"
+    assert best_trial(study) != finished_trials(study)[1]
+
+
+def test_a_score_that_is_no_number_counts_as_a_failed_trial(pretended: Pretended, tmp_path: Path) -> None:
+    """Optuna does not count such a trial, so the search would go on for ever."""
+    pretended.quality = lambda values: math.nan
+    study = run(tmp_path, trials=1)
+    assert [state_of(trial) for trial in finished_trials(study)] == ["failed", "failed"]
+    assert best_trial(study) is None
+
+
+def test_the_chosen_trial_is_the_best_by_its_last_round_and_the_earliest(pretended: Pretended, tmp_path: Path) -> None:
+    scores = iter([[90.0, 30.0, 20.0, 30.0], [10.0, 10.0, 10.0, 40.0], [10.0, 10.0, 10.0, 40.0], [99.0, 0.0, 0.0, 0.0]])
+
+    def shown(overrides: tuple[str, ...], folder: Path, listener: Any, stop: Any) -> None:
+        for number, score in enumerate(next(scores), 1):
+            listener("validation", {"round": number, "average": score})
+            listener("round done", {"round": number})
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(search, "run_here", shown)
+        study = run(tmp_path, trials=2)
+    best = best_trial(study)
+    assert best is not None
+    assert (best.number, best.value) == (finished_trials(study)[1].number, 40.0)
+
+
+def test_a_trial_fails_if_a_client_is_missing_from_its_score() -> None:
+    reported: list[int] = []
+
+    class Watched:
+        def report(self, value: float, step: int) -> None:
+            reported.append(step)
+
+    scores = search.ValidationScores(Watched())  # type: ignore[arg-type]  # a stand-in
+    scores("validation", {"round": 0, "average": 5.0})
+    scores("validation", {"round": 1, "average": 5.0})
+    with pytest.raises(EngineError, match=r"round 2 was not validated by every client.*sketch"):
+        scores("validation", {"round": 2, "average": 5.0, "missing": {"sketch": None}})
+    assert reported == [1], "round 0 is untrained"
+
+
+# ---- what is refused -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "differs"),
+    [
+        (["train.rounds=5"], "train.rounds"),
+        (["protocol.validation=0.2"], "protocol.validation"),
+        (["model=digit_cnn"], "model"),
+    ],
+    ids=["rounds", "share", "model"],
+)
+def test_a_study_of_other_settings_is_refused(
+    words: list[str], differs: str, pretended: Pretended, tmp_path: Path
+) -> None:
+    run(tmp_path, trials=1)
+    with pytest.raises(ConfigError, match=rf"holds a comparison with other settings \(.*{differs}"):
+        run(tmp_path, *words, trials=1)
+
+
+def test_a_damaged_journal_is_named(pretended: Pretended, tmp_path: Path) -> None:
+    (tmp_path / search.JOURNAL).write_bytes(b"not a journal\n" * 100)
+    with pytest.raises(CheckpointError, match=r"journal.log is damaged"):
+        run(tmp_path, trials=1)
+
+
+def test_a_study_with_settings_of_another_type_is_damaged(pretended: Pretended, tmp_path: Path) -> None:
+    study = run(tmp_path, trials=1)
+    study.set_user_attr("subject", ["of another program"])
+    with pytest.raises(CheckpointError, match=r"journal.log is damaged"):
+        run(tmp_path, trials=2)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["protocol.validation=0"], "leaves nothing to score"),
+        (["protocol.validation=0.7"], r"protocol.validation=0.7"),
+        (["method.my=1"], "method.my: no such key"),
+        (["engine=ray"], "engine=ray"),
+        (["privacy=gaussian"], "validation scores"),
+    ],
+    ids=["no validation", "share", "unknown key", "engine", "privacy"],
+)
+def test_bad_input_is_refused(words: list[str], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        study_of(tmp_path, "fedprox", *words)
+
+
+def test_a_space_of_one_value_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rules, "search_ranges", lambda target: {"mu": Search(0.1, 0.1)})
+    with pytest.raises(ConfigError, match=r"method.mu is searched from 0.1 to 0.1"):
+        study_of(tmp_path, "fedprox")
+
+
+# ---- what is written -------------------------------------------------------------------------------------------------
+
+
+def written(study: TuningStudy) -> Path:
+    found = search.run_study(study, quiet)
+    best = best_trial(found)
+    assert best is not None
+    return search.write_best(study, found, best)
+
+
+def test_what_a_study_found_is_a_file_that_a_run_takes(pretended: Pretended, tmp_path: Path) -> None:
+    study = study_of(tmp_path, "fedprox")
+    path = written(study)
+    best = best_trial(search.run_study(study, quiet))
+    assert best is not None
+    settings = load_settings([f"tuned={path}"])
+    assert (settings.method.name, settings.data.name) == ("fedprox", "glyphs")
+    assert settings.method.mu == best.params["method.mu"]
+    assert settings.train.learning_rate == best.params["train.learning_rate"]
+    assert load_settings([f"tuned={path}", "method.mu=0.5"]).method.mu == 0.5, "what the user says wins"
+    assert settings.protocol.validation == 0
+    assert study.folder == tmp_path / "fedprox" / IN_DOMAIN / "study-0"
+
+
+@pytest.mark.usefixtures("no_files_needed")
+def test_a_search_begins_with_the_printed_values_and_reports_them(pretended: Pretended, tmp_path: Path) -> None:
+    study = study_of(tmp_path, "fedpall", "data=digits", trials=1)
+    entrant = study.entrant
+    assert (entrant.start, entrant.settings.method.contrast, entrant.settings.method.divergence) == (
+        "printed",
+        0.7,
+        0.3,
+    )
+    assert entrant.fixed == {"method.server_training.epochs": 1}, "which is not searched, and every trial has it"
+    path = written(study)
+    assert "with the printed values" in " ".join(path.read_text().split())
+    assert load_settings([f"tuned={path}"]).method.server_training.epochs == 1
+    epochs = {settings_of(compose_config(each)).method.server_training.epochs for each in pretended.runs}
+    assert epochs == {1}
+
+
+@pytest.mark.usefixtures("no_files_needed")
+@pytest.mark.parametrize(
+    ("words", "start"),
+    [
+        (["data=glyphs"], "default"),
+        (["data=office_caltech"], "printed"),
+        (["data=office_caltech", "method.contrast=5"], "given"),
+    ],
+    ids=["no paper's data", "a paper's data", "the user's own"],
+)
+def test_the_first_trial_has_its_name(words: list[str], start: str, tmp_path: Path) -> None:
+    entrant = study_of(tmp_path, "fedplcc", *words).entrant
+    assert entrant.start == start
+    if start == "given":
+        assert entrant.settings.method.contrast == 5
