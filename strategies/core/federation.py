@@ -144,6 +144,7 @@ class Federation:
         self._gate: Gate | None = None
         """The checks of the current exchange's replies, made when the first reply arrives."""
         self._clients: dict[str, Client] = {}
+        self._sum_ranges = settings.own_metric.ranges()
         self._test_counts: dict[tuple[str, str], int] = {}
         """Test images by client and domain, as each client first reported them."""
         model = self.new_model()
@@ -376,7 +377,7 @@ class Federation:
                 self.method.expects(self.server),
                 self.server,
                 self._asked_to_train,
-                sum_ranges=self.settings.own_metric.ranges(),
+                sum_ranges=self._sum_ranges,
                 confidence=self.settings.rounds.scores,
             )
         if self.settings.rounds.transport != "float32":
