@@ -52,13 +52,10 @@ def settings() -> set[str]:
 def set_somewhere() -> set[str]:
     """Return the keys that an experiment, a tuned or printed value, a published row or a benchmark sets."""
     found: set[str] = set()
-    for path in (CONF / "experiment").glob("*.yaml"):
-        found.update(leaves(read(path)))
+    for group in VALUES:
+        for path in (CONF / group).glob("*.yaml"):
+            found.update(leaves(read(path)))
     text = ""
-    for path in (CONF / "tuned").glob("*.yaml"):
-        text += path.read_text()
-    for path in (CONF / "printed").glob("*.yaml"):
-        text += path.read_text()
     for path in (ROOT / "server/reproduction/published").glob("*.yaml"):
         text += path.read_text()
     for path in (ROOT / "bench").glob("*.py"):

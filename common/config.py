@@ -14,18 +14,19 @@ from typing import Annotated, Any, NamedTuple, TypeVar, dataclass_transform, get
 
 import pydantic
 from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import AfterValidator, ConfigDict, Field, ValidationError
 from pydantic.dataclasses import is_pydantic_dataclass
-from yaml import YAMLError
 
+from common import overlays
 from common.choices import CONF, FOLDERS, choices_of, imports_of, trust, trusted
 from common.errors import ConfigError, UnknownKeyError, nearest
+from common.overlays import Overlay
 from common.overrides import parse_overrides, quoted_override, unescaped
-from common.regular_files import read_small
 from common.versions import CODE
 
 _HYDRA = threading.Lock()
@@ -82,114 +83,6 @@ Names = Annotated[tuple[str, ...], AfterValidator(_distinct)]
 """Names without repetition."""
 
 
-def _without_key(overrides: Sequence[str], key: str) -> tuple[list[str], str | None]:
-    """Return the overrides without those of ``key``, and the last value of ``key`` (``None`` if there is none)."""
-    rest: list[str] = []
-    value = None
-    for item in overrides:
-        if item.startswith(f"{key}="):
-            value = item.partition("=")[2]
-        else:
-            rest.append(item)
-    return rest, value
-
-
-def with_tuned(overrides: Sequence[str]) -> list[str]:
-    """Return ``overrides`` with ``tuned=FILE``, or the name of a file in ``conf/tuned``, replaced by its settings.
-
-    Other overrides win over the file. ``tuned=none`` is as without.
-
-    Raises:
-        ConfigError: the file does not exist, is not one of ``goldfinch compare``, or is of another method or data set.
-    """
-    rest, chosen = _without_key(overrides, "tuned")
-    if chosen is None:
-        return rest
-    name = chosen.strip("'\"")
-    if name == "none":
-        return rest
-    known = choices_of("tuned")
-    if name.endswith(".yaml"):
-        path = Path(name)
-    else:
-        path = known.get(name, Path())
-    if not path.is_file():
-        raise ConfigError(f"tuned={name}: no such file; goldfinch compare writes one; {nearest(name, known)}")
-    try:
-        content = construct(Tuned, dict(OmegaConf.to_container(OmegaConf.create(read_small(path)))))  # type: ignore[arg-type]  # checked
-    except (OSError, ValueError, TypeError, YAMLError, OmegaConfBaseException, ConfigError) as error:
-        raise ConfigError(f"{path} is not what goldfinch compare writes: {error}") from error
-    for key, value in (("method", content.method), ("data", content.data)):
-        _, given = _without_key(rest, key)
-        if given is None:
-            rest = [f"{key}={value}", *rest]
-        elif given != value:
-            raise ConfigError(f"tuned={name} was found for {key}={value}, not {given}: tune that one, too")
-    return [*content.overrides, *rest]
-
-
-def printed_values(method: str, data: str) -> "Printed | None":
-    """Return the settings with which a paper's results of ``method`` on ``data`` were made.
-
-    They are in ``conf/printed/<method>.yaml``: weights, temperatures and the server's epochs. The protocol, the net and
-    local training are those of an experiment.
-
-    Args:
-        method: a choice of ``conf/method/``.
-        data: a choice of ``conf/data/``.
-
-    Returns:
-        The settings, or ``None`` if the file has none for this data set.
-
-    Raises:
-        ConfigError: the file is not as it must be.
-    """
-    path = choices_of("printed").get(method)
-    if path is None:
-        return None
-    try:
-        content: Any = OmegaConf.to_container(OmegaConf.create(read_small(path)))
-        node = content.get(data)
-    except (OSError, ValueError, AttributeError, YAMLError, OmegaConfBaseException) as error:
-        raise ConfigError(f"{path} does not hold printed settings by data set: {error}") from error
-    if node is None:
-        return None
-    found: Printed = build(node, f"{path.name}: {data}", Printed)
-    return found
-
-
-def with_printed(overrides: Sequence[str]) -> list[str]:
-    """Return ``overrides`` with ``printed=true`` replaced by the printed settings of the method on the data set.
-
-    Other overrides win over the printed settings. ``printed=false`` is as without.
-
-    Raises:
-        ConfigError: no settings are on file for the method and the data set, or ``tuned`` chooses settings as well.
-    """
-    rest, value = _without_key(overrides, "printed")
-    if value is None or value.lower() == "false":
-        return rest
-    if value.lower() != "true":
-        raise ConfigError(f"printed={value}: true takes what a paper prints for the data set, false does not")
-    for item in rest:
-        if item.startswith("tuned=") and item != "tuned=none":
-            raise ConfigError("printed=true and tuned= both choose the method's settings: leave one out")
-    choices = compose_config(rest, own=())["choices"]
-    method, data = choices["method"], choices["data"]
-    found = printed_values(method, data)
-    if found is None:
-        known: list[str] = []
-        for name in choices_of("printed"):
-            for each in choices_of("data"):
-                if printed_values(name, each) is not None:
-                    known.append(f"method={name} data={each}")
-        raise ConfigError(
-            f"printed=true: conf/printed/ has no settings for method={method} data={data}; leave printed=true out to "
-            f"take the method's defaults; there are {', '.join(known)}"
-        )
-    return [*found.overrides, *rest]
-
-
 def compose_config(overrides: Sequence[str], own: Sequence[str] | None = None) -> dict[str, Any]:
     """Return Hydra's composition of ``conf/config.yaml`` with ``overrides``, as plain containers.
 
@@ -205,22 +98,29 @@ def compose_config(overrides: Sequence[str], own: Sequence[str] | None = None) -
     Raises:
         ConfigError: an override cannot be parsed, or names a group, option or key that does not exist.
     """
-    parsed = _parse(with_tuned(with_printed(overrides)))
+    parsed = _parse(overrides)
     if own is None:
         own = overrides
-    trust_overrides(own)  # not the settings of a tuned file, which the user may not have written
+    trust_overrides(own)  # not a class that a tuned file names, which the user may not have written
     classes: list[Override] = []
-    groups: list[Override] = []
+    options: dict[str, Override] = {}
     settings: list[Override] = []
     for item in parsed:
-        if _names_class(item):
+        if item.key_or_group in overlays.GROUPS:
+            continue
+        if item.key_or_group.endswith("._target_"):
             classes.append(item)
+        elif _names_class(item):
+            _store_class(item)
+            options[item.key_or_group] = item
         elif _check_group(item):
-            groups.append(item)
+            options[item.key_or_group] = item
         else:
             settings.append(item)
+    overlay = _overlay_in(parsed, options)
     try:
-        base, choices = _composed(tuple(str(item.input_line) for item in groups), tuple(FOLDERS))
+        base, choices = _composed(_lines(options, overlay), tuple(FOLDERS))
+        _check_has_no_other_group(base)
         named = {item.key_or_group.removesuffix("._target_"): item for item in classes}
         replaced: dict[str, str] = {}
         for key, item in named.items():
@@ -230,7 +130,8 @@ def compose_config(overrides: Sequence[str], own: Sequence[str] | None = None) -
         for key, name in replaced.items():
             OmegaConf.update(composed, key, {"_target_": name}, merge=False)
         # No file lists the keys of a user's class: build() checks them against the class.
-        unlisted = tuple(f"{key}." for key in [*replaced, *_groups_of_own_classes(base)])
+        of_classes = [group for group, item in options.items() if _names_class(item)]
+        unlisted = tuple(f"{key}." for key in [*replaced, *of_classes, *_groups_of_own_classes(base)])
         for item in settings:
             added = item.key_or_group.startswith(unlisted)
             if not added:
@@ -243,6 +144,8 @@ def compose_config(overrides: Sequence[str], own: Sequence[str] | None = None) -
     for group, name in choices.items():
         if group in plain:
             chosen[group] = replaced.get(group, name)
+    if overlay is not None:
+        overlays.check_choices(overlay, chosen)
     return {**plain, "choices": chosen}
 
 
@@ -261,7 +164,7 @@ def changed_config(config: Mapping[str, Any], overrides: Sequence[str]) -> dict[
     """
     groups: list[str] = []
     for group, choice in config["choices"].items():
-        if choice is None or group == "tuned":
+        if choice is None or group in overlays.GROUPS:
             continue
         node = config.get(group)
         if choice not in choices_of(group) and isinstance(node, Mapping) and node.get("_target_"):
@@ -275,12 +178,88 @@ def changed_config(config: Mapping[str, Any], overrides: Sequence[str]) -> dict[
             before = {**value, **before}
         changed[key] = before
     recorded = OmegaConf.create(dict(config))
-    for item in _parse(with_tuned(with_printed([*groups, *overrides]))):
+    parsed = _parse([*groups, *overrides])
+    chosen = {item.key_or_group: item for item in parsed}
+    overlay = _overlay_in(parsed, {group: chosen[group] for group in ("method", "data")})
+    if overlay is not None:
+        for key in overlay.values:
+            _take(changed, fresh, key)
+    for item in parsed:
+        if item.key_or_group in overlays.GROUPS:
+            continue
         key = item.key_or_group.removesuffix("._target_")
         same_class = _names_class(item) and OmegaConf.select(recorded, f"{key}._target_") == item.value()
         if not same_class and str(item.input_line) not in groups:
             _take(changed, fresh, key)
     return changed
+
+
+def _overlay_in(parsed: Sequence[Override], options: Mapping[str, Override]) -> Overlay | None:
+    """Return the overlay that the overrides ``printed=`` and ``tuned=`` choose; ``None`` if they choose none.
+
+    Args:
+        parsed: all overrides of a run.
+        options: those that choose an option, by group. With ``printed=true`` the method and the data set decide.
+
+    Raises:
+        ConfigError: both choose an overlay, or there is none of this name, or none for the method and the data set.
+    """
+    chosen = dict.fromkeys(overlays.GROUPS, overlays.NONE)
+    for item in parsed:
+        if item.key_or_group in chosen:
+            chosen[item.key_or_group] = overlays.option_of(item.key_or_group, item.value())
+    groups = [group for group, name in chosen.items() if name != overlays.NONE]
+    if not groups:
+        return None
+    if len(groups) > 1:
+        raise ConfigError("printed= and tuned= both choose the method's settings: leave one out")
+    name = chosen[groups[0]]
+    if name == overlays.FITTING:
+        _, choices = _composed(_lines(options, None), tuple(FOLDERS))
+        overlay = overlays.fitting_overlay(choices["method"], choices["data"])
+    else:
+        overlay = overlays.find_overlay(groups[0], name)
+    if overlay.method not in choices_of("method"):
+        own = options.get("method")
+        if own is None or own.value() != overlay.method:
+            raise ConfigError(
+                f"{groups[0]}={name}: {overlay.method} is not one of Goldfinch's own methods, and imported only if you "
+                f"name it: method={overlay.method}"
+            )
+    return overlay
+
+
+def _lines(options: Mapping[str, Override], overlay: Overlay | None) -> tuple[str, ...]:
+    """Return the overrides that Hydra composes."""
+    lines = [str(item.input_line) for item in options.values()]
+    if overlay is not None:
+        lines.append(quoted_override(overlay.group, overlay.option))
+    return tuple(lines)
+
+
+def _store_class(item: Override) -> None:
+    """Make the class that ``item`` names an option of Hydra's, without settings, as no file describes it.
+
+    Raises:
+        ConfigError: no class can be chosen for the group.
+    """
+    group, name = item.key_or_group, str(item.value())
+    defaults, _ = _composed((), tuple(FOLDERS))
+    if "_target_" not in defaults.get(group, {}):
+        _check_group(item)
+    ConfigStore.instance().store(name, {"_target_": name}, group=group)
+
+
+def _check_has_no_other_group(base: Mapping[str, Any]) -> None:
+    """Refuse a key that no file of ``conf/`` has at the top, such as of an experiment in a folder of the user's own.
+
+    Raises:
+        ConfigError: there is one; the message names the nearest.
+    """
+    known, _ = _composed((), tuple(FOLDERS))
+    for key in base:
+        if key not in known:
+            raise UnknownKeyError(_no_such_key(str(key), known, ""))
 
 
 def _take(changed: dict[str, Any], fresh: Mapping[str, Any], key: str) -> None:
@@ -452,49 +431,6 @@ def checked(target: type[T]) -> type[T]:
     """
     config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, arbitrary_types_allowed=True)
     return typing.cast("type[T]", pydantic.dataclasses.dataclass(target, frozen=True, config=config))
-
-
-def _as_overrides(values: Mapping[str, int | float]) -> list[str]:
-    return [f"{key}={value!r}" for key, value in values.items()]
-
-
-@checked
-class Tuned:
-    """Settings of a method on a data set that ``goldfinch compare`` found and wrote to a file.
-
-    Args:
-        method, data: choices of ``conf/method/`` and ``conf/data/``.
-        found: how the settings were found, as text.
-        values: settings by ``a.b`` keys.
-    """
-
-    method: str
-    data: str
-    found: str
-    values: dict[str, int | float]
-
-    @property
-    def overrides(self) -> list[str]:
-        """The settings as overrides."""
-        return _as_overrides(self.values)
-
-
-@checked
-class Printed:
-    """Settings of a method that gave a paper's results on one data set (``conf/printed/``).
-
-    Args:
-        source: the paper, or the released code, that has them.
-        values: settings by ``a.b`` keys.
-    """
-
-    source: str
-    values: dict[str, int | float]
-
-    @property
-    def overrides(self) -> list[str]:
-        """The settings as overrides."""
-        return _as_overrides(self.values)
 
 
 def check(condition: bool, message: str) -> None:

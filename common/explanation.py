@@ -16,8 +16,9 @@ from pydantic.dataclasses import is_pydantic_dataclass
 from pydantic.fields import FieldInfo
 
 from common.choices import choices_of
-from common.config import class_of, compose_config, printed_values, search_ranges
+from common.config import class_of, compose_config, search_ranges
 from common.errors import ConfigError, nearest
+from common.overlays import leaves, printed_values
 from common.papers import PAPERS, cited
 from common.regular_files import read_small
 
@@ -140,7 +141,7 @@ def _explain_choice(group: str, choice: str | None) -> Explanation:
     node = composed[group]
     target = _class_of_group(group, node)
     if target is None:
-        settings = [Setting(key, "", _written(value), "") for key, value in _leaves(node, group)]
+        settings = [Setting(key, "", _written(value), "") for key, value in leaves(node, group)]
         return Explanation(f"{group}={choice}", _comment(group, choice), settings)
     published: dict[str, Mapping[str, Any]] = {}
     if group == "method":
@@ -166,7 +167,7 @@ def _explain_file(group: str, choice: str | None) -> Explanation:
         if isinstance(item, Mapping):
             for key, value in item.items():
                 settings.append(Setting(str(key).removeprefix("override /"), "choice", _written(value), ""))
-    for key, value in _leaves(content, ""):
+    for key, value in leaves(content):
         settings.append(Setting(key, "", _written(value), ""))
     return Explanation(f"{group}={choice}", _comment(group, choice), settings)
 
@@ -313,15 +314,6 @@ def _comment(group: str, choice: str) -> str:
         if not line.startswith("# @package"):
             lines.append(line.removeprefix("#").removeprefix(" "))
     return "\n".join(lines)
-
-
-def _leaves(node: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    for name, value in node.items():
-        key = f"{prefix}.{name}".removeprefix(".")
-        if isinstance(value, Mapping) and value:
-            yield from _leaves(value, key)
-        else:
-            yield key, value
 
 
 def _written(value: Any) -> str:

@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from common.choices import FOLDERS, choices_of
-from common.config import compose_config, with_tuned
+from common.config import compose_config
 from common.data.domain import DataSource
 from common.errors import ConfigError, GoldfinchError, UnknownKeyError, some_of
 from common.metrics import PARTIAL, RULES, named_missing
@@ -121,7 +121,7 @@ def plan(arguments: Sequence[str], output: Path) -> tuple[list[Job], dict[str, s
         ConfigError: a key or choice does not exist, or no combination can be run.
     """
     axes, fixed = [], []
-    for item in parse_overrides(list(map(all_options, with_tuned(arguments)))):
+    for item in parse_overrides(list(map(all_options, arguments))):
         if item.is_sweep_override():
             axes.append(item)
         else:

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from common.choices import choices_of
-from common.config import Search, compose_config, printed_values, search_ranges, with_printed
+from common.config import Search, compose_config, search_ranges
 from common.errors import ConfigError, nearest
 from common.metrics import MEASURES, Measure
+from common.overlays import printed_values
 from common.privacy import GaussianPrivacy
 from common.run_config import result_settings
 from common.settings import RunSettings, settings_of
@@ -233,7 +234,7 @@ def _entrant(method: str, case: str, overrides: Sequence[str], rules: Rules) -> 
     fixed: dict[str, float] = {}
     start: Start = "default"
     if paper is not None:
-        chosen = with_printed([*chosen, "printed=true"])
+        chosen = [*chosen, "printed=true"]
         fixed = dict(paper.values)
         start = "printed"
     settings = settings_of(compose_config([*chosen, "rounds.test=false"]))

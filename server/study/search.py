@@ -15,12 +15,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from common.config import Tuned, compose_config
+from common.config import compose_config
 from common.errors import CheckpointError, ConfigError, EngineError, GoldfinchError
 from common.metrics import named_missing
+from common.overlays import overlay_text
 from common.overrides import quoted_override
 from common.regular_files import check_regular
-from common.run_config import result_settings, yaml_of
+from common.run_config import result_settings
 from common.settings import RunSettings, settings_of
 from common.storage import write_text
 from server.engines.inline import InlineEngine
@@ -379,8 +380,8 @@ def write_best(study: TuningStudy, found: Study, best: FrozenTrial) -> Path:
     )
     if entrant.left_out is not None:
         text += f" ({LEFT_OUT}{entrant.left_out})"
-    content = Tuned(settings.choices["method"], settings.choices["data"], text, {**entrant.fixed, **best.params})
+    choices, values = settings.choices, {**entrant.fixed, **best.params}
     path = study.folder / "best.yaml"
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, f"# goldfinch run tuned={path}\n{yaml_of(vars(content))}")
+    write_text(path, overlay_text(f"goldfinch run tuned={path}", text, choices["method"], choices["data"], values))
     return path

@@ -16,6 +16,7 @@ from support.own import forget
 from common.choices import CONF, FOLDERS, search
 from common.config import build, changed_config, compose_config
 from common.errors import ConfigError
+from common.overlays import overlay_text
 from common.overrides import escaped, quoted_override, unescaped
 from common.settings import load_settings, settings_of
 from common.versions import code_files, code_sha256, place_of
@@ -104,7 +105,7 @@ def test_a_class_that_the_choice_names_already_changes_nothing() -> None:
 
 def test_a_class_that_only_a_tuned_file_names_is_not_imported(package: Path, tmp_path: Path) -> None:
     path = tmp_path / "tuned.yaml"
-    path.write_text("method: ownlib.fair.QFair\ndata: glyphs\nfound: by chance\nvalues: {method.q: 3.0}\n")
+    path.write_text(overlay_text("goldfinch run", "by chance", "ownlib.fair.QFair", "glyphs", {"method.q": 3.0}))
     with pytest.raises(ConfigError, match="imported only if you name it"):
         load_settings([f"tuned={path}"])
     assert load_settings([f"tuned={path}", "method=ownlib.fair.QFair"]).method.q == 3.0

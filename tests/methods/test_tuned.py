@@ -7,10 +7,10 @@ import re
 from pathlib import Path
 
 import pytest
-import yaml
 from support.scripts import ROOT
 
 from common.config import changed_config
+from common.overlays import find_overlay
 from common.run_config import yaml_of
 from common.settings import load_settings, settings_of
 from server.results.run import Run
@@ -50,6 +50,6 @@ def test_the_yaml_says_every_option_and_the_class_s_defaults(method):
 
 @pytest.mark.parametrize("path", sorted((ROOT / "conf" / "tuned").glob("*_on_*.yaml")), ids=lambda path: path.stem)
 def test_a_tuned_file_says_whether_its_search_had_guards(path: Path) -> None:
-    found = yaml.safe_load(path.read_text())["found"]
-    guards = re.search(r"with the guards of [0-9a-f]{7} \(rounds\.outliers=clip\)", found)
+    source = find_overlay("tuned", path.stem).source
+    guards = re.search(r"with the guards of [0-9a-f]{7} \(rounds\.outliers=clip\)", source)
     assert (guards is None) == (path.stem in FOUND_IN_PLAIN_RUNS)
