@@ -17,7 +17,10 @@ from common.errors import ConfigError
 from common.regular_files import read_small
 from common.wire.messages import printable
 
-LOCATION_KEYS = ("output", "resume", "overwrite", "data.root", "choices", "experiment", "tracker")
+FOLDER_KEYS = ("output", "resume", "overwrite")
+"""Settings of a run's folder, and of what becomes of a run that is in it."""
+
+LOCATION_KEYS = (*FOLDER_KEYS, "data.root", "choices", "experiment", "tracker")
 """Settings, and groups of them, of a run's folders and trackers, or that repeat others."""
 
 NOT_THE_RESULT = (

@@ -7,9 +7,10 @@ from typing import Any
 
 from common.errors import ConfigError, nearest
 from common.overrides import quoted_override
+from common.run_config import FOLDER_KEYS
 
 KEPT = ["method", "data", "protocol", "model", "engine", "aggregation", "privacy", "views", "experiment", "tracker"]
-KEPT += ["own_metric", "tuned", "seed", "output", "overwrite"]
+KEPT += ["own_metric", "tuned", "seed", *FOLDER_KEYS]
 TRAIN = ["rounds", "epochs", "batch_size", "learning_rate", "device"]
 SETTINGS = dict(zip(KEPT, KEPT, strict=True)) | {name: f"train.{name}" for name in TRAIN}
 """Keyword arguments, and the settings of ``conf/`` that they stand for."""

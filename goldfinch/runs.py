@@ -267,8 +267,8 @@ def run(*overrides: str, settings: Mapping[str, Any] | None = None, quiet: bool 
         settings: the same by key.
         quiet: show nothing.
         keywords: ``method``, ``data``, ``protocol``, ``model``, ``engine``, ``aggregation``, ``privacy``, ``views``,
-            ``experiment``, ``tracker``, ``tuned``, ``seed``, ``output``, ``overwrite``; ``rounds``, ``epochs``,
-            ``batch_size``, ``learning_rate`` and ``device`` of ``train``.
+            ``experiment``, ``tracker``, ``tuned``, ``seed``, ``output``, ``resume``, ``overwrite``; ``rounds``,
+            ``epochs``, ``batch_size``, ``learning_rate`` and ``device`` of ``train``.
 
     Raises:
         ConfigError: a setting is wrong, or the output folder holds a run already.

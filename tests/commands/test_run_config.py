@@ -21,6 +21,7 @@ from support.simulations import simulation
 from common.errors import ConfigError
 from common.overrides import CONFIGURATION, RUN_CONFIG, overrides_in, split_overrides
 from common.settings import load_settings, settings_in
+from common.versions import code_files
 from server.app import app
 from server.flower.processes import flower_environment, program
 from server.flower.submit import remote_configuration
@@ -130,8 +131,10 @@ def test_a_plain_build_leaves_tests_docs_and_benchmarks_out(tmp_path: Path) -> N
     done = subprocess.run([program("flwr"), "build"], cwd=app, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     with zipfile.ZipFile(next(app.glob("*.fab"))) as bundle:
-        folders = {name.partition("/")[0] for name in bundle.namelist()}
+        names = set(bundle.namelist())
+    folders = {name.partition("/")[0] for name in names}
     assert {"client", "common", "conf", "server", "strategies"} <= folders
+    assert code_files().keys() <= names, "without one of them, devices would compute another code hash"
     assert not {"tests", "docs", "bench"} & folders
 
 
