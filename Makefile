@@ -39,7 +39,7 @@ compose-demo: ## the same in containers (needs Docker): a node is killed on the 
 	@python3 docker/last_run.py record 'make compose-demo'
 
 certificates: $(STAMP) ## FOLDER=keys HOSTS="fl.example.org" NODES="ward-a ward-b": authority, server certificate, device keys
-	@$(BIN)/goldfinch certificates "$(or $(FOLDER),certificates)" $(addprefix --host=,$(HOSTS)) $(addprefix --node=,$(NODES))
+	@$(BIN)/goldfinch devices certificates "$(or $(FOLDER),certificates)" $(addprefix --host=,$(HOSTS)) $(addprefix --node=,$(NODES))
 
 test: lint test-fast test-portable ## style, types, and every test that takes seconds
 

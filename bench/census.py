@@ -9,7 +9,7 @@
 - settings never set: of these, the keys that no experiment, tuned or printed value, published row or benchmark sets.
 - settings nobody names: of these, the keys that no page names either.
 - kinds of record: files and folders that a run writes into its folder, with validation and with one resumption.
-- commands of the ``goldfinch`` program.
+- commands of the ``goldfinch`` program; those of a group count as one.
 - public names defined twice: functions and classes at the top of two modules, without a leading underscore.
 - renderers of a table: functions that write the rows of a table of text, Markdown, HTML, LaTeX or of a terminal.
 - circles: groups of modules that import each other, where imports inside functions count.
@@ -105,22 +105,13 @@ def words() -> int:
 
 
 def commands() -> list[str]:
-    """Return the commands of the ``goldfinch`` program, those of groups with the group's name."""
+    """Return the commands of the ``goldfinch`` program; those of a group, such as of ``devices``, count as one."""
     import typer.main
 
     from server.cli import app
 
-    found: list[str] = []
-
-    def visit(command: Any, prefix: str) -> None:
-        for name, member in sorted(command.commands.items()):
-            if hasattr(member, "commands"):
-                visit(member, f"{prefix}{name} ")
-            elif not member.hidden:
-                found.append(f"{prefix}{name}")
-
-    visit(typer.main.get_command(app), "")
-    return found
+    program: Any = typer.main.get_command(app)
+    return sorted(name for name, member in program.commands.items() if not member.hidden)
 
 
 def defined_twice(trees: Mapping[Path, ast.Module]) -> dict[str, list[Path]]:

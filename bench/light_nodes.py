@@ -361,7 +361,7 @@ class LightDeployment(LocalDeployment):
         """Nothing: the SuperLink of a measurement is not restarted."""
 
     def enrol(self, names: list[str]) -> None:
-        """As ``goldfinch enrol`` does."""
+        """As ``goldfinch devices enrol`` does."""
         authority, version = self.certificates.operator / "ca.crt", RuntimeVersionHttpInterceptor(component_name="flwr")
         link = ControlHttpClient.from_server_address(self.address, False, str(authority), [version])
         for name in names:

@@ -105,7 +105,7 @@ def _group_of(choice: str) -> str:
     if not found:
         raise ConfigError(
             f"{choice}: no such group, choice or setting{_similar(choice, names)}; goldfinch list shows groups and "
-            "choices, goldfinch explain train the settings of a group"
+            "choices, goldfinch list train the settings of a group"
         )
     if len(found) > 1:
         written = " or ".join(f"{group}.{choice}" for group in found)

@@ -1,7 +1,7 @@
 """Overlays: files that set values of one method on one data set, over the options of all other groups.
 
-``conf/printed/`` holds the values that papers print, ``conf/tuned/`` those that ``goldfinch compare`` found. Each file is
-an option like any other, which Hydra composes (``# @package _global_``): its defaults choose the method and the data
+``conf/printed/`` holds the values that papers print, ``conf/tuned/`` those that ``goldfinch compare`` found. Each file
+is an option like any other, which Hydra composes (``# @package _global_``): its defaults choose the method and the data
 set, and its other keys are the values. This module reads, checks and writes such files.
 """
 

@@ -36,7 +36,7 @@ certificates) # makes what is missing; GOLDFINCH_HOSTS and GOLDFINCH_NODES are l
   set --
   for host in ${GOLDFINCH_HOSTS:-}; do set -- "$@" --host "$host"; done
   for node in ${GOLDFINCH_NODES:-}; do set -- "$@" --node "$node"; done
-  goldfinch certificates "$certificates" "$@"
+  goldfinch devices certificates "$certificates" "$@"
   # this one service runs as root, without network, to give each party's volume to the user of all other containers
   [ "$(id -u)" -ne 0 ] || [ -z "${GOLDFINCH_OWNER:-}" ] || chown -R "$GOLDFINCH_OWNER" "$certificates/server" "$certificates/serverapp" "$certificates/operator" "$certificates/nodes"
   ;;
@@ -54,7 +54,7 @@ superlink)
   # The command is no child of the SuperLink, which would not collect it.
   if [ -d "$certificates/operator/nodes" ]; then
     connection
-    (goldfinch enrol "$certificates/operator" --restore &)
+    (goldfinch devices enrol "$certificates/operator" --restore &)
   fi
   umask 077 # its database names devices, keys and runs
   exec flower-superlink --host 0.0.0.0 --port 8000 --enable-supernode-auth \
@@ -73,7 +73,7 @@ enrol) # a new device is enrolled by making its key and running this again; GOLD
     for pair in ${GOLDFINCH_CLIENTS:-}; do set -- "$@" --client "$pair"; done
     for node in ${GOLDFINCH_MORE_NODES:-}; do set -- "$@" --node "$node"; done
   fi
-  exec goldfinch enrol "$certificates/operator" "$@"
+  exec goldfinch devices enrol "$certificates/operator" "$@"
   ;;
 proxy)
   need "$certificates/server/ca.crt" "$certificates/server/server.pem" "$certificates/server/server.key"

@@ -24,6 +24,7 @@ from server.commands.program import (
     app,
     argument,
     command,
+    device_command,
     items_of,
     one_of,
     option,
@@ -410,7 +411,7 @@ Connection = Annotated[
 ]
 
 
-@command("certificates")
+@device_command("certificates")
 def _certificates(
     folder: Folder,
     host: Annotated[
@@ -423,7 +424,7 @@ def _certificates(
 ) -> None:
     """Make or renew certificates and devices' keys.
 
-    goldfinch certificates FOLDER --host fl.example.org --node ward-a --node ward-b
+    goldfinch devices certificates FOLDER --host fl.example.org --node ward-a --node ward-b
     FOLDER  where they are kept
     """
     from server.commands.membership import certificates
@@ -431,7 +432,7 @@ def _certificates(
     certificates(folder, host or [], node or [], days)
 
 
-@command("enrol")
+@device_command("enrol")
 def _enrol(
     folder: Folder,
     node: Nodes = None,
@@ -456,8 +457,8 @@ def _enrol(
 ) -> None:
     """Let devices take part, each as one client for good.
 
-    goldfinch enrol FOLDER --node ward-b --client ward-a=radiology-0
-    FOLDER  the folder that goldfinch certificates was given
+    goldfinch devices enrol FOLDER --node ward-b --client ward-a=radiology-0
+    FOLDER  the folder that goldfinch devices certificates was given
     Without --node and --client, all devices of the folder.
     """
     from server.commands import membership
@@ -470,12 +471,12 @@ def _enrol(
     membership.enrol(folder, node or [], client or [], connection)
 
 
-@command("dismiss")
+@device_command("dismiss")
 def _dismiss(folder: Folder, node: Nodes = None, connection: Connection = None) -> None:
     """Let devices take part no longer.
 
-    goldfinch dismiss FOLDER --node ward-a
-    FOLDER  the folder that goldfinch certificates was given
+    goldfinch devices dismiss FOLDER --node ward-a
+    FOLDER  the folder that goldfinch devices certificates was given
     """
     from server.commands.membership import dismiss
 
@@ -484,27 +485,18 @@ def _dismiss(folder: Folder, node: Nodes = None, connection: Connection = None) 
 
 @command("list")
 def _list(
-    groups: Annotated[list[str], argument("[GROUP]...", default_factory=list)],
+    names: Annotated[list[str], argument("[NAME]...", default_factory=list)],
 ) -> None:
-    """List methods, data sets, models, protocols, engines.
+    """List what can be chosen, and explain settings.
 
-    GROUP  one of them, such as method; all by default. alterations lists what may change a published algorithm
+    goldfinch list method
+    goldfinch list fpl method.temperature
+    NAME  a group (method, train), all by default; a choice (fpl, protocol.fpl_office); a setting (train.rounds);
+          alterations lists what may change a published algorithm
     """
-    from server.commands.listing import print_choices
+    from server.commands.listing import print_names
 
-    print_choices(groups)
-
-
-@command("explain")
-def _explain(names: Annotated[list[str], argument("NAME...")]) -> None:
-    """Show what settings mean, their ranges and defaults.
-
-    goldfinch explain fpl
-    NAME  a group (train), a choice (fpl, protocol.fpl_office) or a setting (method.temperature)
-    """
-    from server.commands.explain import print_explanations
-
-    print_explanations(names)
+    print_names(names)
 
 
 def _known(value: str, choices: Iterable[str], name: str = "--rule") -> Any:

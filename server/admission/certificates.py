@@ -2,7 +2,7 @@
 
 ::
 
-    goldfinch certificates FOLDER --host fl.example.org --host 10.0.0.5 --node webcam --node dslr
+    goldfinch devices certificates FOLDER --host fl.example.org --host 10.0.0.5 --node webcam --node dslr
 
 makes one folder per party; each gets its own folder and nothing of the others:
 

@@ -65,7 +65,7 @@ class Enrolment:
         names = list(names) or self.known
         if not names:
             raise ConfigError(
-                f"{self.folder / 'nodes'} holds no public keys (*.pub); make them: goldfinch certificates"
+                f"{self.folder / 'nodes'} holds no public keys (*.pub); make them: goldfinch devices certificates"
             )
         for name in names:
             self._check(name)

@@ -1,4 +1,9 @@
-"""``goldfinch list``: print the choices of each group of ``conf/`` with a line on each, without importing them."""
+"""``goldfinch list``: the choices of each group of ``conf/``, and what a choice or a setting means.
+
+Choices are listed with a line on each, without importing them.
+"""
+
+from __future__ import annotations
 
 import ast
 import re
@@ -6,35 +11,93 @@ import shutil
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from common.alterations import ALTERATIONS, WHOSE
 from common.choices import CONF, choices_of
-from common.errors import ConfigError, nearest
 from common.versions import place_of
+
+if TYPE_CHECKING:
+    from common.explanation import Explanation, Setting
 
 ALTERATIONS_GROUP = "alterations"
 """What ``goldfinch list`` shows besides the groups of ``conf/``."""
 
 
-def print_choices(groups: Sequence[str]) -> None:
-    """Print the choices of ``groups``, or of all.
+MIN_WIDTH = 60
+MAX_WIDTH = 100
+"""Characters of the lines that explain settings."""
 
-    ``alterations`` among them prints what may change a published algorithm (:mod:`common.alterations`).
+
+def print_names(names: Sequence[str]) -> None:
+    """Print the choices of groups, and what choices and settings are; the choices of all groups without a name.
+
+    Args:
+        names: groups (``method``), choices (``fpl``, ``protocol.fpl_office``), settings (``method.temperature``), or
+            ``alterations``, which may change a published algorithm (:mod:`common.alterations`).
 
     Raises:
-        ConfigError: there is no such group.
+        ConfigError: a name is none of these.
     """
-    known = sorted(path.name for path in CONF.iterdir() if path.is_dir())
-    width = max(60, shutil.get_terminal_size((1000, 24)).columns)  # without a terminal nothing is cut
-    for group in groups or known:
-        if group == ALTERATIONS_GROUP:
+    groups = sorted(path.name for path in CONF.iterdir() if path.is_dir())
+    for name in names or groups:
+        if name == ALTERATIONS_GROUP:
             print_alterations()
-            continue
-        if group not in known:
-            raise ConfigError(f"{group}: no such group; {nearest(group, [*known, ALTERATIONS_GROUP])}")
-        print(f"{group}=")
-        for _, path in sorted(choices_of(group).items()):
-            print(f"  {path.stem:24} {textwrap.shorten(description(path), width - 27, placeholder=' ...')}".rstrip())
+        elif name in groups:
+            print_choices(name)
+            if names and "default" in choices_of(name):  # as of train, which is more than a choice
+                print_explanation(name)
+        else:
+            print_explanation(name)
+
+
+def print_choices(group: str) -> None:
+    """Print the choices of a group, with a line on each."""
+    width = max(MIN_WIDTH, shutil.get_terminal_size((1000, 24)).columns)  # without a terminal nothing is cut
+    print(f"{group}=")
+    for _, path in sorted(choices_of(group).items()):
+        print(f"  {path.stem:24} {textwrap.shorten(description(path), width - 27, placeholder=' ...')}".rstrip())
+
+
+def print_explanation(name: str) -> None:
+    """Print what a group, a choice or a setting is, and its settings.
+
+    Raises:
+        ConfigError: there is none of this name.
+    """
+    from common.explanation import explain  # slow to import, and needed for no list
+
+    found = explain(name.replace("=", ".", 1))
+    columns = shutil.get_terminal_size((MAX_WIDTH, 24)).columns
+    print(_page(found, min(MAX_WIDTH, max(MIN_WIDTH, columns))))
+
+
+def _page(found: Explanation, width: int) -> str:
+    parts = [found.title]
+    for paragraph in found.text.splitlines():
+        parts.append(textwrap.fill(paragraph, width, subsequent_indent="  "))
+    for setting in found.settings:
+        parts += ["", *_lines(setting, width)]
+    if not found.settings:
+        parts += ["", "It has no settings."]
+    return "\n".join([*parts, ""])
+
+
+def _lines(setting: Setting, width: int) -> list[str]:
+    """Return a line with key, default and type, and indented lines with the meaning."""
+    head = f"{setting.key}={setting.default}"
+    if setting.kind:
+        head = f"{head}  ({setting.kind})"
+    texts = [setting.meaning]
+    if setting.search:
+        texts.append(f"Searched by goldfinch compare: {setting.search}.")
+    if setting.published:
+        values = ", ".join(f"{value} ({data})" for data, value in setting.published.items())
+        texts.append(f"In papers: {values}.")
+    lines = [head]
+    for text in texts:
+        lines += textwrap.wrap(text, width, initial_indent="    ", subsequent_indent="    ")
+    return lines
 
 
 def print_alterations() -> None:

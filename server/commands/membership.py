@@ -1,4 +1,4 @@
-"""The operator's commands: ``goldfinch certificates``, ``goldfinch enrol``, ``goldfinch dismiss``."""
+"""The operator's commands: ``goldfinch devices`` with ``certificates``, ``enrol`` and ``dismiss``."""
 
 import os
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ def enrol(folder: Path, nodes: Sequence[str], clients: Sequence[str], connection
     """Register the keys of ``nodes`` with the SuperLink; of all in the folder if no node and no client is named.
 
     Args:
-        folder: the folder that ``goldfinch certificates`` was given, or its ``operator/``.
+        folder: the folder that ``goldfinch devices certificates`` was given, or its ``operator/``.
         nodes: devices that are the client of their name.
         clients: other devices, each with its client: ``NODE=ID``.
         connection: the SuperLink's name in Flower's configuration.
@@ -53,7 +53,7 @@ def restore(folder: Path, connection: str | None = None) -> None:
     """Enrol the devices again that a SuperLink has forgotten, each as the client that it was.
 
     Args:
-        folder: the folder that ``goldfinch certificates`` was given, or its ``operator/``.
+        folder: the folder that ``goldfinch devices certificates`` was given, or its ``operator/``.
         connection: the SuperLink's name in Flower's configuration.
 
     Raises:
@@ -73,7 +73,7 @@ def dismiss(folder: Path, nodes: Sequence[str], connection: str | None = None) -
         GoldfinchError: no device is named, one is not known, or the SuperLink refused.
     """
     if not nodes:
-        raise ConfigError("goldfinch dismiss needs a device: --node NAME")
+        raise ConfigError("goldfinch devices dismiss needs a device: --node NAME")
     enrolment = _enrolment(folder, connection)
     for name in nodes:
         print(f"{name:20} {enrolment.dismiss(name)}")
@@ -82,6 +82,6 @@ def dismiss(folder: Path, nodes: Sequence[str], connection: str | None = None) -
 def _enrolment(folder: Path, connection: str | None) -> Enrolment:
     folder = folder.expanduser()
     if (folder / "operator" / "nodes").is_dir():
-        folder = folder / "operator"  # the folder that goldfinch certificates was given
+        folder = folder / "operator"  # the folder that goldfinch devices certificates was given
     home = Path(os.environ.get("FLWR_HOME", Path.home() / ".flwr"))
     return Enrolment(folder, connection, flower_environment(home))

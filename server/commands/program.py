@@ -97,12 +97,30 @@ def _output_is_closed() -> bool:
 
 LEFT = {
     "tune": "goldfinch compare --methods NAME tunes one method, or several alike",
+    "explain": "goldfinch list NAME explains a choice or a setting",
     "board": "goldfinch compare writes its table and every run (compare.md, runs.csv)",
 }
 """Commands that were there once, and what to call instead."""
 
 
-class Commands(TyperGroup):
+class CommandGroup(TyperGroup):
+    """Commands below one word; a word that is none of them gets the nearest one."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does, but a word that is no command gets the nearest one, or the group that it is in."""
+        known = args[0] in self.commands or args[0].startswith("-")
+        if not known and not ctx.resilient_parsing:  # which completion sets
+            remedy = LEFT.get(args[0]) or nearest(args[0], self.commands)
+            for name, member in self.commands.items():
+                if isinstance(member, click.Group) and args[0] in member.commands:
+                    remedy = f"write {ctx.command_path} {name} {args[0]}"
+            raise ConfigError(f"{ctx.command_path} {args[0]}: no such command; {remedy}")
+        return super().resolve_command(ctx, args)
+
+
+class Commands(CommandGroup):
     """Goldfinch's commands, and the one place where every exception becomes a message and an exit code."""
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -130,16 +148,6 @@ class Commands(TyperGroup):
                 raise
             print(f"error: {_unexpected(error)}\n{_how_to_see_more()}", file=sys.stderr)
             raise typer.Exit(1) from error
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click does, but a word that is no command gets the nearest one."""
-        known = args[0] in self.commands or args[0].startswith("-")
-        if not known and not ctx.resilient_parsing:  # which completion sets
-            remedy = LEFT.get(args[0]) or nearest(args[0], self.commands)
-            raise ConfigError(f"goldfinch {args[0]}: no such command; {remedy}")
-        return super().resolve_command(ctx, args)
 
 
 app = typer.Typer(
@@ -195,6 +203,15 @@ class Command(TyperCommand):
 
 
 command = partial(app.command, cls=Command)
+
+devices = typer.Typer(
+    cls=CommandGroup,
+    rich_markup_mode=None,
+    no_args_is_help=True,
+    help="Certificates and keys: which devices take part.",
+)
+app.add_typer(devices, name="devices")
+device_command = partial(devices.command, cls=Command)
 
 
 def argument(metavar: str, **more: Any) -> Any:

@@ -130,7 +130,7 @@ FOLDERS = {
     "sweep": (["sweep", "method=fedavg", "seed=0", *TINY, "--output", "FOLDER"], ("sweep.json", "config.yaml")),
     "compare": ([*COMPARE, "FOLDER"], ("journal.log", f"{STUDY}/best.yaml", f"{STUDY}/seed-0/summary.json")),
     "certificates": (
-        ["certificates", "FOLDER", "--host", "localhost", "--node", "a"],
+        ["devices", "certificates", "FOLDER", "--host", "localhost", "--node", "a"],
         ("authority/ca.key", "authority/ca.crt", "server/server.pem", "nodes/a/key", "operator/nodes/a.pub"),
     ),
     "export": (["export", "RUN", "--to", "FOLDER"], ("model.json", "model.safetensors")),
@@ -264,7 +264,7 @@ READ_ONLY = {
     "figure": ["figure", "bars", "DISK/run"],
     "report": ["report", "DISK/run"],
     "export": ["export", "DISK/run", "--to", "DISK/model"],
-    "certificates": ["certificates", "DISK/keys", "--host", "localhost"],
+    "certificates": ["devices", "certificates", "DISK/keys", "--host", "localhost"],
 }
 
 
@@ -338,8 +338,6 @@ def test_an_unexpected_exception_names_its_place_and_how_to_see_more(
     def fail(*_: object, **__: object) -> None:
         raise ZeroDivisionError("a fault")
 
-    monkeypatch.setattr("server.commands.models.list_choices", fail, raising=False)
-    monkeypatch.setattr("server.cli.print_choices", fail, raising=False)
     monkeypatch.setattr("common.choices.search", fail)
     arguments = ["run", f"--config-dir={tmp_path}"]
     monkeypatch.setattr(sys, "argv", ["goldfinch", *arguments])

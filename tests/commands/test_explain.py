@@ -1,4 +1,4 @@
-"""``goldfinch explain``, and the completion of words."""
+"""What ``goldfinch list`` explains, and the completion of words."""
 
 from __future__ import annotations
 
@@ -62,16 +62,37 @@ def test_a_wrong_name_gets_what_to_write(name: str, told: str) -> None:
 
 
 def test_the_command_prints_each_setting(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["explain", "method=fpl", "train.rounds"]) == 0
+    assert main(["list", "method=fpl", "train.rounds"]) == 0
     shown = capsys.readouterr().out
     assert "method.clusters=finch  (finch or global)" in shown
     assert "train.rounds=10  (whole number, >= 1)" in shown
 
 
+def test_a_group_is_listed_and_a_group_of_settings_is_explained_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", "method"]) == 0
+    shown = capsys.readouterr().out
+    assert "\n  fedavg " in shown
+    assert "method.temperature" not in shown
+    assert main(["list", "train", "rounds"]) == 0
+    shown = capsys.readouterr().out
+    assert "train=\n  default" in shown
+    assert "train.rounds=10" in shown
+    assert "rounds.quorum=0.5" in shown
+    assert main(["list", "trian"]) == 1
+    assert "did you mean train" in capsys.readouterr().err
+
+
+def test_a_command_of_a_group_is_named_with_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["enrol", "FOLDER"]) == 1
+    assert "goldfinch enrol: no such command; write goldfinch devices enrol" in capsys.readouterr().err
+    assert main(["devices", "dismis", "FOLDER"]) == 1
+    assert "goldfinch devices dismis: no such command; did you mean 'dismiss'" in capsys.readouterr().err
+
+
 COMPLETIONS = {
     "a kind of figure": (["figure", "c"], ["convergence"]),
     "a rule": (["table", "--rule", "l"], ["last_n"]),
-    "after a command that does not exist": (["nothing", "e"], ["export", "evaluate", "explain", "enrol"]),
+    "after a command that does not exist": (["nothing", "e"], ["export", "evaluate"]),
 }
 
 

@@ -187,14 +187,14 @@ def test_what_is_no_host_name_is_refused(tmp_path: Path, host: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["certificates", "FOLDER", "--days", "4000"], r"\[1, 825\]"),
-        (["certificates", "FOLDER", "--host", "-bad host-\u00e4"], "neither an address nor a host name"),
-        (["enrol", "FOLDER"], "holds no public keys"),
-        (["enrol", "FOLDER", "--client", "webcam-0"], "written NODE=ID"),
-        (["enrol", "FOLDER", "--client", "x=a-0", "--client", "x=b-0"], "x is given a-0 as well"),
-        (["enrol", "FOLDER", "--client", "x=webcam"], "--client webcam is not a domain and a number"),
-        (["dismiss", "FOLDER"], "--node NAME"),
-        (["dismiss", "FOLDER", "--node", "x"], "has no such key"),
+        (["devices", "certificates", "FOLDER", "--days", "4000"], r"\[1, 825\]"),
+        (["devices", "certificates", "FOLDER", "--host", "-bad host-\u00e4"], "neither an address nor a host name"),
+        (["devices", "enrol", "FOLDER"], "holds no public keys"),
+        (["devices", "enrol", "FOLDER", "--client", "webcam-0"], "written NODE=ID"),
+        (["devices", "enrol", "FOLDER", "--client", "x=a-0", "--client", "x=b-0"], "x is given a-0 as well"),
+        (["devices", "enrol", "FOLDER", "--client", "x=webcam"], "--client webcam is not a domain and a number"),
+        (["devices", "dismiss", "FOLDER"], "--node NAME"),
+        (["devices", "dismiss", "FOLDER", "--node", "x"], "has no such key"),
     ],
 )
 def test_the_commands_report_errors(
@@ -231,7 +231,7 @@ def test_a_key_is_enrolled_for_one_client(
     registrar = Registrar()
     monkeypatch.setattr(Enrolment, "_call", lambda self, arguments: registrar(self, arguments))
     ensure(tmp_path, [], ["webcam", "ward-a", "dslr-3"])
-    enrol = ["enrol", str(tmp_path)]
+    enrol = ["devices", "enrol", str(tmp_path)]
     assert main([*enrol, "--node", "dslr-3", "--client", "ward-a=ward_a-1", "--node", "webcam"]) == 0
     assert registrar.names == {"dslr-3": "dslr-3", "ward-a": "ward_a-1", "webcam": "webcam-0"}
     output = capsys.readouterr().out
@@ -242,7 +242,7 @@ def test_a_key_is_enrolled_for_one_client(
     assert main([*enrol, "--client", "ward-a=ward_a-1"]) == 0
     assert main([*enrol, "--client", "ward-a=webcam-0"]) == 1
     assert "the key of ward-a is enrolled for ward_a-1, and a key keeps its client" in capsys.readouterr().err
-    assert main(["dismiss", str(tmp_path), "--node", "ward-a"]) == 0
+    assert main(["devices", "dismiss", str(tmp_path), "--node", "ward-a"]) == 0
     assert registrar.dismissed == ["572"]
 
 
@@ -253,10 +253,10 @@ def test_devices_are_enrolled_again_on_a_superlink_that_lost_its_store(
     monkeypatch.setattr(Enrolment, "_call", lambda self, arguments: registrar(self, arguments))
     ensure(tmp_path, [], ["webcam", "ward-a", "gone", "never-enrolled"])
     chosen = ["--client", "ward-a=ward_a-1", "--node", "webcam", "--node", "gone"]
-    restore = ["enrol", str(tmp_path), "--restore"]
+    restore = ["devices", "enrol", str(tmp_path), "--restore"]
     assert main(restore) == 0
-    assert main(["enrol", str(tmp_path), *chosen]) == 0
-    assert main(["dismiss", str(tmp_path), "--node", "gone"]) == 0
+    assert main(["devices", "enrol", str(tmp_path), *chosen]) == 0
+    assert main(["devices", "dismiss", str(tmp_path), "--node", "gone"]) == 0
     assert main(restore) == 0
     assert "nothing to restore" in capsys.readouterr().out
     registrar.names.clear()
@@ -264,5 +264,5 @@ def test_devices_are_enrolled_again_on_a_superlink_that_lost_its_store(
     assert registrar.names == {"ward-a": "ward_a-1", "webcam": "webcam-0"}
     assert main([*restore, "--node", "webcam"]) == 1
     registrar.names.clear()
-    assert main(["enrol", str(tmp_path), "--node", "ward-a"]) == 0
+    assert main(["devices", "enrol", str(tmp_path), "--node", "ward-a"]) == 0
     assert registrar.names == {"ward-a": "ward_a-1"}

@@ -180,7 +180,7 @@ def test_the_superlink_keeps_its_store_where_the_setting_says_and_enrols_devices
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert ran.returncode == code
     assert words.replace("STATE", str(tmp_path)) in ran.stdout + ran.stderr
-    assert (f"goldfinch enrol {tmp_path / 'operator'} --restore" in ran.stdout) == (code == 0)
+    assert (f"goldfinch devices enrol {tmp_path / 'operator'} --restore" in ran.stdout) == (code == 0)
 
 
 def test_the_demonstration_keeps_many_nodes_in_memory() -> None:
