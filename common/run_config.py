@@ -78,6 +78,34 @@ REMOVED_SETTINGS: Mapping[str, Any] = {
 }
 """Settings that recorded runs have and that exist no more, each with the value that changed nothing."""
 
+REMOVED_OF_CLASSES: Mapping[str, Mapping[str, Any]] = {
+    "strategies.combined.Combined": {"consistency_reduce": "mean", "level": None, "adaptive_alpha": False},
+    "strategies.core.robust.GeometricMedian": {"iterations": 100, "smoothing": 1e-6},
+    "strategies.fccl_plus.FCCLPlus": {"public_rate_end": 1.0, "off_diagonal": 0.0051, "teacher_mode": "eval"},
+    "strategies.fedadg.FedADG": {
+        "condition": 0.6,
+        "noise_size": None,
+        "hidden_size": None,
+        "discriminator_size": None,
+    },
+    "strategies.feddap.FedDAP": {"fusion": "similarity", "fusion_temperature": 0.001},
+    "strategies.feddyn.FedDyn": {"adaptive_alpha": False},
+    "strategies.fedgca.FedGCA": {"adaptive_alpha": False},
+    "strategies.fedopt.FedOpt": {"beta_1": 0.9, "beta_2": 0.99},
+    "strategies.fedpall.FedPall": {"denominator": "all"},
+    "strategies.fedplcc.FedPLCC": {"level": None},
+    "strategies.fedplvm.FedPLVM": {"level": None, "alpha_in_correction": False},
+    "strategies.fedsam.FedSAM": {"batch_norm": "first"},
+    "strategies.fedsr.FedSR": {"latent_size": None, "test_samples": 20},
+    "strategies.fpl.FPL": {"consistency_reduce": "mean", "level": None},
+    "strategies.fpl_heal.FPLHeal": {"consistency_reduce": "mean", "level": None},
+    "strategies.i2pfl.I2PFL": {"augmented_over": "batch", "reduce": "mean"},
+    "strategies.moon.MOON": {"projection": 0},
+    "strategies.per_fedavg.PerFedAvg": {"outer_rate": None},
+    "strategies.rucr.RUCR": {"mix_low": 0.2, "mix_high": 0.8, "rebalance_last": None, "feed_back": True},
+}
+"""Settings that a class had, each with the value that is now the only one; identities still hold them."""
+
 REMOVED_FROM_ALL = ("rounds.absence", "rounds.joins")
 """Removed settings that every run had. They stay in the identity, so that runs from before keep theirs."""
 
@@ -147,7 +175,18 @@ def _without_removed(content: dict[str, Any]) -> dict[str, Any]:
         settings = content.get(group)
         if isinstance(settings, dict) and settings.get(name, neutral) == neutral:
             settings.pop(name, None)
+    for group, settings in content.items():
+        for name, only in removed_of_class(settings).items():
+            if content[group].get(name, only) == only:
+                content[group].pop(name, None)
     return content
+
+
+def removed_of_class(settings: Any) -> Mapping[str, Any]:
+    """Return the settings that the class of a group had, such as of ``method``, and the only value of each."""
+    if not isinstance(settings, Mapping):
+        return {}
+    return REMOVED_OF_CLASSES.get(str(settings.get("_target_")), {})
 
 
 def sent_config(text: str) -> dict[str, Any]:
@@ -232,6 +271,9 @@ def result_settings(raw: Mapping[str, Any], without: Sequence[str] = ()) -> dict
     found = flat(raw, (*NOT_THE_RESULT, *without))
     for key in REMOVED_FROM_ALL:
         found.setdefault(key, REMOVED_SETTINGS[key])
+    for group, settings in raw.items():
+        for name, only in removed_of_class(settings).items():
+            found.setdefault(f"{group}.{name}", only)
     if found.get("train.schedule", "constant") != "step":  # no other schedule reads them
         found.pop("train.step_rounds", None)
         found.pop("train.step_factor", None)

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from common.config import AtLeastTwo, NonNegative, Positive, Search, Share, check, checked
+from common.config import AtLeastTwo, NonNegative, Positive, Search, check, checked
 from common.data.public import PublicImages, fingerprint
 from common.data.textures import Textures
 from common.errors import DataError, PayloadError
@@ -132,18 +132,13 @@ class FCCLPlus(Averaging):
         public: the public images, from any data set; every device must read the same ones.
         public_batch: images per public step, >= 2; divides ``public.samples``.
         public_learning_rate: learning rate of Adam, of which each batch has a new one, > 0.
-        public_rate_end: share of that rate in the last round, in (0, 1]; the rate falls linearly over the rounds. 1
-            keeps it, the released code has 0.1.
         public_mode: batch norm in the public phase: ``eval`` keeps the private data's statistics; ``train`` uses and
             moves to those of the public images, as the released code does, which suits only images like the own ones.
         similarity_temperature: temperature of the similarities, > 0.
         correlation: weight of the cross-correlation, >= 0.
-        off_diagonal: weight of its off-diagonal entries, >= 0.
         similarity: weight of the similarity distillation, >= 0 (the code's ``dis_power``).
         distillation: weight of the non-target distillation, >= 0.
         distillation_temperature: T > 0. The released code's best settings have 3 on digits and 1 on Office-Caltech.
-        teacher_mode: batch norm of the own previous model: ``eval`` uses its running statistics, ``train`` those of the
-            batch, as the released code, which never sets it to evaluation.
     """
 
     exchanges: ClassVar[tuple[str, ...]] = ("train", "collaborate")
@@ -152,24 +147,16 @@ class FCCLPlus(Averaging):
     public: PublicImages = field(default_factory=lambda: PublicImages(Textures(), "textures"))
     public_batch: AtLeastTwo = 128
     public_learning_rate: Positive = 1e-3
-    public_rate_end: Share = 1.0
     public_mode: Literal["eval", "train"] = "eval"
     similarity_temperature: Positive = 0.02
     correlation: NonNegative = 1.0
-    off_diagonal: NonNegative = 0.0051
     similarity: Annotated[NonNegative, Search(0.1, 10.0)] = 3.0
     distillation: Annotated[NonNegative, Search(0.01, 1.0)] = 1.0
     distillation_temperature: Positive = 3.0
-    teacher_mode: Literal["eval", "train"] = "eval"
 
     def __post_init__(self) -> None:
         divides = self.public.samples % self.public_batch == 0
         check(divides, f"public_batch={self.public_batch} must divide public.samples={self.public.samples}")
-
-    @property
-    def scheduled(self) -> bool:
-        """Whether the public learning rate depends on how many rounds the run has."""
-        return self.public_rate_end < 1
 
     @property
     def keeps_step(self) -> bool:
@@ -184,7 +171,7 @@ class FCCLPlus(Averaging):
         own = local.cached("own", lambda: under_prefix(OWN, local.kept))
         if self.distillation and own:
             with torch.no_grad():
-                teacher = local.frozen("own", own).train(self.teacher_mode == "train")(batch.images)[1]
+                teacher = local.frozen("own", own).eval()(batch.images)[1]
             terms["distillation"] = self.distillation * nontarget_distillation(
                 batch.logits, teacher, batch.labels, temperature=self.distillation_temperature
             )
@@ -237,24 +224,18 @@ class FCCLPlus(Averaging):
         The correlation's gradient of ``head.bias`` is zero, since columns are centred. What arithmetic leaves of it is
         rounding noise, and Adam makes steps of it.
         """
-        rate = self.public_rate(local.round, local.rounds)
         local.model.train(self.public_mode == "train")
         means = (local.extra[name].split(self.public_batch) for name in AVERAGED)
         for images, mean_logits, mean_similarities in zip(self.public_batches(local), *means, strict=True):
-            optimizer = torch.optim.Adam(local.model.parameters(), lr=rate)
+            optimizer = torch.optim.Adam(local.model.parameters(), lr=self.public_learning_rate)
             optimizer.zero_grad(set_to_none=True)
             features, logits = local.model(images)
             self.public_loss(features, logits, mean_logits, mean_similarities).backward()
             optimizer.step()
 
-    def public_rate(self, round_number: int, rounds: int) -> float:
-        """Return the public learning rate of a round, from 1 to ``rounds``."""
-        done = (round_number - 1) / max(rounds - 1, 1)
-        return self.public_learning_rate * (1 - (1 - self.public_rate_end) * done)
-
     def public_loss(self, features: Tensor, logits: Tensor, mean_logits: Tensor, mean_similarities: Tensor) -> Tensor:
         """Return ``correlation L_col + similarity L_sim`` of one public batch."""
-        together = cross_correlation(logits, mean_logits, off_diagonal=self.off_diagonal)
+        together = cross_correlation(logits, mean_logits)
         alike = similarity_distillation(
             features, mean_similarities, temperature=self.similarity_temperature, scale=self.similarity
         )

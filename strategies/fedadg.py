@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from common.config import BelowOne, Count, Natural, Positive, Search, checked
+from common.config import BelowOne, Natural, Positive, Search, checked
 from common.models.base import Model, initialised
 from common.numerics import working_dtype
 from strategies.core.method import Averaging, Batch, ClientContext, Losses, Phase, Weighting
@@ -19,6 +19,10 @@ GENERATOR, DISCRIMINATOR = "generator", "discriminator"
 
 Game = Literal["paper", "released", "released_pacs"]
 """What generator and discriminator play for; see ``fidelity``."""
+
+
+CONDITION = 0.6
+"""A class's entry of the one-hot vector that generator and discriminator receive, as released."""
 
 
 @checked
@@ -39,10 +43,8 @@ class FedADG(Averaging):
         rate: factor on the learning rate of discriminator and generator, > 0 (released: 0.007). The
             network trains at the run's rate throughout.
         smoothing: label smoothing, in [0, 1) (released: 0.01 on PACS, 0.2 on VLCS).
-        condition: what a class's entry of the one-hot vector is, > 0 (released: 0.6).
         fidelity: the game: as above; ``released``, where G never trains; or the code's for PACS. See docs/methods.md.
         head: ``task`` is the paper's own ``D -> D -> K``; ``model`` keeps the network's.
-        noise_size, hidden_size, discriminator_size: ``null`` is 4, 8 and 2 times the feature size, as released.
         weighting: networks and generators are averaged ``uniform``-ly (released), or by ``samples``.
     """
 
@@ -57,12 +59,8 @@ class FedADG(Averaging):
     weight: Annotated[BelowOne, Search(0.01, 0.5)] = 0.15
     rate: Annotated[Positive, Search(0.05, 1.0)] = 0.7
     smoothing: BelowOne = 0.01
-    condition: Positive = 0.6
     fidelity: Game = "paper"
     head: Literal["task", "model"] = "task"
-    noise_size: Count | None = None
-    hidden_size: Count | None = None
-    discriminator_size: Count | None = None
     weighting: Weighting = "uniform"
 
     def extend(self, model: nn.Module, client_count: int, seed: int) -> nn.Module:  # noqa: ARG002
@@ -72,9 +70,8 @@ class FedADG(Averaging):
         with initialised(seed, "adversarial nets"):
             if self.head == "task":
                 model.head = TaskHead(size, classes)
-            noise, hidden = self.noise_size or 4 * size, self.hidden_size or 8 * size
-            model.add_module(GENERATOR, FeatureGenerator(size, classes, noise, hidden))
-            model.add_module(DISCRIMINATOR, FeatureDiscriminator(size, classes, self.discriminator_size or 2 * size))
+            model.add_module(GENERATOR, FeatureGenerator(size, classes, 4 * size, 8 * size))  # as released
+            model.add_module(DISCRIMINATOR, FeatureDiscriminator(size, classes, 2 * size))
         return model
 
     def shared_names(self, model: nn.Module) -> set[str]:
@@ -102,7 +99,7 @@ class FedADG(Averaging):
         assert isinstance(generator, FeatureGenerator)
         batch = local.forward(images, labels)
         features = batch.features.detach()
-        classes = scaled_one_hot(labels, local.class_count, self.condition)
+        classes = scaled_one_hot(labels, local.class_count, CONDITION)
         draws = local.cached("noise", lambda: local.generator("generator noise"))
         noise = torch.rand(len(labels), generator.noise_size, generator=draws).to(local.device)
         reference = generator(noise, classes)  # without a graph, since the generator is frozen but in its own step

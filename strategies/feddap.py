@@ -29,6 +29,13 @@ ROW_DOMAINS = "row_domains"
 """Name of the tensor ``[M]`` int64 that gives the domain of each global prototype, as :func:`domain_number`."""
 
 
+FUSION_TEMPERATURE = 0.001
+"""Of the softmax that fuses the means of a domain's clients, as the released code calls it (its signature has 0.1).
+
+The most central client decides as soon as sums of cosines differ by 0.005.
+"""
+
+
 @checked
 class FedDAP(Averaging):
     """FedAvg plus one global prototype per class *and domain*: alignment within a domain, contrast across domains.
@@ -47,11 +54,8 @@ class FedDAP(Averaging):
 
     Args:
         temperature: tau of CPCL, > 0.
-        fusion_temperature: of the softmax that fuses the means of a domain's clients, > 0 (the code's call: 0.001, its
-            signature: 0.1). At 0.001 the most central client decides as soon as sums of cosines differ by 0.005.
         alignment: weight of DPA, >= 0 (second-hand, from notes on the paper: 10; the released code: 1).
         contrast: weight of CPCL, >= 0.
-        fusion: ``similarity``, or the plain ``mean`` of the clients of a domain (ablation).
         prototype_mode: running means over the last local epoch (released code), or a pass of the trained model over
             all local samples (second-hand, the paper's description).
         keep_missing: keep the last row of a class and domain that no participant reported; the code makes all rows
@@ -62,10 +66,8 @@ class FedDAP(Averaging):
     averages: ClassVar[bool] = False
 
     temperature: Annotated[Positive, Search(0.02, 1.0)] = 0.02
-    fusion_temperature: Positive = 0.001
     alignment: Annotated[NonNegative, Search(0.1, 100.0)] = 10.0
     contrast: Annotated[NonNegative, Search(0.01, 10.0)] = 1.0
-    fusion: Literal["similarity", "mean"] = "similarity"
     prototype_mode: Literal["last_epoch_running", "post_eval"] = "last_epoch_running"
     keep_missing: bool = False
 
@@ -126,9 +128,7 @@ class FedDAP(Averaging):
         weights: list[Tensor] = []
         for label in means.classes:
             members = means.of_class(label).double()
-            shares = torch.full((len(members),), 1 / len(members), dtype=torch.float64)
-            if self.fusion == "similarity":
-                shares = fusion_shares(members, self.fusion_temperature)
+            shares = fusion_shares(members, FUSION_TEMPERATURE)
             vectors.append((shares[:, None] * members).sum(0))
             weights.append(means.weights[means.labels == label].sum())
         if not vectors:

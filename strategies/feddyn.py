@@ -49,7 +49,6 @@ class FedDyn(Averaging):
 
     Args:
         alpha: >= 0 (the authors: 0.01 to 0.1). Keep ``alpha * learning_rate < 2 (1 + momentum)``.
-        adaptive_alpha: a client's alpha is ``alpha * mean N / N_k``, as in the authors' code; h keeps alpha.
         clip: largest norm of the gradient with FedDyn's terms (the authors' code: 10, before its quadratic term, which
             is weight decay there); ``None`` does not clip.
         weighting: how the server averages: ``uniform`` (Algorithm 1), or by ``samples``.
@@ -59,7 +58,6 @@ class FedDyn(Averaging):
     fedavg_at: ClassVar[Mapping[str, Any] | None] = {"alpha": 0.0, "weighting": "samples"}
 
     alpha: Annotated[NonNegative, Search(0.001, 1.0)] = 0.01
-    adaptive_alpha: bool = False
     clip: Positive | None = None
     weighting: Weighting = "uniform"
     scored: Literal["mean", "cloud"] = "mean"
@@ -89,35 +87,27 @@ class FedDyn(Averaging):
             return state.weights
         return clients_mean(state, self.alpha)
 
-    def _alpha(self, local: ClientContext) -> float:
-        if not self.adaptive_alpha:
-            return self.alpha
-        return self.alpha * float(local.extra["mean_samples"]) / local.client.samples
-
     def edit_gradients(self, local: ClientContext) -> None:
         """``g <- g - lambda_k + alpha (w - w^t)``, clipped if asked for."""
-        add_dynamic_terms(local, local.cached("alpha", lambda: self._alpha(local)))
+        add_dynamic_terms(local, self.alpha)
         if self.clip is not None:
             nn.utils.clip_grad_norm_(local.model.parameters(), self.clip)
 
     def upload(self, local: ClientContext, trained: Trained) -> Upload:  # noqa: ARG002
         """Return the model; the client keeps its new lambda."""
-        return Upload(local=next_multipliers(local, self._alpha(local)))
+        return Upload(local=next_multipliers(local, self.alpha))
 
     def initial_state(self, weights: Mapping[str, Tensor], server: ServerContext) -> GlobalState:
         """Return the initial state with ``h = 0``."""
         return GlobalState(weights, PrototypeSet.empty(server.feature_size), initial_h(server), round=0)
 
     def download(self, state: GlobalState, server: ServerContext) -> Download:
-        """Return the model, the scored model if it differs, and the clients' mean size if alpha depends on it."""
+        """Return the model, and the scored model if it differs."""
         extra: dict[str, Tensor] = {}
         if self.adapts and server.scoring:
             scored = self.scored_weights(state)
             for name in sorted(server.parameters):
                 extra[SCORED_PREFIX + name] = scored[name]
-        if self.adaptive_alpha:
-            mean = sum(client.samples for client in server.clients) / len(server.clients)
-            extra["mean_samples"] = torch.tensor(mean, dtype=torch.float64)
         return Download(state.weights, extra=extra)
 
     def aggregate(self, state: GlobalState, updates: Sequence[Update], server: ServerContext) -> GlobalState:

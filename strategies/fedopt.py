@@ -18,6 +18,13 @@ from strategies.core.method import Averaging, ServerContext, Update, Weighting
 FIRST, SECOND = "first_moment/", "second_moment/"
 
 
+BETA_1 = 0.9
+"""Decay of the first moment of adam, yogi and adagrad, as in the paper."""
+
+BETA_2 = 0.99
+"""Decay of the second moment of adam and yogi, as in the paper."""
+
+
 @checked
 class FedOpt(Averaging):
     """FedAvg on the devices; the server steps an optimiser along ``Delta = mean_S w_k - w^t`` (Algorithm 2).
@@ -35,8 +42,6 @@ class FedOpt(Averaging):
         server_learning_rate: > 0 (FPL: 0.5 with sgd; 0.01 suits adam and yogi; adagrad needs more, because its steps
             shrink).
         momentum: of sgd, in [0, 1) (FPL: 0.9).
-        beta_1: decay of the first moment of adam, yogi and adagrad, in [0, 1).
-        beta_2: decay of the second moment of adam and yogi, in [0, 1).
         epsilon: the paper's tau, degree of adaptivity, > 0.
         weighting: the mean is ``uniform`` over clients (FPL's code), or by ``samples``.
         start: where the step begins: at the ``received`` model w^t, as in Algorithm 2, or at the ``mean``. FPL's code
@@ -53,8 +58,6 @@ class FedOpt(Averaging):
     optimizer: Literal["sgd", "adam", "yogi", "adagrad"] = "sgd"
     server_learning_rate: Annotated[Positive, Search(0.01, 2.0)] = 0.5
     momentum: BelowOne = 0.9
-    beta_1: BelowOne = 0.9
-    beta_2: BelowOne = 0.99
     epsilon: Annotated[Positive, Search(1e-4, 0.1)] = 1e-3
     weighting: Weighting = "uniform"
     start: Literal["received", "mean"] = "received"
@@ -81,7 +84,7 @@ class FedOpt(Averaging):
                 first = self.momentum * first + delta
                 step = first
             else:
-                first = self.beta_1 * first + (1 - self.beta_1) * delta
+                first = BETA_1 * first + (1 - BETA_1) * delta
                 second = self._second_moment(state.extra[SECOND + name], delta.square())
                 step = first / (second.sqrt() + self.epsilon)
                 extra[SECOND + name] = second
@@ -96,5 +99,5 @@ class FedOpt(Averaging):
         if self.optimizer == "adagrad":
             return second + square
         if self.optimizer == "yogi":
-            return second - (1 - self.beta_2) * square * torch.sign(second - square)
-        return self.beta_2 * second + (1 - self.beta_2) * square
+            return second - (1 - BETA_2) * square * torch.sign(second - square)
+        return BETA_2 * second + (1 - BETA_2) * square

@@ -73,4 +73,4 @@ class FedPLCC(SentClusters):
     ) -> PrototypeSet:
         """Cluster the uploaded rows of each class with FINCH*; weights then sum to 1 per class."""
         rows = server.aggregation.rows([update.prototypes for update in updates])
-        return normalise_weights(cluster_prototypes(rows, level=self.level, clustering=self.clustering))
+        return normalise_weights(cluster_prototypes(rows, clustering=self.clustering))

@@ -32,7 +32,6 @@ class FedPLVM(SentClusters):
         alpha: exponent of the cosine in the contrast, in (0, 1].
         contrast: the released code's lambda before the contrast, >= 0 (its default: 100).
         correction: its lambda before the correction, >= 0 (the same 100 there).
-        alpha_in_correction: use ``cos^alpha`` in the correction too.
         weighting: models are averaged ``uniform``-ly (the released code), or by ``samples``.
     """
 
@@ -42,7 +41,6 @@ class FedPLVM(SentClusters):
     alpha: Annotated[Share, Search(0.1, 1.0, log=False)] = 0.25
     contrast: Annotated[NonNegative, Search(0.01, 100.0)] = 100.0
     correction: Annotated[NonNegative, Search(0.01, 100.0)] = 100.0
-    alpha_in_correction: bool = False
     weighting: Weighting = "uniform"
 
     def loss(self, batch: Batch, local: ClientContext) -> Losses:
@@ -55,7 +53,6 @@ class FedPLVM(SentClusters):
             cosine_square=self.correction,
             temperature=self.temperature,
             alpha=self.alpha,
-            power_in_square=self.alpha_in_correction,
         )
         means = local.cached("means", lambda: unbiased_prototypes(local.prototypes))
         found = prototype_losses(batch.features, batch.labels, local.prototypes, wanted, class_rows=means)

@@ -5,7 +5,7 @@ Federated Learning by Seeking Flat Minima. Debora Caldarola, Barbara Caputo, Mar
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -24,21 +24,19 @@ class FedSAM(Method):
 
     Each step takes two gradients: ``g`` at ``w`` and ``g'`` at ``w + rho g / ||g||``, the worst point nearby to first
     order, with one norm over all trainable parameters. ``w`` is put back exactly and steps with ``g'``. Every batch
-    costs two forward and two backward passes. Recorded losses are those at ``w``.
+    costs two forward and two backward passes. Recorded losses are those at ``w``, and only the pass there moves batch
+    norm's running statistics, since the model that is sent never is at the other point.
 
     Payload: the model's state both ways. Client state: none.
 
     Args:
         rho: radius of the neighbourhood, >= 0, in the units of the parameters. FedGCA's tables do not give it; 0.05 is
             SAM's own, Caldarola's code takes 0.1 on CIFAR-10.
-        batch_norm: which passes move batch norm's running statistics: the one at ``w`` only (``first``), since the
-            model that is sent never is at the other point, or ``both``. Batch statistics normalise in either.
     """
 
     fedavg_at: ClassVar[Mapping[str, Any] | None] = {"rho": 0.0}
 
     rho: Annotated[NonNegative, Search(0.005, 0.5)] = 0.05
-    batch_norm: Literal["first", "both"] = "first"
 
     def step(self, local: ClientContext, images: Tensor, labels: Tensor) -> Losses:
         """Take one step: gradient, ascent to the neighbour, gradient there, back, descent."""
@@ -46,7 +44,7 @@ class FedSAM(Method):
         local.backward(losses.total)
         if self.rho:
             origin = ascend(local.model, self.rho)
-            with running_statistics_kept(local.model, self.batch_norm == "first"):
+            with running_statistics_kept(local.model):
                 local.backward(self.loss(local.forward(images, labels), local).total)
             restore(origin)
         self.edit_gradients(local)

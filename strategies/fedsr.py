@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from common.config import Count, Natural, NonNegative, Search, checked
+from common.config import NonNegative, Search, checked
 from common.models.base import Model, initialised
 from common.numerics import generator, working_dtype
 from common.prototypes import PrototypeSet
@@ -21,14 +21,18 @@ GAUSSIANS = "class_gaussians"
 """The module of the model that stays on the device."""
 
 
+TEST_SAMPLES = 20
+"""Draws per test image, as released."""
+
+
 @checked
 class FedSR(Averaging):
     """FedAvg of a probabilistic network, with simple features: short ones (L2R), close to a Gaussian per class (CMI).
 
-    A network ends in a Gaussian over Z latent features; training classifies one draw ``z = mean + deviation * noise``,
-    testing averages the class probabilities of ``test_samples`` draws. Local loss: cross-entropy ``+ norm * ||z|| +
-    divergence * KL(N(C mean, (C deviation)^2) || N(r_m^y, (r_s^y)^2))``, the last summed over features. Since the
-    network differs, no setting is FedAvg; ``norm=divergence=0`` is FedAvg of the probabilistic network.
+    A network ends in a Gaussian over as many latent features as the backbone has; training classifies one draw ``z =
+    mean + deviation * noise``, testing averages the class probabilities of 20 draws. Local loss: cross-entropy ``+ norm
+    * ||z|| + divergence * KL(N(C mean, (C deviation)^2) || N(r_m^y, (r_s^y)^2))``, the last summed over features. Since
+    the network differs, no setting is FedAvg; ``norm=divergence=0`` is FedAvg of the probabilistic network.
 
     The released code takes five optimiser steps a round (``train.local_steps=5``) and averages clients equally
     (``weighting=uniform``, which by default is by samples, as in the other rows of FedGCA's tables); it leaves C a
@@ -41,23 +45,19 @@ class FedSR(Averaging):
         divergence: weight of CMI, >= 0 (released for PACS: 0.001).
         fidelity: L2R is the mean squared length (``paper``) or the mean length (``released``); the latter made the
             published numbers and its weight belongs to it, so it is the default.
-        latent_size: Z, >= 1; ``null`` is the backbone's feature size (released: 512 on ResNet-18, its own).
-        test_samples: draws per test image, >= 0; 0 classifies the mean.
         weighting: how the server averages: by ``samples``, or ``uniform`` (the released code).
     """
 
     norm: Annotated[NonNegative, Search(1e-4, 0.1)] = 0.01
     divergence: Annotated[NonNegative, Search(1e-5, 0.1)] = 0.001
     fidelity: Literal["paper", "released"] = "released"
-    latent_size: Count | None = None
-    test_samples: Natural = 20
     weighting: Weighting = "samples"
 
     def extend(self, model: nn.Module, client_count: int, seed: int) -> nn.Module:  # noqa: ARG002
         """Return the model's backbone under a Gaussian layer and a linear classifier, and the class Gaussians."""
         assert isinstance(model, Model)
         with initialised(seed, "probabilistic network"):
-            extended = ProbabilisticModel(model, self.latent_size or model.feature_size)
+            extended = ProbabilisticModel(model, model.feature_size)
         extended.add_module(GAUSSIANS, ClassGaussians(model.class_count, extended.feature_size))
         return extended
 
@@ -75,18 +75,14 @@ class FedSR(Averaging):
         if model.training:
             features = sample(mean, deviation, local.cached("noise", lambda: local.generator("latent noise")))
             return features, model.classify(features), gaussian
-        if self.test_samples == 0:
-            return mean, model.classify(mean), gaussian
         draws = local.generator("latent noise of tests")  # the same for every batch: batches are not ordered
-        return mean, model.average(mean, deviation, draws, self.test_samples), gaussian
+        return mean, model.average(mean, deviation, draws, TEST_SAMPLES), gaussian
 
-    def inference(self, model: nn.Module, prototypes: PrototypeSet, seed: int) -> nn.Module:
+    def inference(self, model: nn.Module, prototypes: PrototypeSet, seed: int) -> nn.Module:  # noqa: ARG002
         """Return the model with the same draws for every image, ten times as many as in a test."""
         assert isinstance(model, ProbabilisticModel)
-        if self.test_samples == 0:
-            return super().inference(model, prototypes, seed)
         draws = generator(seed, "latent noise of tests")
-        return FixedDraws(model, torch.randn(10 * self.test_samples, model.feature_size, generator=draws))
+        return FixedDraws(model, torch.randn(10 * TEST_SAMPLES, model.feature_size, generator=draws))
 
     def loss(self, batch: Batch, local: ClientContext) -> Losses:
         """Return cross-entropy, L2R and CMI of the drawn features, over all views."""

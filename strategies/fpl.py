@@ -6,7 +6,7 @@ Wenke Huang, Mang Ye, Zekun Shi, He Li, Bo Du. CVPR 2023. doi:10.1109/CVPR52729.
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from common.config import Natural, NonNegative, Positive, Search, checked
+from common.config import NonNegative, Positive, Search, checked
 from common.losses import PrototypeTerms, prototype_losses
 from common.prototypes import Clustering, PrototypeSet, cluster_prototypes, unbiased_prototypes
 from common.storage import GlobalState
@@ -26,13 +26,11 @@ class FPL(Averaging):
     Args:
         temperature: tau of Eq. 7, > 0. Any positive value is safe: the loss is computed with log-sum-exp.
         contrast: weight of CPCL, >= 0.
-        consistency: weight of UPCR, >= 0.
-        consistency_reduce: Eq. 10 sums over feature dimensions, the released code takes the mean (512 times smaller).
-            The mean is the default, since it produced the published numbers.
+        consistency: weight of UPCR, >= 0. Eq. 10 sums over feature dimensions. As in the released code, which produced
+            the published numbers, this is the mean over them; the sum is ``consistency`` times the feature size.
         prototype_mode: running means over the last local epoch (released code), or a pass after training (Algorithm 1).
         clusters: prototypes of CPCL: FINCH clusters, or one global mean per class (Fig. 5).
         target: prototypes of UPCR: the mean of the clusters, or the mean of the clients (Table 3).
-        level: FINCH level; ``None`` is the coarsest with two clusters or more.
         clustering: FINCH by its authors' package, or by ``torch``: for rows on a GPU, or above 10,000 of one class.
     """
 
@@ -41,11 +39,9 @@ class FPL(Averaging):
     temperature: Annotated[Positive, Search(0.02, 1.0)] = 0.02
     contrast: Annotated[NonNegative, Search(0.01, 10.0)] = 1.0
     consistency: Annotated[NonNegative, Search(0.01, 10.0)] = 1.0
-    consistency_reduce: Literal["mean", "sum"] = "mean"
     prototype_mode: Literal["last_epoch_running", "post_eval"] = "last_epoch_running"
     clusters: Literal["finch", "global"] = "finch"
     target: Literal["unbiased", "global"] = "unbiased"
-    level: Natural | None = None
     clustering: Clustering = "finch-clust"
 
     @property
@@ -63,7 +59,6 @@ class FPL(Averaging):
             contrast=self.contrast,
             mse=self.consistency,
             temperature=self.temperature,
-            mse_reduce=self.consistency_reduce,
         )
         found = prototype_losses(batch.features, batch.labels, rows, wanted, class_rows=targets)
         terms = {"cross_entropy": value, "contrast": found.contrast, "consistency": found.mse}
@@ -88,4 +83,4 @@ class FPL(Averaging):
         """Cluster the local means of each class with FINCH (Eq. 4); a cluster's weight is its number of members."""
         means = server.aggregation.rows([update.prototypes for update in updates])
         one_each = PrototypeSet(means.vectors, means.labels, means.weights.new_ones(len(means)))
-        return cluster_prototypes(one_each, level=self.level, clustering=self.clustering)
+        return cluster_prototypes(one_each, clustering=self.clustering)

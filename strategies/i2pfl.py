@@ -6,7 +6,7 @@ Huy Q. Le, Ye Lin Tun, Yu Qiao, Minh N. H. Nguyen, Keon Oh Kim, Eui-Nam Huh, Cho
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from torch.nn.functional import one_hot
 from common.config import BelowOne, NonNegative, Positive, Search, checked
 from common.losses import prototype_contrast
 from common.numerics import numpy_generator
-from common.prototypes import ClassSums, PrototypeSet, carry_over
+from common.prototypes import PrototypeSet, carry_over
 from common.storage import GlobalState
 from strategies.core.aggregation import cap_shares
 from strategies.core.method import (
@@ -50,16 +50,13 @@ class I2PFL(Averaging):
     Args:
         temperature: tau of GPCL, > 0.
         contrast: weight of GPCL, >= 0.
-        alignment: weight of APA, >= 0.
+        alignment: weight of APA, >= 0: the mean of squares over batch and dimensions between features and the means of
+            the batch's mixed features.
         mixup: alpha of the Beta distribution, > 0; gamma is drawn for each sample.
         smoothing: what the old prototypes count for, in [0, 1); the printed formula gives the new ones 0.99, which is
             ``smoothing=0.01``. 0 does not smooth.
         reweight: weigh clients' means by their distance; otherwise all count the same. A weight is at most
             ``rounds.largest_share``.
-        augmented_over: APA's prototypes are means over the ``batch``, or over the last local ``epoch`` (none in the
-            first).
-        reduce: ``mean`` of squares over batch and dimensions between features and prototypes, or the printed ``sum``
-            over classes of the squared distance between a class's mean feature and its prototype.
     """
 
     fedavg_at: ClassVar[Mapping[str, Any] | None] = {"contrast": 0.0, "alignment": 0.0}
@@ -71,8 +68,6 @@ class I2PFL(Averaging):
     mixup: Positive = 0.4
     smoothing: BelowOne = 0.99
     reweight: bool = True
-    augmented_over: Literal["batch", "epoch"] = "batch"
-    reduce: Literal["mean", "sum"] = "mean"
 
     @property
     def prototypes_from(self) -> PrototypeMode:
@@ -88,11 +83,8 @@ class I2PFL(Averaging):
         if self.alignment:
             draws = local.cached("mixup", lambda: numpy_generator(local.seed, "mixup", local.round, local.client.id))
             mixed = mix(batch.features.detach(), batch.labels, self.mixup, draws)
-            if self.augmented_over == "batch":
-                rows, present = batch_means(mixed, batch.labels, local.class_count)
-            else:
-                rows, present = local.cached("epochs", lambda: EpochMeans(local)).add(mixed, batch.labels, local.batch)
-            distance = distance_to(batch.features, batch.labels, rows.to(mixed.dtype), present, self.reduce)
+            rows, present = batch_means(mixed, batch.labels, local.class_count)
+            distance = distance_to(batch.features, batch.labels, rows.to(mixed.dtype), present)
             terms["alignment"] = self.alignment * distance
         return Losses(terms)
 
@@ -140,51 +132,17 @@ def batch_means(rows: Tensor, labels: Tensor, class_count: int) -> tuple[Tensor,
     return members.T @ rows / counts.clamp_min(1)[:, None], counts > 0
 
 
-class EpochMeans:
-    """Class means of the rows of the last whole local epoch."""
-
-    def __init__(self, local: ClientContext) -> None:
-        self.class_count, self.feature_size, self.device = local.class_count, local.feature_size, local.device
-        self.sums = self._no_sums()
-        self.last = self._no_sums()
-
-    def _no_sums(self) -> ClassSums:
-        return ClassSums(self.class_count, self.feature_size, self.device)
-
-    def add(self, rows: Tensor, labels: Tensor, batch: int) -> tuple[Tensor, Tensor]:
-        """Add the rows of a batch; return means ``[K, D]`` float64 of the last epoch and which classes have one.
-
-        Args:
-            rows: ``[B, D]``.
-            labels: ``[B]`` int64.
-            batch: the batch's position in its epoch; with 0 a new epoch begins.
-        """
-        if batch == 0:
-            self.last, self.sums = self.sums, self._no_sums()
-        self.sums.add(rows, labels)
-        counts = self.last.counts
-        return self.last.sums / counts.clamp_min(1)[:, None], counts > 0
-
-
-def distance_to(
-    features: Tensor, labels: Tensor, rows: Tensor, present: Tensor, reduce: Literal["mean", "sum"]
-) -> Tensor:
-    """Return how far features are from constant rows of their classes.
+def distance_to(features: Tensor, labels: Tensor, rows: Tensor, present: Tensor) -> Tensor:
+    """Return how far features are from constant rows of their classes: mean of ``(z_i - row_{y_i})^2``.
 
     Args:
         features: ``[B, D]``.
         labels: ``[B]`` int64.
         rows: ``[K, D]``, in the dtype of ``features``.
         present: ``[K]`` bool, which classes have a row; the others add 0.
-        reduce: ``mean`` over batch and dimensions of ``(z_i - row_{y_i})^2``; ``sum`` over classes of ``||mean_c z -
-            row_c||^2``, where mean_c is over the batch's samples of class c.
     """
-    if reduce == "mean":
-        squares = (features - rows[labels]).square().mean(1)
-        return torch.where(present[labels], squares, torch.zeros_like(squares)).mean()
-    means, seen = batch_means(features, labels, len(rows))
-    squares = (means - rows).square().sum(1)
-    return torch.where(present & seen, squares, torch.zeros_like(squares)).sum()
+    squares = (features - rows[labels]).square().mean(1)
+    return torch.where(present[labels], squares, torch.zeros_like(squares)).mean()
 
 
 # ---- the server's half -----------------------------------------------------------------------------------------------

@@ -8,10 +8,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from common.config import Natural, NonNegative, Positive, Search, checked
-from common.models.base import Model, initialised
+from common.config import NonNegative, Positive, Search, checked
 from common.numerics import unit_vectors, working_dtype
 from common.storage import under_prefix, with_prefix
 from strategies.core.method import Averaging, Batch, ClientContext, Losses, Trained, Upload
@@ -35,8 +34,6 @@ class MOON(Averaging):
     Args:
         mu: weight of the contrast, >= 0 (FPL's tables: 5; FedPall's: 1).
         temperature: tau > 0 (FPL: 0.5; FedPall: 1).
-        projection: width of MOON's projection head; its output then feeds the classifier (the authors' code: 256);
-            0 contrasts the backbone's features, as in FPL's tables.
         frozen_mode: ``eval``: the two frozen models use their running statistics; ``train``: those of the batch, as in
             FPL's code.
     """
@@ -45,17 +42,7 @@ class MOON(Averaging):
 
     mu: Annotated[NonNegative, Search(0.01, 10.0)] = 5.0
     temperature: Annotated[Positive, Search(0.1, 2.0)] = 0.5
-    projection: Natural = 0
     frozen_mode: Literal["eval", "train"] = "eval"
-
-    def extend(self, model: nn.Module, client_count: int, seed: int) -> nn.Module:  # noqa: ARG002
-        """Return the model, with a projection head if asked for."""
-        if not self.projection:
-            return model
-        if not isinstance(model, Model):
-            raise TypeError(f"a projection head needs a network of common.models; got {type(model).__name__}")
-        with initialised(seed, "moon projection"):
-            return with_projection(model, self.projection)
 
     @property
     def keeps_step(self) -> bool:
@@ -102,26 +89,3 @@ def model_contrast(features: Tensor, positive: Tensor, negative: Tensor, *, temp
     dtype = working_dtype(features)
     gap = unit_vectors(negative.detach().to(dtype)) - unit_vectors(positive.detach().to(dtype))
     return -F.logsigmoid(-(unit_vectors(features.to(dtype)) * gap).sum(1) / temperature).mean()
-
-
-class ProjectionHead(nn.Module):
-    """MOON's projection ``D -> D -> P`` with a ReLU between (Li et al., CVPR 2021); P is 256."""
-
-    def __init__(self, feature_size: int, projection_size: int = 256) -> None:
-        super().__init__()
-        self.fc1 = nn.Linear(feature_size, feature_size)
-        self.fc2 = nn.Linear(feature_size, projection_size)
-
-    def forward(self, features: Tensor) -> Tensor:
-        """Return ``[B, P]``: projections of ``features [B, D]``; they may be negative."""
-        return self.fc2(torch.relu(self.fc1(features)))
-
-
-def with_projection(model: Model, projection_size: int = 256) -> Model:
-    """Return MOON's network: ``model``'s backbone, a projection, and one linear layer that reads the projection.
-
-    The projection becomes part of the backbone, so it is what ``features`` returns. ``model``'s own head is left out.
-    """
-    backbone = nn.Sequential(model.backbone, ProjectionHead(model.feature_size, projection_size))
-    head = nn.Linear(projection_size, model.class_count)
-    return Model(backbone, head, projection_size, model.class_count)

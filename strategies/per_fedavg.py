@@ -8,7 +8,7 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from common.config import Natural, NonNegative, Positive, checked
+from common.config import Natural, NonNegative, checked
 from strategies.core.method import ClientContext, Losses, Method
 from strategies.parts.edits import displace, restore
 
@@ -28,13 +28,11 @@ class PerFedAvg(Method):
     Payload: the model's state both ways. Client state: none.
 
     Args:
-        inner_rate: a, >= 0; ``None`` takes the run's learning rate.
-        outer_rate: b, > 0; ``None`` takes the run's learning rate. (FedPall: both 0.01.)
+        inner_rate: a, >= 0; ``None`` takes the run's learning rate, which is b. (FedPall: both 0.01.)
         adapt_steps: steps with ``inner_rate`` before each score, >= 0.
     """
 
     inner_rate: NonNegative | None = None
-    outer_rate: Positive | None = None
     adapt_steps: Natural = 0
 
     @property
@@ -76,9 +74,6 @@ class PerFedAvg(Method):
         losses = self.loss(local.forward(*outer), local)
         local.backward(losses.total)
         restore(origin)
-        if self.outer_rate is not None:
-            for group in local.optimizer.param_groups:
-                group["lr"] = self.outer_rate
         self.edit_gradients(local)
         local.optimizer.step()
         return losses

@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor, nn
 
-from common.config import Count, Natural, NonNegative, Positive, Search, ZeroToOne, check, checked
+from common.config import Count, Natural, NonNegative, Positive, Search, checked
 from common.losses import prototype_contrast
 from common.prototypes import PrototypeSet, class_means, normalise_rows
 from common.storage import GlobalState, under_prefix, with_prefix
@@ -31,7 +31,9 @@ from strategies.parts.sent_prototypes import class_means_of
 from strategies.parts.server_nets import NetTraining, train_net
 
 HEAD = "head."
-SYNTHETIC, REBALANCED = "synthetic/", "rebalanced/"
+SYNTHETIC = "synthetic/"
+MIX_LOW, MIX_HIGH = 0.2, 0.8
+"""The share of G in a synthetic feature is drawn from (``MIX_LOW``, ``MIX_HIGH``], as in FedPall's run."""
 
 
 @checked
@@ -52,11 +54,8 @@ class RUCR(Method):
         temperature: tau > 0.
         contrast: weight of the contrast with G, >= 0.
         per_class: synthetic features per class, >= 1.
-        mix_low, mix_high: a share of G is drawn from (mix_low, mix_high] for each synthetic feature.
         rebalance_epochs: epochs over the synthetic features, >= 0; ``None`` takes the run's local epochs.
         rebalance_rate: learning rate of plain SGD, > 0; the classifier's batch norm keeps its statistics.
-        rebalance_last: number of last rounds that re-balance, >= 1; ``None`` re-balances in all rounds.
-        feed_back: whether training continues from the re-balanced classifier (FedPall), or it is only scored.
     """
 
     fedavg_at: ClassVar[Mapping[str, float] | None] = {"contrast": 0.0, "rebalance_epochs": 0}
@@ -65,21 +64,8 @@ class RUCR(Method):
     temperature: Annotated[Positive, Search(0.1, 5.0)] = 1.0
     contrast: Annotated[NonNegative, Search(0.01, 1.0)] = 0.1
     per_class: Count = 50
-    mix_low: ZeroToOne = 0.2
-    mix_high: ZeroToOne = 0.8
     rebalance_epochs: Natural | None = None
     rebalance_rate: Positive = 0.01
-    rebalance_last: Count | None = None
-    feed_back: bool = True
-
-    def __post_init__(self) -> None:
-        in_order = self.mix_low <= self.mix_high
-        check(in_order, f"mix_low must be <= mix_high; got {self.mix_low} and {self.mix_high}")
-
-    @property
-    def scheduled(self) -> bool:
-        """Whether only the last rounds re-balance, which depend on the number of rounds."""
-        return self.rebalance_last is not None
 
     @property
     def keeps_step(self) -> bool:
@@ -88,27 +74,8 @@ class RUCR(Method):
 
     @property
     def scored_at(self) -> str:
-        """Score the averaged model before re-balancing (FedPall), or with the re-balanced classifier."""
-        if self.feed_back:
-            return "rebalance"
-        return "train"
-
-    @property
-    def adapts(self) -> bool:
-        """Whether the re-balanced classifier is used only for scores."""
-        return not self.feed_back
-
-    def adapt(self, local: ClientContext) -> None:
-        """Load the re-balanced classifier."""
-        local.model.load_state_dict(under_prefix(REBALANCED, local.extra), strict=False)
-
-    def scored_weights(self, state: GlobalState) -> Mapping[str, Tensor]:
-        """Return the averaged model, with the re-balanced classifier if that is only scored."""
-        return {**state.weights, **under_prefix(REBALANCED, state.extra)}
-
-    def due(self, number: int, rounds: int) -> bool:
-        """Return whether round ``number`` re-balances."""
-        return number > 1 and (self.rebalance_last is None or number > rounds - self.rebalance_last)
+        """Score the averaged model before re-balancing, as FedPall does."""
+        return "rebalance"
 
     # ---- on the device ---------------------------------------------------------------------------------------------
 
@@ -132,7 +99,7 @@ class RUCR(Method):
 
     def begin(self, local: ClientContext) -> None:
         """Draw the synthetic features, while the model is the shared one."""
-        if self.due(local.round, local.rounds) and len(local.prototypes):
+        if local.round > 1 and len(local.prototypes):
             local.cached("synthetic", lambda: self.synthesise(local.features()[0], local))
 
     def synthesise(self, features: Tensor, local: ClientContext) -> dict[str, Tensor]:
@@ -141,7 +108,7 @@ class RUCR(Method):
         wanted = prototypes.labels.repeat_interleave(self.per_class)
         chosen = torch.randint(len(features), (len(wanted),), generator=draws).to(features.device)
         own = normalise_rows(features)[chosen]
-        share = self.mix_high - (self.mix_high - self.mix_low) * torch.rand(len(wanted), 1, generator=draws)
+        share = MIX_HIGH - (MIX_HIGH - MIX_LOW) * torch.rand(len(wanted), 1, generator=draws)
         share = share.to(features)
         rows = prototypes.vectors.repeat_interleave(self.per_class, dim=0)
         return with_prefix(SYNTHETIC, {"features": share * rows + (1 - share) * own, "labels": wanted})
@@ -165,7 +132,7 @@ class RUCR(Method):
     def respond(self, local: ClientContext) -> Upload:
         """Return class means under the averaged model, and its classifier, re-balanced."""
         means = class_means(*local.features(), local.class_count)
-        if not self.due(local.round, local.rounds):
+        if local.round == 1:
             return Upload(weights={}, prototypes=means)
         head = local.model.get_submodule("head")
         self.rebalance(head, local)
@@ -174,16 +141,16 @@ class RUCR(Method):
     # ---- on the server ---------------------------------------------------------------------------------------------
 
     def download(self, state: GlobalState, server: ServerContext) -> Download:
-        """Return the model; for training also G, and the classifier if it is only scored."""
+        """Return the model; for training also G."""
         if server.exchange == "rebalance":
             return Download(state.weights)
-        return Download(state.weights, state.prototypes, state.extra)
+        return Download(state.weights, state.prototypes)
 
     def expects(self, server: ServerContext) -> UploadSpec:
-        """``train``: the model. ``rebalance``: class means and, when it is due, a classifier."""
+        """``train``: the model. ``rebalance``: class means and, from the second round on, a classifier."""
         if server.exchange == "train":
             return UploadSpec()
-        if not self.due(server.round, server.rounds):
+        if server.round == 1:
             return UploadSpec(weights=False, prototypes=True)
         head = with_prefix(HEAD, under_prefix(HEAD, server.shared))
         return UploadSpec(weights=False, prototypes=True, extra=tensor_specs(head))
@@ -195,9 +162,7 @@ class RUCR(Method):
         state = replace(state, prototypes=class_means_of(updates, server, unit=True), extra={})
         shares = [update.samples for update in updates]
         heads = server.aggregation.combine([update.extra for update in updates], shares)
-        if self.feed_back:
-            return replace(state, weights={**state.weights, **heads})
-        return replace(state, extra=with_prefix(REBALANCED, heads))
+        return replace(state, weights={**state.weights, **heads})
 
 
 def _table(prototypes: PrototypeSet, class_count: int) -> tuple[PrototypeSet, Tensor]:

@@ -18,7 +18,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from common.config import Count, Fraction, checked
+from common.config import checked
 from common.errors import ConfigError
 from common.prototypes import PrototypeSet, class_means
 from strategies.core.aggregation import Mean, average
@@ -120,6 +120,13 @@ def _tables(sets: Sequence[PrototypeSet]) -> dict[int, tuple[list[int], Tensor]]
     return tables
 
 
+ITERATIONS = 100
+"""Steps of Weiszfeld's algorithm, which starts from the mean."""
+
+SMOOTHING = 1e-6
+"""Smallest distance that is divided by, as a share of the median distance."""
+
+
 @checked
 class GeometricMedian(RobustRule):
     """The geometric median: the state with the smallest sum of distances to the clients' states.
@@ -128,14 +135,7 @@ class GeometricMedian(RobustRule):
     by the smoothed Weiszfeld algorithm over all floating-point tensors together, and tolerates fewer than half of the
     clients. It is an average with shares, so counters are averaged with the same shares. If a method clusters rows,
     those of the smallest majority of clients nearest to the class's geometric median are used.
-
-    Args:
-        iterations: steps of the algorithm, >= 1; it starts from the mean.
-        smoothing: smallest distance that is divided by, as a share of the median distance, in (0, 1).
     """
-
-    iterations: Count = 100
-    smoothing: Fraction = 1e-6
 
     @property
     def _name(self) -> str:
@@ -158,9 +158,9 @@ class GeometricMedian(RobustRule):
         ``sum_i b_i D_ij - 1/2 sum_ik b_i b_k D_ik``, and the points themselves are not needed.
         """
         shares = torch.full((len(squares),), 1.0 / len(squares), dtype=torch.float64)
-        for _ in range(self.iterations):
+        for _ in range(ITERATIONS):
             distances = _from_average(squares, shares)
-            smallest = self.smoothing * float(distances.median())
+            smallest = SMOOTHING * float(distances.median())
             if smallest == 0.0:  # half of the points or more are equal to the average
                 return shares
             shares = 1.0 / distances.clamp(min=smallest)

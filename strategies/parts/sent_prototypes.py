@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from common.config import Natural, checked
+from common.config import checked
 from common.prototypes import Clustering, PrototypeSet, cluster_prototypes, normalise_rows
 from common.storage import GlobalState
 from strategies.core.method import (
@@ -45,11 +45,9 @@ class SentClusters(Averaging):
     """Two levels of FINCH, class by class (FedPLVM, FedPLCC): the clients' clusters are clustered once more.
 
     Args:
-        level: FINCH level on both sides; ``None`` is the coarsest with two clusters or more.
         clustering: FINCH by its authors' package, or by ``torch``: for rows on a GPU, or above 10,000 of one class.
     """
 
-    level: Natural | None = None
     clustering: Clustering = "finch-clust"
 
     @property
@@ -61,7 +59,7 @@ class SentClusters(Averaging):
         """Return the model, and clusters of each class's features with their sizes (evaluation mode)."""
         features, labels = local.features()
         rows = PrototypeSet(features, labels, torch.ones_like(labels, dtype=torch.float32))
-        return Upload(prototypes=cluster_prototypes(rows, level=self.level, clustering=self.clustering))
+        return Upload(prototypes=cluster_prototypes(rows, clustering=self.clustering))
 
     def expects(self, server: ServerContext) -> UploadSpec:  # noqa: ARG002
         """Expect any number of rows up to one per sample."""
@@ -75,4 +73,4 @@ class SentClusters(Averaging):
     ) -> PrototypeSet:
         """Cluster the uploaded rows of each class with FINCH; return the plain mean of each cluster's rows."""
         rows = server.aggregation.rows([update.prototypes for update in updates])
-        return cluster_prototypes(rows, level=self.level, clustering=self.clustering)
+        return cluster_prototypes(rows, clustering=self.clustering)

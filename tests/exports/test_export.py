@@ -167,7 +167,7 @@ def test_with_validation_the_threshold_is_chosen_on_validation_samples(tmp_path:
 SHARED = [
     ("feddyn", {}),
     ("fedadg", {}),
-    ("moon", {"projection": 16}),
+    ("moon", {}),
     ("fedproto", {"predict_with": "prototypes"}),
 ]
 OWN = [("fedbn", {}), ("fedpall", {}), ("fedproto", {"aggregate_models": False})]

@@ -120,8 +120,8 @@ def test_the_public_loss_is_the_sum_of_the_shared_losses():
     draws = torch.Generator().manual_seed(0)
     features, logits, mean = (torch.rand(16, size, generator=draws) for size in (8, 4, 4))
     similar = pairwise_similarities(torch.rand(16, 8, generator=draws))
-    method = FCCLPlus(**SMALL, correlation=2.0, similarity=5.0, off_diagonal=0.1)
-    wanted = 2.0 * cross_correlation(logits, mean, off_diagonal=0.1)
+    method = FCCLPlus(**SMALL, correlation=2.0, similarity=5.0)
+    wanted = 2.0 * cross_correlation(logits, mean)
     wanted = wanted + similarity_distillation(features, similar, temperature=0.02, scale=5.0)
     torch.testing.assert_close(method.public_loss(features, logits, mean, similar), wanted)
 
@@ -148,15 +148,6 @@ def test_the_teacher_is_the_own_model_after_the_last_local_training(tmp_path):
             logits, taught = student.train()(images)[1], teacher.eval()(images)[1]
             value = nontarget_distillation(logits, taught, split.labels, temperature=3.0)
         assert item.reply.answer.losses["distillation"] == pytest.approx(float(value), rel=1e-3)
-
-
-def test_the_public_rate_falls_linearly_to_its_share():
-    rates = [FCCLPlus(**SMALL, public_rate_end=0.1).public_rate(number, 10) for number in range(1, 11)]
-    assert rates == pytest.approx([1e-3 * (1 - 0.9 * step / 9) for step in range(10)])
-    assert [FCCLPlus(**SMALL).public_rate(number, 10) for number in (1, 5, 10)] == [1e-3] * 3
-    assert FCCLPlus(**SMALL, public_rate_end=0.1).public_rate(1, 1) == 1e-3
-    assert FCCLPlus(**SMALL, public_rate_end=0.1).scheduled, "such a run cannot be made longer"
-    assert not FCCLPlus(**SMALL).scheduled
 
 
 def test_a_device_with_other_images_is_refused_with_a_message(tmp_path):

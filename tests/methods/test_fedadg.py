@@ -16,7 +16,7 @@ from common.models.specs import Small
 from server.run.checkpoint import Checkpoints
 from strategies.fedadg import DISCRIMINATOR, GENERATOR, FedADG, TaskHead
 
-NETS = {"adversarial_epochs": 1, "noise_size": 6, "hidden_size": 8, "discriminator_size": 8}
+NETS = {"adversarial_epochs": 1}
 FIDELITIES = ["paper", "released", "released_pacs"]
 
 
@@ -63,7 +63,7 @@ def test_the_three_steps_of_a_batch_by_hand(fidelity, tmp_path):
     losses = method.step(local, images, labels)
 
     rate, decay = 0.7 * local.train.learning_rate, local.train.weight_decay
-    noise = torch.rand(len(labels), NETS["noise_size"], generator=local.generator("generator noise"))
+    noise = torch.rand(len(labels), generator.noise_size, generator=local.generator("generator noise"))
     classes = torch.zeros(len(labels), 4)
     classes[torch.arange(len(labels)), labels] = 0.6
     features, logits = model(images)
@@ -169,7 +169,7 @@ def test_the_head_is_the_papers_or_the_models():
     assert torch.equal(kept.head.weight, own.head.weight)
 
 
-def test_nets_scale_with_the_features_unless_sizes_are_given():
+def test_nets_scale_with_the_features():
     size = Small().build(4, 16, 0).feature_size
     model = FedADG().extend(Small().build(4, 16, 0), 3, 0)
     assert part(model, GENERATOR).noise_size == 4 * size

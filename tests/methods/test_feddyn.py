@@ -158,20 +158,15 @@ def test_lambda_takes_off_what_the_client_moved(with_lambda):
         assert elements(after["lambda/" + name]) == pytest.approx(wanted, rel=1e-12)
 
 
-@pytest.mark.parametrize("adaptive", [False, True])
-def test_what_a_client_keeps_in_a_run(adaptive, tmp_path):
-    hyper = {"alpha": ALPHA, "adaptive_alpha": adaptive}
-    settings = toy_settings("feddyn", tmp_path, hyper=hyper, train={"rounds": 2})
+def test_what_a_client_keeps_in_a_run(tmp_path):
+    settings = toy_settings("feddyn", tmp_path, hyper={"alpha": ALPHA}, train={"rounds": 2})
     done = run(settings, TouchedEngine(settings))
     folder = next((tmp_path / "clients").glob("*"))
-    sizes = dict(done.summary["clients"])
-    mean = sum(sizes.values()) / len(sizes)
-    for client, size in sizes.items():
-        alpha = ALPHA * mean / size if adaptive else ALPHA
+    for client in done.summary["clients"]:
         mine = [item for item in done.messages if item.request.client == client and item.request.train]
         kept = own_state(folder / client)
         for name in (key.removeprefix("local/lambda/") for key in kept):
             moved = sum(item.reply.payload.weights[name] - item.message.weights[name] for item in mine)
-            torch.testing.assert_close(kept["local/lambda/" + name], -alpha * moved, rtol=1e-4, atol=1e-7)
+            torch.testing.assert_close(kept["local/lambda/" + name], -ALPHA * moved, rtol=1e-4, atol=1e-7)
         received = {name for name in mine[0].message.extra if not name.startswith("scored/")}
-        assert received == ({"mean_samples"} if adaptive else set())
+        assert received == set()

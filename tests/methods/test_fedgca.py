@@ -11,7 +11,7 @@ from support.toy import Toy, toy_settings
 
 from common.choices import search
 from common.config import compose_config
-from common.data.views import AugMix, RandConv
+from common.data.views import Augmented, RandConv
 from common.errors import ConfigError
 from common.models.base import ModelError
 from common.models.specs import DigitCNN
@@ -175,8 +175,8 @@ def test_choosing_the_method_switches_views_on():
 
 
 def test_other_views_and_other_numbers_may_be_chosen():
-    assert isinstance(load_settings(["method=fedgca", "views=augmix"]).views, AugMix)
-    assert load_settings(["views=augmix", "method=fedgca"]).views.count >= 1
+    assert isinstance(load_settings(["method=fedgca", "views=augmented"]).views, Augmented)
+    assert load_settings(["views=augmented", "method=fedgca"]).views.count >= 1
     assert load_settings(["method=fedgca", "views.count=3", "views.mix=false"]).views.count == 3
 
 
@@ -191,10 +191,10 @@ def test_an_experiment_may_choose_it(tmp_path):
     (tmp_path / "experiment").mkdir()
     head = "# @package _global_\ndefaults:\n  - override /method: fedgca\n"
     (tmp_path / "experiment" / "plain_gca.yaml").write_text(head)
-    (tmp_path / "experiment" / "mixed_gca.yaml").write_text(head + "  - override /views: augmix\n")
+    (tmp_path / "experiment" / "mixed_gca.yaml").write_text(head + "  - override /views: augmented\n")
     search(tmp_path)
     try:
-        for name, views in (("plain_gca", "randconv"), ("mixed_gca", "augmix")):
+        for name, views in (("plain_gca", "randconv"), ("mixed_gca", "augmented")):
             composed = compose_config([f"experiment={name}"])
             assert composed["choices"]["method"] == "fedgca"
             assert composed["choices"]["views"] == views

@@ -12,7 +12,7 @@ from strategies.core.aggregation import Mean
 from strategies.fedopt import FedOpt
 
 ROUNDS = [updates(1), updates(2, who=(0, 2)), updates(3)]
-RATE, B1, B2, TAU, MOMENTUM = 0.3, 0.8, 0.95, 0.02, 0.7
+RATE, B1, B2, TAU, MOMENTUM = 0.3, 0.9, 0.99, 0.02, 0.7
 
 
 def oracle(optimizer, start="received"):
@@ -40,7 +40,7 @@ def oracle(optimizer, start="received"):
 
 
 def make(optimizer, **changes):
-    fields = {"server_learning_rate": RATE, "momentum": MOMENTUM, "beta_1": B1, "beta_2": B2, "epsilon": TAU}
+    fields = {"server_learning_rate": RATE, "momentum": MOMENTUM, "epsilon": TAU}
     return FedOpt(optimizer=optimizer, **{**fields, **changes})
 
 

@@ -20,7 +20,7 @@ MEANS = unbiased_prototypes(ROWS, sample_weighted=True)
 READINGS = {
     "as published": ({}, ROWS, unbiased_prototypes(ROWS)),
     "contrast with global means": ({"clusters": "global"}, MEANS, unbiased_prototypes(ROWS)),
-    "sum to global means": ({"target": "global", "consistency_reduce": "sum"}, ROWS, MEANS),
+    "to global means": ({"target": "global"}, ROWS, MEANS),
 }
 
 
@@ -31,11 +31,10 @@ def test_the_loss_is_the_sum_of_its_terms(contrast, consistency, reading):
     method = FPL(contrast=contrast, consistency=consistency, **options)
     features = torch.rand(6, FEATURES, generator=DRAWS).requires_grad_()
     found = method.loss(Batch(torch.zeros(6, 3, 1, 1), LABELS, features, LOGITS), LossSide(ROWS))
-    reduce = options.get("consistency_reduce", "mean")
     parts = [
         cross_entropy(LOGITS, LABELS),
         contrast * prototype_contrast(features, LABELS, rows, temperature=0.02),
-        consistency * prototype_mse(features, LABELS, targets, reduce=reduce),
+        consistency * prototype_mse(features, LABELS, targets),
     ]
     torch.testing.assert_close(found.total, sum(parts))
     torch.testing.assert_close(sum(found.terms.values()), found.total)

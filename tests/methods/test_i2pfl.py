@@ -63,14 +63,9 @@ def class_mean(rows, labels, label):
     return [sum(column) / len(members) for column in zip(*members, strict=True)]
 
 
-def alignment_of(features, labels, mixed, reduce):
+def alignment_of(features, labels, mixed):
     """APA as it is written, of scalars that may carry a gradient; ``mixed`` is constant."""
     total = 0.0
-    if reduce == "sum":
-        for label in set(labels):
-            target, mean = class_mean(mixed, labels, label), class_mean(features, labels, label)
-            total = total + sum((a - b) ** 2 for a, b in zip(mean, target, strict=True))
-        return total
     for row, label in zip(features, labels, strict=True):
         target = class_mean(mixed, labels, label)
         total = total + sum((a - b) ** 2 for a, b in zip(row, target, strict=True)) / len(row) / len(labels)
@@ -87,11 +82,10 @@ def contrast_of(features, labels, rows, tau):
     return total / len(labels)
 
 
-@pytest.mark.parametrize("reduce", ["mean", "sum"])
 @pytest.mark.parametrize("tau", [0.02, 0.5])
-def test_value_and_gradient_are_the_formulas(tau, reduce):
+def test_value_and_gradient_are_the_formulas(tau):
     """Class 2 has no prototype, class 3 no sample; a second batch goes on with the draws."""
-    method, side = I2PFL(temperature=tau, contrast=2.0, alignment=3.0, reduce=reduce), Side(ROWS)
+    method, side = I2PFL(temperature=tau, contrast=2.0, alignment=3.0), Side(ROWS)
     draws = numpy_generator(side.seed, "mixup", side.round, side.client.id)
     for size in (7, 5):
         labels = LABELS[:size].tolist()
@@ -101,7 +95,7 @@ def test_value_and_gradient_are_the_formulas(tau, reduce):
         mixed = mixed_rows(FEATURE_ROWS[:size].tolist(), labels, 0.4, draws)
         rows = {int(c): row.double().tolist() for c, row in zip(ROWS.labels, ROWS.vectors, strict=True)}
         contrast = 2.0 * contrast_of(scalars, labels, rows, tau)
-        alignment = 3.0 * alignment_of(scalars, labels, mixed, reduce)
+        alignment = 3.0 * alignment_of(scalars, labels, mixed)
         cross_entropy = torch.nn.functional.cross_entropy(LOGITS[:size], LABELS[:size])
         torch.testing.assert_close(losses.total, cross_entropy + contrast + alignment, rtol=1e-9, atol=1e-9)
         torch.testing.assert_close(losses.terms["alignment"], alignment, rtol=1e-9, atol=1e-9)
@@ -131,27 +125,6 @@ def test_partners_are_all_samples_of_other_classes_and_no_others():
             partners[i] |= set(row.nonzero().flatten().tolist()) - {i}
     for i, label in enumerate(LABELS):
         assert partners[i] == {j for j, other in enumerate(LABELS) if other != label}
-
-
-def test_over_an_epoch_the_targets_are_the_means_of_the_last_one():
-    method, side = I2PFL(contrast=0.0, alignment=1.0, augmented_over="epoch"), Side(ROWS)
-    draws = numpy_generator(side.seed, "mixup", side.round, side.client.id)
-    last, now = [], []
-    for number in (0, 1, 0, 1, 0):
-        side.batch = number
-        if number == 0:
-            last, now = now, []
-        chosen = slice(0, 4) if number == 0 else slice(4, 7)
-        rows, labels = FEATURE_ROWS[chosen].tolist(), LABELS[chosen].tolist()
-        now += list(zip(mixed_rows(rows, labels, 0.4, draws), labels, strict=True))
-        found = method.loss(batch_of(FEATURE_ROWS[chosen], LABELS[chosen]), side).terms["alignment"]
-        wanted = 0.0
-        for row, label in zip(rows, labels, strict=True):
-            if last:
-                target = class_mean([each for each, _ in last], [c for _, c in last], label)
-                wanted += sum((a - b) ** 2 for a, b in zip(row, target, strict=True)) / len(row) / len(labels)
-        assert float(found) == pytest.approx(wanted, rel=1e-9)
-    assert wanted > 0
 
 
 # ---- the server ------------------------------------------------------------------------------------------------------

@@ -9,12 +9,9 @@ import pytest
 import torch
 from support.own_states import own_state
 from support.runs import Run, TouchedEngine, run
-from support.toy import Toy, toy_settings
-from torch.nn import functional as F
+from support.toy import toy_settings
 
-from common.models.specs import Small
 from server.run.checkpoint import Checkpoints
-from strategies.moon import MOON
 
 
 def weights_of(done: Run) -> dict[str, torch.Tensor]:
@@ -48,17 +45,3 @@ def test_the_second_round_contrasts_with_what_the_client_sent_in_the_first(tmp_p
             assert torch.equal(kept[f"local/previous/{name}"], tensor)
     second = [i.reply.answer.losses["contrast"] for i in done.messages if i.request.train and i.request.round == 2]
     assert all(abs(loss - 5.0 * math.log(2.0)) > 1e-3 for loss in second)
-
-
-def test_the_projection_is_what_is_contrasted_and_classified():
-    model = Small().build(Toy().class_count, 16, 0)
-    extended = MOON(projection=16).extend(model, 3, 0).eval()
-    features, logits = extended(torch.rand(2, 3, 16, 16))
-    assert features.shape == (2, extended.feature_size) == (2, 16)
-    assert bool((features < 0).any())
-    torch.testing.assert_close(logits, F.linear(features, extended.head.weight, extended.head.bias))
-    assert {name.split(".")[0] for name in extended.state_dict()} == {"backbone", "head"}
-    assert not extended.supports_cam
-    assert MOON().extend(model, 3, 0) is model
-    again = MOON(projection=16).extend(Small().build(4, 16, 0), 3, 0)
-    assert all(torch.equal(a, b) for a, b in zip(extended.parameters(), again.parameters(), strict=True))

@@ -10,7 +10,6 @@ from torch.nn import functional as F
 from common.models.specs import Small
 from strategies.fedadg import FeatureDiscriminator, FeatureGenerator, TaskHead, scaled_one_hot
 from strategies.fedsr import ClassGaussians, GaussianLayer, ProbabilisticModel
-from strategies.moon import ProjectionHead
 from strategies.parts.server_nets import Discriminator
 
 
@@ -26,11 +25,6 @@ def parameters(module: nn.Module) -> int:
 @pytest.mark.parametrize(("clients", "count"), [(4, 1_314_816), (5, 1_315_328)])
 def test_discriminator_counts_of_fedpall(clients, count):
     assert parameters(Discriminator(2048, clients)) == count
-
-
-def test_projection_head():
-    assert ProjectionHead(512)(torch.rand(2, 512)).shape == (2, 256)
-    assert parameters(ProjectionHead(512)) == 512 * 512 + 512 + 512 * 256 + 256
 
 
 def test_feature_generator():

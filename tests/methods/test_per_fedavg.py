@@ -46,13 +46,12 @@ def assert_same(model, wanted):
         torch.testing.assert_close(tensor, value, rtol=1e-4, atol=1e-6, msg=name)
 
 
-@pytest.mark.parametrize("hyper", [{}, {"inner_rate": 0.2}, {"outer_rate": 0.01}, {"inner_rate": 0.0}], ids=str)
+@pytest.mark.parametrize("hyper", [{}, {"inner_rate": 0.2}, {"inner_rate": 0.0}], ids=str)
 def test_an_epoch_is_pairs_of_batches(hyper, tmp_path):
     local = exchange(tmp_path, **hyper)
     batches = list(local.batches("epoch", 1))
     assert len(batches) == 3  # so the last one is skipped
-    inner, outer = hyper.get("inner_rate", RATE), hyper.get("outer_rate", RATE)
-    wanted = pairs_by_autograd(deepcopy(local.model), [batches[:2]], inner, outer)
+    wanted = pairs_by_autograd(deepcopy(local.model), [batches[:2]], hyper.get("inner_rate", RATE), RATE)
     before = deepcopy(local.model)
     trained = local.run()
     assert trained.steps == 1
@@ -96,7 +95,7 @@ def test_halves_of_a_batch_hold_all_views_of_their_samples(tmp_path):
 
 def test_the_parameters_are_put_back_to_the_bit(tmp_path):
     """With momentum and decay the outer step starts from w, not from w'."""
-    local = exchange(tmp_path, train={"weight_decay": 0.1}, outer_rate=1e-60)
+    local = exchange(tmp_path, train={"weight_decay": 0.1, "learning_rate": 1e-60}, inner_rate=RATE)
     before = deepcopy(local.model)
     local.run()
     assert all(torch.equal(a, b) for a, b in zip(local.model.parameters(), before.parameters(), strict=True))

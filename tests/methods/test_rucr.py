@@ -139,21 +139,6 @@ def test_the_next_round_trains_on_the_rebalanced_classifier_and_the_averaged_bod
             assert not torch.equal(following[name], answers[0].message.weights[name])
 
 
-def test_the_official_schedule_scores_a_classifier_that_is_not_trained_on(tmp_path):
-    official = {"feed_back": False, "rebalance_last": 2, "rebalance_epochs": 20, "rebalance_rate": 0.5, "contrast": 0.0}
-    settings = toy_settings("rucr", tmp_path / "official", hyper=official, train={"rounds": 4})
-    done = run(settings, TouchedEngine(settings))
-    due = {i.request.round for i in trained(done, "rebalance") if i.reply.payload.extra}
-    assert due == {3, 4}
-    plain = run(toy_settings("fedavg", tmp_path / "plain", train={"rounds": 4}))
-    scores, same = ({(r["round"], r["domain"]): r["loss"] for r in d.rows("history.csv")} for d in (done, plain))
-    assert {round_ for round_, _ in scores} == {"0", "1", "2", "3", "4"}
-    for key in scores:
-        assert (scores[key] == same[key]) == (key[0] in "012")
-    losses = [[r["losses"] for r in d.rows("activity.csv") if r["exchange"] == "train"] for d in (done, plain)]
-    assert losses[0] == losses[1]  # training never saw the re-balanced classifier
-
-
 def test_the_classifiers_batch_norm_keeps_its_statistics(tmp_path):
     local = exchange(tmp_path, per_class=8)
     local.method = replace(local.method, rebalance_rate=0.1)

@@ -8,21 +8,18 @@ from common.choices import CONF
 from common.config import build
 from common.data.views import (
     Augmented,
-    AugMix,
     NoViews,
-    ProgressiveRandConv,
     RandConv,
     Views,
     convolve,
     draw_kernel,
-    smooth_fields,
     standardise,
 )
 from common.errors import ConfigError
 from common.numerics import generator
 
 CHOICES = sorted(path.stem for path in (CONF / "views").glob("*.yaml"))
-EXTRA = [RandConv(2), RandConv(2, mix=False), RandConv(2, repeats=3), ProgressiveRandConv(2), AugMix(2)]
+EXTRA = [RandConv(2), RandConv(2, mix=False), RandConv(2, repeats=3)]
 
 
 def choice(name: str, **changes: object) -> Views:
@@ -57,7 +54,7 @@ def convolve_by_loops(images: torch.Tensor, kernel: torch.Tensor) -> torch.Tenso
 
 
 def test_choices_are_all_there():
-    assert set(CHOICES) >= {"none", "augmented", "randconv", "randconv_image", "progressive_randconv", "augmix"}
+    assert set(CHOICES) >= {"none", "augmented", "randconv", "randconv_image"}
 
 
 def test_files_name_the_published_settings():
@@ -65,8 +62,6 @@ def test_files_name_the_published_settings():
     assert choice("augmented") == Augmented(1)
     assert choice("randconv") == RandConv(1, (1, 3, 5, 7), mix=True, identity_probability=0.0, repeats=1)
     assert choice("randconv_image") == RandConv(1, (1, 3, 5, 7), mix=False, identity_probability=0.5, repeats=1)
-    assert choice("progressive_randconv") == ProgressiveRandConv()
-    assert choice("augmix") == AugMix()
 
 
 @pytest.mark.parametrize("name", [name for name in CHOICES if name != "none"])
@@ -82,7 +77,7 @@ def test_originals_come_first_and_views_follow_batch_by_batch(name, count):
     assert views.repeat(torch.tensor([5, 6, 7, 8])).tolist() == [5, 6, 7, 8] * (1 + count)
 
 
-@pytest.mark.parametrize("views", [NoViews(), RandConv(0), AugMix(0), ProgressiveRandConv(0)])
+@pytest.mark.parametrize("views", [NoViews(), RandConv(0)])
 def test_no_views_leave_images_labels_and_generator_alone(views):
     images, labels, draws = batch(), torch.tensor([1, 2, 3, 4]), generator(0, "views")
     before = draws.get_state()
@@ -105,7 +100,7 @@ def test_views_are_a_function_of_the_generator_alone(views):
     assert not torch.equal(first[4:8], first[8:])  # each view draws anew
 
 
-@pytest.mark.parametrize("views", [RandConv(mix=False), ProgressiveRandConv()])
+@pytest.mark.parametrize("views", [RandConv(mix=False)])
 def test_one_draw_serves_the_whole_batch(views):
     images = batch()
     together = views(images, generator(1, "views"))[4:]
@@ -182,18 +177,6 @@ def test_kernel_weights_have_variance_one_over_three_k_squared(size):
     assert abs(float(weights.mean())) < 5 * deviation / math.sqrt(count)
     kurtosis = float((weights / deviation).pow(4).mean())
     assert kurtosis == pytest.approx(3.0, abs=0.25)  # a normal distribution's, a uniform one's is 1.8
-
-
-def test_smoothing_keeps_the_centre_and_shrinks_the_rim():
-    plain = draw_kernel(batch(), 5, generator(5, "kernel"))
-    smooth = draw_kernel(batch(), 5, generator(5, "kernel"), smoothing=True)
-    ratio = smooth / plain
-    torch.testing.assert_close(ratio[..., 2, 2], torch.ones(3, 3))
-    ratio = ratio[0, 0]
-    assert float(ratio[2, 3]) < 1
-    assert float(ratio[2, 3]) == pytest.approx(float(ratio[1, 2]), rel=1e-4)
-    assert float(ratio[2, 4]) == pytest.approx(float(ratio[2, 3]) ** 4, rel=1e-3)  # exp(-4a) = exp(-a)^4
-    assert float(ratio[3, 3]) == pytest.approx(float(ratio[2, 3]) ** 2, rel=1e-3)
 
 
 def test_kernel_sizes_are_all_drawn_about_equally_often():
@@ -276,102 +259,6 @@ def test_standardise_against_loops_and_on_flat_channels():
     assert torch.equal(result[1, 2], torch.zeros(5, 5))
 
 
-def test_progressive_views_are_bounded_and_standardised():
-    images = 50 * batch()
-    squashed = ProgressiveRandConv(5)(images, generator(0, "views"))[4:]
-    assert float(squashed.abs().max()) <= 1.0
-    plain = ProgressiveRandConv(5, contrast=0.0, offset=0.0)(images, generator(0, "views"))[4:]
-    torch.testing.assert_close(plain.mean(dim=(2, 3)), torch.zeros(20, 3), atol=1e-4, rtol=0)
-    torch.testing.assert_close(plain.std(dim=(2, 3), correction=0), torch.ones(20, 3), atol=1e-2, rtol=0)
-
-
-def test_progressive_pass_is_the_documented_block():
-    images = batch(2, 6)
-    views = ProgressiveRandConv(1, repeats=1, smoothing=False, offset=0.0, contrast=0.5)
-    result = views(images, generator(9, "views"))[2:]
-    draws = generator(9, "views")
-    torch.randint(1, (), generator=draws)
-    kernel = draw_kernel(images, 3, draws)
-    scales = 0.5 * torch.randn(1, 3, 1, 1, generator=draws)
-    shifts = 0.5 * torch.randn(1, 3, 1, 1, generator=draws)
-    expected = torch.tanh(standardise(convolve_by_loops(images, kernel)) * scales + shifts)
-    torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-4)
-
-
-def test_displacement_moves_pixels_no_further_than_its_spread_allows():
-    # a horizontal ramp under a one-tap kernel: standardised values change by displacement / deviation of the ramp
-    ramp = torch.arange(64.0).expand(1, 1, 64, 64).contiguous()
-    still = ProgressiveRandConv(1, 1, repeats=1, smoothing=False, offset=0.0, contrast=0.0)
-    moved = ProgressiveRandConv(1, 1, repeats=1, smoothing=False, offset=0.5, contrast=0.0)
-    changes = []
-    for seed in range(20):
-        first = still(ramp, generator(seed, "views"))[1, 0, 4:-4, 4:-4]  # away from zero padding
-        second = moved(ramp, generator(seed, "views"))[1, 0, 4:-4, 4:-4]
-        changes.append((second - first).abs() * float(ramp.std()))
-    changes = torch.stack(changes)
-    assert 0.05 < float(changes.mean()) < 0.4  # spread ~ U(0, 0.5), so about 0.25 * sqrt(2 / pi) = 0.2 pixels
-    assert float(changes.max()) < 3.0
-
-
-def test_number_of_passes_is_uniform_up_to_the_limit():
-    images, counts = batch(1, 3), [0] * 5
-    draws = generator(11, "views")
-    views = ProgressiveRandConv(1, 3, repeats=4, smoothing=False, offset=0.0, contrast=0.0)
-    for _ in range(200):
-        state = draws.get_state()
-        result = views(images, draws)[1:]
-        after = draws.get_state()
-        draws.set_state(state)
-        torch.randint(4, (), generator=draws)
-        kernel = draw_kernel(images, 3, draws)
-        expected = images
-        for passes in range(1, 5):
-            expected = standardise(convolve(expected, kernel))
-            if torch.equal(expected, result):
-                counts[passes] += 1
-                break
-        else:
-            counts[0] += 1
-        draws.set_state(after)
-    assert counts[0] == 0
-    assert min(counts[1:]) > 30
-
-
-def test_smooth_fields_have_unit_size_and_alike_neighbours():
-    fields = smooth_fields(200, 16, 20, generator(0, "fields"))
-    assert fields.shape == (200, 16, 20)
-    torch.testing.assert_close(fields.square().mean(dim=(1, 2)), torch.ones(200))
-    torch.testing.assert_close(fields.mean(dim=(1, 2)), torch.zeros(200), atol=1e-4, rtol=0)
-    assert float((fields[:, :, 1:] * fields[:, :, :-1]).mean()) > 0.5  # white noise: 0
-    assert float((fields[:, 1:] * fields[:, :-1]).mean()) > 0.5
-
-
-def test_augmix_is_a_convex_mixture_of_image_and_chains():
-    images = batch(6, 5)
-    views = AugMix(1, chains=3, depth=1, kernel_sizes=(3,))
-    result = views(images, generator(10, "views"))[6:]
-    draws = generator(10, "views")
-    exponential = torch.empty(6, 3).exponential_(generator=draws)
-    kept = torch.rand(6, generator=draws)
-    chains = []
-    for _ in range(3):
-        torch.randint(1, (), generator=draws)  # length
-        torch.randint(1, (), generator=draws)  # size
-        chains.append(convolve_by_loops(images, draw_kernel(images, 3, draws)))
-    for row in range(6):
-        shares = exponential[row] / exponential[row].sum()
-        assert float(shares.sum()) == pytest.approx(1.0)
-        mixture = sum(float(shares[index]) * chains[index][row] for index in range(3))
-        expected = float(kept[row]) * images[row] + (1 - float(kept[row])) * mixture
-        torch.testing.assert_close(result[row], expected, rtol=1e-4, atol=1e-5)
-
-
-def test_augmix_weights_differ_between_images():
-    images = batch(1, 6).expand(5, -1, -1, -1).contiguous()
-    result = AugMix(1)(images, generator(0, "views"))[5:]
-    assert not torch.allclose(result[0], result[1])
-
-
 @pytest.mark.parametrize(
     ("name", "node", "message"),
     [
@@ -381,9 +268,6 @@ def test_augmix_weights_differ_between_images():
         ("RandConv", {"identity_probability": 1.5}, "identity_probability=1.5: must be less than or equal to 1"),
         ("RandConv", {"counts": 1}, "did you mean 'count'"),
         ("NoViews", {"count": 1}, "views=none"),
-        ("ProgressiveRandConv", {"kernel_size": 4}, "odd"),
-        ("ProgressiveRandConv", {"offset": -0.1, "contrast": -1}, "offset=-0.1: .*contrast=-1: "),
-        ("AugMix", {"chains": 0, "depth": 0}, "chains=0: must be greater.*depth=0: must be greater"),
     ],
 )
 def test_values_out_of_range_are_refused(name, node, message):
