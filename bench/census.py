@@ -60,7 +60,8 @@ def set_somewhere() -> set[str]:
         text += path.read_text()
     for path in (ROOT / "bench").glob("*.py"):
         text += path.read_text()
-    return found | named_in(text)
+    plain = {key for key in settings() if "." not in key and f"{key}=" in text}  # such as seed
+    return found | named_in(text) | plain
 
 
 def named_on_pages() -> set[str]:
@@ -68,7 +69,8 @@ def named_on_pages() -> set[str]:
     text = ""
     for path in pages():
         text += path.read_text()
-    return named_in(text)
+    plain = {key for key in settings() if "." not in key and f"{key}=" in text}
+    return named_in(text) | plain
 
 
 def named_in(text: str) -> set[str]:

@@ -80,6 +80,9 @@ REMOVED_SETTINGS: Mapping[str, Any] = {
 
 REMOVED_OF_CLASSES: Mapping[str, Mapping[str, Any]] = {
     "strategies.combined.Combined": {"consistency_reduce": "mean", "level": None, "adaptive_alpha": False},
+    "common.data.protocols.LeaveOut": {"balanced": False},
+    "common.data.protocols.OneClientPerDomain": {"balanced": False},
+    "common.models.specs.ResNet10": {"initialisation": "default"},
     "strategies.core.robust.GeometricMedian": {"iterations": 100, "smoothing": 1e-6},
     "strategies.fccl_plus.FCCLPlus": {"public_rate_end": 1.0, "off_diagonal": 0.0051, "teacher_mode": "eval"},
     "strategies.fedadg.FedADG": {
@@ -95,11 +98,12 @@ REMOVED_OF_CLASSES: Mapping[str, Mapping[str, Any]] = {
     "strategies.fedpall.FedPall": {"denominator": "all"},
     "strategies.fedplcc.FedPLCC": {"level": None},
     "strategies.fedplvm.FedPLVM": {"level": None, "alpha_in_correction": False},
+    "strategies.fedrep.FedRep": {"body_epochs": 1},
     "strategies.fedsam.FedSAM": {"batch_norm": "first"},
     "strategies.fedsr.FedSR": {"latent_size": None, "test_samples": 20},
     "strategies.fpl.FPL": {"consistency_reduce": "mean", "level": None},
     "strategies.fpl_heal.FPLHeal": {"consistency_reduce": "mean", "level": None},
-    "strategies.i2pfl.I2PFL": {"augmented_over": "batch", "reduce": "mean"},
+    "strategies.i2pfl.I2PFL": {"mixup": 0.4, "augmented_over": "batch", "reduce": "mean"},
     "strategies.moon.MOON": {"projection": 0},
     "strategies.per_fedavg.PerFedAvg": {"outer_rate": None},
     "strategies.rucr.RUCR": {"mix_low": 0.2, "mix_high": 0.8, "rebalance_last": None, "feed_back": True},

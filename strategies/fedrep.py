@@ -23,24 +23,22 @@ class FedRep(Method):
 
     Args:
         head_epochs: epochs of the head, >= 1; ``None`` takes the run's local epochs, as FedPall does (official: 10).
-        body_epochs: epochs of the body, >= 1 (official and FedPall: 1).
     """
 
     personal: ClassVar[bool] = True
 
     head_epochs: Count | None = None
-    body_epochs: Count = 1
 
     def shared_names(self, model: nn.Module) -> set[str]:
         """Return the names of the body."""
         return set(filter(_in_body, model.state_dict()))
 
     def phases(self, epochs: int) -> tuple[Phase, ...]:
-        """Return two phases: the head trains, then the body.
+        """Return two phases: the head trains, then the body, for one epoch as officially and in FedPall.
 
         Batch norm of the body updates its running statistics in both, as in the released code.
         """
-        return Phase(self.head_epochs or epochs, _in_head), Phase(self.body_epochs, _in_body)
+        return Phase(self.head_epochs or epochs, _in_head), Phase(1, _in_body)
 
 
 def _in_head(name: str) -> bool:

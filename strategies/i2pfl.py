@@ -29,6 +29,9 @@ from strategies.core.method import (
     Update,
 )
 
+MIXUP = 0.4
+"""Alpha of the Beta distribution of gamma, which is drawn for each sample."""
+
 
 @checked
 class I2PFL(Averaging):
@@ -37,7 +40,7 @@ class I2PFL(Averaging):
     Across domains, the server weighs the clients' means of a class by their squared distance from the mean of these
     means, so that unusual domains count more, and smooths the result over the rounds. GPCL contrasts features with
     these prototypes. Within a domain, the features of a batch are mixed with features of other classes, ``gamma z_i +
-    (1 - gamma) z_j`` with gamma ~ Beta(mixup, mixup), and APA pulls each feature towards the mean of its class's mixed
+    (1 - gamma) z_j`` with gamma ~ Beta(0.4, 0.4), and APA pulls each feature towards the mean of its class's mixed
     features. ``contrast=alignment=0`` is FedAvg. With ``alignment=0 reweight=false smoothing=0`` the loss is FPL's at
     ``clusters=global consistency=0 prototype_mode=post_eval``.
 
@@ -52,7 +55,6 @@ class I2PFL(Averaging):
         contrast: weight of GPCL, >= 0.
         alignment: weight of APA, >= 0: the mean of squares over batch and dimensions between features and the means of
             the batch's mixed features.
-        mixup: alpha of the Beta distribution, > 0; gamma is drawn for each sample.
         smoothing: what the old prototypes count for, in [0, 1); the printed formula gives the new ones 0.99, which is
             ``smoothing=0.01``. 0 does not smooth.
         reweight: weigh clients' means by their distance; otherwise all count the same. A weight is at most
@@ -65,7 +67,6 @@ class I2PFL(Averaging):
     temperature: Annotated[Positive, Search(0.02, 1.0)] = 0.07
     contrast: Annotated[NonNegative, Search(0.01, 10.0)] = 1.0
     alignment: Annotated[NonNegative, Search(0.01, 10.0)] = 10.0
-    mixup: Positive = 0.4
     smoothing: BelowOne = 0.99
     reweight: bool = True
 
@@ -82,7 +83,7 @@ class I2PFL(Averaging):
             terms["contrast"] = self.contrast * contrast
         if self.alignment:
             draws = local.cached("mixup", lambda: numpy_generator(local.seed, "mixup", local.round, local.client.id))
-            mixed = mix(batch.features.detach(), batch.labels, self.mixup, draws)
+            mixed = mix(batch.features.detach(), batch.labels, MIXUP, draws)
             rows, present = batch_means(mixed, batch.labels, local.class_count)
             distance = distance_to(batch.features, batch.labels, rows.to(mixed.dtype), present)
             terms["alignment"] = self.alignment * distance

@@ -135,13 +135,11 @@ class OneClientPerDomain(Protocol):
     Attributes:
         samples: the most samples of a client, >= 1; ``None`` is no limit. FedPLCC: 300, DomainNet 400.
         fraction: the largest share of the train split, in (0, 1], rounded down. FedPall's digits: 0.1.
-        balanced: draw from the classes in turn, so that their counts are as equal as the domain allows.
         order: ``random``, or ``first``: the leading samples of the train split, as FedPall's digits.
     """
 
     samples: Count | None = None
     fraction: Share = 1.0
-    balanced: bool = False
     order: Literal["random", "first"] = "random"
 
     def clients(self, data: DataSource) -> tuple[ClientSpec, ...]:
@@ -156,8 +154,6 @@ class OneClientPerDomain(Protocol):
         order = torch.arange(available)
         if self.order == "random":
             order = self._order(domain, seed)
-        if self.balanced:
-            order = _by_turns(order, domain.train.labels)
         return order[:count].sort().values
 
 
@@ -439,16 +435,6 @@ def _once(domain: Domain, key: str, make: Callable[[], T]) -> T:
         domain.partitions[key] = make()
     found: T = domain.partitions[key]
     return found
-
-
-def _by_turns(order: Tensor, labels: Tensor) -> Tensor:
-    """Return ``order`` with its classes in turn: first the first sample of each class, then the second of each."""
-    ordered = labels[order]
-    turn = torch.empty_like(order)
-    for label in ordered.unique():
-        members = (ordered == label).nonzero().squeeze(1)
-        turn[members] = torch.arange(len(members))
-    return order[torch.argsort(turn, stable=True)]
 
 
 def _with_every_class(parts: list[Tensor], free: Tensor, labels: Tensor) -> list[Tensor]:

@@ -99,24 +99,20 @@ class ResNet10(ModelSpec):
     """The ResNet-10 of FPL (FedAPC and FedPLCC too): 512 features, 4,903,242 parameters with 10 classes.
 
     3x3 convolution without pooling, four blocks of 64, 128, 256, 512 channels, linear classifier; 253 million
-    multiply-adds per 32x32 image.
+    multiply-adds per 32x32 image. Convolutions start as torch makes them, as in the released code.
 
     Args:
-        initialisation: ``default`` leaves convolutions as torch makes them, as the released code does; ``kaiming`` is
-            He's normal distribution.
         width: channels of the first of the four blocks, which have 1, 2, 4 and 8 times this number; features are the
             last of these. 32 halves the network: 256 features, 1,228,970 parameters with 10 classes.
     """
 
     norm: Norm = "batch"
-    initialisation: Literal["default", "kaiming"] = "default"
     width: Count = 64
     minimum_image_size: ClassVar[int] = 5
     channels_last = True
 
     def _construct(self, class_count: int, image_size: int) -> Model:  # noqa: ARG002 - pooled, any size fits
-        kaiming = self.initialisation == "kaiming"
-        backbone = ResidualBackbone((1, 1, 1, 1), stem="plain", norm=self.norm, kaiming=kaiming, width=self.width)
+        backbone = ResidualBackbone((1, 1, 1, 1), stem="plain", norm=self.norm, kaiming=False, width=self.width)
         return _linear(backbone, backbone.feature_size, class_count)
 
 

@@ -104,14 +104,6 @@ def test_one_client_takes_at_most_what_is_there(available: int, wanted: int) -> 
     assert len(indices.unique()) == len(indices) == wanted
 
 
-def test_balanced_draws_equal_classes_as_far_as_they_go() -> None:
-    labels = torch.tensor([*([0] * 500), *([1] * 500), *([2] * 30)])
-    (indices,) = parts(OneClientPerDomain(samples=300, balanced=True), "dslr", labels)
-    assert torch.bincount(labels[indices]).tolist() == [135, 135, 30]
-    (unbalanced,) = parts(OneClientPerDomain(samples=300), "dslr", labels)
-    assert torch.bincount(labels[unbalanced]).max() > 135
-
-
 def test_first_tenth_is_the_leading_part() -> None:
     (indices,) = parts(OneClientPerDomain(fraction=0.1, order="first"), "dslr", even_labels(7438))
     assert indices.tolist() == list(range(743))
