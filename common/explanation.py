@@ -18,7 +18,7 @@ from pydantic.fields import FieldInfo
 from common.choices import choices_of
 from common.config import class_of, compose_config, search_ranges
 from common.errors import ConfigError, nearest
-from common.overlays import leaves, printed_values
+from common.overlays import GROUPS, leaves, printed_values
 from common.papers import PAPERS, cited
 from common.regular_files import read_small
 
@@ -31,6 +31,9 @@ NAMES_OF_TYPES: dict[Any, str] = {
     type(None): "null",
     Any: "any value",
 }
+
+OVER_OTHERS = ("experiment", *GROUPS)
+"""Groups whose choices set the keys of other groups."""
 
 SYMBOLS = {"Gt": ">", "Ge": ">=", "Lt": "<", "Le": "<="}
 """Comparison of each kind of limit that pydantic puts into a type."""
@@ -94,13 +97,13 @@ def explain(name: str) -> Explanation:
 
 def _group_of(choice: str) -> str:
     """Return the one group with a choice of this name."""
-    groups = [*compose_config(())["choices"], "experiment", "printed"]
+    groups = [*compose_config(())["choices"], *OVER_OTHERS]
     found: list[str] = []
     names: set[str] = set(groups)
     for group in groups:
         options = choices_of(group)
         names.update(options)
-        if choice in options and group != "printed":
+        if choice in options:
             found.append(group)
     if not found:
         raise ConfigError(
@@ -135,7 +138,7 @@ def _only(found: Explanation, key: str) -> Explanation:
 
 
 def _explain_choice(group: str, choice: str | None) -> Explanation:
-    if group == "experiment" or choice is None:
+    if group in OVER_OTHERS or choice is None:
         return _explain_file(group, choice)
     composed = compose_config([f"{group}={choice}"])
     node = composed[group]

@@ -52,9 +52,10 @@ def test_the_default_is_that_of_a_run(key: str) -> None:
         ("fplx", "did you mean fpl"),
         ("fpl_office", "protocol.fpl_office or experiment.fpl_office"),
         ("method.temprature", "method.temperature"),
+        ("fpl_on_digits", "printed.fpl_on_digits or tuned.fpl_on_digits"),
         ("experiment", "goldfinch list experiment"),
     ],
-    ids=["unknown", "of two groups", "misspelt setting", "group without a default"],
+    ids=["unknown", "of two groups", "misspelt setting", "of two kinds of values", "group without a default"],
 )
 def test_a_wrong_name_gets_what_to_write(name: str, told: str) -> None:
     with pytest.raises(ConfigError, match=told):
@@ -80,6 +81,13 @@ def test_a_group_is_listed_and_a_group_of_settings_is_explained_too(capsys: pyte
     assert "rounds.quorum=0.5" in shown
     assert main(["list", "trian"]) == 1
     assert "did you mean train" in capsys.readouterr().err
+
+
+def test_a_tuned_file_is_explained() -> None:
+    found = explain("tuned.fpl_on_digits")
+    assert "No test set was looked at" in found.text
+    keys = [setting.key for setting in found.settings]
+    assert keys[:4] == ["method", "data", "train.learning_rate", "method.temperature"]
 
 
 def test_a_command_of_a_group_is_named_with_it(capsys: pytest.CaptureFixture[str]) -> None:
