@@ -136,7 +136,7 @@ def test_each_key_is_enrolled_for_the_domain_of_its_device(tmp_path: Path) -> No
     command = [str(DOCKER / "entrypoint.sh"), "enrol"]
     ran = subprocess.run(command, env=places | chosen, capture_output=True, text=True, check=True)
     arguments = "--client signs=site_a-0 --client sketch=site_b-0 --node ward-a --node ward-b"
-    assert ran.stdout.strip() == f"enrol {tmp_path / 'operator'} {arguments}"
+    assert ran.stdout.strip() == f"devices enrol {tmp_path / 'operator'} {arguments}"
 
 
 def test_a_superlink_that_does_not_end_at_sigterm_is_killed_after_a_bounded_time() -> None:

@@ -151,21 +151,6 @@ def test_convolution_against_loops(size):
     torch.testing.assert_close(convolve(images, kernel), convolve_by_loops(images, kernel), rtol=1e-5, atol=1e-5)
 
 
-def test_displacements_move_the_sampling_positions():
-    images = batch(2, 6)
-    kernel = draw_kernel(images, 3, generator(2, "kernel"))
-    still = torch.zeros(1, 18, 6, 6)
-    torch.testing.assert_close(convolve(images, kernel, still), convolve(images, kernel), rtol=1e-5, atol=1e-5)
-    right = still.clone()
-    right[:, 1::2] = 1.0  # horizontal part of every tap: one pixel to the right
-    shifted = convolve(images, kernel, right)
-    torch.testing.assert_close(shifted[..., :-2], convolve(images, kernel)[..., 1:-1], rtol=1e-5, atol=1e-5)
-    down = still.clone()
-    down[:, 0::2] = 1.0
-    shifted = convolve(images, kernel, down)
-    torch.testing.assert_close(shifted[..., :-2, :], convolve(images, kernel)[..., 1:-1, :], rtol=1e-5, atol=1e-5)
-
-
 @pytest.mark.parametrize("size", [1, 3, 5, 7])
 def test_kernel_weights_have_variance_one_over_three_k_squared(size):
     draws = generator(4, "kernel")
