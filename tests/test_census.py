@@ -16,7 +16,7 @@ LIMITS = {
     "settings never set": 93,
     "settings never set nor named on a page": 0,
     "kinds of record in a run's folder": 10,
-    "commands": 19,
+    "commands": 16,
     "public names defined twice": 25,
     "renderers of a table": 11,
     "circles, imports inside functions counted": 1,
