@@ -16,7 +16,7 @@ from common.errors import ConfigError, nearest
 from common.metrics import MEASURES, Measure
 from common.overlays import printed_values
 from common.privacy import GaussianPrivacy
-from common.run_config import result_settings
+from common.run_config import FOLDER_KEYS, result_settings
 from common.settings import RunSettings, settings_of
 
 BASE = "fedavg"
@@ -42,7 +42,8 @@ SCORES = (IN_DOMAIN, LEAVE_ONE_OUT)
 WEIGHTINGS = ("uniform", "samples")
 
 OWN_KEYS = (
-    *("method", "seed", "tuned", "printed", "output", "resume", "overwrite", "experiment"),
+    *FOLDER_KEYS,
+    *("method", "seed", "tuned", "printed", "experiment"),
     *("rounds.test", "train.patience", PARTITION, "protocol.leave_out"),
 )
 """Settings that the rules set themselves."""
