@@ -9,8 +9,8 @@ from matplotlib.figure import Figure
 from common.errors import ConfigError, nearest
 from common.regular_files import read_small
 from server.plots.figures import bars, check_format, convergence, save, sensitivity
-from server.results.columns import domain_columns, domain_heads, mark_notes
-from server.results.groups import Group, group_runs
+from server.results.frames import domain_columns, domain_heads, partial_notes
+from server.results.groups import Group, group_runs, rename
 from server.results.run import Run, find_runs
 from server.results.seeds import Value, curve
 
@@ -89,22 +89,6 @@ def _inches(size: str | None) -> tuple[float, float] | None:
     return inches
 
 
-def _rename(groups: Sequence[Group], labels: Sequence[str]) -> None:
-    """Give groups the labels of ``OLD=NEW``.
-
-    Raises:
-        ConfigError: an item has no ``=``, or no group has the label.
-    """
-    by_label = {group.label: group for group in groups}
-    for item in labels:
-        old, equals, new = item.rpartition("=")
-        if not equals or not new:
-            raise ConfigError(f"--label {item}: write it as OLD=NEW, such as --label fedavg=FedAvg")
-        if old not in by_label:
-            raise ConfigError(f"--label {item}: no row is called {old!r}; {nearest(old, by_label)}")
-        by_label[old].label = new
-
-
 def named_groups(runs: Sequence[Run], labels: Sequence[str] = ()) -> list[Group]:
     """Return the groups of ``runs`` with the labels of a figure.
 
@@ -139,7 +123,7 @@ def named_groups(runs: Sequence[Run], labels: Sequence[str] = ()) -> list[Group]
         for board in boards:
             for group in board.groups:
                 group.label = f"{group.label}; {board.title}"
-    _rename(groups, labels)
+    rename(groups, labels)
     return groups
 
 
@@ -181,7 +165,7 @@ def bars_of(runs: Sequence[Run], rule: str, title: str | None = None, labels: Se
                 value = None
             values.append(value)
         series[group.label] = values
-    notes = mark_notes(groups, rule)
+    notes = partial_notes(groups, rule)
     return bars([*domain_heads(groups, domains), "average"], series, ". ".join([title or _title(runs), *notes]))
 
 

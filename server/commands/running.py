@@ -118,7 +118,7 @@ def resume(folder: Path, overrides: Sequence[str], *, quiet: bool = False, trust
         CheckpointError: a setting contradicts the rounds that are done; nothing was started or written.
     """
     trust_overrides(overrides)  # only the user's own, not those of the folder
-    recorded = {**Run(folder).config, "output": str(folder.absolute()), "resume": True, "overwrite": False}
+    recorded = {**Run(folder).trusted_config, "output": str(folder.absolute()), "resume": True, "overwrite": False}
     if not trust:
         _check_places(folder, recorded, overrides)
     try:

@@ -31,9 +31,10 @@ from common.regular_files import read_small
 from common.settings import RunSettings, settings_of
 from common.storage import write_json, write_text
 from common.text import duration
+from server.results.frames import score_sheet
 from server.results.groups import group_runs
 from server.results.run import Run
-from server.results.table import markdown, print_whole, render
+from server.results.table import table_text
 from server.run.accounting import report_line, total_reports
 from server.run.conduct import check_not_in_a_run
 
@@ -422,9 +423,10 @@ def _write_record(output: Path, arguments: Sequence[str], jobs: Sequence[Job]) -
 
 def _write_tables(jobs: Sequence[Job], output: Path, arguments: Sequence[str], console: Console) -> None:
     text = [f"`goldfinch sweep {' '.join(arguments)}`", ""]
-    for board in group_runs([Run(job.folder) for job in jobs]):
-        print_whole(render(board, "final"))
-        text += [markdown(board, "final"), ""]
+    boards = group_runs([Run(job.folder) for job in jobs])
+    for board in boards:
+        score_sheet(board, "final").show()
+    text.append(table_text(boards, "final", "md"))
     for line in privacy_lines(jobs):
         text.append(line + "\n")
     write_text(output / "table.md", "\n".join(text))

@@ -19,8 +19,8 @@ from common.config import build
 from common.errors import CheckpointError, ConfigError, GoldfinchError, nearest
 from common.metrics import MEASURES, METRICS, ClassTotals, Measure, RoundScore, summarise
 from common.regular_files import read_small
-from common.run_config import read_config, result_settings
-from common.versions import hash_of_files
+from common.run_config import check_trusted, read_config, result_settings
+from common.versions import CODE, hash_of_files
 from common.wire.messages import SCALED, printable
 from server.run.history import answers, class_totals, counts_less, round_scores, rows_on, scores_by, validation_by
 from server.run.measures import MEASURES_FILE, measures_in, recorded_values, scores_by_values
@@ -92,10 +92,22 @@ class Run:
 
     @cached_property
     def config(self) -> Mapping[str, Any]:
-        """``config.yaml``."""
+        """``config.yaml``. It may name classes that must not be imported; see :attr:`trusted_config`."""
         if not self.config_file.exists():
             raise ConfigError(f"{self.folder} holds no run: it has no config.yaml")
         return read_config(self.config_file)
+
+    @property
+    def trusted_config(self) -> Mapping[str, Any]:
+        """``config.yaml``, of which everything may be built.
+
+        Scores are read without it, so a table needs none of the user's own classes.
+
+        Raises:
+            ConfigError: it names a class that may not be imported.
+        """
+        check_trusted(self.config, self.config_file)
+        return self.config
 
     @cached_property
     def options(self) -> Mapping[str, Any]:
@@ -218,6 +230,37 @@ class Run:
         if "code" in self.summary:
             return str(self.summary["code"])
         return recorded_code(self.folder / "code.json")
+
+    @cached_property
+    def code_by_package(self) -> Mapping[str, str]:
+        """The hash of the code that ran, of ``goldfinch`` and of each package of the user's own."""
+        files = recorded_files(self.folder / "code.json")
+        packages: dict[str, dict[str, str]] = {}
+        for name, digest in files.items():
+            package = name.partition("/")[0].removesuffix(".py")
+            if package in CODE:
+                package = "goldfinch"
+            packages.setdefault(package, {})[name] = digest
+        if len(packages) < 2 or hash_of_files(files) != self.code:
+            return {"goldfinch": self.code}
+        return {package: hash_of_files(found) for package, found in packages.items()}
+
+    @cached_property
+    def changed_scoring(self) -> list[int]:
+        """The numbers of test images of one domain over the rounds, if they differ; empty if every round had the same.
+
+        Earlier versions let ``rounds.test_samples`` change on resume. Means over the rounds of such a run mix scores of
+        different images.
+        """
+        if not any(entry["event"] == "resume" for entry in self._kept_events):
+            return []
+        counts: dict[tuple[str, str], set[int]] = {}
+        for row in self.scores:
+            counts.setdefault((str(row["client"]), str(row["domain"])), set()).add(int(row["count"]))
+        for found in counts.values():
+            if len(found) > 1:
+                return sorted(found)
+        return []
 
     @cached_property
     def round_scores(self) -> list[RoundScore]:
@@ -409,6 +452,7 @@ class Run:
     def class_names(self) -> list[str]:
         """The names of the classes; their numbers if the data set is not installed or has another number of classes."""
         try:
+            check_trusted({"data": self.config["data"]}, self.config_file)
             names = list(map(str, build(self.config["data"], "data").class_names))
         except (GoldfinchError, OSError, AttributeError):
             names = []
@@ -431,6 +475,7 @@ class Run:
         if "scored" in self.summary:
             return bool(self.summary["scored"] == "own model")
         try:
+            check_trusted({"method": self.config["method"]}, self.config_file)
             return bool(build(self.config["method"], "method").personal)
         except GoldfinchError:
             return False
@@ -459,7 +504,7 @@ class Run:
         """The run's settings as objects."""
         from common.settings import settings_of
 
-        return settings_of({**self.config, "output": str(self.folder)})
+        return settings_of({**self.trusted_config, "output": str(self.folder)})
 
     @property
     def method(self) -> Method:
@@ -682,14 +727,20 @@ def brief(value: Any) -> str:
 
 def recorded_code(path: Path) -> str:
     """Return the hash of the code that ``code.json`` lists; ``unknown`` if it cannot be read."""
+    files = recorded_files(path)
+    if not files:
+        return "unknown"
+    return hash_of_files(files)
+
+
+def recorded_files(path: Path) -> dict[str, str]:
+    """Return the hash of each file of code that ``code.json`` lists; empty if it cannot be read."""
     try:
         content = dict(json.loads(read_small(path)))
     except (OSError, ValueError, TypeError, RecursionError):
-        return "unknown"
+        return {}
     files: dict[str, str] = {}
     for name, digest in content.items():
         if str(name).endswith((".py", ".yaml")):
             files[str(name)] = str(digest)
-    if not files:
-        return "unknown"
-    return hash_of_files(files)
+    return files

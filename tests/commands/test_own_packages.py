@@ -121,7 +121,8 @@ def test_a_run_with_a_folder_of_choices_goes_on_with_it_or_with_its_class_named(
     assert main(["run", "--quiet", *given, "method=qfair", "method.power=1", *TINY, f"output={place}"]) == 0
     assert json.loads((place / "summary.json").read_text())["method"] == "fair"
     forget("ownlib")  # another process
-    assert main(["table", str(place)]) == 1
+    assert main(["table", str(place)]) == 0, "a table needs no class"
+    assert main(["figure", "prototypes", str(place)]) == 1
     assert "--config-dir with the folder that names it" in capsys.readouterr().err
     own = "method._target_=ownlib.fair.QFair"
     assert main(["resume", str(place), "train.rounds=2", own, "--quiet"]) == 0

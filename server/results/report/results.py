@@ -5,17 +5,16 @@ import json
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from common.metrics import COUNTED, RULES, ScoreRule
 from common.text import duration, listing, size
 from common.wire.messages import COUNTED_STATUSES, UNUSED_STATUSES, trained
 from server.results.classes import ClassRow, ClassTable, class_tables
-from server.results.columns import cell_marks, score_columns
-from server.results.groups import Board, Group, cells, comparable, ranked
+from server.results.frames import score_frame, table_notes
+from server.results.groups import Board, Group, leader
 from server.results.run import Run
-from server.results.seeds import Value
 from server.run.accounting import largest_epsilon
 from server.trackers.events import describe
 
@@ -77,19 +76,17 @@ def key_figures(boards: Sequence[Board]) -> list[tuple[str, str, str]]:
 
 
 def _best_figures(boards: Sequence[Board]) -> list[tuple[str, str, str]]:
-    """Return the best average and the best worst domain of comparable groups; empty if no group has a rank."""
-    groups: list[Group] = []
-    for board in boards:
-        groups += board.groups
-    figures = []
+    """Return the best average and the best worst domain of one table; empty where no row is the best."""
+    figures: list[tuple[str, str, str]] = []
+    if len(boards) != 1:
+        return figures
     for column, name in (("average", "best average"), ("worst", "best worst domain")):
-        best: tuple[float, str] | None = None
-        for group in comparable(ranked(groups)):
-            value = group.value(column)
-            if value is not None and (best is None or value.mean > best[0]):
-                best = (value.mean, group.label)
-        if best is not None:
-            figures.append((f"{best[0]:.1f} %", name, best[1]))
+        best = leader(boards[0].groups, column)
+        if best is None:
+            continue
+        value = best.value(column)
+        if value is not None:
+            figures.append((f"{value.mean:.1f} %", name, best.label))
     return figures
 
 
@@ -168,26 +165,18 @@ def _average_recall(row: ClassRow) -> float:
     return value.mean
 
 
-def score_heads(board: Board) -> list[str]:
-    """Return the heads of the columns of :func:`score_rows`."""
-    return list(score_columns(board.groups, board.domains, spread=True).values())
+def score_rows(board: Board, rule: str) -> list[tuple[Group, list[dict[str, Any]]]]:
+    """Return each group with its cells, the records of :func:`server.results.frames.score_frame`."""
+    frame = score_frame(board, rule)
+    found: list[tuple[Group, list[dict[str, Any]]]] = []
+    for group in board.groups:
+        found.append((group, frame[frame["method"] == group.label].to_dict("records")))
+    return found
 
 
-def score_rows(board: Board, rule: str) -> Iterator[tuple[Group, list[tuple[Value | None, bool]]]]:
-    """Return each group with its cells: the value over seeds, ``None`` without a score, and whether it is the best.
-
-    The columns are those of :func:`server.results.columns.score_columns`. The best spread is the smallest.
-    Rows that are scored on clients' own models are not ranked with those of one shared model. Partial scores have no
-    rank.
-    """
-    columns = list(score_columns(board.groups, board.domains, spread=True))
-    return zip(board.groups, cells(board.groups, columns, rule), strict=True)
-
-
-def score_marks(board: Board, group: Group, rule: str) -> list[str]:
-    """Return the marks of a group's cells: partial, or on a domain that it has not trained on; most are empty."""
-    columns = list(score_columns(board.groups, board.domains, spread=True))
-    return cell_marks(board.groups, group, columns, rule)
+def notes(board: Board, rule: str) -> list[str]:
+    """Return the notes below a table of scores."""
+    return table_notes(board, score_frame(board, rule), rule)
 
 
 def partial_groups(board: Board) -> list[tuple[str, str]]:
