@@ -180,7 +180,7 @@ def _key(settings: RunSettings) -> str:
 
 
 def reproduce(request: Request, console: Console | None = None) -> Path:
-    """Do the missing runs, write ``<table>.md``, ``.html``, ``.json`` and figures, and return the HTML file's path.
+    """Do the missing runs, write TABLE.md, TABLE.html, TABLE.json and figures, and return the HTML file's path.
 
     The pages are written from the finished runs even if the command is interrupted or runs fail.
 

@@ -296,8 +296,8 @@ def test_the_demonstration_trains_the_given_methods(tmp_path: Path, monkeypatch:
         trained.append(settings.method.name)
 
     monkeypatch.setattr(demo_module, "run_on_ray", note)
-    monkeypatch.setattr(demo_module, "print_table", lambda folders: None)
-    monkeypatch.setattr(demo_module, "find_runs", lambda folders: [])
+    monkeypatch.setattr(demo_module, "show_table", lambda folders: None)
+    monkeypatch.setattr(demo_module, "show_predictions", lambda run, output: None)
     monkeypatch.setattr(demo_module, "report", lambda folders, path: path)
     assert main(["demo", "--methods", "fedprox,moon", "--output", str(tmp_path)]) == 0
     assert trained == ["fedprox", "moon"]
