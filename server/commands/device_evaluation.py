@@ -52,7 +52,7 @@ def evaluate_on_devices(
         )
     run(settings, quiet=quiet)
     found = Run(settings.output_folder)
-    show(found)
+    show_scores(found)
     return found
 
 
@@ -107,7 +107,7 @@ def _of_data(description: Description, node: Mapping[str, Any]) -> list[str]:
     return given
 
 
-def show(run: Run) -> None:
+def show_scores(run: Run) -> None:
     """Print a row for each domain: clients and images, and every metric, over all clients that scored it."""
     score = run.round_scores[-1]
     further = {name: measure for name, measure in run.measures.items() if name not in METRICS}

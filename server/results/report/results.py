@@ -174,7 +174,7 @@ def score_rows(board: Board, rule: str) -> list[tuple[Group, list[dict[str, Any]
     return found
 
 
-def notes(board: Board, rule: str) -> list[str]:
+def score_notes(board: Board, rule: str) -> list[str]:
     """Return the notes below a table of scores."""
     return table_notes(board, score_frame(board, rule), rule)
 
