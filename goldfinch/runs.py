@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from common.exports.model import TrainedModel
     from common.prototypes import PrototypeSet
     from server.results.frames import Values
-    from server.results.run import Run as Records
+    from server.results.run import RunFolder
 
 NUMBERS = ("round", "count", "correct", "accuracy", *COUNTED, "loss", "samples", "steps", "peak_bytes", "releases")
 """Columns of records that hold numbers, besides those that begin with ``seconds`` or ``bytes``."""
@@ -34,10 +34,10 @@ class Run:
     """
 
     def __init__(self, folder: Path | str) -> None:
-        from server.results.run import Run as Records
+        from server.results.run import RunFolder
 
         self.folder = Path(folder)
-        self.records: Records = Records(self.folder)
+        self.records: RunFolder = RunFolder(self.folder)
         if not self.records.config_file.exists():
             raise ConfigError(f"{folder} holds no run: config.yaml is missing; give the folder that output= named")
 

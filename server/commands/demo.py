@@ -16,7 +16,7 @@ from server.commands.predict import predict
 from server.commands.report import report
 from server.flower.submit import run_on_ray
 from server.results.overrides import own_model_of
-from server.results.run import Run
+from server.results.run import RunFolder
 from server.results.table import show_table
 from server.run.conduct import prepare_output
 from server.trackers.live import watching
@@ -55,11 +55,11 @@ def demo(overrides: Sequence[str], methods: Sequence[str], output: Path) -> None
     show_table(folders)
     console.print(f"written to {output.absolute()}: history.csv, summary.json, checkpoint/ of each run")
     console.print(f"report: {report(folders, output / 'report.html')}", soft_wrap=True)
-    show_predictions(Run(Path(folders[-1])), output)
+    show_predictions(RunFolder(Path(folders[-1])), output)
     console.print("next: goldfinch run method=fpl data=glyphs; goldfinch list; goldfinch doctor")
 
 
-def show_predictions(run: Run, output: Path) -> None:
+def show_predictions(run: RunFolder, output: Path) -> None:
     """Export the run's model and predict three test images, which are written next to it."""
     export(run.folder, output / "model", client=own_model_of(run), overwrite=True)
     places = []

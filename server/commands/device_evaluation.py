@@ -15,7 +15,7 @@ from common.regular_files import file_sha256
 from common.settings import settings_of
 from server.commands.running import run
 from server.results.overrides import override
-from server.results.run import Run
+from server.results.run import RunFolder
 from server.results.sheets import Sheet, number_text
 
 METHOD = "strategies.core.exported.ExportedModel"
@@ -28,7 +28,7 @@ def is_federated(overrides: Sequence[str]) -> bool:
 
 def evaluate_on_devices(
     folder: Path, overrides: Sequence[str], output: Path | None = None, *, quiet: bool = False
-) -> Run:
+) -> RunFolder:
     """Let every client score the exported model in ``folder``; print and return the records.
 
     Args:
@@ -51,7 +51,7 @@ def evaluate_on_devices(
             f"those of the model {', '.join(description.classes)}: choose data with the model's classes"
         )
     run(settings, quiet=quiet)
-    found = Run(settings.output_folder)
+    found = RunFolder(settings.output_folder)
     show_scores(found)
     return found
 
@@ -107,7 +107,7 @@ def _of_data(description: Description, node: Mapping[str, Any]) -> list[str]:
     return given
 
 
-def show_scores(run: Run) -> None:
+def show_scores(run: RunFolder) -> None:
     """Print a row for each domain: clients and images, and every metric, over all clients that scored it."""
     score = run.round_scores[-1]
     further = {name: measure for name, measure in run.measures.items() if name not in METRICS}

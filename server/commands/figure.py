@@ -11,7 +11,7 @@ from common.regular_files import read_small
 from server.plots.figures import bars, check_format, convergence, save, sensitivity
 from server.results.frames import domain_columns, domain_heads, partial_notes
 from server.results.groups import Group, group_runs, rename
-from server.results.run import Run, find_runs
+from server.results.run import RunFolder, find_runs
 from server.results.seeds import Value, curve
 
 KINDS = ("convergence", "prototypes", "heatmap", "bars")
@@ -89,7 +89,7 @@ def _inches(size: str | None) -> tuple[float, float] | None:
     return inches
 
 
-def named_groups(runs: Sequence[Run], labels: Sequence[str] = ()) -> list[Group]:
+def named_groups(runs: Sequence[RunFolder], labels: Sequence[str] = ()) -> list[Group]:
     """Return the groups of ``runs`` with the labels of a figure.
 
     If all runs are rows of tables of ``goldfinch reproduce``, their labels are those of the tables. A label that two
@@ -127,7 +127,7 @@ def named_groups(runs: Sequence[Run], labels: Sequence[str] = ()) -> list[Group]
     return groups
 
 
-def names_of(runs: Sequence[Run], labels: Sequence[str] = ()) -> list[str]:
+def names_of(runs: Sequence[RunFolder], labels: Sequence[str] = ()) -> list[str]:
     """Return the label of each run's group."""
     names: dict[Path, str] = {}
     for group in named_groups(runs, labels):
@@ -148,7 +148,7 @@ def _labels_in(path: Path) -> dict[Path, str]:
     return labels
 
 
-def bars_of(runs: Sequence[Run], rule: str, title: str | None = None, labels: Sequence[str] = ()) -> Figure:
+def bars_of(runs: Sequence[RunFolder], rule: str, title: str | None = None, labels: Sequence[str] = ()) -> Figure:
     """Draw accuracy by domain and on average, one bar for each label; seeds of one label are averaged.
 
     A partial value has no bar, and the title names what it lacks.
@@ -169,17 +169,17 @@ def bars_of(runs: Sequence[Run], rule: str, title: str | None = None, labels: Se
     return bars([*domain_heads(groups, domains), "average"], series, ". ".join([title or _title(runs), *notes]))
 
 
-def curves_of(runs: Sequence[Run], title: str | None = None, labels: Sequence[str] = ()) -> Figure:
+def curves_of(runs: Sequence[RunFolder], title: str | None = None, labels: Sequence[str] = ()) -> Figure:
     """Draw average accuracy by round; seeds of one label are averaged."""
     curves = {group.label: curve(group.runs) for group in named_groups(runs, labels)}
     return convergence(curves, title or _title(runs))
 
 
-def _title(runs: Sequence[Run]) -> str:
+def _title(runs: Sequence[RunFolder]) -> str:
     return f"{runs[0].summary['data']}, {runs[0].summary['protocol']}"
 
 
-def _prototypes(runs: Sequence[Run], by: str, samples: int, title: str | None) -> Figure:
+def _prototypes(runs: Sequence[RunFolder], by: str, samples: int, title: str | None) -> Figure:
     from server.plots.prototypes import prototype_figure
 
     if len(runs) != 1:

@@ -28,7 +28,7 @@ from common.errors import ConfigError, nearest, some_of
 from common.metrics import COUNTED, Measure, named_missing
 from common.versions import combined_hash
 from server.results.statistics import paired_difference
-from server.results.run import Run, setting_text, varying
+from server.results.run import RunFolder, setting_text, varying
 from server.results.seeds import Value
 from server.trackers.events import COUNTS_LESS_SETTINGS, counts_text
 
@@ -68,9 +68,9 @@ class Group:
     """
 
     label: str
-    runs: list[Run] = field(default_factory=list)
-    duplicates: list[Run] = field(default_factory=list)
-    contradictions: list[Run] = field(default_factory=list)
+    runs: list[RunFolder] = field(default_factory=list)
+    duplicates: list[RunFolder] = field(default_factory=list)
+    contradictions: list[RunFolder] = field(default_factory=list)
     marks: tuple[str, ...] = ()
 
     @property
@@ -203,17 +203,17 @@ class Board:
         return list(found)
 
     @property
-    def runs(self) -> list[Run]:
+    def runs(self) -> list[RunFolder]:
         """The groups' runs, without duplicates and contradictions."""
-        found: list[Run] = []
+        found: list[RunFolder] = []
         for group in self.groups:
             found += group.runs
         return found
 
     @property
-    def named_runs(self) -> list[tuple[str, Run]]:
+    def named_runs(self) -> list[tuple[str, RunFolder]]:
         """:attr:`runs` with their names."""
-        found: list[tuple[str, Run]] = []
+        found: list[tuple[str, RunFolder]] = []
         for group in self.groups:
             for run in group.runs:
                 found.append((run_name(group, run), run))
@@ -345,7 +345,7 @@ class Board:
         return ", ".join(labels)
 
 
-def group_runs(runs: Sequence[Run], name: Callable[[Run], str] | None = None) -> list[Board]:
+def group_runs(runs: Sequence[RunFolder], name: Callable[[RunFolder], str] | None = None) -> list[Board]:
     """Sort ``runs`` into boards and groups, both in the order of their first run.
 
     Args:
@@ -353,7 +353,7 @@ def group_runs(runs: Sequence[Run], name: Callable[[Run], str] | None = None) ->
         name: returns the method's name in labels; by default the name of its option.
     """
     boards: dict[str, Board] = {}
-    rows: dict[str, dict[str, list[Run]]] = {}
+    rows: dict[str, dict[str, list[RunFolder]]] = {}
     for run in runs:
         key = _text(_board_key(run))
         boards.setdefault(key, _new_board(run))
@@ -379,7 +379,7 @@ def _by_method(groups: Sequence[Group]) -> list[Group]:
     return found
 
 
-def all_groups(runs: Sequence[Run]) -> list[Group]:
+def all_groups(runs: Sequence[RunFolder]) -> list[Group]:
     """Return the groups of all boards of ``runs``."""
     found: list[Group] = []
     for board in group_runs(runs):
@@ -401,14 +401,14 @@ def joined_note(group: Group) -> list[str]:
     ]
 
 
-def run_name(group: Group, run: Run) -> str:
+def run_name(group: Group, run: RunFolder) -> str:
     """Return a run's name: its group's label, with its seed if the group has several."""
     if len(group.runs) > 1:
         return f"{group.label}, seed {run.seed}"
     return group.label
 
 
-def partition_seed(run: Run) -> int | None:
+def partition_seed(run: RunFolder) -> int | None:
     """Return the seed that the clients' samples were drawn with; ``None`` if the protocol draws none."""
     chosen = run.options.get(PARTITION_SEED, "absent")
     if chosen == "absent":
@@ -509,7 +509,7 @@ def ranked(groups: Sequence[Group], rule: str = "final") -> list[Group]:
     return [group for _, group in scored]
 
 
-def exported_run(groups: Sequence[Group], rule: str = "final") -> Run | None:
+def exported_run(groups: Sequence[Group], rule: str = "final") -> RunFolder | None:
     """Return the finished run whose model a table offers for export; ``None`` without one.
 
     It is of the only row, or of the row that is better than every other one on average (:func:`leader`). Of its seeds
@@ -520,7 +520,7 @@ def exported_run(groups: Sequence[Group], rule: str = "final") -> Run | None:
         group = groups[0]
     if group is None:
         return None
-    found: Run | None = None
+    found: RunFolder | None = None
     highest = -math.inf
     for run in group.runs:
         score = run.rules.get(rule)
@@ -536,7 +536,7 @@ def exported_run(groups: Sequence[Group], rule: str = "final") -> Run | None:
 # ---- keys ------------------------------------------------------------------------------------------------------------
 
 
-def _settings_of_board(run: Run) -> dict[str, Any]:
+def _settings_of_board(run: RunFolder) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key in BOARD_SETTINGS:
         if run.options.get(key) is not None:
@@ -546,25 +546,25 @@ def _settings_of_board(run: Run) -> dict[str, Any]:
     return found
 
 
-def _board_key(run: Run) -> list[Any]:
+def _board_key(run: RunFolder) -> list[Any]:
     return [run.names, _settings_of_board(run)]
 
 
-def _row_key(run: Run) -> list[Any]:
+def _row_key(run: RunFolder) -> list[Any]:
     """Return everything that the runs of one row share, except for the partition's seed."""
     options = dict(run.options)
     options.pop(PARTITION_SEED, None)
     return [options, _planned_rounds(run), run.code, run.changed_scoring]
 
 
-def _planned_rounds(run: Run) -> int:
+def _planned_rounds(run: RunFolder) -> int:
     """Return the rounds that are done; those that were planned if the run stopped early, as each seed may elsewhere."""
     if run.stopped_early:
         return int(run.summary["stopped_early"]["rounds_planned"])
     return run.rounds_done
 
 
-def _by_partition(runs: Sequence[Run]) -> list[list[Run]]:
+def _by_partition(runs: Sequence[RunFolder]) -> list[list[RunFolder]]:
     """Return the runs of one row key, sorted by partition.
 
     Runs with the same fixed partition belong together, and so do the runs in which the partition's seed is the run's
@@ -574,7 +574,7 @@ def _by_partition(runs: Sequence[Run]) -> list[list[Run]]:
     for run in runs:
         if partition_seed(run) != run.seed:
             fixed.add(partition_seed(run))
-    found: dict[str, list[Run]] = {}
+    found: dict[str, list[RunFolder]] = {}
     for run in runs:
         number = partition_seed(run)
         follows = number == run.seed and number not in fixed
@@ -587,9 +587,9 @@ def _by_partition(runs: Sequence[Run]) -> list[list[Run]]:
     return list(found.values())
 
 
-def _group(members: Sequence[Run]) -> Group:
+def _group(members: Sequence[RunFolder]) -> Group:
     group = Group("")
-    by_seed: dict[int, Run] = {}
+    by_seed: dict[int, RunFolder] = {}
     for run in sorted(members, key=lambda run: (run.seed, str(run.folder))):
         known = by_seed.setdefault(run.seed, run)
         if known is run:
@@ -601,11 +601,11 @@ def _group(members: Sequence[Run]) -> Group:
     return group
 
 
-def _new_board(run: Run) -> Board:
+def _new_board(run: RunFolder) -> Board:
     return Board(*run.names)
 
 
-def _option_name(run: Run) -> str:
+def _option_name(run: RunFolder) -> str:
     return run.method_name
 
 
@@ -616,7 +616,7 @@ def _text(key: Any) -> str:
 # ---- labels ----------------------------------------------------------------------------------------------------------
 
 
-def _label(groups: Sequence[Group], name: Callable[[Run], str]) -> None:
+def _label(groups: Sequence[Group], name: Callable[[RunFolder], str]) -> None:
     """Give every group its marks, and a label that no other group of the board has."""
     for group in groups:
         group.marks = _marks(group, groups)

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Run:
+class RunFolder:
     """A run's folder, finished or not. Each file is read when it is first needed.
 
     Every property raises :class:`~common.errors.ConfigError` if its file is missing or damaged.
@@ -56,7 +56,7 @@ class Run:
     metric: str = "accuracy"
 
     @classmethod
-    def open(cls, folder: Path | str) -> Run:
+    def open(cls, folder: Path | str) -> RunFolder:
         """Return the finished run in ``folder``.
 
         Raises:
@@ -328,7 +328,7 @@ class Run:
                     return False
         return True
 
-    def by_metric(self, metric: str) -> Run:
+    def by_metric(self, metric: str) -> RunFolder:
         """Return the run with scores by another metric; its files are not read again."""
         found = replace(self, metric=metric)
         for name in (
@@ -418,14 +418,14 @@ class Run:
     @cached_property
     def privacy(self) -> Mapping[str, Any] | None:
         """What the run has released, as in ``summary.json`` or so far; ``None`` without differential privacy."""
-        from server.run.accounting import LEDGER, Ledger, privacy_report, with_conditions
+        from server.run.accounting import LEDGER, ReleaseCounts, privacy_report, with_conditions
 
         if "privacy" in self.summary:
             return with_conditions(self.summary["privacy"])
         if not (self.folder / LEDGER).exists():
             return None
         samples = {client: int(entry["samples"]) for client, entry in self.registrations.items()}
-        return privacy_report(self.settings, Ledger(self.folder), samples)
+        return privacy_report(self.settings, ReleaseCounts(self.folder), samples)
 
     @property
     def domains(self) -> list[str]:
@@ -667,7 +667,7 @@ def _selected(tensors: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tens
     return {name: tensors[name] for name in model.state_dict() if name in tensors}
 
 
-def find_runs(folders: Sequence[str], *, finished: bool = True) -> list[Run]:
+def find_runs(folders: Sequence[str], *, finished: bool = True) -> list[RunFolder]:
     """Return the runs in and below ``folders``, each once.
 
     Args:
@@ -677,14 +677,14 @@ def find_runs(folders: Sequence[str], *, finished: bool = True) -> list[Run]:
     Raises:
         ConfigError: a folder does not exist, or holds no run; or its ``config.yaml`` cannot be read.
     """
-    found: dict[Path, Run] = {}
+    found: dict[Path, RunFolder] = {}
     mark, kind = "events.jsonl", "run"
     if finished:
         mark, kind = "summary.json", "finished run"
     for text in folders:
         if not Path(text).is_dir():
             raise ConfigError(f"{text} is not a folder")
-        runs = [Run(path.parent) for path in sorted(Path(text).rglob(mark))]
+        runs = [RunFolder(path.parent) for path in sorted(Path(text).rglob(mark))]
         runs = [run for run in runs if run.config_file.exists()]
         if not runs:
             if finished and any(Path(text).rglob("events.jsonl")):
@@ -698,7 +698,7 @@ def find_runs(folders: Sequence[str], *, finished: bool = True) -> list[Run]:
     return [run for run in found.values() if run.config]
 
 
-def varying(runs: Sequence[Run]) -> list[str]:
+def varying(runs: Sequence[RunFolder]) -> list[str]:
     """Return the keys of the settings that differ between the runs, those with most values first, then by name."""
     keys: set[str] = set()
     for run in runs:

@@ -17,7 +17,7 @@ from server.results.classes import class_frame, class_sheet, required_class_tabl
 from server.results.frames import NUMBERS, json_table, score_frame, score_sheet
 from server.results.groups import MANY_ROWS, Board, exported_run, group_runs, rename
 from server.results.overrides import export_command
-from server.results.run import Run, find_runs
+from server.results.run import RunFolder, find_runs
 from server.results.sheets import pandas_library
 
 if TYPE_CHECKING:
@@ -41,7 +41,9 @@ def scored_boards(folders: Sequence[str], metric: str = "accuracy", labels: Sequ
     return boards_of(find_runs(folders), metric, labels, option="--metric")
 
 
-def boards_of(runs: Sequence[Run], metric: str, labels: Sequence[str] = (), *, option: str = "metric") -> list[Board]:
+def boards_of(
+    runs: Sequence[RunFolder], metric: str, labels: Sequence[str] = (), *, option: str = "metric"
+) -> list[Board]:
     """Return the tables of the runs that were scored.
 
     Args:
@@ -64,7 +66,7 @@ def boards_of(runs: Sequence[Run], metric: str, labels: Sequence[str] = (), *, o
     return boards
 
 
-def check_metric(metric: str, runs: Sequence[Run], option: str) -> None:
+def check_metric(metric: str, runs: Sequence[RunFolder], option: str) -> None:
     """Check that every run has a metric.
 
     Args:

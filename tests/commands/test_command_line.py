@@ -29,7 +29,7 @@ from server.commands import doctor, running
 from server.commands import sweep as sweep_module
 from server.commands.listing import description
 from server.commands.sweep import plan
-from server.results.run import Run
+from server.results.run import RunFolder
 
 COMMANDS: dict[str, click.Command] = typer.main.get_command(cli.app).commands  # type: ignore[attr-defined]
 ROOT = Path(__file__).resolve().parents[2]
@@ -249,7 +249,7 @@ def test_a_run_is_resumed_with_its_own_configuration(tmp_path: Path) -> None:
         group, _, name = key.partition(".")
         recorded[group][name] = neutral
     (place / "config.yaml").write_text(yaml.safe_dump(recorded))
-    again = settings_of(changed_config(Run(place).config, []))
+    again = settings_of(changed_config(RunFolder(place).config, []))
     assert again.identity == whole["identity"]
     assert again.output_folder == place
     assert main(["resume", str(place), "train.rounds=3", "--quiet"]) == 0

@@ -15,7 +15,7 @@ from server.commands.figure import named_groups
 from server.results.frames import score_sheet
 from server.results.groups import Board, all_groups, group_runs
 from server.results.report.page import render as page_of
-from server.results.run import Run, find_runs
+from server.results.run import RunFolder, find_runs
 from server.results.table import table_text
 
 
@@ -141,12 +141,12 @@ def test_a_summary_without_its_code_takes_the_record_of_its_files(seeds: Path, t
     content = json.loads((folder / "summary.json").read_text())
     recorded = content.pop("code")
     (folder / "summary.json").write_text(json.dumps(content))
-    assert Run(folder).code == recorded
+    assert RunFolder(folder).code == recorded
     (folder / "code.json").unlink()
-    assert Run(folder).code == "unknown"
+    assert RunFolder(folder).code == "unknown"
 
 
-def row(seed: int, partition: int | None) -> Run:
+def row(seed: int, partition: int | None) -> RunFolder:
     """A run that has nothing but what decides its row."""
     score = {"accuracy": {"a": 1.0}, "average": 1.0, "worst": 1.0, "spread": 0.0}
     summary = {
@@ -156,7 +156,7 @@ def row(seed: int, partition: int | None) -> Run:
         "state_sha256": f"{seed} {partition}",
         "scores": {"final": score},
     }
-    made = Run(Path(f"{seed}-{partition}"))
+    made = RunFolder(Path(f"{seed}-{partition}"))
     vars(made).update(
         options={"method._target_": "strategies.fpl.FPL", "protocol.partition_seed": partition},
         summary={**summary, "data": "toy", "protocol": "p", "model": "small", "seed": seed, "scored": "global model"},

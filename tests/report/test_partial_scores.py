@@ -26,7 +26,7 @@ from server.results.frames import partial_notes, score_frame, score_sheet
 from server.results.groups import Board, Group, leader, ranked
 from server.results.report.page import write_report
 from server.results.report.plots import accuracy_against_bytes, accuracy_bars
-from server.results.run import Run
+from server.results.run import RunFolder
 from server.results.seeds import Value, curve
 from server.results.sheets import UNSEEN
 from server.results.table import table_text
@@ -62,7 +62,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def group(label: str, *runs: Path) -> Group:
-    return Group(label, [Run(each) for each in runs])
+    return Group(label, [RunFolder(each) for each in runs])
 
 
 # ---- means over seeds ------------------------------------------------------------------------------------------------
@@ -116,11 +116,11 @@ def test_a_summary_of_before_does_not_hide_a_domain_that_was_scored_once(
     for rule in summary["scores"].values():
         del rule["missing"]
     (tmp_path / "summary.json").write_text(json.dumps(summary))
-    assert Run(tmp_path).rules["final"]["missing"] == {"dark": 1}
+    assert RunFolder(tmp_path).rules["final"]["missing"] == {"dark": 1}
 
 
 def test_an_average_by_round_is_of_all_domains(folders: Mapping[str, Path]) -> None:
-    whole, partial = Run(folders["whole"]), Run(folders["partial"])
+    whole, partial = RunFolder(folders["whole"]), RunFolder(folders["partial"])
     assert sorted(curve([whole])) == [0, 1, 2, 3]
     assert sorted(curve([partial])) == [0, 1]
     assert sorted(curve([whole, partial])) == [0, 1]
@@ -254,11 +254,11 @@ def test_figures_leave_partial_values_out(folders: Mapping[str, Path]) -> None:
     assert [each is None for each in rows["FedAvg"]["y"]] == [False, True, False, True, True]
     assert None not in rows["FedProx"]["y"]
     assert [row["method"] for row in accuracy_against_bytes(board, "final")["rows"]] == ["FedProx"]
-    partial = Run(folders["partial"])
+    partial = RunFolder(folders["partial"])
     with pytest.raises(ConfigError, match=r"partial score, without dark \(last scored in round 1\)"):
         figure_score(partial, "final", "average")
     assert figure_score(partial, "final", "bright") > 0
-    drawn = bars_of([partial, Run(folders["other"])], "final")
+    drawn = bars_of([partial, RunFolder(folders["other"])], "final")
     (axes,) = drawn.axes
     title = " ".join(drawn.get_suptitle().split())
     assert "without dark (last scored in round 1)" in title
@@ -282,7 +282,7 @@ def left_out(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def test_the_unseen_domain_is_marked_with_averages_of_both_kinds(left_out: Mapping[str, Path]) -> None:
-    record = Run(left_out["dark"])
+    record = RunFolder(left_out["dark"])
     assert record.summary["unseen"] == ["dark"]
     final = record.rules["final"]
     accuracy = final["accuracy"]

@@ -24,7 +24,7 @@ from server.results.overrides import repeat_command
 from server.results.report import page as page_module
 from server.results.report.page import write_report
 from server.results.report.results import client_rows
-from server.results.run import Run, find_runs
+from server.results.run import RunFolder, find_runs
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,7 @@ def test_an_interrupted_run_is_reported_as_far_as_it_came(tmp_path: Path) -> Non
     (tmp_path / "run" / "summary.json").unlink()
     with (tmp_path / "run" / "events.jsonl").open("a") as stream:
         stream.write('{"event": "rou')  # killed while writing
-    record = Run(tmp_path / "run")
+    record = RunFolder(tmp_path / "run")
     assert (record.status, record.rounds) == ("stopped", 2)
     page = write_report([str(tmp_path)]).read_text()
     assert "was stopped and can go on with resume=true" in page
@@ -86,7 +86,7 @@ def test_the_headline_of_a_failed_run_has_the_reason(tmp_path: Path) -> None:
     last = {"event": "failed", "time": 1.0, "round": 1, "reason": "two rounds <b>in a row</b> missed their quorum"}
     events.write_text("\n".join([*kept, json.dumps(last)]))
     (tmp_path / "run" / "summary.json").unlink()
-    assert Run(tmp_path / "run").status == "failed"
+    assert RunFolder(tmp_path / "run").status == "failed"
     page = write_report([str(tmp_path)]).read_text()
     reason = "FPL failed after round 1: two rounds &lt;b&gt;in a row&lt;/b&gt; missed their quorum"
     assert f'<p class="bad">{reason}</p>' in page
@@ -99,7 +99,7 @@ def test_scaled_updates_count_as_trained_and_are_shown(tmp_path: Path) -> None:
     run(toy_settings("fedavg", tmp_path / "run", train={"rounds": 2}))
     path = tmp_path / "run" / "activity.csv"
     path.write_text(path.read_text().replace(",trained,", ",scaled,", 2))
-    rows = client_rows(Run(tmp_path / "run"))
+    rows = client_rows(RunFolder(tmp_path / "run"))
     assert sum(row["scaled"] for row in rows) == 2
     assert [row["unused"] for row in rows] == [0] * len(rows)
     cells = re.search(

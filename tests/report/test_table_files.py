@@ -17,11 +17,11 @@ from support.toy import toy_settings
 from server.cli import main
 from server.results.frames import score_frame
 from server.results.groups import Board, group_runs
-from server.results.run import Run, find_runs
+from server.results.run import RunFolder, find_runs
 from server.results.table import table_text
 
 
-def entry(average: float, seed: int = 0, method: str = "fpl", missing: tuple[str, ...] = ()) -> Run:
+def entry(average: float, seed: int = 0, method: str = "fpl", missing: tuple[str, ...] = ()) -> RunFolder:
     return scored_run(average, seed=seed, method=method, domains=("a_1", "b"), missing=missing)
 
 
@@ -105,7 +105,7 @@ def test_the_suffix_is_the_format(name: str, begin: str, folder: Path, tmp_path:
 def test_a_format_is_printed_without_a_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["table", str(folder), "--format", "json"]) == 0
     (table,) = json.loads(capsys.readouterr().out)["tables"]
-    assert table["rows"][0]["state_sha256"] == [Run(folder / "run").state_sha256]
+    assert table["rows"][0]["state_sha256"] == [RunFolder(folder / "run").state_sha256]
 
 
 @pytest.mark.parametrize("words", [["--format", "xls"], ["--output", "t.xls"]], ids=["format", "suffix"])

@@ -14,13 +14,13 @@ from server.commands.figure import curves_of
 from server.results.frames import OWN_MODELS, score_frame, score_sheet
 from server.results.groups import all_groups, exported_run, group_runs, leader, rename
 from server.results.overrides import export_command
-from server.results.run import Run, find_runs
+from server.results.run import RunFolder, find_runs
 from server.results.seeds import curve
 from server.results.sheets import UNSEEN
 from server.results.table import smaller_tables, table_text
 
 
-def entry(average: float, seed: int = 0, method: str = "fpl", data: str = "toy", **settings: Any) -> Run:
+def entry(average: float, seed: int = 0, method: str = "fpl", data: str = "toy", **settings: Any) -> RunFolder:
     return scored_run(average, seed=seed, method=method, data=data, settings=settings)
 
 
@@ -45,7 +45,7 @@ def test_rows_scored_on_own_models_are_marked_and_not_ranked_with_shared_ones() 
     assert OWN_MODELS not in score_sheet(board, "final").notes
 
 
-def seeds_of(method: str, *averages: float, **settings: Any) -> list[Run]:
+def seeds_of(method: str, *averages: float, **settings: Any) -> list[RunFolder]:
     """A run for each average, with seeds 0, 1, ..."""
     return [entry(average, seed, method, **settings) for seed, average in enumerate(averages)]
 
@@ -60,7 +60,7 @@ def seeds_of(method: str, *averages: float, **settings: Any) -> list[Run]:
     ],
     ids=["beyond the interval", "within the interval", "other seeds", "one of two within the interval"],
 )
-def test_a_row_within_the_interval_of_another_is_not_the_best(others: list[Run], found: str | None) -> None:
+def test_a_row_within_the_interval_of_another_is_not_the_best(others: list[RunFolder], found: str | None) -> None:
     groups = all_groups([*seeds_of("fpl", 60.0, 62.0, 61.0), *others])
     best = leader(groups)
     assert (best.label if best else None) == found
@@ -96,7 +96,7 @@ def test_a_row_or_a_method_is_called_as_the_user_says() -> None:
 
 
 def test_the_command_names_a_client_where_each_has_its_own(tmp_path: Path) -> None:
-    own = Run(tmp_path / "a run")
+    own = RunFolder(tmp_path / "a run")
     registered = [{"event": "registered", "client": name} for name in ("b-0", "a-0")]
     vars(own).update(summary={"method": "fedbn", "scored": "own model"}, events=registered)
     assert export_command(own) == f"goldfinch export '{own.folder}' --to models/fedbn"  # clients' state is on devices
@@ -181,7 +181,7 @@ def test_a_table_of_many_folders_names_those_that_hold_several_runs(tmp_path: Pa
 # ---- what is not one quantity is not shown as one --------------------------------------------------------------------
 
 
-def stopped(seed: int, rounds: int) -> Run:
+def stopped(seed: int, rounds: int) -> RunFolder:
     """A run of five planned rounds that ``train.patience`` ended, with a score of its seed in every round."""
     run = entry(50.0 + seed, seed)
     run.summary["rounds"] = rounds  # type: ignore[index]  # a plain dict here

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from server.results.run import Run
+from server.results.run import RunFolder
 
 
 def scored_run(
@@ -18,7 +18,7 @@ def scored_run(
     domains: tuple[str, str] = ("a", "b"),
     missing: tuple[str, ...] = (),
     settings: Mapping[str, Any] | None = None,
-) -> Run:
+) -> RunFolder:
     """A run with this average over two domains that differ by two points, and a state of its own.
 
     Args:
@@ -45,7 +45,7 @@ def scored_run(
         "scores": {"final": score},
         "bytes": {"up": 1, "down": 1},
     }
-    run = Run(Path(f"{method}-{seed}"))
+    run = RunFolder(Path(f"{method}-{seed}"))
     options = {"method._target_": method, **(settings or {})}
     vars(run).update(options=options, summary=summary, config={"seed": seed})
     return run

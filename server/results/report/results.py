@@ -14,7 +14,7 @@ from common.wire.messages import COUNTED_STATUSES, UNUSED_STATUSES, trained
 from server.results.classes import ClassRow, ClassTable, class_tables
 from server.results.frames import score_frame, table_notes
 from server.results.groups import Board, Group, leader
-from server.results.run import Run
+from server.results.run import RunFolder
 from server.run.accounting import largest_epsilon
 from server.trackers.events import describe
 
@@ -90,7 +90,7 @@ def _best_figures(boards: Sequence[Board]) -> list[tuple[str, str, str]]:
     return figures
 
 
-def _wall_seconds(run: Run) -> float:
+def _wall_seconds(run: RunFolder) -> float:
     if not run.events:
         return 0.0
     return float(run.events[-1]["time"]) - float(run.events[0]["time"])
@@ -189,7 +189,7 @@ def partial_groups(board: Board) -> list[tuple[str, str]]:
     return found
 
 
-def client_rows(run: Run) -> list[dict[str, Any]]:
+def client_rows(run: RunFolder) -> list[dict[str, Any]]:
     """Return each client's data and its cost over the run.
 
     ``trained`` counts the exchanges in which the client trained and its update was used; each of
@@ -238,7 +238,7 @@ def statuses_in(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return [status for status in COUNTED_STATUSES if any(row[status] for row in rows)]
 
 
-def cost(run: Run) -> dict[str, dict[str, float]]:
+def cost(run: RunFolder) -> dict[str, dict[str, float]]:
     """Return the totals of a run: ``seconds`` over clients by phase, and ``bytes`` by direction and content."""
     sent = {"down": _total(run, "bytes_down")}
     header = _total(run, "bytes_up")
@@ -252,12 +252,12 @@ def cost(run: Run) -> dict[str, dict[str, float]]:
     return {"bytes": sent, "seconds": seconds}
 
 
-def _total(run: Run, column: str) -> float:
+def _total(run: RunFolder, column: str) -> float:
     """Return the sum of a column of ``activity.csv``."""
     return sum(float(row.get(column) or 0) for row in run.activity)
 
 
-def total_bytes(run: Run) -> float:
+def total_bytes(run: RunFolder) -> float:
     """Return the bytes of a run's messages, both ways."""
     return sum(cost(run)["bytes"].values())
 
@@ -274,7 +274,7 @@ def group_costs(board: Board, what: str) -> list[dict[str, Any]]:
     return found
 
 
-def event_rows(run: Run) -> list[dict[str, str | bool]]:
+def event_rows(run: RunFolder) -> list[dict[str, str | bool]]:
     """Return the events that do not occur in every round.
 
     Each has ``time`` (UTC), ``name``, ``line`` (its text), ``traceback``, and whether it is ``trouble``.
@@ -298,7 +298,7 @@ def event_rows(run: Run) -> list[dict[str, str | bool]]:
     return rows
 
 
-def headline(run: Run) -> str:
+def headline(run: RunFolder) -> str:
     """Return the state of a run; for a failed or unfinished run with its last event out of the ordinary."""
     trouble = [str(row["line"]) for row in event_rows(run) if row["trouble"]]
     if run.status == "failed":
@@ -326,7 +326,7 @@ def differing_settings(groups: Sequence[Group]) -> list[tuple[str, list[str]]]:
     return found
 
 
-def versions(runs: Sequence[Run]) -> dict[str, list[str]]:
+def versions(runs: Sequence[RunFolder]) -> dict[str, list[str]]:
     """Return the versions of each package on the server."""
     found: dict[str, set[str]] = {}
     for run in runs:
@@ -335,7 +335,7 @@ def versions(runs: Sequence[Run]) -> dict[str, list[str]]:
     return {name: sorted(numbers) for name, numbers in found.items()}
 
 
-def splits(runs: Sequence[Run]) -> list[tuple[str, str]]:
+def splits(runs: Sequence[RunFolder]) -> list[tuple[str, str]]:
     """Return each client with the SHA-256 of its split; twice if runs differ in it."""
     found: dict[tuple[str, str], None] = {}
     for run in runs:
@@ -343,7 +343,7 @@ def splits(runs: Sequence[Run]) -> list[tuple[str, str]]:
     return list(found)
 
 
-def privacy_rows(runs: Sequence[tuple[str, Run]]) -> list[dict[str, str]]:
+def privacy_rows(runs: Sequence[tuple[str, RunFolder]]) -> list[dict[str, str]]:
     """Return what each private run protects and has released.
 
     Args:
