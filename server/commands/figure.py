@@ -127,15 +127,6 @@ def named_groups(runs: Sequence[RunFolder], labels: Sequence[str] = ()) -> list[
     return groups
 
 
-def names_of(runs: Sequence[RunFolder], labels: Sequence[str] = ()) -> list[str]:
-    """Return the label of each run's group."""
-    names: dict[Path, str] = {}
-    for group in named_groups(runs, labels):
-        for run in (*group.runs, *group.duplicates, *group.contradictions):
-            names[run.folder] = group.label
-    return [names[run.folder] for run in runs]
-
-
 def _labels_in(path: Path) -> dict[Path, str]:
     """Return the labels in a file of ``goldfinch reproduce`` by folder of the run; empty for another file."""
     labels: dict[Path, str] = {}

@@ -379,14 +379,6 @@ def _by_method(groups: Sequence[Group]) -> list[Group]:
     return found
 
 
-def all_groups(runs: Sequence[RunFolder]) -> list[Group]:
-    """Return the groups of all boards of ``runs``."""
-    found: list[Group] = []
-    for board in group_runs(runs):
-        found += board.groups
-    return found
-
-
 def joined_note(group: Group) -> list[str]:
     """Return the note on clients whose last batch of one sample joined the batch before it, if there are any."""
     joined: set[str] = set()

@@ -12,6 +12,7 @@ import pytest
 import torch
 from support.exchanges import local_exchange
 from support.runs import run
+from support.scored import all_groups
 from support.toy import composed, toy_settings
 from torch.nn import functional as F
 
@@ -21,7 +22,6 @@ from common.losses import balanced_weights, cross_entropy
 from common.run_config import ADDED_SETTINGS
 from common.settings import RunSettings, TrainSettings, load_settings
 from server.commands.sweep import Job
-from server.results.groups import all_groups
 from server.results.run import RunFolder
 from server.trackers.events import describe
 

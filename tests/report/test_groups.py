@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 from support.runs import run
+from support.scored import all_groups
 from support.toy import toy_settings
 
 from server.commands.figure import named_groups
 from server.results.frames import score_sheet
-from server.results.groups import Board, all_groups, group_runs
+from server.results.groups import Board, group_runs
 from server.results.report.page import render as page_of
 from server.results.run import RunFolder, find_runs
 from server.results.table import table_text

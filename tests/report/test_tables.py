@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.scored import scored_run
+from support.scored import all_groups, scored_run
 
 from common.errors import ConfigError
 from common.metrics import RoundScore
 from server.commands.figure import curves_of
 from server.results.frames import OWN_MODELS, score_frame, score_sheet
-from server.results.groups import all_groups, exported_run, group_runs, leader, rename
+from server.results.groups import exported_run, group_runs, leader, rename
 from server.results.overrides import export_command
 from server.results.run import RunFolder, find_runs
 from server.results.seeds import curve

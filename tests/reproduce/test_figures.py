@@ -18,7 +18,7 @@ from common.errors import CheckpointError, ConfigError
 from common.numerics import generator
 from common.prototypes import PrototypeSet
 from server.cli import main
-from server.commands.figure import bars_of, curves_of, names_of
+from server.commands.figure import bars_of, curves_of, named_groups
 from server.plots.figures import CLASS_COLOURS, COLOURS, bars, convergence, line_style, rendered, sensitivity
 from server.plots.prototypes import Panel, class_colours, draw_map, embed, prototype_figure, sent_figure
 from server.results.run import RunFolder, find_runs, varying
@@ -37,6 +37,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run(toy_settings("fedavg", root / "fedavg"))
     run(toy_settings("single_set", root / "single"))
     return root
+
+
+def names_of(runs: Sequence[RunFolder]) -> list[str]:
+    """The label of each run's row."""
+    names = {run.folder: group.label for group in named_groups(runs) for run in group.runs}
+    return [names[run.folder] for run in runs]
 
 
 def header(path: Path) -> tuple[int, int]:

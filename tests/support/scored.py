@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from server.results.groups import Group, group_runs
 from server.results.run import RunFolder
 
 
@@ -49,3 +50,11 @@ def scored_run(
     options = {"method._target_": method, **(settings or {})}
     vars(run).update(options=options, summary=summary, config={"seed": seed})
     return run
+
+
+def all_groups(runs: Sequence[RunFolder]) -> list[Group]:
+    """The rows of all tables of runs."""
+    found: list[Group] = []
+    for board in group_runs(runs):
+        found += board.groups
+    return found
