@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from server.results.frames import Values
     from server.study.ranking import RankedMethod
 
+
 def compare(
     methods: Sequence[str],
     *overrides: str,

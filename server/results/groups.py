@@ -27,9 +27,9 @@ from typing import Any
 from common.errors import ConfigError, nearest, some_of
 from common.metrics import COUNTED, Measure, named_missing
 from common.versions import combined_hash
-from server.results.statistics import paired_difference
 from server.results.run import RunFolder, setting_text, varying
 from server.results.seeds import Value
+from server.results.statistics import paired_difference
 from server.trackers.events import COUNTS_LESS_SETTINGS, counts_text
 
 MAX_LABEL_SETTINGS = 4

@@ -209,10 +209,10 @@ def test_the_best_of_a_column_is_bold(tmp_path: Path, finished_runs: Path) -> No
             shutil.copytree(finished_runs / folder.name, folder)
             summary = json.loads((folder / "summary.json").read_text())
             for score in summary["scores"].values():
-                score["average"] = shift + seed
+                score["average"] = shift + seed * (1 + shift / 1000)
             (folder / "summary.json").write_text(json.dumps(summary))
     page = write_report([str(tmp_path)]).read_text()
-    assert "<strong>100.50</strong>" in page
+    assert "<strong>100.55</strong>" in page
     assert "<strong>0.50</strong>" not in page
     assert f"goldfinch export {tmp_path}/fpl-0 --to models/fpl</pre>" in page
 

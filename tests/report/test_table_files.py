@@ -35,11 +35,11 @@ def board() -> Board:
 
 
 def test_latex_escapes_and_has_the_best_in_bold() -> None:
-    runs = [entry(50.0), entry(54.0, 1), entry(60.0, method="=fedavg"), entry(64.0, 1, method="=fedavg")]
+    runs = [entry(50.0), entry(54.0, 1), entry(60.0, method="=fedavg"), entry(64.2, 1, method="=fedavg")]
     text = table_text(group_runs(runs), "final", "latex")
     assert r"method & a\_1 & b & average & worst & spread & rounds & seeds & MB \\" in text
     assert r"fpl & 51.00 $\pm$ 2.83 & 53.00 $\pm$ 2.83 & 52.00 $\pm$ 2.83 &" in text
-    assert r"\textbf{62.00 $\pm$ 2.83}" in text
+    assert r"\textbf{62.10 $\pm$ 2.97}" in text
     assert text.count(r"\toprule") == text.count(r"\midrule") == text.count(r"\bottomrule") == 1
     assert text.count("{") == text.count("}")
 

@@ -33,7 +33,11 @@ def test_seeds_share_a_row_with_their_sample_deviation() -> None:
 
 
 def test_rows_scored_on_own_models_are_marked_and_not_ranked_with_shared_ones() -> None:
-    runs = [entry(average + seed, seed, method) for method, average in (("fpl", 50), ("fedavg", 60)) for seed in (0, 1)]
+    runs = [
+        entry(average * (1 + seed / 50), seed, method)
+        for method, average in (("fpl", 50), ("fedavg", 60))
+        for seed in (0, 1)
+    ]
     own = entry(90.0, method="fedbn")
     own.summary["scored"] = "own model"  # type: ignore[index]  # a plain dict here
     (board,) = group_runs([*runs, own])
@@ -53,10 +57,10 @@ def seeds_of(method: str, *averages: float, **settings: Any) -> list[RunFolder]:
 @pytest.mark.parametrize(
     ("others", "found"),
     [
-        (seeds_of("fedavg", 50.0, 52.0, 51.0), "fpl"),
+        (seeds_of("fedavg", 50.0, 52.0, 51.5), "fpl"),
         (seeds_of("fedavg", 59.0, 63.0, 59.0), None),
         (seeds_of("fedavg", 50.0, 52.0), None),
-        ([*seeds_of("fedavg", 50.0, 52.0, 51.0), *seeds_of("moon", 59.0, 63.0, 59.0)], None),
+        ([*seeds_of("fedavg", 50.0, 52.0, 51.5), *seeds_of("moon", 59.0, 63.0, 59.0)], None),
     ],
     ids=["beyond the interval", "within the interval", "other seeds", "one of two within the interval"],
 )
@@ -69,7 +73,7 @@ def test_a_row_within_the_interval_of_another_is_not_the_best(others: list[RunFo
 
 @pytest.mark.parametrize(("key", "value"), [("code", "other"), ("rounds", 3)])
 def test_a_row_of_other_code_or_rounds_has_no_best_beside_it(key: str, value: Any) -> None:
-    others = seeds_of("fedavg", 50.0, 52.0, 51.0)
+    others = seeds_of("fedavg", 50.0, 52.0, 51.5)
     for run in others:
         run.summary[key] = value  # type: ignore[index]  # a plain dict here
     assert leader(all_groups([*seeds_of("fpl", 60.0, 62.0, 61.0), *others])) is None
